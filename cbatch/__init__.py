@@ -1,0 +1,37 @@
+"""cbatch: a research framework for LLM-inference scheduling policies.
+
+This is the public face that a policy or a program imports; it loads neither torch nor Hydra.
+"""
+
+from cbatch.cost import BatchShape, CostModel
+from cbatch.engine import Engine
+from cbatch.errors import CbatchError, PlanError, PolicyError
+from cbatch.executor import Executor, Step, StepResult
+from cbatch.plan import Plan, PlanBuilder
+from cbatch.policy import KVView, Limits, Policy, View
+from cbatch.record import RunRecord, StepRecord
+from cbatch.request import FinishReason, Request, Sampling, Status
+
+__all__ = [
+    "BatchShape",
+    "CbatchError",
+    "CostModel",
+    "Engine",
+    "Executor",
+    "FinishReason",
+    "KVView",
+    "Limits",
+    "Plan",
+    "PlanBuilder",
+    "PlanError",
+    "Policy",
+    "PolicyError",
+    "Request",
+    "RunRecord",
+    "Sampling",
+    "Status",
+    "Step",
+    "StepRecord",
+    "StepResult",
+    "View",
+]

@@ -1,0 +1,40 @@
+"""How long an iteration would take: the one question that policies, chunk selectors and the simulator ask.
+
+The shape of a batch is all that a cost model sees. Implementations live in `cbatch.sim`; a policy finds one at `view.cost`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class BatchShape(NamedTuple):
+    """What decides an iteration's time.
+
+    chunks: (tokens, context) for each request that computes prompt tokens; context = tokens already in its KV cache.
+    num_decodes: requests that compute one token.
+    decode_context: tokens of KV cache that the decodes read, summed over them.
+    num_padding: tokens added to reach the shape that was asked for (`Plan.pad_to`).
+    """
+
+    chunks: tuple[tuple[int, int], ...] = ()
+    num_decodes: int = 0
+    decode_context: int = 0
+    num_padding: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the linear layers, padding included."""
+        return sum(tokens for tokens, _ in self.chunks) + self.num_decodes + self.num_padding
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.chunks) + self.num_decodes
+
+
+class CostModel(Protocol):
+    """Predicts the device time of one iteration."""
+
+    def predict(self, shape: BatchShape) -> float:
+        """Seconds that the device is busy with an iteration of this shape."""
+        ...

@@ -1,0 +1,217 @@
+"""The serving loop: plan, launch, wait, absorb - and the asynchronous form that plans while the device computes.
+
+    sync     host    | plan 0 |          | absorb 0, plan 1 |          | absorb 1 ...
+             device           | compute 0 |                 | compute 1 |
+
+    async    host    | plan 0 | plan 1 | wait 0 | absorb 0, plan 2 | wait 1 | absorb 1, plan 3 ...
+             device           | compute 0       | compute 1               | compute 2 ...
+
+In the asynchronous form iteration 1 is planned from predicted counters, before the tokens of iteration 0 exist; the
+device carries them over. The host blocks in one place: `executor.wait`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from cbatch.cost import CostModel
+from cbatch.errors import CbatchError, PolicyError, WorkloadError
+from cbatch.executor import Executor, Step
+from cbatch.kv import BlockPool
+from cbatch.plan import Plan
+from cbatch.policy import Limits, Policy, View
+from cbatch.record import RunRecord, StepRecord
+from cbatch.request import Request, RequestTable, Status
+from cbatch.state import State
+from cbatch.validate import validate
+
+
+class InFlight(NamedTuple):
+    """What must outlive a launch: the step, the executor's handle, and what was true when it was planned."""
+
+    step: Step
+    handle: Any
+    planned_at: float
+    launched_at: float
+    num_preempted: int
+    kv_blocks_used: int
+    num_waiting: int
+    num_running: int
+
+
+class Engine:
+    """Serves requests with one policy on one executor."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        executor: Executor,
+        limits: Limits,
+        cost: CostModel,
+        *,
+        num_blocks: int,
+        block_size: int,
+        asynchronous: bool = True,
+    ) -> None:
+        """
+        Args:
+            num_blocks, block_size: the KV cache, in blocks and tokens a block.
+            asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one fewer.
+        """
+        self.policy = policy
+        self.policy_name = type(policy).__name__
+        self.executor = executor
+        self.limits = limits
+        rows = limits.max_running + limits.max_batch
+        table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
+        pool = BlockPool(num_blocks, block_size, rows, limits.max_request_tokens)
+        self.state = State(table, pool)
+        self.view = View(self.state, limits, cost)
+        self.record = RunRecord()
+        self.num_unfinished = 0
+        self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
+        self._pending: deque[Request] = deque()  # not arrived yet, in arrival order
+        self._in_flight: deque[InFlight] = deque()
+        self._on_arrival, self._on_step, self._on_finish = (
+            getattr(policy, name, _ignore) for name in ("on_arrival", "on_step", "on_finish")
+        )
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Queue requests for their arrival times.
+
+        Raises:
+            WorkloadError: a request that the model's positions or the KV cache can never hold.
+        """
+        new = list(requests)
+        for request in new:
+            self._check_fits(request)
+        self._pending = deque(sorted([*self._pending, *new], key=lambda r: (r.arrival_time, r.arrival_iteration, r.id)))
+        self.num_unfinished += len(new)
+
+    def run(self, on_step: Callable[[Engine], None] = lambda engine: None) -> RunRecord:
+        """Serve until every request has ended. `on_step` is called after each turn of the loop (a progress bar, say)."""
+        while self.num_unfinished or self._in_flight:
+            self.step()
+            on_step(self)
+        assert self.state.pool.num_used == 0, "every KV block is free when nothing runs"
+        return self.record
+
+    def step(self) -> None:
+        """One turn of the loop."""
+        if self._depth == 0:
+            self.step_sync()
+        else:
+            self.step_async()
+
+    def step_sync(self) -> None:
+        """Plan an iteration, compute it, and take its tokens in."""
+        if launched := self._launch_next():
+            self._complete(launched)
+
+    def step_async(self) -> None:
+        """Plan and launch iteration N while N-1 is computed, then take in the tokens of N-1."""
+        if launched := self._launch_next():
+            self._in_flight.append(launched)
+        if len(self._in_flight) > self._depth or (self._in_flight and not launched):
+            self._complete(self._in_flight.popleft())
+
+    def _launch_next(self) -> InFlight | None:
+        """Plan the next iteration and hand it to the device. None if the policy plans nothing."""
+        planned_at = self._arrivals()
+        plan = self._call(self.policy.plan, self.view)
+        num_tokens = validate(plan, self.state, self.limits, self.policy_name)
+        for request in plan.preempt:
+            self.state.preempt(request)
+        for request, why in plan.reject:
+            self.state.reject(request, why, planned_at)
+            self._ended(request)
+        if not plan.requests:
+            if not self._in_flight and not plan.preempt:
+                self._idle(plan)
+            return None
+        state = self.state
+        step = state.apply(plan, num_tokens, planned_at)
+        handle = self.executor.launch(step)
+        return InFlight(step, handle, planned_at, self.executor.now(), len(plan.preempt), state.pool.num_used,
+                        len(state.waiting), len(state.running))  # fmt: skip
+
+    def _complete(self, launched: InFlight) -> None:
+        """Wait for the oldest step in flight and take its tokens in."""
+        step = launched.step
+        waited_at = self.executor.now()
+        result = self.executor.wait(launched.handle)
+        received_at = self.executor.now()
+        finished = self.state.absorb(step, result.tokens, received_at)
+        num_tokens = int(step.num_tokens.sum())
+        num_decodes = int(((step.start >= step.table.prompt[step.rows]) & (step.num_tokens == 1)).sum())
+        record = StepRecord(
+            step.index, launched.planned_at, launched.launched_at, waited_at, received_at, self.executor.now(),
+            result.started, result.ended, len(step.rows), num_tokens - num_decodes, num_decodes, step.pad_to - num_tokens,
+            len(step.sampled), launched.num_preempted, launched.kv_blocks_used, launched.num_waiting,
+            launched.num_running, step.note,
+        )  # fmt: skip
+        self.record.add_step(step, record)
+        self._call(self._on_step, record)
+        for request in finished:
+            self._ended(request)
+
+    def _arrivals(self) -> float:
+        """Move what has arrived to the waiting queue; return the time."""
+        now = self.view.now = self.executor.now()
+        pending, iteration = self._pending, self.state.iteration
+        while pending and pending[0].arrival_time <= now and pending[0].arrival_iteration <= iteration:
+            self._arrive(pending.popleft())
+        return now
+
+    def _arrive(self, request: Request) -> None:
+        self.state.arrive(request)
+        self._call(self._on_arrival, request)
+
+    def _idle(self, plan: Plan) -> None:
+        """Nothing is in flight and the policy plans nothing: only an arrival, or the hour it named, can change that."""
+        times = [self._pending[0].arrival_time] if self._pending else []
+        if plan.wake_at is not None and plan.wake_at > self.view.now:
+            times.append(plan.wake_at)
+        if times:
+            self.executor.sleep_until(min(times))
+            if self._pending and self._pending[0].arrival_time <= self.executor.now():
+                self._arrive(self._pending.popleft())  # an arrival by iteration, where no iteration would come
+        elif self.num_unfinished:
+            raise PolicyError(
+                f"policy {self.policy_name}, iteration {self.state.iteration}: empty plan with {len(self.state.waiting)} "
+                f"waiting and {len(self.state.running)} running requests, nothing in flight and no arrival to come; "
+                "plan a request, preempt one, or set wake_at"
+            )
+
+    def _ended(self, request: Request) -> None:
+        self.num_unfinished -= 1
+        self.record.requests.append(request)
+        self._call(self._on_finish, request)
+
+    def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
+        """Call the policy; what it raises becomes an error that names it."""
+        try:
+            return method(argument)
+        except CbatchError:
+            raise
+        except Exception as error:
+            raise PolicyError(f"policy {self.policy_name}, iteration {self.state.iteration}: {method.__name__}() raised "
+                              f"{type(error).__name__}: {error}") from error  # fmt: skip
+
+    def _check_fits(self, request: Request) -> None:
+        limits, pool = self.limits, self.state.pool
+        if request.status is not Status.PENDING:
+            raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")
+        if request.max_tokens > limits.max_request_tokens:
+            raise WorkloadError(f"request {request.id}: {request.num_prompt_tokens} prompt + {request.max_new_tokens} new "
+                                f"tokens exceed the model's {limits.max_request_tokens} positions; shorten it "
+                                "(workload.max_length) or choose another model")  # fmt: skip
+        if request.max_tokens > pool.num_tokens:
+            raise WorkloadError(f"request {request.id}: {request.max_tokens} tokens exceed the KV cache of "
+                                f"{pool.num_tokens}; raise kv_tokens or shorten it (workload.max_length)")  # fmt: skip
+
+
+def _ignore(_: Any) -> None:
+    """Stands in for an optional method that a policy does not define."""

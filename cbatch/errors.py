@@ -1,0 +1,33 @@
+"""The framework's own errors. Each message is one line that names the thing at fault and the remedy."""
+
+
+class CbatchError(Exception):
+    """Base of every error that a user can cause; a command prints its message alone and exits non-zero."""
+
+
+class ConfigError(CbatchError):
+    """A setting is unknown, out of range, or at odds with another one."""
+
+
+class WorkloadError(CbatchError):
+    """A workload or a trace cannot be used: the message names the file and line, or the request."""
+
+
+class PlanError(CbatchError):
+    """A policy returned an illegal plan: the message names the policy, iteration, rule and request."""
+
+
+class PolicyError(CbatchError):
+    """A policy raised, or left work undone that nothing else can complete."""
+
+
+class ModelError(CbatchError):
+    """A model cannot be built or loaded: the message names the preset, folder or file."""
+
+
+class ProfileError(CbatchError):
+    """A hardware profile is missing, malformed, or does not cover what is asked of it."""
+
+
+class CapacityError(CbatchError):
+    """Memory does not suffice: the message says how much is needed for what, and which setting to lower."""

@@ -1,0 +1,110 @@
+"""The one seam between deciding and doing: an engine hands a `Step` to an `Executor` and waits for its tokens.
+
+Three executors exist: real tokens on a CPU, real tokens on a GPU, and predicted time in simulation. The engine, and
+every policy, cannot tell which one is behind the seam.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch.cost import BatchShape
+from cbatch.kv import BlockPool
+from cbatch.request import Ints, Request, RequestTable
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(slots=True, frozen=True)
+class Step:
+    """One iteration, decided and accounted for, ready to be computed.
+
+    Arrays have one entry for each request of the batch, in plan order; "place" means the index into them.
+
+    index: number of the iteration, from 0.
+    requests: the batch.
+    rows: each request's row in `table` and `pool`.
+    num_tokens: tokens to compute for each request.
+    start: tokens of each request already in the KV cache = position of the first token computed.
+    sampled: places of the requests of which this iteration samples a token (those whose last known token it computes).
+    carry: for each request, the place in iteration `index - table.num_stages` whose sampled token is this request's last
+        input token; -1 where the host knows all input tokens.
+    pad_to: tokens to pad the batch to, at least num_tokens.sum().
+    table, pool: token values and block tables. Live: an executor reads them inside `launch` and never later.
+    """
+
+    index: int
+    requests: list[Request]
+    rows: Ints
+    num_tokens: Ints
+    start: Ints
+    sampled: Ints
+    carry: Ints
+    pad_to: int
+    table: RequestTable
+    pool: BlockPool
+    note: str = ""
+
+    def shape(self) -> BatchShape:
+        """What a cost model needs to know. A request that computes one token counts as a decode."""
+        single = self.num_tokens == 1
+        if single.all():
+            num_decodes, chunks = len(single), ()
+            context = int(self.start.sum())
+        else:
+            tokens, start = self.num_tokens[~single].tolist(), self.start[~single].tolist()
+            chunks = tuple(zip(tokens, start, strict=True))
+            num_decodes = len(single) - len(chunks)
+            context = int(self.start[single].sum())
+        padding = self.pad_to - sum(tokens for tokens, _ in chunks) - num_decodes
+        return BatchShape(chunks, num_decodes, context + num_decodes, padding)
+
+
+class StepResult(NamedTuple):
+    """What an iteration brought.
+
+    tokens: int32 [batch], the token sampled at each place (only those in `Step.sampled` mean anything); None in simulation.
+    started, ended: when the device began and finished computing, seconds on the executor's clock.
+    """
+
+    tokens: Tokens | None
+    started: float
+    ended: float
+
+
+class Executor(Protocol):
+    """Computes steps in the order of their launch.
+
+    `num_stages` is the carry distance: a token sampled by iteration N can be fed back on the device from iteration
+    N + num_stages on. 1 for one GPU, the number of stages for a pipeline. At most `num_stages` iterations are in flight
+    when a further one is launched.
+
+    `needs_tokens` says whether prompts must hold real token values.
+    """
+
+    num_stages: int
+    needs_tokens: bool
+
+    def launch(self, step: Step) -> Any:
+        """Start computing; return a handle at once. Everything needed of `step.table` and `step.pool` is copied here."""
+        ...
+
+    def wait(self, in_flight: Any) -> StepResult:
+        """Block until the step's tokens are on the host. Called once for each launch, in launch order."""
+        ...
+
+    def now(self) -> float:
+        """Seconds since the executor was started; virtual in simulation."""
+        ...
+
+    def sleep_until(self, time: float) -> None:
+        """Nothing to compute before `time`."""
+        ...
+
+    def close(self) -> None:
+        """Give back threads and memory. No step is in flight."""
+        ...

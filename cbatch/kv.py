@@ -1,0 +1,98 @@
+"""Accounting of the paged KV cache: which blocks each request holds, and which are free.
+
+A block is `block_size` tokens of keys and values in every layer (PagedAttention, Kwon et al., SOSP 2023). The pool hands
+out block numbers; it knows nothing of the memory behind them.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch.request import Ints
+
+
+class BlockPool:
+    """The blocks of the KV cache and the block tables of the requests that hold them.
+
+    Owner and only writer: `State`. Blocks given up while an iteration in flight may still read or write them are
+    *retiring*: they count as taken until that iteration has ended.
+
+    `tables` is int32 [rows, blocks per request]: the blocks of each row of the `RequestTable`, in token order. Entries
+    beyond `held[row]` are stale.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"KV cache needs at least 1 block of 1 token, got {num_blocks} of {block_size}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        width = min(self.blocks_for(max_tokens_per_request), num_blocks)
+        self.tables = np.zeros((num_rows, width), np.int32)
+        self.held = np.zeros(num_rows, np.int64)  # blocks of each row
+        self.num_free = num_blocks
+        self.num_retiring = 0
+        self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # a stack; the top is at num_free
+        self._retiring: dict[int, list[NDArray[np.int32]]] = {}  # by the iteration that still uses them
+
+    @property
+    def num_used(self) -> int:
+        """Blocks not free, retiring ones counted."""
+        return self.num_blocks - self.num_free
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the whole cache holds."""
+        return self.num_blocks * self.block_size
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def missing(self, rows: Ints, num_tokens: Ints) -> Ints:
+        """Blocks that each row lacks to hold its number of tokens, [len(rows)], none below 0."""
+        return cast(Ints, np.maximum(-(-num_tokens // self.block_size) - self.held[rows], 0))
+
+    def extend(self, row: int, num_blocks: int) -> None:
+        """Append blocks to one row's table. The plan was validated: they are free."""
+        held = int(self.held[row])
+        self.tables[row, held : held + num_blocks] = self._take(num_blocks)
+        self.held[row] = held + num_blocks
+
+    def extend_each(self, rows: Ints) -> None:
+        """Append one block to each row's table."""
+        self.tables[rows, self.held[rows]] = self._take(len(rows))
+        self.held[rows] += 1
+
+    def release(self, row: int, after: int | None) -> None:
+        """Give up a row's blocks: at once, or after the end of an iteration in flight that still uses them."""
+        held = int(self.held[row])
+        blocks = self.tables[row, :held].copy()
+        self.held[row] = 0
+        if after is None:
+            self._give(blocks)
+        else:
+            self._retiring.setdefault(after, []).append(blocks)
+            self.num_retiring += held
+
+    def retire(self, iteration: int) -> None:
+        """An iteration has ended: the blocks that only it still used are free."""
+        for blocks in self._retiring.pop(iteration, ()):
+            self.num_retiring -= len(blocks)
+            self._give(blocks)
+
+    def grow(self, num_rows: int) -> None:
+        """Follow the `RequestTable` to more rows."""
+        extra = num_rows - len(self.held)
+        self.held = np.concatenate([self.held, np.zeros(extra, np.int64)])
+        self.tables = np.concatenate([self.tables, np.zeros((extra, self.tables.shape[1]), np.int32)])
+
+    def _take(self, num_blocks: int) -> NDArray[np.int32]:
+        assert num_blocks <= self.num_free, "a validated plan takes no more blocks than are free"
+        self.num_free -= num_blocks
+        return self._free[self.num_free : self.num_free + num_blocks][::-1]
+
+    def _give(self, blocks: NDArray[np.int32]) -> None:
+        self._free[self.num_free : self.num_free + len(blocks)] = blocks
+        self.num_free += len(blocks)

@@ -1,0 +1,85 @@
+"""The shape of a decoder-only transformer: all that accounting, simulation and random weights need to know of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbatch.errors import ConfigError
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "nanogpt")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """One model.
+
+    name: for messages and results.
+    family: architecture; a `transformers` model type, or "nanogpt" (SARATHI's 12 H^2 block: plain MLP of width 4 H).
+    num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, vocab_size: the shape.
+    max_positions: longest request in tokens, prompt and output.
+    dtype: of weights and KV cache.
+    path: local checkpoint folder (weights and tokenizer); None = random weights from `seed`.
+    """
+
+    name: str
+    family: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_positions: int
+    dtype: str = "bfloat16"
+    tied_embeddings: bool = False
+    rope_theta: float = 10000.0
+    path: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise ConfigError(f"model.family={self.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
+        if self.dtype not in DTYPE_BYTES:
+            raise ConfigError(f"model.dtype={self.dtype!r} is unknown; choose one of {', '.join(DTYPE_BYTES)}")
+        for field in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
+                      "vocab_size", "max_positions"):  # fmt: skip
+            if getattr(self, field) < 1:
+                raise ConfigError(f"model.{field}={getattr(self, field)} must be at least 1")
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"model.num_heads={self.num_heads} must be a multiple of "
+                              f"model.num_kv_heads={self.num_kv_heads}")  # fmt: skip
+
+    @property
+    def gated(self) -> bool:
+        """Whether the feed-forward layer has a gate (SwiGLU): three matrices instead of two."""
+        return self.family != "nanogpt"
+
+    @property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """(inputs, outputs) of each matrix product of one layer, projections of one input fused."""
+        heads = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        up = self.intermediate_size * (2 if self.gated else 1)
+        return {
+            "qkv": (self.hidden_size, heads),
+            "o": (self.num_heads * self.head_dim, self.hidden_size),
+            "gate_up": (self.hidden_size, up),
+            "down": (self.intermediate_size, self.hidden_size),
+        }
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the matrices and embeddings; norms and biases are left out."""
+        layer = sum(inputs * outputs for inputs, outputs in self.linear_shapes.values())
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        return self.num_layers * layer + embeddings
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.num_parameters * DTYPE_BYTES[self.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values that one token takes in all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]

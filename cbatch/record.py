@@ -1,0 +1,75 @@
+"""What happened: a row for each iteration, and which requests received a token in it.
+
+Columns are appended as plain numbers while the engine runs; arrays and tables are made once, at the end. Knows nothing
+of who produced the run, nor of what the numbers mean (`metrics` does).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch.executor import Step
+from cbatch.request import FinishReason, Request
+
+
+class StepRecord(NamedTuple):
+    """One iteration. Times are seconds on the executor's clock.
+
+    planned_at, launched_at: the host began to plan; the step was handed to the device.
+    waited_at, received_at: the host began to wait for this step; its tokens were on the host.
+    done_at: the host had taken the tokens in.
+    started, ended: the device computed.
+    num_prefill_tokens: prompt tokens (after a preemption, also recomputed output); num_decode_tokens: the others.
+    num_sampled: tokens generated.
+    kv_blocks_used, num_waiting, num_running: after the plan was carried out.
+    """
+
+    index: int
+    planned_at: float
+    launched_at: float
+    waited_at: float
+    received_at: float
+    done_at: float
+    started: float
+    ended: float
+    num_requests: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_padding_tokens: int
+    num_sampled: int
+    num_preempted: int
+    kv_blocks_used: int
+    num_waiting: int
+    num_running: int
+    note: str
+
+
+class RunRecord:
+    """Everything that a run leaves: its steps, its requests, and who received a token when."""
+
+    def __init__(self) -> None:
+        self.steps: list[StepRecord] = []
+        self.requests: list[Request] = []  # in the order of their ends
+        self._sampled_ids: list[NDArray[np.int64]] = []
+
+    def add_step(self, step: Step, record: StepRecord) -> None:
+        self.steps.append(record)
+        self._sampled_ids.append(step.table.id[step.rows[step.sampled]])
+
+    def tokens(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Every generated token that reached its request: (request id, seconds when it was on the host), [tokens] each.
+
+        Ordered by time. Tokens generated past a request's end-of-sequence token are left out.
+        """
+        if not self.steps:
+            return np.zeros(0, np.int64), np.zeros(0)
+        ids = np.concatenate(self._sampled_ids)
+        times = np.repeat([step.received_at for step in self.steps], [len(part) for part in self._sampled_ids])
+        stopped = {request.id: request.finished_at for request in self.requests if request.finish_reason is FinishReason.STOP}
+        if stopped:
+            ends = np.array([stopped.get(int(id_), np.inf) for id_ in ids])
+            ids, times = ids[times <= ends], times[times <= ends]
+        return ids, times

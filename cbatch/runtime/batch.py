@@ -1,0 +1,160 @@
+"""The inputs of one iteration, packed into one buffer so that one copy takes them to the device.
+
+    | token_ids carry positions kv_slots | query_starts context_lens temperature top_k top_p uniform | block_tables |
+      int32 [tokens] each                  int32 [rows] each (query_starts one more)                   [rows, blocks]
+
+Padding is data, not a branch: rows and tokens beyond the real ones belong to dummy requests that read and write a page
+of their own, the one after the last page of the pool. Knows nothing of streams or models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cbatch.executor import Step
+
+Array = TypeVar("Array")
+
+PLACEHOLDER = 0
+"""Stands where a token id is carried over on the device: carry-over adds to it."""
+
+NOT_CARRIED = -1
+
+
+class Shape(NamedTuple):
+    """The padded size of an iteration: what a CUDA graph is captured for.
+
+    num_rows exceeds the real requests by at least one wherever num_tokens exceeds the real tokens.
+    """
+
+    num_tokens: int
+    num_rows: int
+    num_blocks: int  # width of the block tables
+
+    @property
+    def size(self) -> int:
+        """int32 words of the packed buffer."""
+        return 4 * self.num_tokens + 7 * self.num_rows + 1 + self.num_rows * self.num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Fields(Generic[Array]):
+    """Views of one packed buffer; numpy arrays of the pinned host buffer or tensors of the device's.
+
+    token_ids: int32 [tokens]; `PLACEHOLDER` where carried.
+    carry: int32 [tokens]; row of the previous iteration whose sampled token is added, or `NOT_CARRIED`.
+    positions: int32 [tokens]; position of each token in its request.
+    kv_slots: int32 [tokens]; where its key and value go: page * page size + offset.
+    query_starts: int32 [rows + 1]; first token of each row.
+    context_lens: int32 [rows]; tokens of each request in the KV cache, this iteration's counted.
+    temperature, top_p, uniform: float32 [rows]; uniform in [0, 1) is the random number of the row's token.
+    top_k: int32 [rows]; 0 = no limit.
+    block_tables: int32 [rows, blocks].
+    """
+
+    token_ids: Array
+    carry: Array
+    positions: Array
+    kv_slots: Array
+    query_starts: Array
+    context_lens: Array
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    uniform: Array
+    block_tables: Array
+
+
+_FLOATS = ("temperature", "top_p", "uniform")
+
+
+def views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
+    """Cut the start of an int32 buffer (numpy array or tensor) into the fields of `shape`; copies nothing."""
+    tokens, rows, blocks = shape
+    sizes = {"query_starts": rows + 1, "block_tables": rows * blocks}
+    parts: dict[str, Any] = {}
+    begin = 0
+    for index, field in enumerate(fields(Fields)):
+        size = sizes.get(field.name, tokens if index < 4 else rows)
+        part = buffer[begin : begin + size]
+        parts[field.name] = part.view(float32) if field.name in _FLOATS else part
+        begin += size
+    parts["block_tables"] = parts["block_tables"].reshape(rows, blocks)
+    return Fields(**parts)
+
+
+def host_views(buffer: NDArray[np.int32], shape: Shape) -> Fields[NDArray[Any]]:
+    return views(buffer, shape, np.float32)
+
+
+def device_views(buffer: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
+    return views(buffer, shape, torch.float32)
+
+
+def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
+    """Write a step's inputs into the host buffer. Reads the step's table and pool, which later iterations change."""
+    table, pool, rows, counts = step.table, step.pool, step.rows, step.num_tokens
+    assert table.tokens is not None, "a packed batch needs token values"
+    num_rows, page = len(rows), pool.block_size
+    ends = np.cumsum(counts)
+    num_tokens = int(ends[-1])
+    if num_tokens == num_rows:  # decodes only
+        token_rows, positions = rows, step.start
+    else:
+        token_rows = np.repeat(rows, counts)
+        positions = np.arange(num_tokens) + np.repeat(step.start + counts - ends, counts)
+    last = ends - 1
+    out.query_starts[0] = 0
+    out.query_starts[1 : num_rows + 1] = ends
+    out.context_lens[:num_rows] = step.start + counts
+    out.positions[:num_tokens] = positions
+    out.token_ids[:num_tokens] = table.tokens[token_rows, positions]
+    out.token_ids[last[step.carry >= 0]] = PLACEHOLDER
+    out.carry[:num_tokens] = NOT_CARRIED
+    out.carry[last] = step.carry
+    block, offset = np.divmod(positions, page)
+    out.kv_slots[:num_tokens] = pool.tables[token_rows, block] * page + offset
+    out.block_tables[:num_rows] = pool.tables[rows, : shape.num_blocks]
+    out.temperature[:num_rows] = table.temperature[rows]
+    if out.temperature[:num_rows].any():
+        out.top_k[:num_rows] = table.top_k[rows]
+        out.top_p[:num_rows] = table.top_p[rows]
+        out.uniform[:num_rows] = uniform(table.seed[rows], (step.start + counts).astype(np.uint64))
+    _pad(num_tokens, num_rows, shape, pool.num_blocks, page, out)
+
+
+def _pad(num_tokens: int, num_rows: int, shape: Shape, dummy_page: int, page: int, out: Fields[NDArray[Any]]) -> None:
+    """Fill what lies beyond the real batch: each dummy row gets one token, the last one all that are left."""
+    if shape.num_rows == num_rows:
+        assert shape.num_tokens == num_tokens, "padding tokens need a dummy row"
+        return
+    counts = np.zeros(shape.num_rows - num_rows, np.int64)
+    spare = shape.num_tokens - num_tokens
+    counts[: min(spare, len(counts))] = 1
+    counts[-1] += max(spare - len(counts), 0)
+    out.query_starts[num_rows + 1 :] = num_tokens + np.cumsum(counts)
+    out.context_lens[num_rows:] = np.minimum(counts, shape.num_blocks * page)
+    out.token_ids[num_tokens:] = PLACEHOLDER
+    out.carry[num_tokens:] = NOT_CARRIED
+    out.positions[num_tokens:] = 0
+    out.kv_slots[num_tokens:] = dummy_page * page + np.arange(spare) % page
+    out.block_tables[num_rows:] = dummy_page
+    out.temperature[num_rows:] = 0
+
+
+def uniform(seed: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """A random number in [0, 1) that depends on seed and position only (SplitMix64, Steele et al., OOPSLA 2014).
+
+    24 bits, the most that float32 holds evenly.
+    """
+    with np.errstate(over="ignore"):
+        z = seed * np.uint64(0x9E3779B97F4A7C15) + position * np.uint64(0xD1342543DE82EF95)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            z = (z ^ (z >> np.uint64(shift))) * np.uint64(factor)
+        z ^= z >> np.uint64(31)
+    return ((z >> np.uint64(40)).astype(np.float32)) / np.float32(1 << 24)

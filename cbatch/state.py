@@ -1,0 +1,205 @@
+"""The engine's state: queues, counters and KV blocks, and the two ways in which they change.
+
+`apply` carries a validated plan out and returns the `Step` to compute; `absorb` takes in the tokens that a step brought.
+Between the two, the step is in flight. Knows nothing of policies, executors or clocks.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+import numpy as np
+from sortedcontainers import SortedKeyList
+
+from cbatch.executor import Step, Tokens
+from cbatch.kv import BlockPool
+from cbatch.plan import Plan
+from cbatch.request import NEVER, FinishReason, Ints, Request, RequestSet, RequestTable, Status
+
+
+class State:
+    """Who waits, who runs, who holds which blocks.
+
+    waiting: in arrival order.
+    running: admitted requests with tokens left to compute, in admission order. A request whose last token by length is
+        in flight has none left and is no longer in it.
+    decoding, prefilling: the two parts of `running`.
+    iteration: number of the next iteration; num_ended: iterations whose results are in.
+    """
+
+    def __init__(self, table: RequestTable, pool: BlockPool) -> None:
+        self.table = table
+        self.pool = pool
+        self.waiting: SortedKeyList[Request, tuple[float, int]] = SortedKeyList(key=attrgetter("arrival_time", "id"))
+        self.running = RequestSet()
+        self.decoding = RequestSet()
+        self.prefilling = RequestSet()
+        self.num_ended = 0
+        self.num_overshoot_tokens = 0  # computed for requests that had already ended with an end-of-sequence token
+        self._leaving_rows: dict[int, list[int]] = {}  # by the iteration in flight that still uses them
+
+    @property
+    def iteration(self) -> int:
+        return self.table.iteration
+
+    def arrive(self, request: Request) -> None:
+        request.status = Status.WAITING
+        self.waiting.add(request)
+
+    def in_flight_until(self, request: Request) -> int | None:
+        """The last iteration in flight that computes tokens of the request; None if there is none."""
+        if request.table is None:
+            return None
+        last = int(self.table.scheduled_at[request.row])
+        return last if last >= self.num_ended else None
+
+    # -- a plan becomes a step ----------------------------------------------------------------------------------------
+
+    def apply(self, plan: Plan, num_tokens: Ints, now: float) -> Step:
+        """Carry out a validated plan that computes something.
+
+        num_tokens: the plan's counts as an array, [batch].
+        """
+        for request in plan.requests:
+            if request.status is Status.WAITING:
+                self._admit(request, now)
+        rows = np.fromiter(map(attrgetter("row"), plan.requests), np.int64, len(plan))
+        table = self.table
+        start, unsampled = table.computed[rows], table.known[rows]
+        end, total = start + num_tokens, unsampled + table.sampling[rows]
+        self._extend(plan, rows, end)
+        sampled = np.flatnonzero(end == total)
+        step = Step(
+            index=table.iteration,
+            requests=plan.requests,
+            rows=rows,
+            num_tokens=num_tokens,
+            start=start,
+            sampled=sampled,
+            carry=np.where(end > unsampled, table.sampled_row[rows], NEVER),
+            pad_to=plan.pad_to or int(num_tokens.sum()),
+            table=table,
+            pool=self.pool,
+            note=plan.note,
+        )
+        table.computed[rows] = end
+        table.scheduled_at[rows] = table.iteration
+        self._expect_samples(step, total)
+        table.iteration += 1
+        return step
+
+    def _admit(self, request: Request, now: float) -> None:
+        self.waiting.remove(request)
+        if request.table is None:
+            self.table.admit(request)
+            if self.table.num_rows > len(self.pool.held):
+                self.pool.grow(self.table.num_rows)
+        if request.admitted_at is None:
+            request.admitted_at = now
+        request.status = Status.RUNNING
+        self.running.add(request)
+        self.prefilling.add(request)
+
+    def _extend(self, plan: Plan, rows: Ints, end: Ints) -> None:
+        """Take the blocks that the step's tokens, and the plan's reservations, need."""
+        if plan.reserve:
+            end = end.copy()
+            for request, num_tokens in plan.reserve.items():
+                place = plan.requests.index(request)
+                end[place] = max(end[place], num_tokens)
+        missing = self.pool.missing(rows, end)
+        if not missing.any():
+            return
+        self.pool.extend_each(rows[missing == 1])
+        for place in np.flatnonzero(missing > 1).tolist():
+            self.pool.extend(int(rows[place]), int(missing[place]))
+
+    def _expect_samples(self, step: Step, total: Ints) -> None:
+        """Count the tokens that the step will sample, and move the requests that thereby change their part."""
+        table, rows = self.table, step.rows[step.sampled]
+        table.sampling[rows] += 1
+        table.sampled_at[rows] = step.index
+        table.sampled_row[rows] = step.sampled
+        for place in step.sampled[~table.decoding[rows]].tolist():
+            request = step.requests[place]
+            table.decoding[request.row] = True
+            self.prefilling.discard(request)
+            self.decoding.add(request)
+        for place in step.sampled[total[step.sampled] + 1 >= table.limit[rows]].tolist():
+            self._leave(step.requests[place])  # its last token is in flight
+
+    def preempt(self, request: Request) -> None:
+        """Take the request's blocks and send it back to wait; it keeps its output."""
+        self._leave(request)
+        row = request.row
+        request.num_preemptions += 1
+        request.num_recomputed_tokens += int(self.table.computed[row])
+        self.table.computed[row] = 0
+        self.table.decoding[row] = False
+        self.pool.release(row, self.in_flight_until(request))
+        self.arrive(request)
+
+    # -- a step's tokens come in --------------------------------------------------------------------------------------
+
+    def absorb(self, step: Step, tokens: Tokens | None, now: float) -> list[Request]:
+        """Take in the tokens of the oldest step in flight; return the requests that end with them.
+
+        tokens: [batch], as in `StepResult`; None where values do not matter.
+        """
+        table, places = self.table, step.sampled
+        rows = step.rows[places]
+        table.sampling[rows] -= 1
+        ended = table.ended[rows]
+        if ended.any():  # tokens generated past an end-of-sequence token, which no one has asked for
+            self.num_overshoot_tokens += int(ended.sum())
+            places, rows = places[~ended], rows[~ended]
+        self.num_ended = step.index + 1
+        known = table.known[rows]
+        if tokens is not None and table.tokens is not None:
+            table.tokens[rows, known] = tokens[places]
+        table.known[rows] = known + 1
+        finished = self._finished(step, places, rows, tokens, now)
+        self.pool.retire(step.index)
+        for row in self._leaving_rows.pop(step.index, ()):
+            table.free(row)
+        return finished
+
+    def _finished(self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float) -> list[Request]:
+        done: dict[Request, FinishReason] = {}
+        if tokens is not None:
+            for place in places[self.table.can_stop[rows]].tolist():
+                if int(tokens[place]) in step.requests[place].stop_tokens:
+                    done[step.requests[place]] = FinishReason.STOP
+        for place in places[self.table.known[rows] >= self.table.limit[rows]].tolist():
+            done.setdefault(step.requests[place], FinishReason.LENGTH)
+        for request, reason in done.items():
+            if request.status is Status.WAITING:  # preempted while the token that ends it was in flight
+                self.waiting.remove(request)
+            self._leave(request)
+            self.pool.release(request.row, self.in_flight_until(request))
+            self._end(request, reason, now)
+        return list(done)
+
+    def reject(self, request: Request, why: str, now: float) -> None:
+        """End a waiting request without (further) serving it."""
+        self.waiting.remove(request)
+        request.reject_reason = why
+        self._end(request, FinishReason.REJECTED, now)
+
+    def _end(self, request: Request, reason: FinishReason, now: float) -> None:
+        """The request holds no blocks any more. Its row stays taken while an iteration in flight refers to it."""
+        if request.table is not None:
+            row, last = request.row, self.in_flight_until(request)
+            self.table.close(request)
+            if last is None:
+                self.table.free(row)
+            else:
+                self._leaving_rows.setdefault(last, []).append(row)
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+        request.finished_at = now
+
+    def _leave(self, request: Request) -> None:
+        for part in (self.running, self.decoding, self.prefilling):
+            part.discard(request)
+

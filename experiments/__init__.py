@@ -1,0 +1,1 @@
+"""Commands and what they need: workloads, trace readers, results on disk. Nothing imports this package."""

@@ -1,0 +1,44 @@
+"""One-line errors for settings that a workload cannot use: the key as it is overridden, the value, the remedy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from numbers import Integral, Real
+from typing import TypeGuard
+
+from cbatch.errors import WorkloadError
+
+
+def bad_setting(key: str, value: object, remedy: str) -> WorkloadError:
+    """The error to raise for `workload.<key>`."""
+    return WorkloadError(f"workload.{key}={value}: {remedy}")
+
+
+def check_positive(key: str, value: object, unit: str) -> None:
+    """Raise WorkloadError unless the value is a finite number above 0."""
+    if not (is_number(value) and value > 0):
+        raise bad_setting(key, value, f"give a finite number above 0 ({unit})")
+
+
+def check_not_negative(key: str, value: object, unit: str) -> None:
+    """Raise WorkloadError unless the value is a finite number, at least 0."""
+    if not (is_number(value) and value >= 0):
+        raise bad_setting(key, value, f"give a finite number, at least 0 ({unit})")
+
+
+def check_whole(key: str, value: object, minimum: int) -> None:
+    """Raise WorkloadError unless the value is a whole number, at least `minimum`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
+        raise bad_setting(key, value, f"give a whole number, at least {minimum}")
+
+
+def check_choice(key: str, value: object, choices: Collection[str]) -> None:
+    """Raise WorkloadError unless the value is one of the choices."""
+    if value not in choices:
+        raise bad_setting(key, value, f"give one of {', '.join(choices)}")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether the value is a finite number; True and False are not numbers here."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,25 @@
+"""Draws from a discrete distribution."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from experiments.workloads.trace import Floats, Ints
+
+
+class Histogram:
+    """Integer values and how often each occurs.
+
+    Args:
+        values: [bins].
+        weights: [bins], none negative, at least one positive; they need not sum to 1.
+    """
+
+    def __init__(self, values: Ints, weights: Floats) -> None:
+        self.values = values
+        cumulative = np.cumsum(weights)
+        self._cumulative = cumulative / cumulative[-1]
+
+    def draw(self, generator: np.random.Generator, num: int) -> Ints:
+        """Values drawn independently, [num]; a draw is a prefix of any longer one from the same generator state."""
+        return self.values[np.searchsorted(self._cumulative, generator.random(num), side="right")]

@@ -1,0 +1,34 @@
+"""Where randomness comes from: one stream for each purpose, and one seed for each request.
+
+Streams are independent, so drawing other lengths does not move the arrivals, and every draw is a prefix of a longer
+one, so the first requests stay the same when more are asked for.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+
+_NUM_SEED_BITS = 63  # a seed fits a signed 64-bit integer
+
+
+class Stream(IntEnum):
+    """What random numbers are drawn for. The values are part of every seed: never reorder them."""
+
+    ARRIVALS = 0
+    LENGTHS = 1
+    PROMPTS = 2
+    SAMPLING = 3
+    SERVEGEN = 4
+
+
+def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
+    """The generator of one stream; `key` (each at least 0) tells apart the parts of a stream, such as clients."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream, *key)))
+
+
+def request_seeds(seed: int, stream: Stream, num_requests: int) -> list[int]:
+    """A seed for each request, [num_requests], each in 0 .. 2^63 - 1: number i depends on `seed`, `stream` and i alone."""
+    words = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(num_requests, np.uint64)
+    return (words >> np.uint64(64 - _NUM_SEED_BITS)).tolist()

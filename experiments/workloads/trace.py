@@ -1,0 +1,65 @@
+"""Requests as columns: what a trace file, a generator or a length distribution says of them, without their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch.errors import WorkloadError
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Strings = NDArray[np.str_]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Trace:
+    """Requests in order of arrival, a column each, all [rows].
+
+    Attributes:
+        source: the file or generator, for messages.
+        prompt_tokens: at least 1 each.
+        output_tokens: at least 1 each.
+        arrival_time: seconds from the first row, never decreasing; None where the source has no times.
+        client: who sent each request; None where the source does not tell.
+        line: the line of the file that each row was read from, counted from 1; None for generated rows.
+    """
+
+    source: str
+    prompt_tokens: Ints
+    output_tokens: Ints
+    arrival_time: Floats | None = None
+    client: Strings | None = None
+    line: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    def where(self, row: int) -> str:
+        """Names a row in a message."""
+        return f"{self.source}, row {row + 1}" if self.line is None else f"{self.source}, line {self.line[row]}"
+
+    def select(self, rows: slice | NDArray[np.bool_] | Ints) -> Trace:
+        """The rows named by a slice, a mask or an index, with times from the first of them."""
+        times = None if self.arrival_time is None else self.arrival_time[rows]
+        return Trace(
+            source=self.source,
+            prompt_tokens=self.prompt_tokens[rows],
+            output_tokens=self.output_tokens[rows],
+            arrival_time=times if times is None or len(times) == 0 else times - times[0],
+            client=None if self.client is None else self.client[rows],
+            line=None if self.line is None else self.line[rows],
+        )
+
+    def first(self, num_requests: int | None) -> Trace:
+        """The first rows; None keeps all.
+
+        Raises:
+            WorkloadError: fewer rows than asked for.
+        """
+        if num_requests is not None and num_requests > len(self):
+            raise WorkloadError(f"{self.source}: {len(self)} requests are usable, workload.num_requests={num_requests}: "
+                                f"ask for at most {len(self)}")  # fmt: skip
+        return self.select(slice(num_requests))
