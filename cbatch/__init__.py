@@ -5,7 +5,7 @@ This is the public face that a policy or a program imports; it loads neither tor
 
 from cbatch.cost import BatchShape, CostModel
 from cbatch.engine import Engine
-from cbatch.errors import CbatchError, PlanError, PolicyError
+from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError
 from cbatch.executor import Executor, Step, StepResult
 from cbatch.plan import Plan, PlanBuilder
 from cbatch.policy import KVView, Limits, Policy, View
@@ -15,6 +15,7 @@ from cbatch.request import FinishReason, Request, Sampling, Status
 __all__ = [
     "BatchShape",
     "CbatchError",
+    "ConfigError",
     "CostModel",
     "Engine",
     "Executor",

@@ -64,6 +64,7 @@ class Engine:
         self.policy_name = type(policy).__name__
         self.executor = executor
         self.limits = limits
+        getattr(policy, "check", _ignore)(limits)
         rows = limits.max_running + limits.max_batch
         table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
         pool = BlockPool(num_blocks, block_size, rows, limits.max_request_tokens)
@@ -121,7 +122,7 @@ class Engine:
         """Plan the next iteration and hand it to the device. None if the policy plans nothing."""
         planned_at = self._arrivals()
         plan = self._call(self.policy.plan, self.view)
-        num_tokens = validate(plan, self.state, self.limits, self.policy_name)
+        checked = validate(plan, self.state, self.limits, self.policy_name)
         for request in plan.preempt:
             self.state.preempt(request)
         for request, why in plan.reject:
@@ -132,7 +133,7 @@ class Engine:
                 self._idle(plan)
             return None
         state = self.state
-        step = state.apply(plan, num_tokens, planned_at)
+        step = state.apply(checked, planned_at)
         handle = self.executor.launch(step)
         return InFlight(step, handle, planned_at, self.executor.now(), len(plan.preempt), state.pool.num_used,
                         len(state.waiting), len(state.running))  # fmt: skip

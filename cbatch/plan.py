@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from cbatch.request import Request, Status
+from cbatch.errors import ConfigError
+from cbatch.request import Ints, Request, Status
 
 if TYPE_CHECKING:
     from cbatch.policy import View
@@ -52,6 +53,21 @@ class Plan:
         return f"Plan({' '.join(f'{request.id}:{count}' for request, count in self)})"
 
 
+class CheckedPlan(NamedTuple):
+    """A plan that keeps the rules, and what was found out in checking it.
+
+    newcomers: the waiting requests among `plan.requests`, in plan order.
+    rows: int64 [batch], table rows; -1 before the first admission.
+    num_tokens, num_blocks: int64 [batch], tokens to compute and KV blocks to take for it.
+    """
+
+    plan: Plan
+    newcomers: list[Request]
+    rows: Ints
+    num_tokens: Ints
+    num_blocks: Ints
+
+
 class PlanBuilder:
     """Fills a plan up to the limits of batch, tokens and KV cache.
 
@@ -69,13 +85,17 @@ class PlanBuilder:
         self._coming_blocks = view.kv.num_retiring
 
     @property
+    def num_requests(self) -> int:
+        return len(self.plan.requests)
+
+    @property
     def tokens_left(self) -> int:
         return self._limits.max_tokens - self.num_tokens
 
     @property
     def rows_left(self) -> int:
         """Requests that this iteration can still take."""
-        return self._limits.max_batch - len(self.plan)
+        return self._limits.max_batch - self.num_requests
 
     @property
     def can_admit(self) -> bool:
@@ -91,9 +111,15 @@ class PlanBuilder:
 
         Returns:
             Tokens granted, 0 if the request does not fit or has nothing ready.
+
+        Raises:
+            ConfigError: `whole`, and an iteration never holds that many tokens.
         """
         ready = request.num_ready
         wanted = ready if num_tokens is None else min(num_tokens, ready)
+        if whole and wanted > self._limits.max_tokens:
+            raise ConfigError(f"request {request.id}: {wanted} tokens to compute in one iteration exceed "
+                              f"max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy")  # fmt: skip
         waiting = request.status is Status.WAITING
         if self.rows_left <= 0 or (waiting and self._places <= 0) or request in self.plan.preempt:
             return 0
@@ -152,7 +178,7 @@ class PlanBuilder:
 
     def pad_to(self, num_tokens: int) -> None:
         """Pad the iteration to `num_tokens`, if it has fewer and more than none."""
-        if len(self.plan):
+        if self.num_requests:
             self.plan.pad_to = max(num_tokens, self.num_tokens)
 
     def build(self, note: str = "") -> Plan:

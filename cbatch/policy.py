@@ -30,11 +30,12 @@ class Policy(Protocol):
 
     A policy may also define any of
 
+        check(limits: Limits) -> None            # before anything runs; raise ConfigError if its settings do not fit
         on_arrival(request: Request) -> None     # a request has come to wait
         on_step(record: StepRecord) -> None      # an iteration has ended
         on_finish(request: Request) -> None      # a request has ended
 
-    which may change the policy's own state only.
+    The others may change the policy's own state only.
     """
 
     def plan(self, view: View) -> Plan:

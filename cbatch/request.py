@@ -162,7 +162,7 @@ class Request:
     @property
     def num_computed(self) -> int:
         """Tokens whose keys and values are in the KV cache, those in flight counted."""
-        return 0 if self.table is None else int(self.table.computed[self.row])
+        return 0 if self.table is None else self.table.computed.item(self.row)
 
     @property
     def num_ready(self) -> int:
@@ -171,7 +171,7 @@ class Request:
             return 0
         if self.table is None:
             return self.num_prompt_tokens
-        return int(self.table.ready(np.array([self.row]))[0])
+        return self.table.ready_of(self.row)
 
     def __repr__(self) -> str:
         return (f"Request({self.id}: {self.num_prompt_tokens}+{self.max_new_tokens} tokens, {self.status.value}, "
@@ -237,6 +237,14 @@ class RequestTable:
         carried = np.where(self.sampled_at[rows] <= self.iteration - self.num_stages, sampling, 0)
         unfinished = known + sampling < self.limit[rows]
         return cast(Ints, np.where(unfinished, known + carried - self.computed[rows], 0))
+
+    def ready_of(self, row: int) -> int:
+        """`ready` of one row, without the cost of arrays."""
+        known, sampling = self.known.item(row), self.sampling.item(row)
+        if known + sampling >= self.limit.item(row):
+            return 0
+        carried = sampling if self.sampled_at.item(row) <= self.iteration - self.num_stages else 0
+        return int(known + carried - self.computed.item(row))
 
     def admit(self, request: Request) -> None:
         """Give the request a row and write its start values."""
@@ -311,6 +319,10 @@ class RequestSet:
         if self._rows is None:
             self._rows = np.fromiter(map(attrgetter("row"), self._members), np.int64, len(self._members))
         return self._rows
+
+    def without(self, requests: set[Request]) -> set[Request]:
+        """Those of `requests` that are not members."""
+        return requests.difference(self._members)
 
     def add(self, request: Request) -> None:
         self._members[request] = None

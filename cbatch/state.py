@@ -13,7 +13,7 @@ from sortedcontainers import SortedKeyList
 
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool
-from cbatch.plan import Plan
+from cbatch.plan import CheckedPlan, Plan
 from cbatch.request import NEVER, FinishReason, Ints, Request, RequestSet, RequestTable, Status
 
 
@@ -55,19 +55,17 @@ class State:
 
     # -- a plan becomes a step ----------------------------------------------------------------------------------------
 
-    def apply(self, plan: Plan, num_tokens: Ints, now: float) -> Step:
-        """Carry out a validated plan that computes something.
-
-        num_tokens: the plan's counts as an array, [batch].
-        """
-        for request in plan.requests:
-            if request.status is Status.WAITING:
+    def apply(self, checked: CheckedPlan, now: float) -> Step:
+        """Carry out a validated plan that computes something."""
+        plan, newcomers, rows, num_tokens, num_blocks = checked
+        if newcomers:
+            for request in newcomers:
                 self._admit(request, now)
-        rows = np.fromiter(map(attrgetter("row"), plan.requests), np.int64, len(plan))
+            rows = np.fromiter(map(attrgetter("row"), plan.requests), np.int64, len(plan))
         table = self.table
         start, unsampled = table.computed[rows], table.known[rows]
         end, total = start + num_tokens, unsampled + table.sampling[rows]
-        self._extend(plan, rows, end)
+        self._extend(rows, num_blocks)
         sampled = np.flatnonzero(end == total)
         step = Step(
             index=table.iteration,
@@ -100,19 +98,13 @@ class State:
         self.running.add(request)
         self.prefilling.add(request)
 
-    def _extend(self, plan: Plan, rows: Ints, end: Ints) -> None:
-        """Take the blocks that the step's tokens, and the plan's reservations, need."""
-        if plan.reserve:
-            end = end.copy()
-            for request, num_tokens in plan.reserve.items():
-                place = plan.requests.index(request)
-                end[place] = max(end[place], num_tokens)
-        missing = self.pool.missing(rows, end)
-        if not missing.any():
+    def _extend(self, rows: Ints, num_blocks: Ints) -> None:
+        """Take the KV blocks of a step: mostly none or one for each request."""
+        if not num_blocks.any():
             return
-        self.pool.extend_each(rows[missing == 1])
-        for place in np.flatnonzero(missing > 1).tolist():
-            self.pool.extend(int(rows[place]), int(missing[place]))
+        self.pool.extend_each(rows[num_blocks == 1])
+        for place in np.flatnonzero(num_blocks > 1).tolist():
+            self.pool.extend(int(rows[place]), int(num_blocks[place]))
 
     def _expect_samples(self, step: Step, total: Ints) -> None:
         """Count the tokens that the step will sample, and move the requests that thereby change their part."""

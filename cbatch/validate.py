@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from operator import attrgetter
+from typing import NoReturn, cast
 
 import numpy as np
 
 from cbatch.errors import PlanError
-from cbatch.plan import Plan
+from cbatch.plan import CheckedPlan, Plan
 from cbatch.policy import Limits
 from cbatch.request import Ints, Request, Status
 from cbatch.state import State
 
 
-def validate(plan: Plan, state: State, limits: Limits, policy_name: str) -> Ints:
+def validate(plan: Plan, state: State, limits: Limits, policy_name: str) -> CheckedPlan:
     """Check a plan against the state before anything is changed.
-
-    Returns:
-        The plan's token counts, [batch].
 
     Raises:
         PlanError: naming policy, iteration, rule and request.
@@ -32,24 +30,18 @@ class _Check:
     def __init__(self, plan: Plan, state: State, limits: Limits, policy_name: str) -> None:
         self.plan, self.state, self.limits, self.policy_name = plan, state, limits, policy_name
 
-    def run(self) -> Ints:
-        plan = self.plan
-        if plan.preempt or plan.reject:
+    def run(self) -> CheckedPlan:
+        requests = self.plan.requests
+        if self.plan.preempt or self.plan.reject:
             self._check_departures()
-        if not plan.requests:
-            return np.zeros(0, np.int64)
-        newcomers = self._check_members()
-        counts = np.array(plan.num_tokens)
-        if counts.dtype != np.int64:
-            self._fail("token counts must be whole numbers", plan.requests[0], f"got {plan.num_tokens}")
-        ready = self._ready(newcomers)
-        if (counts < 1).any() or (counts > ready).any():
-            place = int(np.flatnonzero((counts < 1) | (counts > ready))[0])
-            self._fail("a request computes at least 1 token and no more than are ready", plan.requests[place],
-                       f"{counts[place]} planned, {ready[place]} ready")  # fmt: skip
-        self._check_limits(len(newcomers), int(counts.sum()))
-        self._check_blocks(counts)
-        return counts
+        newcomers = self._check_members() if requests else []
+        rows = np.fromiter(map(attrgetter("row"), requests), np.int64, len(requests))
+        counts = np.array(self.plan.num_tokens or np.zeros(0, np.int64))
+        if requests:
+            self._check_counts(rows, counts)
+            self._check_limits(len(newcomers), int(counts.sum()))
+        missing = self._check_blocks(rows, counts)
+        return CheckedPlan(self.plan, newcomers, rows, counts, missing)
 
     def _check_departures(self) -> None:
         rejected = [request for request, _ in self.plan.reject]
@@ -65,29 +57,32 @@ class _Check:
                 self._fail("a request is named once in a plan", request, "it is preempted or rejected, and named again")
 
     def _check_members(self) -> list[Request]:
-        """Every request runs or waits, and stands in the plan once. Returns those that wait."""
+        """Every request runs or waits, and stands in the plan once. Returns those that wait, in plan order."""
         requests = self.plan.requests
-        newcomers = []
-        for request in requests:
-            if request not in self.state.running:
-                if request.status is not Status.WAITING or request not in self.state.waiting:
-                    self._fail("a planned request is waiting, or running with tokens left", request,
-                               f"it is {_standing(request)}")  # fmt: skip
-                newcomers.append(request)
-        if len(set(requests)) < len(requests):
+        unique = set(requests)
+        if len(unique) < len(requests):
             twice = next(request for request in requests if requests.count(request) > 1)
             self._fail("a request is named once in a plan", twice, f"it is named {requests.count(twice)} times")
+        outside = self.state.running.without(unique)
+        newcomers = [request for request in requests if request in outside] if outside else []
+        for request in newcomers:
+            if request.status is not Status.WAITING or request not in self.state.waiting:
+                self._fail("a planned request is waiting, or running with tokens left", request,
+                           f"it is {_standing(request)}")  # fmt: skip
         return newcomers
 
-    def _ready(self, newcomers: list[Request]) -> Ints:
+    def _check_counts(self, rows: Ints, counts: Ints) -> None:
         requests = self.plan.requests
-        if not newcomers:
-            return self.state.table.ready(self._rows())
-        return np.array([request.num_ready for request in requests], np.int64)
-
-    def _rows(self) -> Ints:
-        requests = self.plan.requests
-        return np.fromiter((request.row for request in requests), np.int64, len(requests))
+        if counts.dtype != np.int64:
+            self._fail("token counts are whole numbers", requests[0], f"got {self.plan.num_tokens}")
+        ready = self.state.table.ready(rows)
+        for place in np.flatnonzero(rows < 0).tolist():
+            ready[place] = requests[place].num_ready
+        wrong = (counts < 1) | (counts > ready)
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            self._fail("a request computes at least 1 token and no more than are ready", requests[place],
+                       f"{counts[place]} planned, {ready[place]} ready")  # fmt: skip
 
     def _check_limits(self, num_newcomers: int, num_tokens: int) -> None:
         plan, limits = self.plan, self.limits
@@ -105,31 +100,37 @@ class _Check:
             self._fail("pad_to lies between the tokens planned and max_tokens", plan.requests[0],
                        f"pad_to={plan.pad_to}, {num_tokens} planned, max_tokens={limits.max_tokens}")  # fmt: skip
 
-    def _check_blocks(self, counts: Ints) -> None:
-        """The blocks that the plan takes are free, or come free at once by its own preemptions."""
-        plan, state, pool = self.plan, self.state, self.state.pool
-        free = pool.num_free
-        for request in plan.preempt:
-            if state.in_flight_until(request) is None:
-                free += int(pool.held[request.row])
-        rows = self._rows()
-        known = rows >= 0  # the others were never admitted: nothing computed, nothing held
-        end = np.where(known, state.table.computed[rows], 0) + counts
-        for request, num_tokens in plan.reserve.items():
-            if request not in plan.requests:
-                self._fail("a reservation belongs to a planned request", request, "it is not in the plan")
-            place = plan.requests.index(request)
-            end[place] = max(end[place], num_tokens)
-        held = np.where(known, pool.held[rows], 0)
+    def _check_blocks(self, rows: Ints, counts: Ints) -> Ints:
+        """The blocks that the plan takes are free, or come free at once by its own preemptions. Returns them, [batch]."""
+        plan, pool = self.plan, self.state.pool
+        start, held = self.state.table.computed[rows], pool.held[rows]
+        start[rows < 0] = held[rows < 0] = 0  # never admitted: nothing computed, nothing held
+        end = start + counts
+        if plan.reserve:
+            self._raise_to_reserved(end)
         missing = np.maximum(-(-end // pool.block_size) - held, 0)
-        if int(missing.sum()) > free:
+        needed, free = int(missing.sum()), pool.num_free + self._blocks_coming_free()
+        if needed > free:
             place = int(np.argmax(np.cumsum(missing) > free))
             self._fail("the KV blocks that a plan takes must be free", plan.requests[place],
-                       f"{missing.sum()} blocks planned, {free} free")  # fmt: skip
-        if (end > pool.tables.shape[1] * pool.block_size).any():
-            place = int(np.argmax(end))
-            self._fail("a request holds no more KV cache than its longest length", plan.requests[place],
-                       f"{end[place]} tokens planned or reserved")  # fmt: skip
+                       f"{needed} blocks planned, {free} free")  # fmt: skip
+        return cast(Ints, missing)
+
+    def _raise_to_reserved(self, end: Ints) -> None:
+        for request, num_tokens in self.plan.reserve.items():
+            if request not in self.plan.requests:
+                self._fail("a reservation belongs to a planned request", request, "it is not in the plan")
+            if num_tokens > request.max_tokens:
+                self._fail("a request reserves no more KV cache than its longest length", request,
+                           f"{num_tokens} tokens reserved, {request.max_tokens} at most")  # fmt: skip
+            place = self.plan.requests.index(request)
+            end[place] = max(end[place], num_tokens)
+
+    def _blocks_coming_free(self) -> int:
+        """By the plan's own preemptions, of requests that no iteration in flight still uses."""
+        state = self.state
+        return sum(int(state.pool.held[request.row]) for request in self.plan.preempt
+                   if state.in_flight_until(request) is None)  # fmt: skip
 
     def _fail(self, rule: str, request: Request, found: str) -> NoReturn:
         raise PlanError(f"policy {self.policy_name}, iteration {self.state.iteration}, request {request.id}: "

@@ -1,0 +1,8 @@
+"""Chunk selectors: how many prompt tokens an iteration takes beside its decodes."""
+
+from policies.chunking.fixed import Fixed
+from policies.chunking.pd_aware import PDAware
+from policies.chunking.selector import ChunkSelector
+from policies.chunking.tile_aligned import TileAligned
+
+__all__ = ["ChunkSelector", "Fixed", "PDAware", "TileAligned"]

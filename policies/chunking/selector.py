@@ -1,0 +1,25 @@
+"""What a chunk selector is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from cbatch import Limits, Request, View
+
+
+class ChunkSelector(ABC):
+    """Chooses the prompt tokens of each iteration. May keep state of its own, fed by `observe`."""
+
+    @abstractmethod
+    def num_tokens(self, view: View, num_decodes: int) -> int:
+        """Prompt tokens for an iteration that already holds `num_decodes` decodes; 0 for none."""
+
+    def check(self, limits: Limits) -> None:  # noqa: B027 - optional
+        """Called once, before anything runs.
+
+        Raises:
+            ConfigError: the chunk does not go with these limits.
+        """
+
+    def observe(self, request: Request) -> None:  # noqa: B027 - optional
+        """A request has ended: its lengths are known."""

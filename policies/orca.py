@@ -1,0 +1,20 @@
+"""Iteration-level batching: Orca (Yu et al., OSDI 2022, algorithm 1).
+
+Requests join and leave the batch at every iteration, first come, first served. A new request's whole prompt is computed
+in one iteration together with the running requests' decodes. KV cache is reserved to the maximum length at admission, so
+that a running request never lacks memory.
+"""
+
+from __future__ import annotations
+
+from cbatch import Plan, View
+
+
+class Orca:
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes()
+        for request in view.waiting:
+            if not plan.add(request, whole=True, reserve=request.max_tokens):
+                break
+        return plan.build()

@@ -1,0 +1,31 @@
+"""Request-level batching: NVIDIA FasterTransformer, as described in Orca (Yu et al., OSDI 2022, section 2).
+
+A batch is formed from the requests that wait, its prompts are computed, then all decode together until the last one has
+ended; only then is the next batch formed. KV cache is reserved to each request's maximum length. It is the baseline of
+SARATHI (arXiv 2308.16369): prefill-only iterations, then decode-only ones.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from cbatch import Plan, Request, View
+
+
+class RequestLevel:
+    def __init__(self) -> None:
+        self._prompts_left: list[Request] = []  # of the batch being formed
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        if not view.running:
+            self._prompts_left = list(islice(view.waiting, view.limits.max_batch))
+        while self._prompts_left:
+            request = self._prompts_left[0]
+            if not plan.add(request, whole=True, reserve=request.max_tokens):
+                break
+            self._prompts_left.pop(0)
+        if not plan.num_requests:
+            self._prompts_left = []  # the KV cache holds no more: the batch is complete
+            plan.add_decodes()
+        return plan.build()

@@ -1,0 +1,30 @@
+"""Chunked prefills with decode-maximal batches: SARATHI (Agrawal et al., arXiv 2308.16369, sections 4.1 to 4.4).
+
+Every iteration holds one chunk of one prompt and as many decodes as there are, at most B - 1, which ride along at the
+marginal cost of a few more rows in the matrix products. KV cache is reserved to the maximum length at admission.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+
+from cbatch import Limits, Plan, Request, View
+from policies.chunking import ChunkSelector
+
+
+class Sarathi:
+    def __init__(self, chunking: ChunkSelector) -> None:
+        self.chunking = chunking
+
+    def check(self, limits: Limits) -> None:
+        self.chunking.check(limits)
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes()  # a request in prefill leaves at most B - 1 others
+        for request in islice(chain(view.prefilling, view.waiting), 1):
+            plan.add(request, self.chunking.num_tokens(view, plan.num_tokens), reserve=request.max_tokens)
+        return plan.build()
+
+    def on_finish(self, request: Request) -> None:
+        self.chunking.observe(request)

@@ -1,0 +1,35 @@
+"""Stall-free batching under a token budget: Sarathi-Serve (Agrawal et al., OSDI 2024, algorithm 3).
+
+Running decodes come first and never stall; what the budget leaves goes to prompts already begun, then to new ones, and
+several prompts may share an iteration. A prompt's KV cache is allocated at its admission, that of its output grows block
+by block, with preemption of the newest request.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from cbatch import Limits, Plan, Request, View
+from policies.chunking import ChunkSelector
+
+
+class SarathiServe:
+    def __init__(self, chunking: ChunkSelector) -> None:
+        self.chunking = chunking
+
+    def check(self, limits: Limits) -> None:
+        self.chunking.check(limits)
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes(preempt_newest=True)
+        budget = self.chunking.num_tokens(view, plan.num_tokens)
+        for request in chain(view.prefilling, view.waiting):
+            granted = plan.add(request, budget, reserve=request.num_tokens) if budget > 0 else 0
+            if not granted:
+                break
+            budget -= granted
+        return plan.build()
+
+    def on_finish(self, request: Request) -> None:
+        self.chunking.observe(request)
