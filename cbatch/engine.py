@@ -144,18 +144,18 @@ class Engine:
         waited_at = self.executor.now()
         result = self.executor.wait(launched.handle)
         received_at = self.executor.now()
-        finished = self.state.absorb(step, result.tokens, received_at)
+        absorbed = self.state.absorb(step, result.tokens, received_at)
         num_tokens = int(step.num_tokens.sum())
         num_decodes = int(((step.start >= step.table.prompt[step.rows]) & (step.num_tokens == 1)).sum())
         record = StepRecord(
             step.index, launched.planned_at, launched.launched_at, waited_at, received_at, self.executor.now(),
             result.started, result.ended, len(step.rows), num_tokens - num_decodes, num_decodes, step.pad_to - num_tokens,
-            len(step.sampled), launched.num_preempted, launched.kv_blocks_used, launched.num_waiting,
+            len(absorbed.receivers), launched.num_preempted, launched.kv_blocks_used, launched.num_waiting,
             launched.num_running, step.note,
         )  # fmt: skip
-        self.record.add_step(step, record)
+        self.record.add_step(record, absorbed.receivers)
         self._call(self._on_step, record)
-        for request in finished:
+        for request in absorbed.finished:
             self._ended(request)
 
     def _arrivals(self) -> float:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.executor import Step
-from cbatch.request import FinishReason, Request
+from cbatch.request import Ints, Request
 
 
 class StepRecord(NamedTuple):
@@ -23,7 +22,7 @@ class StepRecord(NamedTuple):
     done_at: the host had taken the tokens in.
     started, ended: the device computed.
     num_prefill_tokens: prompt tokens (after a preemption, also recomputed output); num_decode_tokens: the others.
-    num_sampled: tokens generated.
+    num_sampled: tokens generated and received.
     kv_blocks_used, num_waiting, num_running: after the plan was carried out.
     """
 
@@ -53,23 +52,19 @@ class RunRecord:
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
         self.requests: list[Request] = []  # in the order of their ends
-        self._sampled_ids: list[NDArray[np.int64]] = []
+        self._receivers: list[Ints] = []
 
-    def add_step(self, step: Step, record: StepRecord) -> None:
-        self.steps.append(record)
-        self._sampled_ids.append(step.table.id[step.rows[step.sampled]])
+    def add_step(self, step: StepRecord, receivers: Ints) -> None:
+        """receivers: ids of the requests that received a token, [receivers]."""
+        self.steps.append(step)
+        self._receivers.append(receivers)
 
-    def tokens(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def tokens(self) -> tuple[Ints, NDArray[np.float64]]:
         """Every generated token that reached its request: (request id, seconds when it was on the host), [tokens] each.
 
-        Ordered by time. Tokens generated past a request's end-of-sequence token are left out.
+        Ordered by time. Tokens generated past a request's end-of-sequence token are not among them.
         """
         if not self.steps:
             return np.zeros(0, np.int64), np.zeros(0)
-        ids = np.concatenate(self._sampled_ids)
-        times = np.repeat([step.received_at for step in self.steps], [len(part) for part in self._sampled_ids])
-        stopped = {request.id: request.finished_at for request in self.requests if request.finish_reason is FinishReason.STOP}
-        if stopped:
-            ends = np.array([stopped.get(int(id_), np.inf) for id_ in ids])
-            ids, times = ids[times <= ends], times[times <= ends]
-        return ids, times
+        times = np.repeat([step.received_at for step in self.steps], [len(ids) for ids in self._receivers])
+        return np.concatenate(self._receivers), times

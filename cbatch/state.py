@@ -7,6 +7,7 @@ Between the two, the step is in flight. Knows nothing of policies, executors or 
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from sortedcontainers import SortedKeyList
@@ -15,6 +16,13 @@ from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool
 from cbatch.plan import CheckedPlan, Plan
 from cbatch.request import NEVER, FinishReason, Ints, Request, RequestSet, RequestTable, Status
+
+
+class Absorbed(NamedTuple):
+    """What a step's tokens brought: ids of the requests that received one, [receivers], and the requests that ended."""
+
+    receivers: Ints
+    finished: list[Request]
 
 
 class State:
@@ -133,8 +141,8 @@ class State:
 
     # -- a step's tokens come in --------------------------------------------------------------------------------------
 
-    def absorb(self, step: Step, tokens: Tokens | None, now: float) -> list[Request]:
-        """Take in the tokens of the oldest step in flight; return the requests that end with them.
+    def absorb(self, step: Step, tokens: Tokens | None, now: float) -> Absorbed:
+        """Take in the tokens of the oldest step in flight.
 
         tokens: [batch], as in `StepResult`; None where values do not matter.
         """
@@ -146,6 +154,7 @@ class State:
             self.num_overshoot_tokens += int(ended.sum())
             places, rows = places[~ended], rows[~ended]
         self.num_ended = step.index + 1
+        receivers = table.id[rows]
         known = table.known[rows]
         if tokens is not None and table.tokens is not None:
             table.tokens[rows, known] = tokens[places]
@@ -154,7 +163,7 @@ class State:
         self.pool.retire(step.index)
         for row in self._leaving_rows.pop(step.index, ()):
             table.free(row)
-        return finished
+        return Absorbed(receivers, finished)
 
     def _finished(self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float) -> list[Request]:
         done: dict[Request, FinishReason] = {}

@@ -1,0 +1,78 @@
+"""The P:D-aware chunk against an exhaustive sweep, stated and estimated, and when the ratio drifts."""
+
+from __future__ import annotations
+
+import pytest
+from schedules import make_engine
+
+from cbatch import BatchShape, Engine, Limits, Request
+from cbatch.sim.executor import SimExecutor
+from policies.chunking import ChunkSelector, PDAware, TileAligned
+from policies.chunking.pd_aware import best_total, steady_state_seconds
+from policies.sarathi import Sarathi
+
+LENGTH, BATCH, TILE = 1024, 18, 128
+
+
+class TiledCost:
+    """An A6000-like GPU: whole tiles of 128 tokens, a floor for reading the weights, attention by context."""
+
+    def predict(self, shape: BatchShape) -> float:
+        tiles = -(-shape.num_tokens // TILE)
+        scores = sum(tokens * (context + tokens / 2) for tokens, context in shape.chunks)
+        return max(0.044, 0.015 + 0.0275 * tiles) + 1e-6 * shape.decode_context + 2e-8 * scores
+
+
+def throughput(selector: ChunkSelector, lengths: list[tuple[int, int]]) -> float:
+    """Tokens a second from the end of the first request to that of the last but one batch: fill and drain left out."""
+    limits = Limits(BATCH, 4096, 4096, tile=TILE)
+    cost = TiledCost()
+    engine = Engine(Sarathi(selector), SimExecutor(cost), limits, cost, num_blocks=10**5, block_size=16)
+    engine.submit(Request(index, prompt, output) for index, (prompt, output) in enumerate(lengths))
+    ended = engine.run().requests
+    window = ended[BATCH : len(ended) - BATCH]
+    tokens = sum(request.max_tokens for request in window)
+    return tokens / (window[-1].finished_at - ended[BATCH - 1].finished_at)  # type: ignore[operator]
+
+
+def split(pd_ratio: float) -> tuple[int, int]:
+    output = max(round(LENGTH / (1 + pd_ratio)), 1)
+    return LENGTH - output, output
+
+
+@pytest.mark.parametrize("pd_ratio", [2, 5, 14, 28, 50])
+@pytest.mark.parametrize("stated", [True, False])
+def test_its_throughput_is_within_2_percent_of_the_best_of_a_sweep(pd_ratio: float, stated: bool) -> None:
+    lengths = [split(pd_ratio)] * 120
+    swept = {total: throughput(TileAligned(total), lengths) for total in range(TILE, LENGTH + 1, TILE)}
+    selector = PDAware(pd_ratio if stated else None)
+    assert throughput(selector, lengths) >= 0.98 * max(swept.values()), (selector.total, swept)
+
+
+def test_the_gain_of_chunk_256_over_the_baseline_peaks_at_the_ratio_of_the_paper() -> None:
+    """With a total of 256 and B = 18 the peak lies at P:D = C / (B - 1) - 1 = 14 (SARATHI, fig. 9)."""
+
+    def gain(pd_ratio: float) -> float:
+        prompt, output = split(pd_ratio)
+        alone = TiledCost().predict(BatchShape(((prompt, 0),)))
+        decodes = TiledCost().predict(BatchShape((), BATCH, round(BATCH * (prompt + output / 2))))
+        baseline = alone + output / BATCH * decodes
+        return baseline / steady_state_seconds(TiledCost(), 256, BATCH, prompt, output)
+
+    assert abs(max(range(2, 60), key=gain) - 14) <= 2
+
+
+def test_it_follows_a_drift_of_the_ratio() -> None:
+    selector = PDAware(window=32)
+    throughput(selector, [split(2)] * 100)
+    before = selector.total
+    throughput(selector, [split(50)] * 100)
+    assert before == best_total(TiledCost(), Limits(BATCH, 4096, 4096, tile=TILE), *split(2))
+    assert selector.total == best_total(TiledCost(), Limits(BATCH, 4096, 4096, tile=TILE), *split(50))
+    assert before != selector.total
+
+
+def test_tiny_limits_still_leave_room_for_a_chunk() -> None:
+    engine = make_engine(Sarathi(PDAware()), Limits(2, 4, 100, tile=4))
+    engine.submit(Request(index, 9, 3) for index in range(4))
+    assert len(engine.run().requests) == 4

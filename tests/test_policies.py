@@ -1,0 +1,192 @@
+"""Golden schedules: small enough to check by hand against the paper. `2:4` = request 2 computes 4 tokens; `-1` = preempted."""
+
+from __future__ import annotations
+
+from textwrap import dedent
+
+import pytest
+from schedules import make_engine, schedule
+
+from cbatch import ConfigError, Limits, Policy, Request
+from policies.chunking import Fixed, TileAligned
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+from policies.sarathi_serve import SarathiServe
+
+LENGTHS = [(6, 3), (4, 2), (5, 4), (3, 2)]  # (prompt, output) of requests 0 to 3; 3 places
+
+
+def golden(text: str) -> str:
+    return dedent(text).strip()
+
+
+def test_request_level_runs_a_batch_to_its_last_request() -> None:
+    """Request 3 waits for request 2, although places fall free after the second and third iteration."""
+    found, _ = schedule(RequestLevel(), LENGTHS)
+    assert found == golden("""
+        0:6 1:4 2:5
+        0:1 1:1 2:1
+        0:1 2:1
+        2:1
+        3:3
+        3:1
+    """)
+
+
+def test_request_level_computes_the_prompts_of_a_large_batch_before_its_first_decode() -> None:
+    found, _ = schedule(RequestLevel(), [(6, 2), (6, 2), (6, 2)], max_tokens=13)
+    assert found == golden("""
+        0:6 1:6
+        2:6
+        0:1 1:1 2:1
+    """)
+
+
+def test_request_level_batch_is_what_the_cache_holds() -> None:
+    """8 blocks of 4: two requests of 3 blocks each fit with their outputs, the third does not."""
+    found, _ = schedule(RequestLevel(), [(6, 4), (6, 4), (6, 4)], num_blocks=8)
+    assert found.splitlines()[0] == "0:6 1:6"
+    assert found.splitlines()[4] == "2:6"
+
+
+def test_orca_admits_at_every_iteration_and_mixes_whole_prompts_with_decodes() -> None:
+    """Request 3 joins as soon as request 1 has left."""
+    found, _ = schedule(Orca(), LENGTHS)
+    assert found == golden("""
+        0:6 1:4 2:5
+        0:1 1:1 2:1
+        0:1 2:1 3:3
+        2:1 3:1
+    """)
+
+
+def test_orca_reserves_the_maximum_length() -> None:
+    """5 blocks of 4: request 0 holds 3 (9 tokens) from the start, so that request 1 with 2 blocks fits and 2 does not."""
+    found, record = schedule(Orca(), [(6, 3), (4, 2), (5, 4)], num_blocks=5)
+    assert found == golden("""
+        0:6 1:4
+        0:1 1:1
+        0:1
+        2:5
+        2:1
+        2:1
+        2:1
+    """)
+    assert record.steps[0].kv_blocks_used == 5
+
+
+def test_prefill_first_stalls_decodes_while_a_prompt_waits() -> None:
+    """Iteration 3 computes the prompt of request 3 alone; requests 0 and 2 wait for it."""
+    found, _ = schedule(PrefillFirst(watermark=0.0), LENGTHS)
+    assert found == golden("""
+        0:6 1:4 2:5
+        0:1 1:1 2:1
+        3:3
+        0:1 2:1 3:1
+        2:1
+    """)
+
+
+def test_prefill_first_preempts_the_newest_and_recomputes_it() -> None:
+    """4 blocks of 4. At 8 tokens each both requests need a third block: request 1 gives way and starts over with 9."""
+    found, record = schedule(PrefillFirst(watermark=0.0), [(7, 4), (7, 4)], num_blocks=4)
+    assert found == golden("""
+        0:7 1:7
+        0:1 1:1
+        0:1 -1
+        0:1
+        1:9
+        1:1
+    """)
+    preempted = {request.id: (request.num_preemptions, request.num_recomputed_tokens) for request in record.requests}
+    assert preempted == {0: (0, 0), 1: (1, 8)}
+
+
+def test_sarathi_fills_an_iteration_with_one_chunk_and_all_decodes() -> None:
+    """Chunk 4 beside up to 2 decodes; one prompt at a time."""
+    found, _ = schedule(Sarathi(Fixed(4)), LENGTHS)
+    assert found == golden("""
+        0:4
+        0:2
+        0:1 1:4
+        0:1 1:1 2:4
+        2:1
+        2:1 3:3
+        2:1 3:1
+        2:1
+    """)
+
+
+def test_sarathi_tile_aligned_counts_decodes_into_the_tile() -> None:
+    """Totals are 4 wherever the prompt has tokens enough: 4, then 1 + 3, 2 + 2."""
+    found, _ = schedule(Sarathi(TileAligned(4)), [(4, 4), (6, 4), (6, 2)])
+    assert found == golden("""
+        0:4
+        0:1 1:3
+        0:1 1:3
+        0:1 1:1 2:2
+        1:1 2:3
+        1:1 2:1
+        2:1
+    """)
+
+
+def test_sarathi_serve_shares_the_budget_among_prompts() -> None:
+    """Budget 8 a step, decodes first; the end of one prompt and the start of the next share an iteration."""
+    found, _ = schedule(SarathiServe(TileAligned(8)), LENGTHS)
+    assert found == golden("""
+        0:6 1:2
+        0:1 1:2 2:5
+        0:1 1:1 2:1
+        2:1 3:3
+        2:1 3:1
+    """)
+
+
+def test_sarathi_serve_never_stalls_a_decode() -> None:
+    """However long the prompts that wait, each running request gets a token in every iteration."""
+    found, _ = schedule(SarathiServe(TileAligned(8)), [(3, 8), (60, 2), (60, 2)])
+    with_request_0 = [line for line in found.splitlines() if line.startswith("0:")]
+    assert with_request_0 == found.splitlines()[:8]
+
+
+POLICIES = [RequestLevel, Orca, PrefillFirst, lambda: Sarathi(TileAligned(8)), lambda: SarathiServe(TileAligned(8))]
+
+
+@pytest.mark.parametrize("make", POLICIES)
+def test_ends_by_length_are_planned_alike_sync_and_async(make: type[Policy]) -> None:
+    """Predicted counters: with lengths known and memory ample, asynchrony changes no plan."""
+    lengths = [(5 + 7 * i % 11, 1 + 5 * i % 7) for i in range(20)]
+    assert schedule(make(), lengths)[0] == schedule(make(), lengths, asynchronous=True)[0]
+
+
+@pytest.mark.parametrize("make", POLICIES)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_every_request_is_served_when_memory_holds_one(make: type[Policy], asynchronous: bool) -> None:
+    lengths = [(5 + 7 * i % 11, 1 + 5 * i % 7) for i in range(20)]
+    _, record = schedule(make(), lengths, num_blocks=6, asynchronous=asynchronous)
+    assert sorted(request.id for request in record.requests) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("selector", "limits", "says"),
+    [
+        (lambda: Fixed(0), Limits(4, 100, 100), "chunk=0"),
+        (lambda: Fixed(-3), Limits(4, 100, 100), "chunk=-3"),
+        (lambda: Fixed(200), Limits(4, 100, 100), "exceeds max_tokens=100"),
+        (lambda: TileAligned(100), Limits(4, 1000, 100, tile=64), "use chunk=128"),
+        (lambda: TileAligned(64), Limits(65, 1000, 100, tile=64), "no room for a prompt beside 64 decodes"),
+    ],
+)  # fmt: skip
+def test_a_chunk_that_cannot_work_is_refused_before_anything_runs(selector, limits, says) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=says):
+        make_engine(Sarathi(selector()), limits)
+
+
+def test_a_prompt_longer_than_an_iteration_is_refused_by_whole_prompt_policies() -> None:
+    engine = make_engine(Orca(), Limits(3, 8, 1000))
+    engine.submit([Request(0, 9, 1)])
+    with pytest.raises(ConfigError, match="max_tokens=8"):
+        engine.run()

@@ -1,0 +1,397 @@
+"""Trace readers: what a small file says, what the published files say, and what is told of a file that is broken."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbatch.errors import WorkloadError
+from experiments.workloads import ServeGen, Trace, TraceReplay, read_trace
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+TRACES = Path(__file__).parents[2] / "shared" / "traces"
+
+
+def published(name: str) -> str:
+    if not (TRACES / name).exists():
+        pytest.skip(f"the published trace {name} is not in {TRACES}")
+    return str(TRACES / name)
+
+
+def message(action: Callable[[], object]) -> str:
+    """The one line of the error that the action must raise."""
+    with pytest.raises(WorkloadError) as error:
+        action()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def rows(trace: Trace) -> list[tuple[float | None, int, int]]:
+    times = [None] * len(trace) if trace.arrival_time is None else trace.arrival_time.tolist()
+    return list(zip(times, trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+
+
+# -- small files of every format --------------------------------------------------------------------------------------
+
+SAMPLES = {
+    "azure": (
+        AZURE + "2023-11-16 23:59:59.5000000,374,44\r\n2023-11-17 00:00:01,396,109\r\n",
+        [(0.0, 374, 44), (1.5, 396, 109)],
+    ),
+    "mooncake": (
+        '{"timestamp": 3000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
+        '{"timestamp": 3000, "input_length": 7322, "output_length": 1, "hash_ids": []}\n'
+        '{"timestamp": 5999.5, "input_length": 1, "output_length": 3}\n',
+        [(0.0, 6758, 500), (0.0, 7322, 1), (2.9995, 1, 3)],
+    ),
+    "lengths": (
+        "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n2015,156,2171,12.9",
+        [(None, 3772, 54), (None, 2015, 156)],
+    ),
+}
+
+
+@pytest.mark.parametrize("format", SAMPLES)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_every_format_plain_and_compressed_named_and_detected(tmp_path: Path, format: str, compressed: bool) -> None:
+    text, expected = SAMPLES[format]
+    path = tmp_path / ("trace.gz" if compressed else "trace")
+    path.write_bytes(gzip.compress(text.encode()) if compressed else text.encode())
+    for choice in ("auto", format):
+        trace = read_trace(str(path), choice)  # type: ignore[arg-type]
+        assert rows(trace) == expected
+        assert trace.line is not None and trace.line[0] == (1 if format == "mooncake" else 2)
+
+
+def test_column_order_byte_order_mark_and_time_zone_do_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\ufeffGeneratedTokens,extra,TIMESTAMP,ContextTokens\n1,x,2024-05-10 00:00:00.25+00:00,2\n")
+    assert rows(read_trace(str(path))) == [(0.0, 2, 1)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**5), st.integers(1, 10**4)), min_size=1, max_size=30))
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, content: list[tuple[int, int, int]]) -> None:
+    content.sort()
+    path = tmp_path_factory.getbasetemp() / "roundtrip.jsonl"
+    keys = ("timestamp", "input_length", "output_length")
+    path.write_text("".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in content))
+    expected = [((time - content[0][0]) / 1000, prompt, output) for time, prompt, output in content]
+    assert rows(read_trace(str(path))) == expected
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def azure(tmp_path: Path) -> TraceReplay:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE + "".join(f"2023-11-16 00:00:{2 * i:02}.5,{100 + i},{10 + i}\n" for i in range(6)))
+    return TraceReplay(path=str(path))
+
+
+def replayed(workload: TraceReplay) -> list[tuple[float, int, int]]:
+    return [(r.arrival_time, r.num_prompt_tokens, r.max_new_tokens) for r in workload.requests(None)]
+
+
+def test_replay_keeps_times_and_lengths(azure: TraceReplay) -> None:
+    assert replayed(azure) == [(2.0 * i, 100 + i, 10 + i) for i in range(6)]
+
+
+def test_replay_faster_from_later_on_fewer_and_shorter(azure: TraceReplay) -> None:
+    assert replayed(replace(azure, speed=4, num_requests=3)) == [(0.0, 100, 10), (0.5, 101, 11), (1.0, 102, 12)]
+    assert replayed(replace(azure, start=7, speed=2)) == [(0.0, 104, 14), (1.0, 105, 15)]
+    assert replayed(replace(azure, start=10, length_scale=0.1)) == [(0.0, 11, 2)]
+    assert replayed(replace(azure, queued=True, num_requests=2)) == [(0.0, 100, 10), (0.0, 101, 11)]
+    assert replayed(replace(azure, max_length=112, too_long="drop", speed=2)) == [(0.0, 100, 10), (1.0, 101, 11)]
+
+
+def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
+    assert message(lambda: replayed(replace(azure, start=11))) == (
+        f"{azure.path}: workload.start=11 lies after the last arrival: give at most 10 (seconds)"
+    )
+    assert message(lambda: replayed(replace(azure, num_requests=7))) == (
+        f"{azure.path}: workload.num_requests=7, but 6 requests are usable: ask for at most 6"
+    )
+    table = tmp_path / "table.csv"
+    table.write_text("num_prefill_tokens,num_decode_tokens\n3,4\n")
+    assert replayed(TraceReplay(path=str(table), queued=True)) == [(0.0, 3, 4)]
+    for workload in (TraceReplay(path=str(table)), TraceReplay(path=str(table), queued=True, start=1)):
+        assert message(lambda workload=workload: replayed(workload)) == (  # type: ignore[misc]
+            f"{table}: has no arrival times: set workload.queued=true without start and speed, "
+            "or use workload=sharegpt, which draws them"
+        )
+
+
+# -- broken files -----------------------------------------------------------------------------------------------------
+
+FIX = "; correct or remove the line"
+COUNT = "must be a whole number of tokens, at least 1" + FIX
+TIME = "must be a time such as 2023-11-16 18:15:46.6805900" + FIX
+ROW = "2023-11-16 18:15:46,1,1\n"
+MOON = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
+BROKEN: list[tuple[str, str]] = [
+    ("", ": the file is empty: give one with requests"),
+    ("\n", ", line 1: unknown format (''): set workload.format to one of azure, mooncake, lengths"),
+    ("a,b\n1,2\n", ", line 1: unknown format ('a,b'): set workload.format to one of azure, mooncake, lengths"),
+    ("client,window_start_s\n", ", line 1: this file is not a trace of single requests: use workload=servegen"),
+    ('{"prompt": "x"}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
+    ('{"token_ids": [1]}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
+    (AZURE, ", line 1: a header and no rows: give a trace with requests"),
+    ("TIMESTAMP,ContextTokens\n1,2\n", ", line 1: no column 'GeneratedTokens' among TIMESTAMP, ContextTokens: "
+                                       "give a file of this format, or another workload.format"),
+    (AZURE + ROW + "2023-11-16 18:15:47,1\n", ", line 3: '2023-11-16 18:15:47,1' has 2 fields, the header 3" + ": "
+                                              "correct or remove the line"),
+    (AZURE + ROW + "\n" + ROW, ", line 3: '' has 0 fields, the header 3: correct or remove the line"),
+    (AZURE + ROW + 'x"y,"1,2\n', ", line 3: 'x\"y,\"1,2' is not CSV (unexpected end of data): correct or remove the line"),
+    (AZURE + ROW + "noon,1,1\n", f", line 3: TIMESTAMP='noon': {TIME}"),
+    (AZURE + ROW + ",1,1\n", f", line 3: TIMESTAMP='': {TIME}"),
+    (AZURE + ROW + "2023-11-16 18:15:47,0,1\n", f", line 3: ContextTokens='0': {COUNT}"),
+    (AZURE + ROW + "2023-11-16 18:15:47,-3,1\n", f", line 3: ContextTokens='-3': {COUNT}"),
+    (AZURE + ROW + "2023-11-16 18:15:47,nan,1\n", f", line 3: ContextTokens='nan': {COUNT}"),
+    (AZURE + ROW + "2023-11-16 18:15:47,1,1.5\n", f", line 3: GeneratedTokens='1.5': {COUNT}"),
+    (AZURE + ROW + "2023-11-16 18:15:47,1,0\n", f", line 3: GeneratedTokens='0': {COUNT}"),
+    (AZURE + ROW + "2023-11-16 18:15:47,1,9999999999\n", f", line 3: GeneratedTokens='9999999999': {COUNT}"),
+    (AZURE + ROW + "2023-11-16 18:15:45,1,1\n", ", line 3: the time goes backwards, from 0 s to -1 s after the first row: "
+                                                "sort the rows by time"),
+    (MOON + '{"timestamp": 5, "input_len', ", line 2: '{\"timestamp\": 5, \"input_len' is not JSON (Unterminated string "
+                                           "starting at: line 1 column 17 (char 16)): correct or remove the line"),
+    (MOON + "[1]\n", ", line 2: '[1]' is not a JSON object: correct or remove the line"),
+    (MOON + '{"timestamp": 6, "input_length": 1}\n', f", line 2: output_length is missing: {COUNT}"),
+    (MOON + '{"timestamp": 6, "input_length": true, "output_length": 1}\n', f", line 2: input_length=True: {COUNT}"),
+    (MOON + '{"timestamp": 6, "input_length": -1, "output_length": 1}\n', f", line 2: input_length=-1: {COUNT}"),
+    (MOON + '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n',
+     ", line 2: timestamp=nan: must be a finite number" + FIX),
+    (MOON.replace("5", "-5"), ", line 1: timestamp=-5: must not be negative" + FIX),
+    (MOON + MOON.replace("5", "4"), ", line 2: the time goes backwards, from 0 s to -0.001 s after the first row: "
+                                    "sort the rows by time"),
+    ("num_prefill_tokens\n1\n", ", line 1: no column 'num_decode_tokens' among num_prefill_tokens: "
+                                "give a file of this format, or another workload.format"),
+    ("num_prefill_tokens,num_decode_tokens\n1,-1\n", f", line 2: num_decode_tokens='-1': {COUNT}"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "problem"), BROKEN)
+def test_broken_text(tmp_path: Path, text: str, problem: str) -> None:
+    path = tmp_path / "broken"
+    path.write_text(text)
+    assert message(lambda: read_trace(str(path))) == f"{path}{problem}"
+
+
+def test_long_values_are_shortened(tmp_path: Path) -> None:
+    path = tmp_path / "broken"
+    path.write_text(MOON + "x" * 10_000)
+    assert len(message(lambda: read_trace(str(path)))) < 250
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    plain, whole = tmp_path / "plain.gz", gzip.compress((AZURE + 1000 * ROW).encode())
+    plain.write_text(AZURE)
+    truncated, corrupt, binary = tmp_path / "cut.csv.gz", tmp_path / "bad.csv.gz", tmp_path / "binary"
+    truncated.write_bytes(whole[: len(whole) // 2])
+    corrupt.write_bytes(whole[:30] + b"\xff\xff\xff\xff" + whole[34:])
+    binary.write_bytes(whole)
+    expected = {
+        plain: f"{plain}: not a valid gzip file although its name ends in .gz (Not a gzipped file (b'TI')): "
+               "copy it again, or rename it if it is plain text",
+        truncated: f"{truncated}: the gzip file is truncated: copy it again",
+        binary: f"{binary}: not UTF-8 text (byte 1): convert it, or end its name in .gz if it is compressed",
+        tmp_path / "none": f"{tmp_path}/none: no such file: check the path, which is taken from the working folder",
+        tmp_path: f"{tmp_path}: cannot be read (Is a directory): give a file that can",
+    }  # fmt: skip
+    for path, text in expected.items():
+        assert message(lambda path=path: read_trace(str(path))) == text  # type: ignore[misc]
+    assert "not a valid gzip file although its name ends in .gz" in message(lambda: read_trace(str(corrupt)))
+    assert message(lambda: read_trace("")) == "workload.path=: give the path of a file"
+    assert message(lambda: read_trace("t", "csv")) == (  # type: ignore[arg-type]
+        "workload.format=csv: give one of auto, azure, mooncake, lengths"
+    )
+
+
+# -- ServeGen ---------------------------------------------------------------------------------------------------------
+
+HEADER = "client,window_start_s,rate_req_per_s,iat_cv,arrival_family,arg1,arg2\n"
+LENGTHS = {"input_tokens": "{10: 0.5, 20: 0.5}", "output_tokens": "{0: 0.25, 5: 0.75}"}
+
+
+def servegen(tmp_path: Path, windows: str, datasets: list[object] | None = None) -> ServeGen:
+    """A workload over two small files; client 1 has data in the first six hours only."""
+    if datasets is None:
+        datasets = [{"client": 1, "dataset": {"0": LENGTHS}}, {"client": 7, "dataset": {"0": LENGTHS, "21600": LENGTHS}}]
+    (tmp_path / "t.csv").write_text(HEADER + windows)
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in datasets))
+    return ServeGen(path=str(tmp_path / "t.csv"), dataset=str(tmp_path / "d.jsonl"))
+
+
+@pytest.fixture
+def two_clients(tmp_path: Path) -> ServeGen:
+    return servegen(tmp_path, "1,0,0.5,1,Gamma,1,2\n1,600,0,0,,0,0\n7,0,2,3,Weibull,0.4,0.1\n7,600,1,1,Gamma,0.3,1\n")
+
+
+def by_client(trace: Trace) -> dict[str, int]:
+    assert trace.client is not None
+    names, counts = np.unique(trace.client, return_counts=True)
+    return dict(zip(names.tolist(), counts.tolist(), strict=True))
+
+
+def test_a_window_holds_exactly_its_rate(two_clients: ServeGen) -> None:
+    trace = two_clients.trace()
+    assert by_client(trace) == {"1": 300, "7": 1200}
+    assert trace.arrival_time is not None and trace.arrival_time[0] == 0
+    assert (np.diff(trace.arrival_time) >= 0).all() and trace.arrival_time[-1] < 600
+    assert set(trace.prompt_tokens.tolist()) == {10, 20}
+    assert set(trace.output_tokens.tolist()) == {1, 5}  # a bin of 0 tokens counts as 1
+    assert np.mean(trace.output_tokens == 1) == pytest.approx(0.25, abs=0.04)
+    assert abs(np.corrcoef(trace.prompt_tokens, trace.output_tokens)[0, 1]) < 0.1
+    assert by_client(replace(two_clients, duration=1200).trace()) == {"1": 300, "7": 1800}
+    assert by_client(replace(two_clients, rate_scale=0.5).trace()) == {"1": 150, "7": 600}
+    assert by_client(replace(two_clients, clients=[1]).trace()) == {"1": 300}
+
+
+def test_a_fraction_of_a_request_is_a_chance_of_one(tmp_path: Path) -> None:
+    workload = servegen(tmp_path, "".join(f"7,{600 * i},0.0025,1,Gamma,1,2\n" for i in range(36)))  # 1.5 a window
+    counts = [len(replace(workload, duration=21_600, seed=seed).trace()) for seed in range(40)]
+    assert np.mean(counts) == pytest.approx(54, abs=2)
+
+
+def test_bursts_have_the_variation_of_the_family(tmp_path: Path) -> None:
+    """A Gamma of shape 1/4 has a coefficient of variation of 2; a Weibull of shape 1/2 one of the square root of 5."""
+    for family, shape, cv in (("Gamma", 0.25, 2.0), ("Weibull", 0.5, 5**0.5)):
+        times = servegen(tmp_path, f"7,0,50,0,{family},{shape},1\n").trace().arrival_time
+        assert times is not None
+        intervals = np.diff(times)
+        assert intervals.std() / intervals.mean() == pytest.approx(cv, rel=0.1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), start=st.floats(0, 500), duration=st.floats(50, 600))
+def test_another_range_or_other_clients_move_no_request(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, start: float, duration: float
+) -> None:
+    path = tmp_path_factory.getbasetemp()
+    workload = replace(servegen(path, "1,0,0.5,1,Gamma,1,2\n7,0,2,3,Weibull,0.4,0.1\n7,600,1,1,Gamma,1,1\n"), seed=seed)
+    whole, part = replace(workload, duration=1200).trace(), replace(workload, start=start, duration=duration).trace()
+    first = part.prompt_tokens.tolist(), part.output_tokens.tolist()
+    assert whole.arrival_time is not None and part.arrival_time is not None
+    shifts = [i for i in range(len(whole) - len(part) + 1)
+              if np.allclose(whole.arrival_time[i : i + len(part)] - whole.arrival_time[i], part.arrival_time, atol=1e-6)]
+    assert any((whole.prompt_tokens[i : i + len(part)].tolist(), whole.output_tokens[i : i + len(part)].tolist()) == first
+               for i in shifts)  # fmt: skip
+    alone = replace(workload, clients=[7], duration=1200).trace()
+    assert whole.client is not None
+    assert alone.prompt_tokens.tolist() == whole.prompt_tokens[whole.client == "7"].tolist()
+
+
+def test_requests_carry_their_client(two_clients: ServeGen) -> None:
+    requests = replace(two_clients, num_requests=20, queued=True).requests(None)
+    assert {request.client for request in requests} <= {"1", "7"}
+    assert {request.arrival_time for request in requests} == {0.0}
+
+
+OK = "7,0,2,3,Weibull,0.4,0.1\n"
+BAD_WINDOWS: list[tuple[str, str]] = [
+    ("x,0,2,3,Weibull,0.4,0.1\n", "client='x': must be a whole number"),
+    ("7,6e2,2,3,Weibull,0.4,0.1\n", "window_start_s='6e2': must be a whole number"),
+    ("7,600,-1,3,Weibull,0.4,0.1\n", "rate_req_per_s='-1': must not be negative"),
+    ("7,600,nan,3,Weibull,0.4,0.1\n", "rate_req_per_s='nan': must be a finite number"),
+    ("-7,600,2,3,Weibull,0.4,0.1\n", "'-7,600,2,3,Weibull,0.4,0.1': client must not be negative"),
+    ("7,650,2,3,Weibull,0.4,0.1\n", "'7,650,2,3,Weibull,0.4,0.1': window_start_s must be a multiple of 600"),
+    ("7,600,2,3,Pareto,0.4,0.1\n", "'7,600,2,3,Pareto,0.4,0.1': arrival_family must be Gamma, Weibull or empty"),
+    ("7,600,2,3,,0.4,0.1\n", "'7,600,2,3,,0.4,0.1': a window with requests needs an arrival_family"),
+    ("7,600,2,3,Gamma,0,0.1\n", "'7,600,2,3,Gamma,0,0.1': arg1, the shape, must be at least 0.01"),
+    (OK, "'7,0,2,3,Weibull,0.4,0.1': this client's window is there already"),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), BAD_WINDOWS)
+def test_bad_windows(tmp_path: Path, line: str, problem: str) -> None:
+    assert message(servegen(tmp_path, OK + line).trace) == f"{tmp_path}/t.csv, line 3: {problem}{FIX}"
+
+
+HISTOGRAM = "must map whole numbers of tokens to probabilities that sum to 1" + FIX
+NO_DATA = "window 0 has no input_tokens, but the client sends requests in it: choose other clients or another time"
+BAD_DATASETS: list[tuple[object, str]] = [
+    ({"client": 7}, "dataset must be an object of windows" + FIX),
+    ({"dataset": {}}, "client is missing: must be a whole number" + FIX),
+    ({"client": 1, "dataset": {}}, "client 1 is in line 1 already; remove one of the two"),
+    ({"client": 7, "dataset": {}}, NO_DATA),
+    ({"client": 7, "dataset": {"0": 3}}, NO_DATA),
+    ({"client": 7, "dataset": {"0": {"input_tokens": "{}", "output_tokens": "{}"}}}, NO_DATA),
+    ({"client": 7, "dataset": {"0": {**LENGTHS, "output_tokens": "{5: 0.5}"}}}, f"window 0, output_tokens: {HISTOGRAM}"),
+    ({"client": 7, "dataset": {"0": {**LENGTHS, "output_tokens": "{5: 1, 6}"}}}, f"window 0, output_tokens: {HISTOGRAM}"),
+    ({"client": 7, "dataset": {"0": {**LENGTHS, "input_tokens": "{-5: 1}"}}}, f"window 0, input_tokens: {HISTOGRAM}"),
+    ({"client": 7, "dataset": {"0": {**LENGTHS, "input_tokens": "{1.5: 1}"}}}, f"window 0, input_tokens: {HISTOGRAM}"),
+    ({"client": 7, "dataset": {"0": {**LENGTHS, "input_tokens": "{a: 1}"}}}, f"window 0, input_tokens: {HISTOGRAM}"),
+    ({"client": 7, "dataset": {"0": {**LENGTHS, "input_tokens": "{5: nan}"}}}, f"window 0, input_tokens: {HISTOGRAM}"),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), BAD_DATASETS)
+def test_bad_datasets(tmp_path: Path, line: object, problem: str) -> None:
+    workload = servegen(tmp_path, OK, [{"client": 1, "dataset": {}}, line])
+    assert message(workload.trace) == f"{tmp_path}/d.jsonl, line 2: {problem}"
+
+
+def test_ranges_and_clients_that_are_not_there(two_clients: ServeGen, tmp_path: Path) -> None:
+    assert message(replace(two_clients, start=1200).trace) == (
+        f"{two_clients.path}: no requests from 1200 s to 1800 s: "
+        "choose another workload.start, or raise duration or rate_scale"
+    )
+    assert message(replace(two_clients, clients=[1, 2]).trace) == (
+        f"workload.clients=[1, 2]: {two_clients.path} has no client 2; choose from 1, 7"
+    )
+    assert message(lambda: replace(two_clients, clients="7")) == (  # type: ignore[arg-type]
+        "workload.clients=7: give a list of client numbers, or null for all"
+    )
+    assert message(lambda: replace(two_clients, duration=0)) == (
+        "workload.duration=0: give a finite number above 0 (seconds)"
+    )
+    assert message(servegen(tmp_path, OK, [{"client": 1, "dataset": {}}]).trace) == (
+        f"{tmp_path}/d.jsonl: no line for client 7 of {tmp_path}/t.csv: give the two files of one data set"
+    )
+
+
+# -- the published files ----------------------------------------------------------------------------------------------
+
+PUBLISHED = [  # rows, span in seconds, medians of prompt and output, as the files' notes give them
+    ("azure_llm_2023_conv_rows1-14176.csv.gz", 14176, 2400, 1015, 115),
+    ("azure_llm_2023_code_rows1-5740.csv.gz", 5740, 1788, 1460, 13),
+    ("mooncake_fast25_conversation_rows1-7851.jsonl.gz", 7851, 2397, 7284, 356),
+    ("arxiv_summarization_llama2_rows1-18838.csv.gz", 18838, None, 2716, 167),
+    ("sharegpt_8k_llama2_rows1-20490.csv.gz", 20490, None, 1723, 410),
+]
+
+
+@pytest.mark.parametrize(("name", "num", "span", "prompt", "output"), PUBLISHED)
+def test_published_traces(name: str, num: int, span: float | None, prompt: int, output: int) -> None:
+    path = published(name)
+    begun = perf_counter()
+    trace = read_trace(path)
+    assert perf_counter() - begun < 1, "about 0.07 s on a quiet machine"
+    assert len(trace) == num
+    assert np.median(trace.prompt_tokens) == pytest.approx(prompt, abs=0.5)
+    assert np.median(trace.output_tokens) == output
+    if span is None:
+        assert trace.arrival_time is None
+    else:
+        assert trace.arrival_time is not None and trace.arrival_time[-1] == pytest.approx(span, abs=0.5)
+
+
+def test_published_servegen_rates_and_bursts() -> None:
+    """A whole day of all clients: 16 requests/s, as the files' notes say; the bursts of a client show in its intervals."""
+    stem = "servegen_reason_deepseek-r1"
+    workload = ServeGen(path=published(f"{stem}_trace.csv.gz"), dataset=published(f"{stem}_dataset.jsonl.gz"))
+    day = replace(workload, duration=86_400).trace()
+    assert len(day) / 86_400 == pytest.approx(16.0, abs=0.05)
+    assert len(by_client(day)) == 73
+    assert np.median(day.prompt_tokens) == pytest.approx(208, abs=3)
+    assert np.median(day.output_tokens) == pytest.approx(792, abs=8)
