@@ -1,0 +1,1 @@
+"""Benchmarks: each a command, `python -m experiments.bench NAME`, each writing results/<hardware>/NAME.json."""
