@@ -51,17 +51,14 @@ class Step:
 
     def shape(self) -> BatchShape:
         """What a cost model needs to know. A request that computes one token counts as a decode."""
-        single = self.num_tokens == 1
-        if single.all():
-            num_decodes, chunks = len(single), ()
-            context = int(self.start.sum())
-        else:
-            tokens, start = self.num_tokens[~single].tolist(), self.start[~single].tolist()
-            chunks = tuple(zip(tokens, start, strict=True))
-            num_decodes = len(single) - len(chunks)
-            context = int(self.start[single].sum())
-        padding = self.pad_to - sum(tokens for tokens, _ in chunks) - num_decodes
-        return BatchShape(chunks, num_decodes, context + num_decodes, padding)
+        many = np.flatnonzero(self.num_tokens > 1)
+        sizes: list[int] = self.num_tokens[many].tolist()
+        starts: list[int] = self.start[many].tolist()
+        num_decodes = len(self.num_tokens) - len(many)
+        context = int(self.start.sum()) - sum(starts) + num_decodes
+        return BatchShape(
+            tuple(zip(sizes, starts, strict=True)), num_decodes, context, self.pad_to - sum(sizes) - num_decodes
+        )
 
 
 class StepResult(NamedTuple):

@@ -30,7 +30,9 @@ class Plan:
 
     __slots__ = ("note", "num_tokens", "pad_to", "preempt", "reject", "requests", "reserve", "wake_at")
 
-    def __init__(self, entries: Iterable[tuple[Request, int]] = (), *, wake_at: float | None = None, note: str = "") -> None:
+    def __init__(
+        self, entries: Iterable[tuple[Request, int]] = (), *, wake_at: float | None = None, note: str = ""
+    ) -> None:
         self.requests: list[Request] = []
         self.num_tokens: list[int] = []
         for request, num_tokens in entries:
@@ -217,5 +219,3 @@ class PlanBuilder:
     def _newest_outside_plan(self) -> Request:
         taken = {*self.plan.requests, *self.plan.preempt}
         return next(request for request in reversed(self._view.running) if request not in taken)
-
-

@@ -26,7 +26,7 @@ class StepRecord(NamedTuple):
     kv_blocks_used, num_waiting, num_running: after the plan was carried out.
     """
 
-    index: int
+    iteration: int
     planned_at: float
     launched_at: float
     waited_at: float

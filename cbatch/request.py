@@ -67,10 +67,30 @@ class Request:
     """
 
     __slots__ = (
-        "__weakref__", "admitted_at", "arrival_iteration", "arrival_time", "client", "deadline", "finish_reason",
-        "finished_at", "id", "max_new_tokens", "num_preemptions", "num_prompt_tokens", "num_recomputed_tokens", "output",
-        "num_output_tokens", "predicted_new_tokens", "priority", "prompt", "reject_reason", "row", "sampling", "status",
-        "stop_tokens", "table",
+        "__weakref__",
+        "admitted_at",
+        "arrival_iteration",
+        "arrival_time",
+        "client",
+        "deadline",
+        "finish_reason",
+        "finished_at",
+        "id",
+        "max_new_tokens",
+        "num_output_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_recomputed_tokens",
+        "output",
+        "predicted_new_tokens",
+        "priority",
+        "prompt",
+        "reject_reason",
+        "row",
+        "sampling",
+        "status",
+        "stop_tokens",
+        "table",
     )  # fmt: skip
 
     def __init__(
@@ -109,7 +129,9 @@ class Request:
         if arrival_time < 0 or arrival_iteration < 0:
             raise ValueError(f"request {id}: arrival must not be negative")
         if prompt is not None and len(prompt) != num_prompt_tokens:
-            raise ValueError(f"request {id}: prompt has {len(prompt)} tokens, num_prompt_tokens says {num_prompt_tokens}")
+            raise ValueError(
+                f"request {id}: prompt has {len(prompt)} tokens, num_prompt_tokens says {num_prompt_tokens}"
+            )
         self.id = id
         self.num_prompt_tokens = num_prompt_tokens
         self.max_new_tokens = max_new_tokens

@@ -14,7 +14,7 @@ from sortedcontainers import SortedKeyList
 
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool
-from cbatch.plan import CheckedPlan, Plan
+from cbatch.plan import CheckedPlan
 from cbatch.request import NEVER, FinishReason, Ints, Request, RequestSet, RequestTable, Status
 
 
@@ -203,4 +203,3 @@ class State:
     def _leave(self, request: Request) -> None:
         for part in (self.running, self.decoding, self.prefilling):
             part.discard(request)
-

@@ -138,6 +138,9 @@ class _Check:
 
 
 def _standing(request: Request) -> str:
-    if request.status is Status.RUNNING:
-        return "running with its last token in flight"
-    return {Status.PENDING: "not of this run, or not arrived"}.get(request.status, request.status.value)
+    return {
+        Status.PENDING: "not of this run, or has not arrived",
+        Status.WAITING: "waiting",
+        Status.RUNNING: "running with its last token in flight",
+        Status.FINISHED: "finished",
+    }[request.status]

@@ -73,7 +73,9 @@ ILLEGAL = {
     "only a running request can be preempted": altered(lambda plan, view: plan.preempt.append(view.waiting[1])),
     "only a waiting request can be rejected": altered(lambda plan, view: plan.reject.append((STRANGER, "why"))),
     "preempted or rejected, and named again": altered(lambda plan, view: plan.reject.append((view.waiting[0], "why"))),
-    "reserves no more KV cache than its longest": altered(lambda plan, view: plan.reserve.update({view.waiting[0]: 12})),
+    "reserves no more KV cache than its longest": altered(
+        lambda plan, view: plan.reserve.update({view.waiting[0]: 12})
+    ),
     "a reservation belongs to a planned request": altered(lambda plan, view: plan.reserve.update({STRANGER: 5})),
 }
 
@@ -100,14 +102,14 @@ def test_a_request_that_the_cache_can_never_hold_is_refused_on_submission() -> N
 def test_the_kv_rule_names_the_first_request_that_does_not_fit() -> None:
     engine = make_engine(Scripted(entries((0, 7), (1, 3))), LIMITS, num_blocks=2, block_size=4)
     engine.submit([Request(0, 7, 1), Request(1, 3, 1)])
-    with pytest.raises(PlanError, match="request 1: illegal plan .3 blocks planned, 2 free"):
+    with pytest.raises(PlanError, match=r"request 1: illegal plan .3 blocks planned, 2 free"):
         engine.run()
 
 
 def test_a_policy_that_raises_is_named() -> None:
     engine = make_engine(Scripted(lambda view: {}["nothing"]), LIMITS)
     engine.submit([Request(0, 3, 3)])
-    with pytest.raises(PolicyError, match="policy Scripted, iteration 0: plan.. raised KeyError: 'nothing'"):
+    with pytest.raises(PolicyError, match=r"policy Scripted, iteration 0: plan.. raised KeyError: 'nothing'"):
         engine.run()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def test_host_time_is_added_in_sync_and_hidden_in_async(asynchronous: bool) -> N
     engine.submit([Request(0, 5, 10)])
     steps = engine.run().steps
     assert steps[-1].ended == pytest.approx(0.25 + 10 if asynchronous else 10 * 1.25)
-    assert all(later.started >= step.ended for step, later in zip(steps, steps[1:], strict=False))
+    assert all(later.started >= step.ended for step, later in pairwise(steps))
 
 
 def test_the_virtual_clock_jumps_over_idle_time() -> None:
@@ -81,7 +82,7 @@ def test_kv_cache_is_what_the_weights_leave() -> None:
     tokens = profile.kv_tokens(LLAMA)
     assert tokens * 131072 == pytest.approx(0.9 * 141e9 - LLAMA.weight_bytes, rel=1e-4)  # 128 KiB a token
     huge = ModelSpec("huge", "llama", 200, 16384, 128, 8, 128, 53248, 128256, 8192)
-    with pytest.raises(ConfigError, match="model=huge needs .* GB for its weights, hardware=h200"):
+    with pytest.raises(ConfigError, match=r"model=huge needs .* GB for its weights, hardware=h200"):
         profile.kv_tokens(huge)
 
 
@@ -123,5 +124,5 @@ def test_a_damaged_profile_names_file_and_key(tmp_path: Path, key: str, value: o
 def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.json"
     path.write_text("{")
-    with pytest.raises(ProfileError, match="broken.json: cannot read the profile"):
+    with pytest.raises(ProfileError, match=r"broken.json: cannot read the profile"):
         load_profile(str(path))

@@ -37,7 +37,9 @@ class ProfileCost:
         self._linear_seconds: dict[int, float] = {}
         width = DTYPE_BYTES[spec.dtype]
         attention = profile.attention
-        self._kv_seconds_per_token = 2 * spec.num_kv_heads * spec.head_dim * width / attention.bandwidth_bytes_per_second
+        self._kv_seconds_per_token = (
+            2 * spec.num_kv_heads * spec.head_dim * width / attention.bandwidth_bytes_per_second
+        )
         self._seconds_per_score = 4 * spec.num_heads * spec.head_dim / attention.flops_per_second
         bytes_per_token = profile.small_operations.bytes_per_hidden_element * spec.hidden_size * width / 2
         self._other_per_layer = profile.small_operations.seconds_per_layer

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +133,16 @@ class _Reader:
 
     def profile(self, data: Any) -> Profile:
         attention, small = self._get(data, "attention", dict), self._get(data, "small_operations", dict)
-        texts = {key: self._get(data, key, str) for key in ("name", "hardware", "source", "error")}
-        numbers = {key: self._number(data, key)
-                   for key in ("memory_bytes", "bandwidth_bytes_per_second", "flops_per_second", "host_seconds")}  # fmt: skip
         tables = self._get(data, "linear_seconds", dict)
         return Profile(
-            **texts,
-            **numbers,
+            name=self._text(data, "name"),
+            hardware=self._text(data, "hardware"),
+            source=self._text(data, "source"),
+            error=self._text(data, "error"),
+            memory_bytes=self._number(data, "memory_bytes"),
+            bandwidth_bytes_per_second=self._number(data, "bandwidth_bytes_per_second"),
+            flops_per_second=self._number(data, "flops_per_second"),
+            host_seconds=self._number(data, "host_seconds"),
             tile=int(self._number(data, "tile")),
             attention=Attention(**{key: self._number(attention, key, "attention.") for key in Attention.__slots__}),
             small_operations=SmallOperations(
@@ -151,7 +155,7 @@ class _Reader:
         where = f"linear_seconds.{model}."
         columns = {key: self._column(table, key, where) for key in table}
         tokens = columns.pop("tokens", ())
-        if not tokens or any(b <= a for a, b in zip(tokens, tokens[1:], strict=False)):
+        if not tokens or any(b <= a for a, b in pairwise(tokens)):
             self._fail(f"{where}tokens", "must be ascending and not empty")
         for key, column in columns.items():
             if len(column) != len(tokens):
@@ -162,6 +166,9 @@ class _Reader:
     def _column(self, table: Any, key: str, where: str) -> tuple[float, ...]:
         values = self._get(table, key, list, where)
         return tuple(self._check(value, f"{where}{key}[{index}]") for index, value in enumerate(values))
+
+    def _text(self, data: Any, key: str) -> str:
+        return str(self._get(data, key, str))
 
     def _number(self, data: Any, key: str, where: str = "") -> float:
         return self._check(self._get(data, key, (int, float), where), where + key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from policies.sarathi_serve import SarathiServe
 
 NUM_REQUESTS, BATCH, REPEATS = 1000, 128, 5
 SPEC = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
-POLICIES = {
+POLICIES: dict[str, Callable[[], Policy]] = {
     "orca": Orca,
     "prefill_first": PrefillFirst,
     "sarathi, chunk 1024": lambda: Sarathi(TileAligned(1024)),
