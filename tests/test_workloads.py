@@ -1,4 +1,4 @@
-"""Workloads: the same fields make the same requests; distributions are what they say; bad settings are told in one line."""
+"""Workloads: the same fields make the same requests, distributions are what they say, bad settings are told."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schedules import make_engine
 
+from cbatch import Limits, Request
 from cbatch.errors import WorkloadError
-from cbatch.request import Request
 from experiments.workloads import (
     AllAtOnce,
     ClosedBatch,
@@ -39,6 +40,7 @@ from experiments.workloads.fit import fit
 from experiments.workloads.lengths import split
 from experiments.workloads.seeds import Stream, generator, request_seeds
 from experiments.workloads.trace import Trace
+from policies.orca import Orca
 
 ROOT = Path(__file__).parents[1]
 
@@ -95,7 +97,8 @@ def test_a_prompt_depends_on_seed_and_id_alone(seed: int, length: int) -> None:
     shared = OpenLoop(seed=seed, num_requests=5, arrivals=AllAtOnce(), lengths=FixedLengths(length=60, pd_ratio=1))
     other = ClosedBatch(seed=seed, num_requests=9, length=length, pd_ratio=1, batch=2)
     for one, two in zip(shared.requests(Letters()), other.requests(Letters()), strict=False):
-        assert one.prompt is not None and two.prompt is not None
+        assert one.prompt is not None
+        assert two.prompt is not None
         num = min(len(one.prompt), len(two.prompt))
         assert one.prompt[:num] == two.prompt[:num]
         assert one.sampling == two.sampling
@@ -166,11 +169,15 @@ def test_prompt_and_output_sum_to_the_length_in_about_the_ratio(length: int, sha
     pd_ratio = (length - 1) ** (2 * share - 1)  # from 1 / (L - 1) to L - 1
     prompt_tokens, output_tokens = split(np.array([length]), pd_ratio)
     assert prompt_tokens + output_tokens == length
-    assert prompt_tokens >= 1 and output_tokens >= 1
+    assert prompt_tokens >= 1
+    assert output_tokens >= 1
     assert abs(output_tokens[0] - length / (1 + pd_ratio)) <= 0.5 + 1e-9
 
 
-@pytest.mark.parametrize(("pd_ratio", "prompt", "output"), [(14, 956, 68), (1, 512, 512), (50, 1004, 20), (1 / 3, 256, 768)])
+SHAPES = [(14, 956, 68), (1, 512, 512), (50, 1004, 20), (1 / 3, 256, 768)]
+
+
+@pytest.mark.parametrize(("pd_ratio", "prompt", "output"), SHAPES)
 def test_the_shapes_of_the_sarathi_paper(pd_ratio: float, prompt: int, output: int) -> None:
     requests = ClosedBatch(length=1024, pd_ratio=pd_ratio, batch=2).requests(None)
     assert len(requests) == 16
@@ -192,7 +199,7 @@ def test_staggers_by_hand() -> None:
 @settings(deadline=None)
 @given(batch=st.integers(1, 40), num_output=st.integers(1, 120))
 def test_an_even_stagger_stays_even_for_ever(batch: int, num_output: int) -> None:
-    """B slots; a request takes the first free one and holds it for D iterations: every start is D / B after the last."""
+    """B slots; a request takes the first free one and holds it for D iterations: starts are D / B apart."""
     workload = ClosedBatch(length=2 * num_output, pd_ratio=1, batch=batch, stagger="even", num_requests=6 * batch)
     free_at = [0] * batch
     starts = []
@@ -200,6 +207,21 @@ def test_an_even_stagger_stays_even_for_ever(batch: int, num_output: int) -> Non
         starts.append(max(request.arrival_iteration, heapq.heappop(free_at)))
         heapq.heappush(free_at, starts[-1] + request.max_new_tokens)
     assert starts == [math.floor(i * num_output / batch + 0.5) for i in range(6 * batch)]
+
+
+@pytest.mark.parametrize(("length", "pd_ratio", "batch"), [(8, 1, 4), (12, 1, 3), (40, 1, 6), (1024, 14, 18)])
+def test_an_even_stagger_is_orcas_best_case_on_the_engine(length: int, pd_ratio: float, batch: int) -> None:
+    workload = ClosedBatch(length=length, pd_ratio=pd_ratio, batch=batch, stagger="even", num_requests=5 * batch)
+    requests = workload.requests(None)
+    limits = Limits(batch, max_tokens=batch * length, max_request_tokens=length, tile=1)
+    engine = make_engine(Orca(), limits, num_blocks=batch * length, block_size=1)  # an iteration takes a second
+    engine.submit(requests)
+    engine.run()
+    life = requests[0].max_new_tokens
+    assert [request.admitted_at for request in requests] == [
+        math.floor(i * life / batch + 0.5) for i in range(5 * batch)
+    ]
+    assert {round((request.finished_at or 0) - (request.admitted_at or 0)) for request in requests} == {life}
 
 
 # -- open loop --------------------------------------------------------------------------------------------------------
@@ -227,7 +249,9 @@ def test_with_cv_1_arrivals_are_poisson() -> None:
 @given(cv=st.floats(1e-3, 1e3), rate=st.floats(1e-3, 1e6), num=st.integers(1, 50))
 def test_any_valid_arrivals_are_finite_and_in_order(cv: float, rate: float, num: int) -> None:
     times = GammaArrivals(rate=rate, cv=cv).times(generator(0, Stream.ARRIVALS), num)
-    assert times.shape == (num,) and np.isfinite(times).all() and (np.diff(times) >= 0).all()
+    assert times.shape == (num,)
+    assert np.isfinite(times).all()
+    assert (np.diff(times) >= 0).all()
 
 
 def test_uniform_lengths_reach_both_ends() -> None:
@@ -242,14 +266,16 @@ def test_zipf_lengths_follow_the_law() -> None:
     total = prompt + output
     weights = np.arange(1, 4096 - 1024 + 2) ** -0.4
     cumulative = np.cumsum(weights) / weights.sum()
-    assert total.min() >= 1024 and total.max() <= 4096
+    assert total.min() >= 1024
+    assert total.max() <= 4096
     for length in (1100, 1500, 2048, 3000):
         assert np.mean(total <= length) == pytest.approx(cumulative[length - 1024], abs=0.005)
     assert (prompt / output).mean() == pytest.approx(10, rel=0.01)
 
 
 def test_zipf_with_theta_0_is_uniform() -> None:
-    prompt, output = ZipfLengths(theta=0, min_length=2, max_length=5, pd_ratio=1).draw(generator(0, Stream.LENGTHS), 40_000)
+    lengths = ZipfLengths(theta=0, min_length=2, max_length=5, pd_ratio=1)
+    prompt, output = lengths.draw(generator(0, Stream.LENGTHS), 40_000)
     assert np.bincount(prompt + output)[2:] / 40_000 == pytest.approx(0.25, abs=0.01)
 
 
@@ -260,7 +286,8 @@ def test_trace_lengths_in_order_and_at_random(tmp_path: Path) -> None:
     random = generator(0, Stream.LENGTHS)
     assert [column.tolist() for column in lengths.draw(random, 3)] == [[10, 20, 30], [1, 2, 3]]
     prompt, output = replace(lengths, order="random").draw(random, 1000)
-    assert set(prompt.tolist()) == {10, 20, 30, 40, 50} and (prompt == 10 * output).all()
+    assert set(prompt.tolist()) == {10, 20, 30, 40, 50}
+    assert (prompt == 10 * output).all()
     assert message(lambda: lengths.draw(random, 6)) == (
         f"{path}: has 5 rows, workload.num_requests=6: ask for fewer, or set workload.lengths.order=random"
     )
@@ -295,8 +322,10 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert columns(fit(a_trace(), max_length=50, too_long="clip")) == [(40, 10), (1, 49), (40, 2)]
     dropped = fit(a_trace(), max_length=70, too_long="drop")
     assert columns(dropped) == [(5, 60), (40, 2)]
-    assert dropped.arrival_time is not None and dropped.arrival_time.tolist() == [0.0, 2.0]
-    assert dropped.client is not None and dropped.client.tolist() == ["b", "c"]
+    assert dropped.arrival_time is not None
+    assert dropped.arrival_time.tolist() == [0.0, 2.0]
+    assert dropped.client is not None
+    assert dropped.client.tolist() == ["b", "c"]
     assert columns(fit(a_trace(), max_length=70, too_long="drop", num_requests=1)) == [(5, 60)]
     assert message(lambda: fit(a_trace(), max_length=70)) == (
         "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70: "
@@ -372,18 +401,16 @@ BAD_PROMPTS: list[tuple[object, str]] = [
     ({"prompt": "x", "top_k": 1.5}, "top_k=1.5: must be a whole number" + FIX),
     ({"prompt": "x", "top_k": -1}, "top_k=-1: must not be negative" + FIX),
     ({"prompt": "x", "top_p": 0}, "top_p=0: must be above 0, at most 1" + FIX),
-    ([1], "'[1]' is not a JSON object" + FIX),
-    ("x", "'x' is not JSON (Expecting value: line 1 column 1 (char 0))" + FIX),
-    ("", "'' is not JSON (Expecting value: line 1 column 1 (char 0))" + FIX),
+    ("[1]", "'[1]' is not a JSON object: correct or remove the line"),
+    ("x", "'x' is not JSON, column 1: correct or remove the line"),
+    ("", "'' is not JSON, column 1: correct or remove the line"),
 ]
 
 
 @pytest.mark.parametrize(("line", "problem"), BAD_PROMPTS)
 def test_bad_prompt_lines(tmp_path: Path, line: object, problem: str) -> None:
-    workload = prompt_file(tmp_path, {"token_ids": [1], "arrival_time": 2}, line)
-    if isinstance(line, dict) and "arrival_time" not in line and "comes after" not in problem:
-        line = {**line, "arrival_time": 2}
-        workload = prompt_file(tmp_path, {"token_ids": [1], "arrival_time": 2}, line)
+    first = {"token_ids": [1], "arrival_time": 2 if "comes after" in problem else 0}
+    workload = prompt_file(tmp_path, first, line)
     assert message(lambda: workload.requests(Letters())) == f"{tmp_path}/p.jsonl, line 2: {problem}"
 
 
@@ -401,6 +428,10 @@ def closed(**changes: Any) -> ClosedBatch:
     return ClosedBatch(**{"length": 10, "pd_ratio": 1, "batch": 2, **changes})
 
 
+def uniform(**changes: Any) -> UniformLengths:
+    return UniformLengths(**{"min_length": 4, "max_length": 8, "pd_ratio": 1, **changes})
+
+
 def zipf(**changes: Any) -> ZipfLengths:
     return ZipfLengths(**{"theta": 0.4, "min_length": 4, "max_length": 8, "pd_ratio": 1, **changes})
 
@@ -409,6 +440,7 @@ def replay(**changes: Any) -> TraceReplay:
     return TraceReplay(path="t.csv", **changes)
 
 
+CV = "give a number from 0.001 (regular) over 1 (Poisson) to 1000"
 PD = "give a finite number above 0 (prefill tokens / decode tokens)"
 STAGGER = "give 0, 'even', or a number of iterations of at least 0"
 BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
@@ -422,34 +454,36 @@ BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: closed(pd_ratio=-1), f"pd_ratio=-1: {PD}"),
     (lambda: closed(pd_ratio=math.nan), f"pd_ratio=nan: {PD}"),
     (lambda: closed(pd_ratio="1:2"), f"pd_ratio=1:2: {PD}"),
-    (lambda: closed(pd_ratio=10), "pd_ratio=10: requests of 10 tokens allow 0.1111 to 9; "
-                                  "give a ratio in that range or longer requests"),
-    (lambda: closed(pd_ratio=0.1), "pd_ratio=0.1: requests of 10 tokens allow 0.1111 to 9; "
-                                   "give a ratio in that range or longer requests"),
+    (lambda: closed(pd_ratio=10), ("pd_ratio=10: requests of 10 tokens allow 0.1111 to 9; "
+                                  "give a ratio in that range or longer requests")),
+    (lambda: closed(pd_ratio=0.1), ("pd_ratio=0.1: requests of 10 tokens allow 0.1111 to 9; "
+                                   "give a ratio in that range or longer requests")),
     (lambda: closed(stagger=-1), f"stagger=-1: {STAGGER}"),
     (lambda: closed(stagger="odd"), f"stagger=odd: {STAGGER}"),
     (lambda: closed(stagger=math.inf), f"stagger=inf: {STAGGER}"),
-    (lambda: sampling(temperature=math.nan), "sampling.temperature=nan: give a finite number, at least 0 (0 is greedy)"),
+    (lambda: sampling(temperature=-1), "sampling.temperature=-1: give a finite number, at least 0 (0 is greedy)"),
     (lambda: sampling(top_k=-1), "sampling.top_k=-1: give a whole number, at least 0"),
     (lambda: sampling(top_p=0), "sampling.top_p=0: give a number above 0, at most 1"),
     (lambda: GammaArrivals(rate=0), "arrivals.rate=0: give a finite number above 0 (requests per second)"),
     (lambda: GammaArrivals(rate=math.nan), "arrivals.rate=nan: give a finite number above 0 (requests per second)"),
-    (lambda: GammaArrivals(rate=1, cv=0), "arrivals.cv=0: give a number from 0.001 (regular) over 1 (Poisson) to 1000"),
-    (lambda: GammaArrivals(rate=1, cv=-1), "arrivals.cv=-1: give a number from 0.001 (regular) over 1 (Poisson) to 1000"),
+    (lambda: GammaArrivals(rate=1, cv=0), f"arrivals.cv=0: {CV}"),
+    (lambda: GammaArrivals(rate=1, cv=-1), f"arrivals.cv=-1: {CV}"),
     (lambda: FixedLengths(length=1, pd_ratio=1), "lengths.length=1: give a whole number, at least 2"),
-    (lambda: FixedLengths(length=4, pd_ratio=4), "lengths.pd_ratio=4: requests of 4 tokens allow 0.3333 to 3; "
-                                                 "give a ratio in that range or longer requests"),
-    (lambda: UniformLengths(min_length=1, max_length=5, pd_ratio=1), "lengths.min_length=1: give a whole number, at least 2"),
+    (lambda: FixedLengths(length=4, pd_ratio=4), ("lengths.pd_ratio=4: requests of 4 tokens allow 0.3333 to 3; "
+                                                 "give a ratio in that range or longer requests")),
+    (lambda: uniform(min_length=1), "lengths.min_length=1: give a whole number, at least 2"),
     (lambda: zipf(theta=-1), "lengths.theta=-1: give a finite number, at least 0 (0 is uniform)"),
     (lambda: zipf(max_length=2.5), "lengths.max_length=2.5: give a whole number, at least 2"),
     (lambda: zipf(max_length=3), "lengths.max_length=3: give at least lengths.min_length=4"),
     (lambda: zipf(pd_ratio=0), f"lengths.pd_ratio=0: {PD}"),
-    (lambda: TraceLengths(path="t.csv", order="sorted"), "lengths.order=sorted: give one of file, random"),
+    (lambda: TraceLengths(path="t.csv", order="sorted"),  # type: ignore[arg-type]
+     "lengths.order=sorted: give one of file, random"),
     (lambda: OpenLoop(arrivals=AllAtOnce(), lengths=zipf()), "num_requests=None: give a whole number, at least 1"),
     (lambda: PromptFile(path="p", max_new_tokens=0), "max_new_tokens=0: give a whole number, at least 1"),
     (lambda: replay(start=-1), "start=-1: give a finite number, at least 0 (seconds into the trace)"),
     (lambda: replay(speed=0), "speed=0: give a finite number above 0 (1 replays in real time, 2 twice as fast)"),
-    (lambda: fit(a_trace(), length_scale=0), "length_scale=0: give a finite number above 0 (1 keeps the trace's lengths)"),
+    (lambda: fit(a_trace(), length_scale=0),
+     "length_scale=0: give a finite number above 0 (1 keeps the trace's lengths)"),
     (lambda: fit(a_trace(), max_length=1), "max_length=1: give a whole number, at least 2"),
     (lambda: fit(a_trace(), too_long="cut"), "too_long=cut: give one of error, clip, drop"),  # type: ignore[arg-type]
 ]  # fmt: skip
@@ -477,7 +511,8 @@ def test_every_config_builds_its_workload(name: str) -> None:
     paths = {"sharegpt": ["lengths.path"], "arxiv": ["lengths.path"], "servegen": ["path", "dataset"]}
     keys = paths.get(name, [] if name in ("closed", "open_loop", "zipf") else ["path"])
     workload = composed(f"+workload={name}", *(f"workload.{key}=some.file" for key in keys))
-    assert workload.seed == 3 and not workload.use_stop_tokens
+    assert workload.seed == 3
+    assert not workload.use_stop_tokens
 
 
 def test_configs_take_overrides() -> None:

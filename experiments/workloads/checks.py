@@ -29,7 +29,7 @@ def check_not_negative(key: str, value: object, unit: str) -> None:
 
 def check_whole(key: str, value: object, minimum: int) -> None:
     """Raise WorkloadError unless the value is a whole number, at least `minimum`."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < minimum:
+    if not (is_whole(value) and value >= minimum):
         raise bad_setting(key, value, f"give a whole number, at least {minimum}")
 
 
@@ -39,6 +39,11 @@ def check_choice(key: str, value: object, choices: Collection[str]) -> None:
         raise bad_setting(key, value, f"give one of {', '.join(choices)}")
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether the value is a whole number, True and False excepted."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether the value is a finite number; True and False are not numbers here."""
+    """Whether the value is a finite number, True and False excepted."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

@@ -29,6 +29,6 @@ def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
 
 
 def request_seeds(seed: int, stream: Stream, num_requests: int) -> list[int]:
-    """A seed for each request, [num_requests], each in 0 .. 2^63 - 1: number i depends on `seed`, `stream` and i alone."""
+    """A seed for each request, [num_requests], from 0 to 2^63 - 1: number i depends on `seed`, `stream` and i alone."""
     words = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(num_requests, np.uint64)
-    return (words >> np.uint64(64 - _NUM_SEED_BITS)).tolist()
+    return [word >> (64 - _NUM_SEED_BITS) for word in words.tolist()]

@@ -13,6 +13,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Strings = NDArray[np.str_]
 
+MOST_TOKENS = 2**31 - 1
+"""No length is greater: sums and 32-bit columns stay in range."""
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trace:
@@ -41,8 +44,8 @@ class Trace:
         """Names a row in a message."""
         return f"{self.source}, row {row + 1}" if self.line is None else f"{self.source}, line {self.line[row]}"
 
-    def select(self, rows: slice | NDArray[np.bool_] | Ints) -> Trace:
-        """The rows named by a slice, a mask or an index, with times from the first of them."""
+    def select(self, rows: slice | NDArray[np.bool_]) -> Trace:
+        """The rows named by a slice or a mask, in their order, with times from the first of them."""
         times = None if self.arrival_time is None else self.arrival_time[rows]
         return Trace(
             source=self.source,
@@ -60,6 +63,6 @@ class Trace:
             WorkloadError: fewer rows than asked for.
         """
         if num_requests is not None and num_requests > len(self):
-            raise WorkloadError(f"{self.source}: {len(self)} requests are usable, workload.num_requests={num_requests}: "
-                                f"ask for at most {len(self)}")  # fmt: skip
+            raise WorkloadError(f"{self.source}: workload.num_requests={num_requests}, but {len(self)} requests "
+                                f"are usable: ask for at most {len(self)}")  # fmt: skip
         return self.select(slice(num_requests))

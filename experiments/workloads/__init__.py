@@ -1,0 +1,39 @@
+"""Workloads: where the requests of a run come from.
+
+A workload is a frozen dataclass, built by Hydra from `conf/workload/`. The same fields make the same requests, whatever
+the policy, the executor or the machine. Nothing here loads torch, pandas or Hydra.
+"""
+
+from __future__ import annotations
+
+from experiments.workloads.arrivals import AllAtOnce, Arrivals, GammaArrivals
+from experiments.workloads.base import Vocabulary, Workload, sampling
+from experiments.workloads.closed import ClosedBatch
+from experiments.workloads.lengths import FixedLengths, Lengths, TraceLengths, UniformLengths, ZipfLengths
+from experiments.workloads.open_loop import OpenLoop
+from experiments.workloads.prompts import PromptFile
+from experiments.workloads.readers import read_trace
+from experiments.workloads.replay import TraceReplay
+from experiments.workloads.servegen import ServeGen
+from experiments.workloads.trace import Trace
+
+__all__ = [
+    "AllAtOnce",
+    "Arrivals",
+    "ClosedBatch",
+    "FixedLengths",
+    "GammaArrivals",
+    "Lengths",
+    "OpenLoop",
+    "PromptFile",
+    "ServeGen",
+    "Trace",
+    "TraceLengths",
+    "TraceReplay",
+    "UniformLengths",
+    "Vocabulary",
+    "Workload",
+    "ZipfLengths",
+    "read_trace",
+    "sampling",
+]

@@ -1,0 +1,101 @@
+"""Requests drawn from the per-client statistics of ServeGen (arXiv:2505.09999): realistic bursts and length mixes.
+
+In each window of 600 s a client sends rate * 600 requests. The intervals before, between and after them are drawn from
+the window's Gamma or Weibull family and stretched to fill the window: with shape 1 that is exactly a Poisson process of
+known count. ServeGen's own generator (`construct.py`) does the same without the interval after the last request, which
+thereby falls on the window's end and is lost. Input and output lengths are drawn independently of one another, as their
+joint distribution is not published; ServeGen's generator takes both at the same quantile.
+
+Every client and window has a random stream of its own: asking for another range or other clients moves no request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cbatch.errors import WorkloadError
+from cbatch.request import Request
+from experiments.workloads.base import Vocabulary
+from experiments.workloads.checks import bad_setting, check_not_negative, check_positive, is_whole
+from experiments.workloads.readers.servegen import WINDOW_SECONDS, ServeGenClients, read_servegen
+from experiments.workloads.replay import Replay
+from experiments.workloads.seeds import Stream, generator
+from experiments.workloads.trace import Floats, Ints, Strings, Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeGen(Replay):
+    """Requests of some ServeGen clients in a range of time; each carries its client.
+
+    Fields:
+        path, dataset: the two files, see `experiments.workloads.readers.servegen`.
+        start: seconds into the data; the first request arrives at time 0 of the run.
+        duration: seconds.
+        clients: their numbers; None takes all.
+        rate_scale: multiplies every client's number of requests; the shape of the bursts stays.
+        num_requests: the first so many; None takes all of the range.
+    """
+
+    path: str
+    dataset: str
+    start: float = 0.0
+    duration: float = 600.0
+    clients: Sequence[int] | None = None
+    rate_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_not_negative("start", self.start, "seconds into the data")
+        check_positive("duration", self.duration, "seconds")
+        check_positive("rate_scale", self.rate_scale, "1 keeps the recorded rates")
+        if self.clients is not None and not (isinstance(self.clients, Sequence) and all(map(is_whole, self.clients))):
+            raise bad_setting("clients", self.clients, "give a list of client numbers, or null for all")
+
+    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+        return self._replay(self.trace(), vocabulary)
+
+    def trace(self) -> Trace:
+        """The requests of the range as columns, in order of arrival, before lengths are fitted to a model."""
+        data = read_servegen(self.path, self.dataset)
+        parts = [self._draw(data, window) for window in self._windows(data).tolist()]
+        if not any(len(part[1]) for part in parts):
+            raise WorkloadError(f"{self.path}: no requests from {self.start:g} s to {self.start + self.duration:g} s: "
+                                "choose another workload.start, or raise duration or rate_scale")  # fmt: skip
+        client, times, prompt_tokens, output_tokens = map(np.concatenate, zip(*parts, strict=True))
+        order = np.argsort(times, kind="stable")
+        return Trace(
+            source=self.path,
+            prompt_tokens=prompt_tokens[order],
+            output_tokens=output_tokens[order],
+            arrival_time=times[order] - times[order[0]],
+            client=client[order],
+        )
+
+    def _windows(self, data: ServeGenClients) -> Ints:
+        """The windows, as rows of the data, that can hold requests of the range."""
+        wanted = (data.rate > 0) & (data.start < self.start + self.duration)
+        wanted &= data.start + WINDOW_SECONDS > self.start
+        if self.clients is not None:
+            known = np.unique(data.client).tolist()
+            if unknown := sorted(set(self.clients) - set(known)):
+                remedy = f"{self.path} has no client {unknown[0]}; choose from {', '.join(map(str, known))}"
+                raise bad_setting("clients", list(self.clients), remedy)
+            wanted &= np.isin(data.client, list(self.clients))
+        return np.flatnonzero(wanted)
+
+    def _draw(self, data: ServeGenClients, window: int) -> tuple[Strings, Floats, Ints, Ints]:
+        """Client, time, prompt and output tokens of one window's requests that fall into the range."""
+        client, start = int(data.client[window]), int(data.start[window])
+        random = generator(self.seed, Stream.SERVEGEN, client, start // WINDOW_SECONDS)
+        expected = float(data.rate[window]) * WINDOW_SECONDS * self.rate_scale
+        num = int(expected + random.random())  # a fraction is a chance of one more
+        draw = random.standard_gamma if data.family[window] == "Gamma" else random.weibull
+        intervals = draw(float(data.shape[window]), num + 1)
+        times = start + WINDOW_SECONDS * np.cumsum(intervals)[:-1] / (intervals.sum() or 1.0)
+        input_lengths, output_lengths = data.lengths(client, start)
+        prompt_tokens, output_tokens = input_lengths.draw(random, num), output_lengths.draw(random, num)
+        inside = (times >= self.start) & (times < self.start + self.duration)
+        return np.full(int(inside.sum()), str(client)), times[inside], prompt_tokens[inside], output_tokens[inside]
