@@ -207,11 +207,11 @@ class Engine:
             raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")
         if request.max_tokens > limits.max_request_tokens:
             raise WorkloadError(f"request {request.id}: {request.num_prompt_tokens} prompt + {request.max_new_tokens} new "
-                                f"tokens exceed the model's {limits.max_request_tokens} positions; shorten it "
-                                "(workload.max_length) or choose another model")  # fmt: skip
+                                f"tokens exceed the {limits.max_request_tokens} positions of the model; shorten the "
+                                "workload's requests or choose another model")  # fmt: skip
         if request.max_tokens > pool.num_tokens:
             raise WorkloadError(f"request {request.id}: {request.max_tokens} tokens exceed the KV cache of "
-                                f"{pool.num_tokens}; raise kv_tokens or shorten it (workload.max_length)")  # fmt: skip
+                                f"{pool.num_tokens}; raise kv_tokens or shorten the workload's requests")  # fmt: skip
 
 
 def _ignore(_: Any) -> None:

@@ -95,7 +95,7 @@ def test_a_request_that_the_cache_can_never_hold_is_refused_on_submission() -> N
     engine = make_engine(Orca(), LIMITS, num_blocks=2, block_size=4)
     with pytest.raises(WorkloadError, match="request 2: 9 tokens exceed the KV cache of 8"):
         engine.submit([Request(2, 8, 1)])
-    with pytest.raises(WorkloadError, match="exceed the model's 100 positions"):
+    with pytest.raises(WorkloadError, match="exceed the 100 positions"):
         engine.submit([Request(3, 99, 2)])
 
 
