@@ -72,6 +72,7 @@ class Engine:
         self.view = View(self.state, limits, cost)
         self.record = RunRecord()
         self.num_unfinished = 0
+        self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
         self._pending: deque[Request] = deque()  # not arrived yet, in arrival order
         self._in_flight: deque[InFlight] = deque()
@@ -125,6 +126,7 @@ class Engine:
         checked = validate(plan, self.state, self.limits, self.policy_name)
         for request in plan.preempt:
             self.state.preempt(request)
+        self._num_preempted += len(plan.preempt)
         for request, why in plan.reject:
             self.state.reject(request, why, planned_at)
             self._ended(request)
@@ -135,7 +137,8 @@ class Engine:
         state = self.state
         step = state.apply(checked, planned_at)
         handle = self.executor.launch(step)
-        return InFlight(step, handle, planned_at, self.executor.now(), len(plan.preempt), state.pool.num_used,
+        num_preempted, self._num_preempted = self._num_preempted, 0
+        return InFlight(step, handle, planned_at, self.executor.now(), num_preempted, state.pool.num_used,
                         len(state.waiting), len(state.running))  # fmt: skip
 
     def _complete(self, launched: InFlight) -> None:

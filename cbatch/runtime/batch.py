@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     @property
     def size(self) -> int:
         """int32 words of the packed buffer."""
-        return 4 * self.num_tokens + 7 * self.num_rows + 1 + self.num_rows * self.num_blocks
+        return 4 * self.num_tokens + 6 * self.num_rows + 1 + self.num_rows * self.num_blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +119,21 @@ def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
     out.carry[last] = step.carry
     block, offset = np.divmod(positions, page)
     out.kv_slots[:num_tokens] = pool.tables[token_rows, block] * page + offset
-    out.block_tables[:num_rows] = pool.tables[rows, : shape.num_blocks]
+    width = min(shape.num_blocks, pool.tables.shape[1])  # a graph's tables may be wider than any request's
+    out.block_tables[:num_rows, :width] = pool.tables[rows, :width]
+    out.block_tables[:num_rows, width:] = pool.num_blocks
     out.temperature[:num_rows] = table.temperature[rows]
     if out.temperature[:num_rows].any():
         out.top_k[:num_rows] = table.top_k[rows]
         out.top_p[:num_rows] = table.top_p[rows]
         out.uniform[:num_rows] = uniform(table.seed[rows], (step.start + counts).astype(np.uint64))
     _pad(num_tokens, num_rows, shape, pool.num_blocks, page, out)
+
+
+def pack_dummies(shape: Shape, dummy_page: int, page: int, out: Fields[NDArray[Any]]) -> None:
+    """Write a batch of padding alone: what a shape can be computed with before there are requests."""
+    out.query_starts[0] = 0
+    _pad(0, 0, shape, dummy_page, page, out)
 
 
 def _pad(num_tokens: int, num_rows: int, shape: Shape, dummy_page: int, page: int, out: Fields[NDArray[Any]]) -> None:

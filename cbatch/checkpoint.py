@@ -1,0 +1,117 @@
+"""What a local checkpoint folder says of itself in its JSON files, read without loading torch.
+
+Simulation takes the shape of a model from here; the runtime also its weights, which is `cbatch.runtime.weights`' affair.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cbatch.errors import ModelError
+from cbatch.model import DTYPE_BYTES, ModelSpec
+
+CHECKPOINT_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_VARYING_ROPE = (
+    "dynamic",
+    "longrope",
+)  # rotate by the longest position in a batch, which one batch of many cannot follow
+
+
+def spec_from_checkpoint(path: str | Path) -> ModelSpec:
+    """The shape of the model in a checkpoint folder, from its config.json.
+
+    `max_positions` is the model's own limit, or its sliding window where that is shorter: up to there windowed attention
+    is plain attention, beyond it is not supported.
+
+    Raises:
+        ModelError: the folder or its config.json is missing, malformed, or describes a model that cannot be run here.
+    """
+    file = Path(path) / "config.json"
+    config = _read(file)
+    family = config.get("model_type")
+    if family not in CHECKPOINT_FAMILIES:
+        raise ModelError(f"{file}: model_type {family!r} is not supported; use one of {', '.join(CHECKPOINT_FAMILIES)}")
+    if "quantization_config" in config:
+        raise ModelError(f"{file}: quantized checkpoints are not supported; use one in {', '.join(DTYPE_BYTES)}")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
+    if rope_type in _VARYING_ROPE:
+        raise ModelError(f"{file}: rope type {rope_type!r} depends on the longest request of a batch and is not supported; "
+                         "use a checkpoint with default, linear, yarn or llama3")  # fmt: skip
+    dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    if dtype not in DTYPE_BYTES:
+        raise ModelError(f"{file}: dtype {dtype!r} is not supported; use a checkpoint in {', '.join(DTYPE_BYTES)}")
+    num_heads, hidden_size = _size(config, "num_attention_heads", file), _size(config, "hidden_size", file)
+    return ModelSpec(
+        name=file.parent.resolve().name,
+        family=family,
+        num_layers=_size(config, "num_hidden_layers", file),
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=_size(config, "num_key_value_heads", file, num_heads),
+        head_dim=_size(config, "head_dim", file, 128 if family == "qwen3" else hidden_size // num_heads),
+        intermediate_size=_size(config, "intermediate_size", file),
+        vocab_size=_size(config, "vocab_size", file),
+        max_positions=min(_size(config, "max_position_embeddings", file), _window(config)),
+        dtype=dtype,
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+        path=str(path),
+    )
+
+
+def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
+    """The end-of-sequence tokens of a checkpoint: of its generation_config.json, else of its config.json.
+
+    Raises:
+        ModelError: a file is malformed, or config.json is missing.
+    """
+    folder = Path(path)
+    for name in ("generation_config.json", "config.json"):
+        if name == "config.json" or (folder / name).is_file():
+            stop = _read(folder / name).get("eos_token_id")
+            if stop is not None:
+                return tuple(stop) if isinstance(stop, list) else (stop,)
+    return ()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.parent.is_dir():
+        raise ModelError(
+            f"model.path={file.parent} is no folder; give a checkpoint's folder, or null for random weights"
+        )
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(
+            f"{file}: {error.strerror or error}; model.path must be a checkpoint folder with it"
+        ) from error
+    except ValueError as error:
+        raise ModelError(f"{file}: not JSON ({error}); the checkpoint is broken, copy it again") from error
+    if not isinstance(content, dict):
+        raise ModelError(
+            f"{file}: holds a {type(content).__name__}, not an object; the checkpoint is broken, copy it again"
+        )
+    return content
+
+
+def _size(config: dict[str, Any], key: str, file: Path, default: int | None = None) -> int:
+    value = config.get(key)
+    if value is None:
+        value = default
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(
+            f"{file}: {key} is {value!r}, not a size of at least 1; the checkpoint is broken, copy it again"
+        )
+    return value
+
+
+def _window(config: dict[str, Any]) -> int:
+    """The sliding window in tokens; without one, no limit. Absent, Mistral's is 4096, as in `transformers`."""
+    if config["model_type"] == "mistral":
+        window = config.get("sliding_window", 4096)
+    else:
+        window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    return int(window) if window else 2**31 - 1

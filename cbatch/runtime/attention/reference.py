@@ -1,0 +1,83 @@
+"""Paged attention in plain PyTorch: what a CPU runs, and the oracle of the other kernels.
+
+It gathers each request's pages into one piece and calls PyTorch's attention: the requests with one query in one padded
+call, the longer ones - prompt chunks - one by one. It reads lengths as plain numbers, so on a GPU every call waits for
+the device, and it cannot be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from cbatch.runtime.batch import Fields
+
+
+class ReferenceAttention:
+    """See `Attention`; needs no bounds on the lengths."""
+
+    name = "reference"
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: Fields[torch.Tensor],
+        *,
+        scaling: float,
+        max_query_len: int,
+        max_context_len: int,
+    ) -> torch.Tensor:
+        output = torch.zeros_like(query)  # [tokens, heads, head dim]
+        starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
+        singles = [row for row, context in enumerate(contexts) if starts[row + 1] - starts[row] == 1]
+        if singles:
+            rows = torch.tensor(singles, device=query.device)
+            tokens = batch.query_starts[rows]
+            pages = _gather(keys, values, batch.block_tables[rows], max(contexts[row] for row in singles))
+            output[tokens] = _decode(query[tokens], *pages, batch.context_lens[rows], scaling)
+        for row, context in enumerate(contexts):
+            begin, end = starts[row], starts[row + 1]
+            if end - begin > 1:
+                pages = _gather(keys, values, batch.block_tables[row : row + 1], context)
+                output[begin:end] = _chunk(query[begin:end], *pages, scaling)
+        return output
+
+
+def _gather(
+    keys: torch.Tensor, values: torch.Tensor, block_tables: torch.Tensor, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copies of the first `length` keys and values of some requests, [rows, kv heads, length, head dim] each."""
+    page_size = keys.shape[1]
+    tables = block_tables[:, : -(-length // page_size)]
+    first, second = (pages[tables].flatten(1, 2)[:, :length].transpose(1, 2) for pages in (keys, values))
+    return first, second
+
+
+def _decode(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, context_lens: torch.Tensor, scaling: float
+) -> torch.Tensor:
+    """One query of each request, [rows, heads, head dim], against its own context, padded to the longest.
+
+    What lies beyond a context may be anything, NaN too; it is zeroed as well as masked, since 0 * NaN is not 0. Keys and
+    values are copies, so that may be done in place.
+    """
+    beyond = torch.arange(keys.shape[2], device=keys.device) >= context_lens[:, None]  # [rows, length]
+    for part in (keys, values):
+        part.masked_fill_(beyond[:, None, :, None], 0)
+    seen = ~beyond[:, None, None, :]  # [rows, 1, 1, length]
+    query = query[:, :, None]  # [rows, heads, 1, head dim]
+    return scaled_dot_product_attention(query, keys, values, seen, scale=scaling, enable_gqa=True)[:, :, 0]
+
+
+def _chunk(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
+    """The last queries of one request, [tokens, heads, head dim], against the keys up to their own.
+
+    More queries than keys happen in padding only; the queries without a key of their own see the first.
+    """
+    num_queries, num_keys = query.shape[0], keys.shape[2]
+    position = torch.arange(num_keys - num_queries, num_keys, device=query.device).clamp(min=0)
+    seen = torch.arange(num_keys, device=query.device) <= position[:, None]  # [queries, keys]
+    query = query.transpose(0, 1)[None]  # [1, heads, tokens, head dim]
+    return scaled_dot_product_attention(query, keys, values, seen, scale=scaling, enable_gqa=True)[0].transpose(0, 1)

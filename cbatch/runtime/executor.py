@@ -1,0 +1,114 @@
+"""The executor of real tokens: three streams, two slots in turn, and one place where the host blocks.
+
+    host      pack N | launch N+1 ...                            wait N: downloaded[N].synchronize()
+    h2d         copy in N --uploaded-->
+    compute                    carry-over, model, sampling N --computed-->
+    d2h                                                                 copy out N --downloaded-->
+
+It is the same on a CPU and on a GPU; what differs is the kind of streams, pinned memory, and who computes an iteration.
+Knows nothing of policies or requests beyond the step that it is handed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from time import perf_counter, sleep
+from typing import NamedTuple
+
+import numpy as np
+
+from cbatch.executor import Step, StepResult
+from cbatch.request import Ints
+from cbatch.runtime.batch import host_views, pack
+from cbatch.runtime.iteration import Iteration, Work
+from cbatch.runtime.slots import Slot
+from cbatch.runtime.streams import Streams
+from cbatch.runtime.vocabulary import Vocabulary
+
+
+class InFlight(NamedTuple):
+    """A launched step: where its tokens will be, how many there are, and the places that sample."""
+
+    slot: Slot
+    num_rows: int
+    sampled: Ints
+
+
+class StreamExecutor:
+    """Implements `cbatch.executor.Executor`.
+
+    vocabulary: token ids and tokenizer of the model, for workloads.
+    """
+
+    num_stages = 1
+    needs_tokens = True
+
+    def __init__(self, streams: Streams, slots: Sequence[Slot], iteration: Iteration, vocabulary: Vocabulary) -> None:
+        """slots: two, of these streams."""
+        assert len(slots) == 2, "with one stage, one iteration is computed while the next is packed"
+        self.vocabulary = vocabulary
+        self._streams = streams
+        self._slots = slots
+        self._iteration = iteration
+        self._origin: float | None = None  # of the clock, in seconds of time.perf_counter
+
+    def launch(self, step: Step) -> InFlight:
+        """Pack the step and enqueue its three parts; returns without waiting for any."""
+        slot, previous = self._slots[step.index % 2], self._slots[step.index % 2 - 1]
+        assert not slot.in_use, "the host waits for iteration N before it launches N + 2"
+        slot.in_use = True
+        shape = self._iteration.shape(step)
+        packed = host_views(slot.host_array, shape)
+        pack(step, shape, packed)
+        work = Work.of(shape, packed)
+
+        h2d, compute, d2h = self._streams
+        h2d.run(partial(slot.upload, shape.size))
+        h2d.record(slot.uploaded)
+
+        compute.wait(slot.uploaded)
+        compute.record(slot.started)
+        compute.run(partial(self._iteration, slot, previous.sampled, work))
+        compute.record(slot.computed)
+
+        d2h.wait(slot.computed)
+        d2h.run(partial(slot.download, len(step.rows)))
+        d2h.record(slot.downloaded)
+        return InFlight(slot, len(step.rows), step.sampled)
+
+    def wait(self, in_flight: InFlight) -> StepResult:
+        """Block until the step's tokens are on the host; nothing else in the runtime does.
+
+        Raises:
+            StreamError: an operation of the step, or of one before it, failed.
+        """
+        slot, origin = in_flight.slot, self._start()
+        try:
+            slot.downloaded.synchronize()
+        finally:
+            slot.in_use = False
+        tokens = slot.result(in_flight.num_rows)
+        started, ended = slot.started.time() - origin, slot.computed.time() - origin
+        if (tokens[in_flight.sampled] < 0).any():
+            raise RuntimeError(
+                f"poison: rows {np.flatnonzero(tokens < 0).tolist()} sampled from what was never written"
+            )
+        return StepResult(tokens, started, ended)
+
+    def now(self) -> float:
+        """Seconds since the clock was first read, by the engine at the start of its run."""
+        origin = self._start()
+        return perf_counter() - origin
+
+    def sleep_until(self, time: float) -> None:
+        if (seconds := time - self.now()) > 0:
+            sleep(seconds)
+
+    def close(self) -> None:
+        self._streams.close()
+
+    def _start(self) -> float:
+        if self._origin is None:
+            self._origin = perf_counter()
+        return self._origin

@@ -1,0 +1,51 @@
+"""From logits to tokens: greedy, or drawn from the tempered, filtered distribution.
+
+Each row is sampled by itself from its own logits and its own random number, so a request gets the same tokens in any
+batch. Fixed shapes, no synchronization: both functions can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cbatch.runtime.batch import Fields
+
+
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The likeliest token of each row.
+
+    Args:
+        logits: [rows, vocabulary].
+
+    Returns:
+        int32 [rows]; among equals the lowest token id.
+    """
+    return logits.argmax(dim=-1).to(torch.int32)
+
+
+def sample(logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
+    """Draw a token for each row by the inverse of the cumulative distribution; rows of temperature 0 are greedy.
+
+    The distribution is softmax(logits / temperature) in descending order. Top-k keeps its first k tokens (0: all); top-p
+    then keeps the fewest tokens whose share of what top-k left reaches p (Holtzman et al., ICLR 2020), never none.
+
+    Args:
+        logits: [rows, vocabulary].
+        batch: `temperature`, `top_k`, `top_p` and `uniform` are read, [rows] each.
+
+    Returns:
+        int32 [rows].
+    """
+    temperature = torch.where(batch.temperature > 0, batch.temperature, 1)
+    ordered, tokens = (logits.float() / temperature[:, None]).sort(dim=-1, descending=True, stable=True)
+    weights = ordered.softmax(dim=-1)  # [rows, vocabulary]
+    rank = torch.arange(weights.shape[-1], device=weights.device)
+    weights = weights.masked_fill((rank >= batch.top_k[:, None]) & (batch.top_k[:, None] > 0), 0)
+    reached = weights.cumsum(dim=-1)
+    likelier = reached - weights  # the weight of the tokens before each
+    weights = weights.masked_fill((likelier >= batch.top_p[:, None] * reached[:, -1:]) & (rank > 0), 0)
+    reached = weights.cumsum(dim=-1)
+    passed = reached <= batch.uniform[:, None] * reached[:, -1:]
+    place = torch.minimum(passed.sum(dim=-1), (weights > 0).sum(dim=-1) - 1).clamp(min=0)
+    place = torch.where(batch.temperature > 0, place, 0)  # [rows]
+    return tokens.gather(-1, place[:, None])[:, 0].to(torch.int32)

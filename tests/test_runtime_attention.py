@@ -1,0 +1,89 @@
+"""The reference attention against attention written out query by query."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.batch import Fields
+
+HEAD_DIM = 8
+SCALING = 0.3
+
+
+def paged_batch(lengths: list[tuple[int, int]], page_size: int, kv_heads: int, random: np.random.Generator) -> tuple:
+    """Rows of (queries, context) over pages in random order; NaN wherever no context reaches."""
+    rows, needed = len(lengths), [-(-context // page_size) for _, context in lengths]
+    pages = torch.from_numpy(random.permutation(sum(needed) + 3)).int()
+    tables = torch.full((rows, max(needed) + 1), int(pages[-1]), dtype=torch.int32)
+    keys = torch.full((len(pages) + 1, page_size, kv_heads, HEAD_DIM), torch.nan)
+    values = keys.clone()
+    contexts, taken = [], 0
+    for row, (_, context) in enumerate(lengths):
+        tables[row, : needed[row]] = pages[taken : taken + needed[row]]
+        taken += needed[row]
+        pair = torch.from_numpy(random.normal(size=(2, context, kv_heads, HEAD_DIM))).float()
+        slots = tables[row, torch.arange(context) // page_size].long() * page_size + torch.arange(context) % page_size
+        keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots] = pair
+        contexts.append(pair)
+    starts = torch.tensor([0, *np.cumsum([queries for queries, _ in lengths])], dtype=torch.int32)
+    unused = torch.zeros(0)
+    batch = Fields(unused, unused, unused, unused, starts, torch.tensor([context for _, context in lengths]).int(),
+                   unused, unused, unused, unused, tables)  # fmt: skip
+    return keys, values, batch, contexts
+
+
+def attend_alone(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """One query [heads, head dim] against the keys that it sees, [keys, kv heads, head dim]."""
+    group = query.shape[0] // keys.shape[1]
+    heads = []
+    for head, vector in enumerate(query):
+        weights = (keys[:, head // group] @ vector * SCALING).softmax(0)
+        heads.append(weights @ values[:, head // group])
+    return torch.stack(heads)
+
+
+@st.composite
+def row_lengths(draw: st.DrawFn) -> list[tuple[int, int]]:
+    contexts = draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
+    return [(draw(st.sampled_from((1, context)) | st.integers(0, context)), context) for context in contexts]
+
+
+@given(lengths=row_lengths(), page_size=st.sampled_from((1, 3, 16)), heads=st.sampled_from(((4, 4), (4, 2), (6, 1))))
+def test_it_is_causal_attention_of_the_last_queries(
+    lengths: list[tuple[int, int]], page_size: int, heads: tuple[int, int]
+) -> None:
+    """Decodes, chunks and whole prompts in one batch; what lies beyond a context is NaN and must not be read."""
+    random = np.random.default_rng(1)
+    num_heads, kv_heads = heads
+    keys, values, batch, contexts = paged_batch(lengths, page_size, kv_heads, random)
+    query = torch.from_numpy(random.normal(size=(sum(queries for queries, _ in lengths), num_heads, HEAD_DIM))).float()
+    output = ReferenceAttention()(query, keys, values, batch, scaling=SCALING, max_query_len=99, max_context_len=99)
+    assert output.shape == query.shape
+    place = 0
+    for (queries, context), (row_keys, row_values) in zip(lengths, contexts, strict=True):
+        for seen in range(context - queries + 1, context + 1):
+            expected = attend_alone(query[place], row_keys[:seen], row_values[:seen])
+            torch.testing.assert_close(output[place], expected, rtol=1e-5, atol=1e-5)
+            place += 1
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_stays_half_precision(dtype: torch.dtype) -> None:
+    keys, values, batch, _ = paged_batch([(1, 9), (4, 7)], 4, 2, np.random.default_rng(2))
+    query = torch.ones(5, 4, HEAD_DIM, dtype=dtype)
+    output = ReferenceAttention()(query, keys.to(dtype), values.to(dtype), batch, scaling=SCALING,
+                                  max_query_len=4, max_context_len=9)  # fmt: skip
+    assert output.dtype is dtype
+    assert not output.isnan().any()
+
+
+def test_padding_with_more_queries_than_context_is_computed_without_harm() -> None:
+    keys, values, batch, _ = paged_batch([(6, 4)], 4, 2, np.random.default_rng(3))
+    output = ReferenceAttention()(torch.ones(6, 4, HEAD_DIM), keys, values, batch, scaling=SCALING,
+                                  max_query_len=6, max_context_len=4)  # fmt: skip
+    assert not output.isnan().any()

@@ -1,0 +1,214 @@
+"""The executor: every one of its waits is needed, failures reach the host, and the clock tells the truth."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from schedules import UnitCost
+from tiny_models import LLAMA, LONGEST_OUTPUT, Reference, greedy_references, make_executor, paged_weights
+
+from cbatch import Engine, Limits, Request
+from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.cpu import largest_shape
+from cbatch.runtime.executor import StreamExecutor
+from cbatch.runtime.iteration import EagerIteration
+from cbatch.runtime.kv_cache import PagedCache
+from cbatch.runtime.model import PagedModel
+from cbatch.runtime.slots import Slot
+from cbatch.runtime.streams import Operation, StreamError, Streams, ThreadEvent, ThreadStream
+from cbatch.runtime.vocabulary import Vocabulary
+from policies.orca import Orca
+
+LIMITS = Limits(max_batch=4, max_tokens=200, max_request_tokens=64)
+NUM_BLOCKS, BLOCK_SIZE = 32, 8
+DELAY = 0.02  # seconds; several times what an iteration takes
+
+
+def delay() -> None:
+    time.sleep(DELAY)
+
+
+class TimelessEvent(ThreadEvent):
+    """Can be asked for its time before it was reached, which a missing wait leads to."""
+
+    def time(self) -> float:
+        return 0.0
+
+
+class UnheededEvent(TimelessEvent):
+    """The host does not wait for it."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+class OddStream(ThreadStream):
+    """A thread stream with defects of choice."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        gate: Callable[[], object] = lambda: None,
+        deaf: bool = False,
+        events: Callable[[], ThreadEvent] = ThreadEvent,
+    ) -> None:
+        """gate: called before each operation. deaf: waits for no other stream. events: what `event` makes."""
+        super().__init__(name)
+        self.gate, self.deaf, self.events = gate, deaf, events
+
+    def event(self) -> ThreadEvent:
+        return self.events()
+
+    def run(self, operation: Operation) -> None:
+        super().run(self.gate)
+        super().run(operation)
+
+    def wait(self, event: ThreadEvent) -> None:
+        if not self.deaf:
+            super().wait(event)
+
+
+Defects = dict[str, dict[str, Any]]  # of h2d, compute and d2h
+
+
+def executor_on(defects: Defects) -> StreamExecutor:
+    """Not poisoned: what goes wrong is to show in the tokens, not to be caught on the way."""
+    streams = Streams(*(OddStream(name, **defects.get(name, {})) for name in Streams._fields))
+    cpu = torch.device("cpu")
+    slots = [Slot(index, largest_shape(LIMITS, BLOCK_SIZE), cpu, streams) for index in range(2)]
+    model = PagedModel(paged_weights(LLAMA), PagedCache(LLAMA, NUM_BLOCKS, BLOCK_SIZE, cpu), ReferenceAttention())
+    return StreamExecutor(streams, slots, EagerIteration(model), Vocabulary(LLAMA))
+
+
+def outputs(executor: StreamExecutor, chosen: list[Reference]) -> list[list[int]]:
+    requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(chosen)]
+    try:
+        engine = Engine(Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        engine.submit(requests)
+        engine.run()
+    finally:
+        executor.close()
+    return [request.output for request in requests]
+
+
+SLOW: dict[str, Defects] = {
+    "slow copies in": {"h2d": {"gate": delay}},
+    "slow computing": {"compute": {"gate": delay}},
+    "slow copies out": {"d2h": {"gate": delay}},
+}
+WITHOUT_A_WAIT: dict[str, Defects] = {
+    "compute does not wait for uploaded": {"h2d": {"gate": delay}, "compute": {"deaf": True}},
+    "d2h does not wait for computed": {"compute": {"gate": delay, "events": TimelessEvent}, "d2h": {"deaf": True}},
+    "the host does not wait for downloaded": {
+        "compute": {"events": TimelessEvent},
+        "d2h": {"gate": delay, "events": UnheededEvent},
+    },
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_slowness_of_any_stream_changes_no_token(name: str) -> None:
+    chosen = greedy_references(LLAMA)[4:8]
+    assert outputs(executor_on(SLOW[name]), chosen) == [reference.output for reference in chosen]
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_WAIT)
+def test_a_missing_wait_shows_as_wrong_tokens(name: str) -> None:
+    chosen = greedy_references(LLAMA)[4:8]
+    assert outputs(executor_on(WITHOUT_A_WAIT[name]), chosen) != [reference.output for reference in chosen]
+
+
+def test_poison_reports_what_was_read_before_it_was_written() -> None:
+    """A page that a request never wrote is NaN, and so is every logit that depends on it."""
+    executor = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK_SIZE)
+    engine = Engine(
+        Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, asynchronous=False
+    )
+    reference = greedy_references(LLAMA)[-1]
+    engine.submit([reference.request(0, 4)])
+    engine.step()
+    held = engine.state.pool.tables[0, : engine.state.pool.held[0]]
+    held[:] = [page for page in range(NUM_BLOCKS) if page not in held][: len(held)]
+    with pytest.raises(RuntimeError, match=r"poison: rows \[0\] sampled from what was never written"):
+        engine.run()
+    executor.close()
+
+
+def test_an_operation_that_fails_is_met_at_the_wait_and_ends_the_executor() -> None:
+    executor = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK_SIZE)
+    engine = Engine(Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    engine.submit([Request(0, 3, 20, prompt=[1, 2, LLAMA.vocab_size])])  # no such token
+    with pytest.raises(StreamError, match="stream 'compute' failed: IndexError: index out of range") as caught:
+        engine.run()
+    assert isinstance(caught.value.__cause__, IndexError)
+    with pytest.raises(StreamError):
+        engine.step()
+    executor.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("stream ")]
+
+
+def test_the_asynchronous_loop_launches_an_iteration_before_the_last_has_ended() -> None:
+    """The device holds each iteration back until the host waits for it; by then the next one must have been launched."""
+    waited_for = threading.Semaphore(0)
+    executor = executor_on({"compute": {"gate": waited_for.acquire}})
+    wait = executor.wait
+    executor.wait = lambda in_flight: (waited_for.release(), wait(in_flight))[1]  # type: ignore[method-assign]
+    engine = Engine(Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    engine.submit(reference.request(id_, 10) for id_, reference in enumerate(greedy_references(LLAMA)[:4]))
+    steps = engine.run().steps
+    executor.close()
+    assert len(steps) == 10
+    for step, following in pairwise(steps):
+        assert following.launched_at < step.waited_at <= step.ended <= following.started
+    assert all(step.planned_at <= step.started <= step.ended <= step.received_at for step in steps)
+
+
+def test_the_clock_starts_with_the_run() -> None:
+    executor = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK_SIZE)
+    time.sleep(0.05)  # workloads are made meanwhile
+    begun = executor.now()
+    assert 0 <= begun < 0.04
+    executor.sleep_until(begun + 0.03)
+    assert executor.now() >= begun + 0.03
+    executor.sleep_until(begun)  # in the past
+    executor.close()
+
+
+def test_an_executor_serves_one_run_after_the_other() -> None:
+    """Nothing of a run is left in slots or pages that a later one would notice, whichever slot it ended on."""
+    executor = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK_SIZE)
+    for length in (1, 2, 3, 6):
+        requests = [reference.request(id_, length) for id_, reference in enumerate(greedy_references(LLAMA)[8:12])]
+        engine = Engine(Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        engine.submit(requests)
+        engine.run()
+        expected = [reference.output[:length] for reference in greedy_references(LLAMA)[8:12]]
+        assert [request.output for request in requests] == expected
+    executor.close()
+
+
+def test_a_slot_is_not_used_again_before_its_tokens_were_fetched() -> None:
+    executor: Any = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK_SIZE)
+    executor._slots[0].in_use = True
+    engine = Engine(Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+    engine.submit([greedy_references(LLAMA)[0].request(0, 2)])
+    with pytest.raises(AssertionError, match="the host waits for iteration N before it launches N"):
+        engine.run()
+    executor.close()
+
+
+def test_tokens_are_copied_out_of_the_slot() -> None:
+    executor: Any = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK_SIZE)
+    slot = executor._slots[0]
+    result = slot.result(2)
+    slot.token_array[:] = 7
+    assert result.tolist() == np.full(2, -1).tolist()
+    executor.close()

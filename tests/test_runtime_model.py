@@ -1,0 +1,92 @@
+"""The paged model against `transformers`' own, for every family, and what cannot be built."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from schedules import UnitCost
+from tiny_models import CPU, LLAMA, TIE
+
+from cbatch import Engine, Limits, Request
+from cbatch.errors import CapacityError, ConfigError, ModelError
+from cbatch.model import ModelSpec
+from cbatch.runtime import cpu
+from cbatch.runtime.weights import load_model
+from policies.chunking import Fixed
+from policies.sarathi_serve import SarathiServe
+
+NANOGPT = replace(LLAMA, name="tiny-nanogpt", family="nanogpt", num_kv_heads=4, intermediate_size=128)
+SPECS = [replace(LLAMA, family=family) for family in ("llama", "mistral", "qwen2", "qwen3")]
+SPECS += [replace(LLAMA, num_heads=4, num_kv_heads=1, head_dim=12, tied_embeddings=True), NANOGPT]
+LIMITS = Limits(max_batch=4, max_tokens=16, max_request_tokens=64)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.family}-{spec.head_dim}")
+def test_every_family_gives_the_tokens_of_generate(spec: ModelSpec) -> None:
+    model = load_model(spec, CPU, attention="eager")
+    random = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(spec.vocab_size, (1, length), generator=random) for length in (1, 5, 13, 30)]
+    requests = [Request(id_, p.shape[1], 12, prompt=p[0].tolist()) for id_, p in enumerate(prompts)]
+    executor = cpu.build(spec, LIMITS, num_blocks=12, block_size=8, poison=True)
+    engine = Engine(SarathiServe(Fixed(7)), executor, LIMITS, UnitCost(), num_blocks=12, block_size=8)
+    engine.submit(requests)
+    engine.run()
+    executor.close()
+    for request, prompt in zip(requests, prompts, strict=True):
+        made = model.generate(
+            prompt, max_new_tokens=12, do_sample=False, output_scores=True, return_dict_in_generate=True
+        )
+        best = torch.cat(made.scores).topk(2, dim=-1).values
+        assert float((best[:, 0] - best[:, 1]).min()) > TIE
+        assert request.output == made.sequences[0, prompt.shape[1] :].tolist()
+
+
+def test_a_layer_of_nanogpt_has_12_h_squared_weights() -> None:
+    weights = load_model(NANOGPT, CPU).named_parameters()
+    layer = sum(weight.numel() for name, weight in weights if ".layers.0." in name and weight.dim() == 2)
+    assert layer == 12 * NANOGPT.hidden_size**2
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.family}-{spec.head_dim}")
+def test_the_shape_counts_the_weights(spec: ModelSpec) -> None:
+    """`num_parameters` leaves out norms and biases, and nothing else."""
+    matrices = sum(weight.numel() for weight in load_model(spec, CPU).parameters() if weight.dim() == 2)
+    assert matrices == spec.num_parameters
+
+
+def test_weights_follow_from_the_seed_and_leave_the_process_generator_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first, again, other = (load_model(replace(LLAMA, seed=seed), CPU).lm_head.weight for seed in (1, 1, 2))
+    assert torch.equal(torch.rand(3), expected)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_what_cannot_be_built_is_one_line() -> None:
+    refused: list[tuple[ModelSpec, Limits, int, type[Exception], str]] = [
+        (replace(LLAMA, num_heads=3, num_kv_heads=3), LIMITS, 8, ModelError, "transformers refuses its shape"),
+        (replace(NANOGPT, num_kv_heads=2), LIMITS, 8, ModelError, "as many kv heads as heads"),
+        (
+            LLAMA,
+            replace(LIMITS, max_request_tokens=513),
+            8,
+            ConfigError,
+            "max_request_tokens=513 exceeds the 512 positions",
+        ),
+        (
+            LLAMA,
+            LIMITS,
+            10**10,
+            CapacityError,
+            r"needs 0.0 GB for weights and \d+.* GB for the KV cache.*lower kv_tokens",
+        ),
+    ]
+    for spec, limits, num_blocks, error, message in refused:
+        with pytest.raises(error, match=message) as caught:
+            cpu.build(spec, limits, num_blocks=num_blocks, block_size=8)
+        assert not re.search("\n", str(caught.value))

@@ -1,0 +1,84 @@
+"""The same workload and policy make the same plans with real tokens and in simulation, once the clock is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+import pytest
+from schedules import Logged
+from tiny_models import LLAMA, make_executor
+
+from cbatch import BatchShape, CbatchError, Engine, Executor, Limits, Policy, Request
+from cbatch.replay import RecordedTimes, ReplayedTimes
+from cbatch.sim.executor import SimExecutor
+from policies.chunking import Fixed, PDAware, TileAligned
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+from policies.sarathi_serve import SarathiServe
+
+BATCH, NUM_BLOCKS, BLOCK = 4, 18, 4
+LIMITS = Limits(BATCH, 200, 60, tile=8)
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "request_level": RequestLevel,
+    "orca": Orca,
+    "prefill_first": PrefillFirst,
+    "sarathi": lambda: Sarathi(TileAligned(8)),
+    "sarathi_pd_aware": lambda: Sarathi(PDAware()),
+    "sarathi_serve": lambda: SarathiServe(Fixed(8)),
+}
+
+
+class LinearCost:
+    def predict(self, shape: BatchShape) -> float:
+        return 2e-3 + 1e-4 * shape.num_tokens
+
+
+def requests() -> list[Request]:
+    """Poisson arrivals, faster than they can be served, so that they queue and the KV cache fills up."""
+    random = np.random.default_rng(3)
+    arrivals = np.cumsum(random.exponential(5e-3, 16))
+    return [
+        Request(index, prompt, output, arrival_time=float(arrival), prompt=random.integers(0, 96, prompt).tolist())
+        for index, (arrival, prompt, output) in enumerate(
+            zip(arrivals, random.integers(1, 40, 16).tolist(), random.integers(1, 16, 16).tolist(), strict=True)
+        )
+    ]
+
+
+def plans(policy: Policy, executor: Executor, asynchronous: bool) -> list[str]:
+    logged = Logged(policy)
+    engine = Engine(logged, executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK,
+                    asynchronous=asynchronous)  # fmt: skip
+    engine.submit(requests())
+    engine.run()
+    return logged.lines
+
+
+def simulated() -> SimExecutor:
+    return SimExecutor(LinearCost(), host_seconds=1e-4)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_cpu_executor_plans_as_the_simulation_whose_times_it_replays(name: str, asynchronous: bool) -> None:
+    recorded = RecordedTimes(simulated())
+    expected = plans(POLICIES[name](), recorded, asynchronous)
+    with closing(make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK)) as real:
+        assert plans(POLICIES[name](), ReplayedTimes(real, recorded.times), asynchronous) == expected
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_simulation_plans_as_the_cpu_executor_whose_times_it_replays(name: str) -> None:
+    with closing(make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK)) as real:
+        recorded = RecordedTimes(real)
+        expected = plans(POLICIES[name](), recorded, asynchronous=True)
+    assert plans(POLICIES[name](), ReplayedTimes(simulated(), recorded.times), asynchronous=True) == expected
+
+
+def test_a_replay_that_outlasts_its_recording_says_so() -> None:
+    with pytest.raises(CbatchError, match="their plans differ"):
+        plans(Orca(), ReplayedTimes(simulated(), [0.0] * 20), asynchronous=True)

@@ -1,0 +1,250 @@
+"""Thread streams keep CUDA's ordering rules: the ones they promise, and none that CUDA does not."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbatch.runtime.streams import StreamError, ThreadEvent, ThreadStream
+
+
+@pytest.fixture
+def first() -> Iterator[ThreadStream]:
+    stream = ThreadStream("first")
+    yield stream
+    stream.close()
+
+
+@pytest.fixture
+def second() -> Iterator[ThreadStream]:
+    stream = ThreadStream("second")
+    yield stream
+    stream.close()
+
+
+def finish(stream: ThreadStream) -> None:
+    """Block until everything enqueued so far has run."""
+    event = stream.event()
+    stream.record(event)
+    event.synchronize()
+
+
+def fail() -> NoReturn:
+    raise ZeroDivisionError("the device divides by zero")
+
+
+def test_operations_of_one_stream_run_in_order(first: ThreadStream) -> None:
+    done: list[int] = []
+    for number in range(200):
+        first.run(lambda number=number: done.append(number))
+    finish(first)
+    assert done == list(range(200))
+
+
+def test_enqueueing_returns_at_once_and_synchronize_blocks(first: ThreadStream) -> None:
+    gate, done, event = threading.Event(), [], first.event()
+    first.run(gate.wait)
+    first.run(lambda: done.append(1))
+    first.record(event)
+    assert not done  # the host is here while the stream is still at its first operation
+    gate.set()
+    event.synchronize()
+    assert done == [1]
+
+
+def test_two_streams_run_at_the_same_time(first: ThreadStream, second: ThreadStream) -> None:
+    """Each waits for the other; one thread for both would never get past."""
+    meeting = threading.Barrier(2, timeout=5)
+    first.run(meeting.wait)
+    second.run(meeting.wait)
+    finish(first)
+    finish(second)
+
+
+def test_without_a_wait_a_stream_overtakes_another(first: ThreadStream, second: ThreadStream) -> None:
+    gate, done = threading.Event(), []
+    first.run(gate.wait)
+    first.run(lambda: done.append("first"))
+    second.run(lambda: done.append("second"))
+    finish(second)
+    gate.set()
+    finish(first)
+    assert done == ["second", "first"]
+
+
+def test_a_wait_holds_later_work_of_its_stream_only(first: ThreadStream, second: ThreadStream) -> None:
+    gate, done, event = threading.Event(), [], first.event()
+    early = second.event()
+    first.run(gate.wait)
+    first.run(lambda: done.append("first"))
+    first.record(event)
+    second.run(lambda: done.append("before the wait"))
+    second.record(early)
+    second.wait(event)
+    second.run(lambda: done.append("after the wait"))
+    early.synchronize()
+    assert done == ["before the wait"]
+    gate.set()
+    finish(second)
+    assert done == ["before the wait", "first", "after the wait"]
+
+
+def test_an_event_stands_for_the_work_enqueued_before_its_record(first: ThreadStream, second: ThreadStream) -> None:
+    gate, event = threading.Event(), first.event()
+    first.record(event)
+    first.run(gate.wait)  # enqueued after the record: nobody waits for it
+    second.wait(event)
+    finish(second)
+    event.synchronize()
+    gate.set()
+
+
+def test_an_event_never_recorded_holds_nobody_up(first: ThreadStream, second: ThreadStream) -> None:
+    event = first.event()
+    second.wait(event)
+    finish(second)
+    event.synchronize()
+
+
+def test_recording_again_does_not_disturb_a_wait_already_enqueued(first: ThreadStream, second: ThreadStream) -> None:
+    gate, done, event = threading.Event(), [], first.event()
+    first.record(event)
+    second.wait(event)  # for the first record
+    second.run(lambda: done.append("second"))
+    first.run(gate.wait)
+    first.record(event)
+    finish(second)
+    assert done == ["second"]
+    second.wait(event)  # for the second record
+    second.run(lambda: done.append("third"))
+    time.sleep(0.02)
+    assert done == ["second"]
+    gate.set()
+    finish(second)
+    assert done == ["second", "third"]
+
+
+def test_an_event_tells_when_it_was_reached(first: ThreadStream) -> None:
+    begun, ended = first.event(), first.event()
+    before = time.perf_counter()
+    first.record(begun)
+    first.run(lambda: time.sleep(0.02))
+    first.record(ended)
+    ended.synchronize()
+    assert before <= begun.time() <= ended.time() - 0.02 <= time.perf_counter() - 0.02
+
+
+def test_an_exception_surfaces_at_the_next_synchronize_with_its_traceback(first: ThreadStream) -> None:
+    done: list[int] = []
+    event = first.event()
+    first.run(fail)
+    first.run(lambda: done.append(1))
+    first.record(event)
+    with pytest.raises(StreamError, match="stream 'first' failed: ZeroDivisionError: the device divides") as caught:
+        event.synchronize()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "in fail" in "".join(traceback.format_exception(caught.value))
+    assert done == []  # what came behind the failure was skipped
+    for refused in (lambda: first.run(lambda: None), lambda: first.record(event), lambda: first.wait(event)):
+        with pytest.raises(StreamError, match="stream 'first' failed"):
+            refused()
+
+
+def test_a_failure_reaches_the_streams_that_depend_on_it(first: ThreadStream, second: ThreadStream) -> None:
+    done: list[int] = []
+    computed, downloaded = first.event(), second.event()
+    first.run(fail)
+    first.record(computed)
+    second.wait(computed)
+    second.run(lambda: done.append(1))
+    second.record(downloaded)
+    with pytest.raises(StreamError, match="stream 'first' failed"):
+        downloaded.synchronize()
+    assert done == []
+    with pytest.raises(StreamError):
+        second.run(lambda: None)
+
+
+def test_a_failure_leaves_independent_streams_alone(first: ThreadStream, second: ThreadStream) -> None:
+    first.run(fail)
+    finish(second)
+
+
+def test_work_recorded_before_a_failure_counts(first: ThreadStream) -> None:
+    event = first.event()
+    first.record(event)
+    first.run(fail)
+    event.synchronize()
+
+
+def test_close_drops_work_that_has_not_begun_and_lets_nobody_wait() -> None:
+    first, second = ThreadStream("first"), ThreadStream("second")
+    begun, gate, done, event = threading.Event(), threading.Event(), [], ThreadEvent()
+    first.run(begun.set)
+    first.run(gate.wait)
+    first.run(lambda: done.append(1))
+    first.record(event)
+    second.wait(event)
+    assert begun.wait(5)
+    threading.Timer(0.05, gate.set).start()
+    second.close()  # in the middle of its wait for the first
+    first.close()
+    first.close()
+    assert done == []
+    with pytest.raises(StreamError, match="closed before its work was done"):
+        event.synchronize()
+    with pytest.raises(StreamError, match="stream 'first' is closed"):
+        first.run(lambda: None)
+
+
+def test_close_does_not_hang_on_an_operation_that_does() -> None:
+    stream, gate = ThreadStream("stuck"), threading.Event()
+    stream.run(gate.wait)
+    begun = time.perf_counter()
+    stream.close(patience=0.05)
+    assert time.perf_counter() - begun < 5
+    gate.set()
+
+
+NUM_STREAMS, NUM_EVENTS = 3, 4
+calls = st.lists(
+    st.tuples(
+        st.sampled_from(("run", "record", "wait")), st.integers(0, NUM_STREAMS - 1), st.integers(0, NUM_EVENTS - 1)
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60)
+@given(calls=calls)
+def test_any_program_runs_in_an_order_that_the_rules_allow(calls: list[tuple[str, int, int]]) -> None:
+    """Each operation notes what had run before it; that must hold all that the rules put before it."""
+    streams = [ThreadStream(str(index)) for index in range(NUM_STREAMS)]
+    events = [ThreadEvent() for _ in range(NUM_EVENTS)]
+    behind: list[set[int]] = [set() for _ in streams]  # operations that must come before the stream's next one
+    recorded: list[set[int]] = [set() for _ in events]
+    required: dict[int, set[int]] = {}
+    seen: dict[int, set[int]] = {}
+    for number, (kind, stream, event) in enumerate(calls):
+        if kind == "run":
+            required[number] = set(behind[stream])
+            behind[stream].add(number)
+            streams[stream].run(lambda number=number: seen.__setitem__(number, set(seen)))
+        elif kind == "record":
+            streams[stream].record(events[event])
+            recorded[event] = set(behind[stream])
+        else:
+            streams[stream].wait(events[event])
+            behind[stream] |= recorded[event]
+    for stream in streams:
+        finish(stream)
+        stream.close()
+    assert required.keys() == seen.keys()
+    assert all(required[number] <= seen[number] for number in required)

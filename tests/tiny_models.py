@@ -1,0 +1,128 @@
+"""Tiny models, and the tokens that `transformers` itself generates with them."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from cbatch import Limits, Request, Sampling
+from cbatch.model import ModelSpec
+from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.batch import uniform
+from cbatch.runtime.cpu import assemble
+from cbatch.runtime.executor import StreamExecutor
+from cbatch.runtime.kv_cache import PagedCache
+from cbatch.runtime.model import PagedModel
+from cbatch.runtime.vocabulary import Vocabulary
+from cbatch.runtime.weights import load_model
+
+torch.set_num_threads(1)  # the matrices are too small to share
+
+CPU = torch.device("cpu")
+NUM_REFERENCES = 24
+LONGEST_PROMPT = 40
+LONGEST_OUTPUT = 16
+TIE = 1e-4
+"""Logits, or probabilities, this close are a tie that float32 may decide either way; such a prompt is no reference."""
+
+LLAMA = ModelSpec("tiny-llama", "llama", 2, 32, 4, 2, 8, 64, 96, 512, "float32")
+QWEN3 = ModelSpec("tiny-qwen3", "qwen3", 2, 32, 4, 1, 16, 64, 96, 512, "float32")
+
+
+class Reference(NamedTuple):
+    """A prompt, how it is sampled, and the tokens that follow it."""
+
+    prompt: list[int]
+    sampling: Sampling
+    output: list[int]
+
+    def request(
+        self, id: int, max_new_tokens: int, stop_tokens: tuple[int, ...] = (), arrival_iteration: int = 0
+    ) -> Request:
+        return Request(id, len(self.prompt), max_new_tokens, prompt=self.prompt, sampling=self.sampling,
+                       stop_tokens=stop_tokens, arrival_iteration=arrival_iteration)  # fmt: skip
+
+    def expected(self, max_new_tokens: int, stop_tokens: tuple[int, ...] = ()) -> list[int]:
+        """The output up to the limit or the first stop token, which is its last."""
+        output = self.output[:max_new_tokens]
+        stops = [place for place, token in enumerate(output) if token in stop_tokens]
+        return output[: stops[0] + 1] if stops else output
+
+
+@cache
+def paged_weights(spec: ModelSpec) -> PreTrainedModel:
+    return load_model(spec, CPU)
+
+
+def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int) -> StreamExecutor:
+    """As `cpu.build`, with weights that are made once for all tests."""
+    pages = PagedCache(spec, num_blocks, block_size, CPU, poison=True)
+    return assemble(PagedModel(paged_weights(spec), pages, ReferenceAttention()), Vocabulary(spec), limits, poison=True)
+
+
+@cache
+def greedy_references(spec: ModelSpec) -> list[Reference]:
+    """Prompts of 1 to `LONGEST_PROMPT` tokens with what `generate` makes of them."""
+    model = load_model(spec, CPU, attention="eager")
+    random = np.random.default_rng(7)
+    references: list[Reference] = []
+    while len(references) < NUM_REFERENCES:
+        length = 1 + len(references) * LONGEST_PROMPT // NUM_REFERENCES
+        prompt = random.integers(0, spec.vocab_size, length).tolist()
+        made = model.generate(torch.tensor([prompt]), max_new_tokens=LONGEST_OUTPUT, do_sample=False,
+                              output_scores=True, return_dict_in_generate=True)  # fmt: skip
+        best = torch.cat(made.scores).topk(2, dim=-1).values
+        if float((best[:, 0] - best[:, 1]).min()) > TIE:
+            references.append(Reference(prompt, Sampling(), made.sequences[0, length:].tolist()))
+    return references
+
+
+@cache
+def sampled_references(spec: ModelSpec) -> list[Reference]:
+    """Prompts with what is drawn for them when each token is computed from scratch, one request at a time."""
+    model = load_model(spec, CPU, attention="eager")
+    random = np.random.default_rng(8)
+    ways = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.5, 0, 0.8), (1.0, 20, 0.6), (0.0, 0, 1.0)]
+    references: list[Reference] = []
+    while len(references) < NUM_REFERENCES:
+        temperature, top_k, top_p = ways[len(references) % len(ways)]
+        sampling = Sampling(temperature, top_k, top_p, seed=int(random.integers(2**40)))
+        prompt = random.integers(0, spec.vocab_size, 1 + int(random.integers(LONGEST_PROMPT))).tolist()
+        tokens = list(prompt)
+        while len(tokens) < len(prompt) + LONGEST_OUTPUT:
+            with torch.inference_mode():
+                logits = model(torch.tensor([tokens])).logits[0, -1].double().numpy()
+            number = float(uniform(np.array([sampling.seed], np.uint64), np.array([len(tokens)], np.uint64))[0])
+            drawn = draw(logits, sampling, number)
+            if drawn is None:
+                break
+            tokens.append(drawn)
+        else:
+            references.append(Reference(prompt, sampling, tokens[len(prompt) :]))
+    return references
+
+
+def draw(logits: np.ndarray, sampling: Sampling, number: float) -> int | None:
+    """Sampling written out for one row, token by token. None if rounding could decide otherwise."""
+    order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+    gaps = [logits[left] - logits[right] for left, right in pairwise(order)]
+    if sampling.temperature == 0:
+        return order[0] if gaps[0] > TIE else None
+    weights = [float(np.exp((logits[token] - logits[order[0]]) / sampling.temperature)) for token in order]
+    kept = weights[: sampling.top_k] if sampling.top_k else weights
+    nucleus, whole = len(kept), sum(kept)
+    if sampling.top_p < 1:
+        before = [sum(kept[:place]) / whole for place in range(len(kept))]
+        nucleus = sum(share < sampling.top_p for share in before)
+        if any(abs(share - sampling.top_p) < TIE for share in before):
+            return None
+    shares = np.cumsum(kept[:nucleus]) / sum(kept[:nucleus])
+    place = int((shares <= number).sum())
+    near_gaps = gaps[max(place - 1, 0) : place + 1]
+    tie = min(near_gaps) < TIE or bool((abs(shares[:-1] - number) < TIE).any())
+    return None if tie else order[place]
