@@ -7,6 +7,7 @@ by block, with preemption of the newest request.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 
 from cbatch import Limits, Plan, Request, View
@@ -24,12 +25,16 @@ class SarathiServe:
         plan = view.plan()
         plan.add_decodes(preempt_newest=True)
         budget = self.chunking.num_tokens(view, plan.num_tokens)
-        for request in chain(view.prefilling, view.waiting):
+        for request in self.prompts(view):
             granted = plan.add(request, budget, reserve=request.num_tokens) if budget > 0 else 0
             if not granted:
                 break
             budget -= granted
         return plan.build()
+
+    def prompts(self, view: View) -> Iterable[Request]:
+        """The requests with prompt tokens left, in the order in which they share the budget."""
+        return chain(view.prefilling, view.waiting)
 
     def on_finish(self, request: Request) -> None:
         self.chunking.observe(request)

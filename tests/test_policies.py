@@ -9,6 +9,7 @@ from schedules import make_engine, schedule
 
 from cbatch import ConfigError, Limits, Policy, Request
 from policies.chunking import Fixed, TileAligned
+from policies.longest_first import LongestFirst
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 from policies.request_level import RequestLevel
@@ -150,6 +151,22 @@ def test_sarathi_serve_never_stalls_a_decode() -> None:
     found, _ = schedule(SarathiServe(TileAligned(8)), [(3, 8), (60, 2), (60, 2)])
     with_request_0 = [line for line in found.splitlines() if line.startswith("0:")]
     assert with_request_0 == found.splitlines()[:8]
+
+
+def test_longest_first_admits_the_longest_output_first_and_keeps_the_batch_full() -> None:
+    """2 places. First come, first served would end after 8 iterations, with request 3 alone for the last 4 of them."""
+    lengths = [(2, 2), (2, 3), (2, 2), (2, 5)]
+    found, record = schedule(LongestFirst(TileAligned(4)), lengths, batch=2)
+    assert found == golden("""
+        3:2 1:2
+        3:1 1:1
+        3:1 1:1
+        3:1 0:2
+        3:1 0:1
+        2:2
+        2:1
+    """)
+    assert len(schedule(SarathiServe(TileAligned(4)), lengths, batch=2)[1].steps) == 8
 
 
 POLICIES = [RequestLevel, Orca, PrefillFirst, lambda: Sarathi(TileAligned(8)), lambda: SarathiServe(TileAligned(8))]
