@@ -25,7 +25,10 @@ class BatchShape(NamedTuple):
     @property
     def num_tokens(self) -> int:
         """Tokens in the linear layers, padding included."""
-        return sum(tokens for tokens, _ in self.chunks) + self.num_decodes + self.num_padding
+        total = self.num_decodes + self.num_padding
+        for tokens, _ in self.chunks:
+            total += tokens
+        return total
 
     @property
     def num_requests(self) -> int:

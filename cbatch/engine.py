@@ -73,6 +73,7 @@ class Engine:
         self.record = RunRecord()
         self.num_unfinished = 0
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
+        self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
         self._pending: deque[Request] = deque()  # not arrived yet, in arrival order
         self._in_flight: deque[InFlight] = deque()
@@ -88,7 +89,7 @@ class Engine:
         """
         new = list(requests)
         for request in new:
-            self._check_fits(request)
+            self.check_fits(request)
         self._pending = deque(sorted([*self._pending, *new], key=lambda r: (r.arrival_time, r.arrival_iteration, r.id)))
         self.num_unfinished += len(new)
 
@@ -148,8 +149,7 @@ class Engine:
         result = self.executor.wait(launched.handle)
         received_at = self.executor.now()
         absorbed = self.state.absorb(step, result.tokens, received_at)
-        num_tokens = int(step.num_tokens.sum())
-        num_decodes = int(((step.start >= step.table.prompt[step.rows]) & (step.num_tokens == 1)).sum())
+        num_tokens, num_decodes = step.num_batch_tokens, step.num_decode_tokens
         record = StepRecord(
             step.index, launched.planned_at, launched.launched_at, waited_at, received_at, self.executor.now(),
             result.started, result.ended, len(step.rows), num_tokens - num_decodes, num_decodes, step.pad_to - num_tokens,
@@ -204,7 +204,8 @@ class Engine:
             raise PolicyError(f"policy {self.policy_name}, iteration {self.state.iteration}: {method.__name__}() raised "
                               f"{type(error).__name__}: {error}") from error  # fmt: skip
 
-    def _check_fits(self, request: Request) -> None:
+    def check_fits(self, request: Request) -> None:
+        """Raise WorkloadError for a request that the model's positions or the KV cache can never hold."""
         limits, pool = self.limits, self.state.pool
         if request.status is not Status.PENDING:
             raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")

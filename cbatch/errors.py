@@ -31,3 +31,15 @@ class ProfileError(CbatchError):
 
 class CapacityError(CbatchError):
     """Memory does not suffice: the message says how much is needed for what, and which setting to lower."""
+
+
+class DeviceError(CbatchError):
+    """Work on the device failed: the message names the stream or iteration, and the exception that it met."""
+
+
+class RaceError(CbatchError):
+    """Two accesses to the same memory are in no order: the message names both, and the memory (`runtime.check=races`)."""
+
+
+class ReplayError(CbatchError):
+    """A recorded run cannot be followed: the message names the file, or the iteration and what is not as it was."""

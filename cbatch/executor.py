@@ -19,9 +19,9 @@ from cbatch.request import Ints, Request, RequestTable
 Tokens = NDArray[np.int32]
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True, eq=False)
 class Step:
-    """One iteration, decided and accounted for, ready to be computed.
+    """One iteration, decided and accounted for, ready to be computed. Not changed once it is made.
 
     Arrays have one entry for each request of the batch, in plan order; "place" means the index into them.
 
@@ -33,7 +33,8 @@ class Step:
     sampled: places of the requests of which this iteration samples a token (those whose last known token it computes).
     carry: for each request, the place in iteration `index - table.num_stages` whose sampled token is this request's last
         input token; -1 where the host knows all input tokens.
-    pad_to: tokens to pad the batch to, at least num_tokens.sum().
+    num_batch_tokens: tokens of the batch, and num_decode_tokens those of requests with only their newest token left.
+    pad_to: tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. Live: an executor reads them inside `launch` and never later.
     """
 
@@ -44,6 +45,8 @@ class Step:
     start: Ints
     sampled: Ints
     carry: Ints
+    num_batch_tokens: int
+    num_decode_tokens: int
     pad_to: int
     table: RequestTable
     pool: BlockPool
@@ -51,14 +54,16 @@ class Step:
 
     def shape(self) -> BatchShape:
         """What a cost model needs to know. A request that computes one token counts as a decode."""
-        many = np.flatnonzero(self.num_tokens > 1)
-        sizes: list[int] = self.num_tokens[many].tolist()
-        starts: list[int] = self.start[many].tolist()
-        num_decodes = len(self.num_tokens) - len(many)
-        context = int(self.start.sum()) - sum(starts) + num_decodes
-        return BatchShape(
-            tuple(zip(sizes, starts, strict=True)), num_decodes, context, self.pad_to - sum(sizes) - num_decodes
-        )
+        num_requests = len(self.requests)
+        context = int(np.add.reduce(self.start)) + num_requests
+        num_padding = self.pad_to - self.num_batch_tokens
+        if self.num_batch_tokens == num_requests:
+            return BatchShape((), num_requests, context, num_padding)
+        many = (self.num_tokens > 1).nonzero()[0]
+        chunks = tuple(zip(self.num_tokens[many].tolist(), self.start[many].tolist(), strict=True))
+        for _, start in chunks:
+            context -= start + 1
+        return BatchShape(chunks, num_requests - len(chunks), context, num_padding)
 
 
 class StepResult(NamedTuple):

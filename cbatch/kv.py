@@ -6,8 +6,6 @@ out block numbers; it knows nothing of the memory behind them.
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,6 +30,7 @@ class BlockPool:
         width = min(self.blocks_for(max_tokens_per_request), num_blocks)
         self.tables = np.zeros((num_rows, width), np.int32)
         self.held = np.zeros(num_rows, np.int64)  # blocks of each row
+        self.room = np.zeros(num_rows, np.int64)  # tokens that they hold
         self.num_free = num_blocks
         self.num_retiring = 0
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # a stack; the top is at num_free
@@ -50,26 +49,30 @@ class BlockPool:
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def missing(self, rows: Ints, num_tokens: Ints) -> Ints:
-        """Blocks that each row lacks to hold its number of tokens, [len(rows)], none below 0."""
-        return cast(Ints, np.maximum(-(-num_tokens // self.block_size) - self.held[rows], 0))
+    def lacking(self, room: Ints, num_tokens: Ints) -> tuple[Ints, list[int]]:
+        """The places of requests with `room` tokens that shall hold `num_tokens`, and the blocks that each of them lacks."""
+        more = num_tokens - room
+        places = (more > 0).nonzero()[0]
+        return places, [-(-tokens // self.block_size) for tokens in more[places].tolist()]
 
     def extend(self, row: int, num_blocks: int) -> None:
         """Append blocks to one row's table. The plan was validated: they are free."""
         held = int(self.held[row])
         self.tables[row, held : held + num_blocks] = self._take(num_blocks)
         self.held[row] = held + num_blocks
+        self.room[row] += num_blocks * self.block_size
 
     def extend_each(self, rows: Ints) -> None:
         """Append one block to each row's table."""
         self.tables[rows, self.held[rows]] = self._take(len(rows))
         self.held[rows] += 1
+        self.room[rows] += self.block_size
 
     def release(self, row: int, after: int | None) -> None:
         """Give up a row's blocks: at once, or after the end of an iteration in flight that still uses them."""
         held = int(self.held[row])
         blocks = self.tables[row, :held].copy()
-        self.held[row] = 0
+        self.held[row] = self.room[row] = 0
         if after is None:
             self._give(blocks)
         else:
@@ -86,6 +89,7 @@ class BlockPool:
         """Follow the `RequestTable` to more rows."""
         extra = num_rows - len(self.held)
         self.held = np.concatenate([self.held, np.zeros(extra, np.int64)])
+        self.room = np.concatenate([self.room, np.zeros(extra, np.int64)])
         self.tables = np.concatenate([self.tables, np.zeros((extra, self.tables.shape[1]), np.int32)])
 
     def _take(self, num_blocks: int) -> NDArray[np.int32]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from cbatch.errors import ConfigError
-from cbatch.request import Ints, Request, Status
+from cbatch.request import Counters, Ints, Request, Status
 
 if TYPE_CHECKING:
     from cbatch.policy import View
@@ -60,14 +60,20 @@ class CheckedPlan(NamedTuple):
 
     newcomers: the waiting requests among `plan.requests`, in plan order.
     rows: int64 [batch], table rows; -1 before the first admission.
-    num_tokens, num_blocks: int64 [batch], tokens to compute and KV blocks to take for it.
+    num_tokens: int64 [batch], tokens to compute.
+    taking, num_blocks: places of the requests that take KV blocks, and how many each.
+    num_batch_tokens: tokens to compute in all.
+    counters: of the batch, before the plan is carried out.
     """
 
     plan: Plan
     newcomers: list[Request]
     rows: Ints
     num_tokens: Ints
-    num_blocks: Ints
+    taking: Ints
+    num_blocks: list[int]
+    num_batch_tokens: int
+    counters: Counters
 
 
 class PlanBuilder:
@@ -75,11 +81,18 @@ class PlanBuilder:
 
     Every `add` grants what fits and says how much that was; it never grants what the engine would refuse. A policy asks
     in the order of its priorities.
+
+    Attributes:
+        plan: what is planned so far.
+        num_tokens: tokens in it. tokens_left, rows_left: tokens and requests that this iteration can still take.
+        free_blocks: KV blocks that are left.
     """
 
     def __init__(self, view: View) -> None:
         self.plan = Plan()
         self.num_tokens = 0
+        self.tokens_left = view.limits.max_tokens
+        self.rows_left = view.limits.max_batch
         self.free_blocks = view.kv.num_free
         self._view = view
         self._limits = view.limits
@@ -89,15 +102,6 @@ class PlanBuilder:
     @property
     def num_requests(self) -> int:
         return len(self.plan.requests)
-
-    @property
-    def tokens_left(self) -> int:
-        return self._limits.max_tokens - self.num_tokens
-
-    @property
-    def rows_left(self) -> int:
-        """Requests that this iteration can still take."""
-        return self._limits.max_batch - self.num_requests
 
     @property
     def can_admit(self) -> bool:
@@ -117,29 +121,31 @@ class PlanBuilder:
         Raises:
             ConfigError: `whole`, and an iteration never holds that many tokens.
         """
+        waiting = request.status is Status.WAITING
+        if self.rows_left <= 0 or (waiting and self._places <= 0) or request in self.plan.preempt:
+            return 0
         ready = request.num_ready
         wanted = ready if num_tokens is None else min(num_tokens, ready)
         if whole and wanted > self._limits.max_tokens:
             raise ConfigError(f"request {request.id}: {wanted} tokens to compute in one iteration exceed "
                               f"max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy")  # fmt: skip
-        waiting = request.status is Status.WAITING
-        if self.rows_left <= 0 or (waiting and self._places <= 0) or request in self.plan.preempt:
-            return 0
-        held = self._view.kv.num_held(request)
-        room = (held + self.free_blocks) * self._view.kv.block_size
-        computed = request.num_computed
+        kv = self._view.kv
+        held, computed = kv.num_held(request), request.num_computed
+        room = (held + self.free_blocks) * kv.block_size
         granted = min(wanted, self.tokens_left, room - computed)
         if granted <= 0 or reserve > room or (whole and granted < wanted):
             return 0
-        self.free_blocks -= max(self._view.kv.blocks_for(max(computed + granted, reserve)) - held, 0)
+        self.free_blocks -= max(kv.blocks_for(max(computed + granted, reserve)) - held, 0)
         if reserve:
             self.plan.reserve[request] = reserve
         self._places -= waiting
-        self._append(request, granted)
+        self.plan.requests.append(request)
+        self.plan.num_tokens.append(granted)
+        self._count(1, granted)
         return granted
 
     def add_decodes(self, *, at_most: int | None = None, preempt_newest: bool = False) -> int:
-        """Compute one token of each running request that has only its newest token left, oldest first.
+        """Compute one token of each running request that has only its newest token left, in the order of `View.decoding`.
 
         Args:
             at_most: requests to add; default as many as the limits allow.
@@ -149,18 +155,17 @@ class PlanBuilder:
         Returns:
             Requests added.
         """
-        decoding = self._view.decoding
         room = min(self.rows_left, self.tokens_left)
         if at_most is not None:
             room = min(room, at_most)
-        missing = self._view.kv.num_missing_for_decodes()
-        if len(decoding) > room or missing > self.free_blocks or self._view.limits.num_stages > 1:
+        ready, missing = self._view.ready_decodes(room)
+        if missing > self.free_blocks:
             return self._add_decodes_singly(room, preempt_newest)
         self.free_blocks -= missing
-        self.plan.requests.extend(decoding)
-        self.plan.num_tokens.extend([1] * len(decoding))
-        self.num_tokens += len(decoding)
-        return len(decoding)
+        self.plan.requests.extend(ready)
+        self.plan.num_tokens.extend([1] * len(ready))
+        self._count(len(ready), len(ready))
+        return len(ready)
 
     def preempt(self, request: Request) -> None:
         """Take the request's KV blocks; it waits again and will be recomputed.
@@ -187,9 +192,9 @@ class PlanBuilder:
         self.plan.note = note
         return self.plan
 
-    def _append(self, request: Request, num_tokens: int) -> None:
-        self.plan.requests.append(request)
-        self.plan.num_tokens.append(num_tokens)
+    def _count(self, num_requests: int, num_tokens: int) -> None:
+        self.rows_left -= num_requests
+        self.tokens_left -= num_tokens
         self.num_tokens += num_tokens
 
     def _add_decodes_singly(self, room: int, preempt_newest: bool) -> int:

@@ -16,7 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Reversible, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Protocol
+
+import numpy as np
 
 from cbatch.cost import CostModel
 from cbatch.errors import ConfigError
@@ -84,7 +87,7 @@ class KVView:
     """The KV cache as a policy sees it. Blocks that come free only when an iteration in flight ends count as taken."""
 
     def __init__(self, state: State) -> None:
-        self._table, self._pool, self._decoding = state.table, state.pool, state.decoding
+        self._pool = state.pool
 
     @property
     def block_size(self) -> int:
@@ -109,11 +112,6 @@ class KVView:
     def num_held(self, request: Request) -> int:
         """Blocks that a request holds."""
         return int(self._pool.held[request.row]) if request.table is not None else 0
-
-    def num_missing_for_decodes(self) -> int:
-        """Free blocks that one more token of each of `View.decoding` takes."""
-        rows = self._decoding.rows
-        return int(self._pool.missing(rows, self._table.computed[rows] + 1).sum())
 
 
 class View:
@@ -152,6 +150,17 @@ class View:
     def is_in_flight(self, request: Request) -> bool:
         """Whether an iteration in flight computes tokens of this request."""
         return self._state.in_flight_until(request) is not None
+
+    def ready_decodes(self, at_most: int) -> tuple[list[Request], int]:
+        """The first of `decoding` whose input is known or will be carried over, and the free blocks that their tokens take."""
+        table, decoding = self._state.table, self._state.decoding
+        requests, rows = decoding.members, decoding.rows
+        if self.limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
+            ready = table.ready(rows) > 0
+            rows, requests = rows[ready], list(compress(requests, ready.tolist()))
+        if len(rows) > at_most:
+            rows, requests = rows[:at_most], requests[:at_most]
+        return requests, int(np.count_nonzero(table.computed[rows] >= self._state.pool.room[rows]))
 
     def plan(self) -> PlanBuilder:
         """A fresh, empty plan for this iteration."""

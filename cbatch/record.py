@@ -52,12 +52,12 @@ class RunRecord:
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
         self.requests: list[Request] = []  # in the order of their ends
-        self._receivers: list[Ints] = []
+        self.receivers: list[Ints] = []  # ids of the requests that received a token, of each step
 
     def add_step(self, step: StepRecord, receivers: Ints) -> None:
         """receivers: ids of the requests that received a token, [receivers]."""
         self.steps.append(step)
-        self._receivers.append(receivers)
+        self.receivers.append(receivers)
 
     def tokens(self) -> tuple[Ints, NDArray[np.float64]]:
         """Every generated token that reached its request: (request id, seconds when it was on the host), [tokens] each.
@@ -66,5 +66,5 @@ class RunRecord:
         """
         if not self.steps:
             return np.zeros(0, np.int64), np.zeros(0)
-        times = np.repeat([step.received_at for step in self.steps], [len(ids) for ids in self._receivers])
-        return np.concatenate(self._receivers), times
+        times = np.repeat([step.received_at for step in self.steps], [len(ids) for ids in self.receivers])
+        return np.concatenate(self.receivers), times

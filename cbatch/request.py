@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
-from typing import cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -200,6 +200,19 @@ class Request:
                 f"{self.num_computed} of {self.num_tokens} computed)")  # fmt: skip
 
 
+class Counters(NamedTuple):
+    """Columns of some requests, [requests] each.
+
+    known: tokens whose values the host has. total: those and the tokens that iterations in flight generate.
+    computed: tokens in the KV cache, iterations in flight counted. limit: tokens at which the request ends by length.
+    """
+
+    known: Ints
+    total: Ints
+    computed: Ints
+    limit: Ints
+
+
 class RequestTable:
     """Counters of the requests that have been admitted, a row each, from the first admission until the end.
 
@@ -249,16 +262,25 @@ class RequestTable:
     def num_rows(self) -> int:
         return len(self.known)
 
-    def ready(self, rows: Ints) -> Ints:
+    def counters(self, rows: Ints) -> Counters:
+        """What plans are checked against and carried out from."""
+        known = self.known[rows]
+        return Counters(known, known + self.sampling[rows], self.computed[rows], self.limit[rows])
+
+    def ready(self, rows: Ints, counters: Counters | None = None) -> Ints:
         """Tokens that each request could compute in the iteration being planned, [len(rows)].
 
         The rest of the prompt (after a preemption, of prompt and output); 1 for a decode whose input the host knows or
         the device can carry over; 0 while that input is still deeper in the pipeline, and once the end is in flight.
+
+        counters: those of `rows`, if they are at hand.
         """
-        known, sampling = self.known[rows], self.sampling[rows]
-        carried = np.where(self.sampled_at[rows] <= self.iteration - self.num_stages, sampling, 0)
-        unfinished = known + sampling < self.limit[rows]
-        return cast(Ints, np.where(unfinished, known + carried - self.computed[rows], 0))
+        known, total, computed, limit = counters or self.counters(rows)
+        ready = total - computed
+        if self.num_stages > 1:
+            ready -= (total - known) * (self.sampled_at[rows] > self.iteration - self.num_stages)
+        ready[total >= limit] = 0
+        return ready
 
     def ready_of(self, row: int) -> int:
         """`ready` of one row, without the cost of arrays."""
@@ -313,16 +335,17 @@ class RequestTable:
 
 
 class RequestSet:
-    """An ordered set of requests, with their rows as an array that is built again only after a change.
+    """An ordered set of requests, with a list and the rows of them that are built again only after a change.
 
     To a policy it is a read-only `Collection[Request]`; `State` alone adds and removes.
     """
 
-    __slots__ = ("_members", "_rows")
+    __slots__ = ("_list", "_members", "_rows")
 
     def __init__(self) -> None:
         self._members: dict[Request, None] = {}
         self._rows: Ints | None = None
+        self._list: list[Request] | None = None
 
     def __len__(self) -> int:
         return len(self._members)
@@ -337,6 +360,13 @@ class RequestSet:
         return request in self._members
 
     @property
+    def members(self) -> list[Request]:
+        """In order; not to be changed."""
+        if self._list is None:
+            self._list = list(self._members)
+        return self._list
+
+    @property
     def rows(self) -> Ints:
         if self._rows is None:
             self._rows = np.fromiter(map(attrgetter("row"), self._members), np.int64, len(self._members))
@@ -348,8 +378,8 @@ class RequestSet:
 
     def add(self, request: Request) -> None:
         self._members[request] = None
-        self._rows = None
+        self._rows = self._list = None
 
     def discard(self, request: Request) -> None:
         if self._members.pop(request, self) is None:
-            self._rows = None
+            self._rows = self._list = None

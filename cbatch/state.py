@@ -65,16 +65,18 @@ class State:
 
     def apply(self, checked: CheckedPlan, now: float) -> Step:
         """Carry out a validated plan that computes something."""
-        plan, newcomers, rows, num_tokens, num_blocks = checked
+        plan, newcomers, rows, num_tokens, taking, num_blocks, num_batch_tokens, counters = checked
+        known, total, start, limit = counters
         if newcomers:
             for request in newcomers:
                 self._admit(request, now)
             rows = np.fromiter(map(attrgetter("row"), plan.requests), np.int64, len(plan))
         table = self.table
-        start, unsampled = table.computed[rows], table.known[rows]
-        end, total = start + num_tokens, unsampled + table.sampling[rows]
-        self._extend(rows, num_blocks)
-        sampled = np.flatnonzero(end == total)
+        end = start + num_tokens
+        self._extend(rows, taking, num_blocks)
+        sampled = (end == total).nonzero()[0]
+        carry = table.sampled_row[rows]
+        carry[end <= known] = NEVER
         step = Step(
             index=table.iteration,
             requests=plan.requests,
@@ -82,15 +84,17 @@ class State:
             num_tokens=num_tokens,
             start=start,
             sampled=sampled,
-            carry=np.where(end > unsampled, table.sampled_row[rows], NEVER),
-            pad_to=plan.pad_to or int(num_tokens.sum()),
+            carry=carry,
+            num_batch_tokens=num_batch_tokens,
+            num_decode_tokens=int(np.count_nonzero(table.decoding[rows])),
+            pad_to=plan.pad_to or num_batch_tokens,
             table=table,
             pool=self.pool,
             note=plan.note,
         )
         table.computed[rows] = end
         table.scheduled_at[rows] = table.iteration
-        self._expect_samples(step, total)
+        self._expect_samples(step, total[sampled], limit[sampled])
         table.iteration += 1
         return step
 
@@ -106,16 +110,21 @@ class State:
         self.running.add(request)
         self.prefilling.add(request)
 
-    def _extend(self, rows: Ints, num_blocks: Ints) -> None:
-        """Take the KV blocks of a step: mostly none or one for each request."""
-        if not num_blocks.any():
-            return
-        self.pool.extend_each(rows[num_blocks == 1])
-        for place in np.flatnonzero(num_blocks > 1).tolist():
-            self.pool.extend(int(rows[place]), int(num_blocks[place]))
+    def _extend(self, rows: Ints, taking: Ints, num_blocks: list[int]) -> None:
+        """Take the KV blocks of a step: mostly one for a few of the requests, and several for a chunk."""
+        if len(num_blocks) > num_blocks.count(1):
+            for place, number in zip(taking.tolist(), num_blocks, strict=True):
+                if number > 1:
+                    self.pool.extend(int(rows[place]), number)
+            taking = taking[[number == 1 for number in num_blocks]]
+        if len(taking):
+            self.pool.extend_each(rows[taking])
 
-    def _expect_samples(self, step: Step, total: Ints) -> None:
-        """Count the tokens that the step will sample, and move the requests that thereby change their part."""
+    def _expect_samples(self, step: Step, total: Ints, limit: Ints) -> None:
+        """Count the tokens that the step will sample, and move the requests that thereby change their part.
+
+        total, limit: of the sampled requests, before they are counted.
+        """
         table, rows = self.table, step.rows[step.sampled]
         table.sampling[rows] += 1
         table.sampled_at[rows] = step.index
@@ -125,7 +134,7 @@ class State:
             table.decoding[request.row] = True
             self.prefilling.discard(request)
             self.decoding.add(request)
-        for place in step.sampled[total[step.sampled] + 1 >= table.limit[rows]].tolist():
+        for place in step.sampled[total + 1 >= limit].tolist():
             self._leave(step.requests[place])  # its last token is in flight
 
     def preempt(self, request: Request) -> None:
@@ -150,28 +159,32 @@ class State:
         rows = step.rows[places]
         table.sampling[rows] -= 1
         ended = table.ended[rows]
-        if ended.any():  # tokens generated past an end-of-sequence token, which no one has asked for
-            self.num_overshoot_tokens += int(ended.sum())
+        num_ended = np.count_nonzero(ended)
+        if num_ended:  # tokens generated past an end-of-sequence token, which no one has asked for
+            self.num_overshoot_tokens += int(num_ended)
             places, rows = places[~ended], rows[~ended]
         self.num_ended = step.index + 1
         receivers = table.id[rows]
         known = table.known[rows]
         if tokens is not None and table.tokens is not None:
             table.tokens[rows, known] = tokens[places]
-        table.known[rows] = known + 1
-        finished = self._finished(step, places, rows, tokens, now)
+        known += 1
+        table.known[rows] = known
+        finished = self._finished(step, places, rows, known, tokens, now)
         self.pool.retire(step.index)
         for row in self._leaving_rows.pop(step.index, ()):
             table.free(row)
         return Absorbed(receivers, finished)
 
-    def _finished(self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float) -> list[Request]:
+    def _finished(
+        self, step: Step, places: Ints, rows: Ints, known: Ints, tokens: Tokens | None, now: float
+    ) -> list[Request]:
         done: dict[Request, FinishReason] = {}
         if tokens is not None:
             for place in places[self.table.can_stop[rows]].tolist():
                 if int(tokens[place]) in step.requests[place].stop_tokens:
                     done[step.requests[place]] = FinishReason.STOP
-        for place in places[self.table.known[rows] >= self.table.limit[rows]].tolist():
+        for place in places[known >= self.table.limit[rows]].tolist():
             done.setdefault(step.requests[place], FinishReason.LENGTH)
         for request, reason in done.items():
             if request.status is Status.WAITING:  # preempted while the token that ends it was in flight

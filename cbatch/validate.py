@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import numpy as np
 
 from cbatch.errors import PlanError
 from cbatch.plan import CheckedPlan, Plan
 from cbatch.policy import Limits
-from cbatch.request import Ints, Request, Status
+from cbatch.request import Counters, Ints, Request, Status
 from cbatch.state import State
 
 
@@ -34,14 +34,27 @@ class _Check:
         requests = self.plan.requests
         if self.plan.preempt or self.plan.reject:
             self._check_departures()
-        newcomers = self._check_members() if requests else []
-        rows = np.fromiter(map(attrgetter("row"), requests), np.int64, len(requests))
+        newcomers, rows = self._check_members()
         counts = np.array(self.plan.num_tokens or np.zeros(0, np.int64))
+        counters, room = self.state.table.counters(rows), self.state.pool.room[rows]
+        if newcomers:
+            self._set_start_values(rows, counters, room)
+        num_tokens = 0
         if requests:
-            self._check_counts(rows, counts)
-            self._check_limits(len(newcomers), int(counts.sum()))
-        missing = self._check_blocks(rows, counts)
-        return CheckedPlan(self.plan, newcomers, rows, counts, missing)
+            self._check_counts(counts, self.state.table.ready(rows, counters))
+            num_tokens = sum(self.plan.num_tokens)
+            self._check_limits(len(newcomers), num_tokens)
+        taking, num_blocks = self._check_blocks(counters.computed + counts, room)
+        return CheckedPlan(self.plan, newcomers, rows, counts, taking, num_blocks, num_tokens, counters)
+
+    def _set_start_values(self, rows: Ints, counters: Counters, room: Ints) -> None:
+        """Requests that were never admitted have no row yet: nothing computed, no blocks held."""
+        known, total, computed, limit = counters
+        for place in (rows < 0).nonzero()[0].tolist():
+            request = self.plan.requests[place]
+            known[place] = total[place] = request.num_prompt_tokens
+            limit[place] = request.max_tokens
+            computed[place] = room[place] = 0
 
     def _check_departures(self) -> None:
         rejected = [request for request, _ in self.plan.reject]
@@ -56,30 +69,35 @@ class _Check:
             if departing.count(request) > 1 or request in self.plan.requests:
                 self._fail("a request is named once in a plan", request, "it is preempted or rejected, and named again")
 
-    def _check_members(self) -> list[Request]:
-        """Every request runs or waits, and stands in the plan once. Returns those that wait, in plan order."""
-        requests = self.plan.requests
-        unique = set(requests)
-        if len(unique) < len(requests):
+    def _check_members(self) -> tuple[list[Request], Ints]:
+        """Every request runs or waits, and stands in the plan once. Returns those that wait, and the rows of all.
+
+        Most plans begin with all decodes in their order: those are known to run, and their rows are at hand.
+        """
+        requests, decoding = self.plan.requests, self.state.decoding
+        num_known = len(decoding) if requests[: len(decoding)] == decoding.members else 0
+        others = requests[num_known:]
+        if num_known and not others:
+            return [], decoding.rows
+        unique = set(others).difference(decoding) if num_known else set(others)
+        if len(unique) < len(others):
             twice = next(request for request in requests if requests.count(request) > 1)
             self._fail("a request is named once in a plan", twice, f"it is named {requests.count(twice)} times")
         outside = self.state.running.without(unique)
-        newcomers = [request for request in requests if request in outside] if outside else []
+        newcomers = [request for request in others if request in outside] if outside else []
         for request in newcomers:
             if request.status is not Status.WAITING or request not in self.state.waiting:
                 self._fail("a planned request is waiting, or running with tokens left", request,
                            f"it is {_standing(request)}")  # fmt: skip
-        return newcomers
+        rows = np.fromiter(map(attrgetter("row"), others), np.int64, len(others))
+        return newcomers, np.concatenate((decoding.rows, rows)) if num_known else rows
 
-    def _check_counts(self, rows: Ints, counts: Ints) -> None:
+    def _check_counts(self, counts: Ints, ready: Ints) -> None:
         requests = self.plan.requests
         if counts.dtype != np.int64:
             self._fail("token counts are whole numbers", requests[0], f"got {self.plan.num_tokens}")
-        ready = self.state.table.ready(rows)
-        for place in np.flatnonzero(rows < 0).tolist():
-            ready[place] = requests[place].num_ready
         wrong = (counts < 1) | (counts > ready)
-        if wrong.any():
+        if np.count_nonzero(wrong):
             place = int(np.argmax(wrong))
             self._fail("a request computes at least 1 token and no more than are ready", requests[place],
                        f"{counts[place]} planned, {ready[place]} ready")  # fmt: skip
@@ -100,30 +118,35 @@ class _Check:
             self._fail("pad_to lies between the tokens planned and max_tokens", plan.requests[0],
                        f"pad_to={plan.pad_to}, {num_tokens} planned, max_tokens={limits.max_tokens}")  # fmt: skip
 
-    def _check_blocks(self, rows: Ints, counts: Ints) -> Ints:
-        """The blocks that the plan takes are free, or come free at once by its own preemptions. Returns them, [batch]."""
+    def _check_blocks(self, end: Ints, room: Ints) -> tuple[Ints, list[int]]:
+        """The blocks that the plan takes are free, or come free at once by its own preemptions.
+
+        end: tokens that each request will have in the KV cache. room: tokens that its blocks hold.
+
+        Returns the places of the requests that take blocks, and how many each.
+        """
         plan, pool = self.plan, self.state.pool
-        start, held = self.state.table.computed[rows], pool.held[rows]
-        start[rows < 0] = held[rows < 0] = 0  # never admitted: nothing computed, nothing held
-        end = start + counts
         if plan.reserve:
             self._raise_to_reserved(end)
-        missing = np.maximum(-(-end // pool.block_size) - held, 0)
-        needed, free = int(missing.sum()), pool.num_free + self._blocks_coming_free()
+        taking, num_blocks = pool.lacking(room, end)
+        needed, free = sum(num_blocks), pool.num_free
+        if plan.preempt:
+            free += self._blocks_coming_free()
         if needed > free:
-            place = int(np.argmax(np.cumsum(missing) > free))
+            place = int(taking[np.argmax(np.cumsum(num_blocks) > free)])
             self._fail("the KV blocks that a plan takes must be free", plan.requests[place],
                        f"{needed} blocks planned, {free} free")  # fmt: skip
-        return cast(Ints, missing)
+        return taking, num_blocks
 
     def _raise_to_reserved(self, end: Ints) -> None:
         for request, num_tokens in self.plan.reserve.items():
-            if request not in self.plan.requests:
+            try:
+                place = self.plan.requests.index(request)
+            except ValueError:
                 self._fail("a reservation belongs to a planned request", request, "it is not in the plan")
             if num_tokens > request.max_tokens:
                 self._fail("a request reserves no more KV cache than its longest length", request,
                            f"{num_tokens} tokens reserved, {request.max_tokens} at most")  # fmt: skip
-            place = self.plan.requests.index(request)
             end[place] = max(end[place], num_tokens)
 
     def _blocks_coming_free(self) -> int:

@@ -156,7 +156,7 @@ def test_sarathi_serve_never_stalls_a_decode() -> None:
 def test_longest_first_admits_the_longest_output_first_and_keeps_the_batch_full() -> None:
     """2 places. First come, first served would end after 8 iterations, with request 3 alone for the last 4 of them."""
     lengths = [(2, 2), (2, 3), (2, 2), (2, 5)]
-    found, record = schedule(LongestFirst(TileAligned(4)), lengths, batch=2)
+    found, _ = schedule(LongestFirst(TileAligned(4)), lengths, batch=2)
     assert found == golden("""
         3:2 1:2
         3:1 1:1

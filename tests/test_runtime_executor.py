@@ -22,7 +22,7 @@ from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.slots import Slot
-from cbatch.runtime.streams import Operation, StreamError, Streams, ThreadEvent, ThreadStream
+from cbatch.runtime.streams import Operation, StreamError, Streams, ThreadEvent, ThreadStream, Touched
 from cbatch.runtime.vocabulary import Vocabulary
 from policies.orca import Orca
 
@@ -67,7 +67,7 @@ class OddStream(ThreadStream):
     def event(self) -> ThreadEvent:
         return self.events()
 
-    def run(self, operation: Operation) -> None:
+    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
         super().run(self.gate)
         super().run(operation)
 

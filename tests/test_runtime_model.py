@@ -9,6 +9,7 @@ import pytest
 import torch
 from schedules import UnitCost
 from tiny_models import CPU, LLAMA, TIE
+from torch._dynamo.utils import counters
 
 from cbatch import Engine, Limits, Request
 from cbatch.errors import CapacityError, ConfigError, ModelError
@@ -42,6 +43,28 @@ def test_every_family_gives_the_tokens_of_generate(spec: ModelSpec) -> None:
         best = torch.cat(made.scores).topk(2, dim=-1).values
         assert float((best[:, 0] - best[:, 1]).min()) > TIE
         assert request.output == made.sequences[0, prompt.shape[1] :].tolist()
+
+
+def test_compiled_layers_give_the_same_tokens_and_are_compiled_once() -> None:
+    """For one token, for one other number of them, and for any: no third layer, chunk or batch compiles anything."""
+    torch.compiler.reset()
+    counters.clear()
+    spec = replace(LLAMA, num_layers=3)
+    outputs, graphs = [], []
+    for compiled in (False, True):
+        executor = cpu.build(spec, LIMITS, num_blocks=24, block_size=8, compiled=compiled)
+        for lengths in ((1, 5, 13, 30), (4, 9), (22, 2, 17)):
+            engine = Engine(SarathiServe(Fixed(7)), executor, LIMITS, UnitCost(), num_blocks=24, block_size=8)
+            requests = [Request(id_, length, 8, prompt=list(range(length))) for id_, length in enumerate(lengths)]
+            engine.submit(requests)
+            engine.run()
+            outputs.append([request.output for request in requests])
+            graphs.append(counters["stats"]["unique_graphs"] - sum(graphs))
+        executor.close()
+    assert outputs[:3] == outputs[3:]
+    assert graphs[:3] == [0, 0, 0]
+    assert graphs[3] > 0
+    assert graphs[4:] == [0, 0]
 
 
 def test_a_layer_of_nanogpt_has_12_h_squared_weights() -> None:

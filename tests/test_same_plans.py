@@ -59,7 +59,7 @@ def plans(policy: Policy, executor: Executor, asynchronous: bool) -> list[str]:
 
 
 def simulated() -> SimExecutor:
-    return SimExecutor(LinearCost(), host_seconds=1e-4)
+    return SimExecutor(LinearCost(), 1e-4)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

@@ -15,18 +15,30 @@ from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
+from cbatch.runtime.races import checked
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams, ThreadStream
 from cbatch.runtime.vocabulary import Vocabulary
 from cbatch.runtime.weights import load_model
 
 
-def build(spec: ModelSpec, limits: Limits, *, num_blocks: int, block_size: int, poison: bool = False) -> StreamExecutor:
+def build(
+    spec: ModelSpec,
+    limits: Limits,
+    *,
+    num_blocks: int,
+    block_size: int,
+    compiled: bool = False,
+    poison: bool = False,
+    races: bool = False,
+) -> StreamExecutor:
     """An executor that computes `spec` on this machine's CPU.
 
     Args:
         num_blocks, block_size: the KV cache, in blocks and tokens a block.
+        compiled: compile the model's layers by `torch.compile`; needs a C++ compiler.
         poison: fill buffers and cache with what must not be read, and report when it was.
+        races: check that accesses to the same memory are in an order; see `races`.
 
     Raises:
         ModelError: the model cannot be built or loaded.
@@ -39,13 +51,17 @@ def build(spec: ModelSpec, limits: Limits, *, num_blocks: int, block_size: int, 
     device = torch.device("cpu")
     vocabulary = Vocabulary(spec)
     cache = PagedCache(spec, num_blocks, block_size, device, poison=poison)
-    model = PagedModel(load_model(spec, device), cache, ReferenceAttention())
-    return assemble(model, vocabulary, limits, poison=poison)
+    model = PagedModel(load_model(spec, device), cache, ReferenceAttention(), compiled=compiled)
+    streams = Streams(*map(ThreadStream, Streams._fields))
+    return assemble(model, vocabulary, limits, checked(streams) if races else streams, poison=poison)
 
 
-def assemble(model: PagedModel, vocabulary: Vocabulary, limits: Limits, *, poison: bool = False) -> StreamExecutor:
-    """Put streams, slots and a model on the CPU together."""
-    streams = Streams(ThreadStream("h2d"), ThreadStream("compute"), ThreadStream("d2h"))
+def assemble(
+    model: PagedModel, vocabulary: Vocabulary, limits: Limits, streams: Streams | None = None, *, poison: bool = False
+) -> StreamExecutor:
+    """Put streams - threads, unless others are given - slots and a model on the CPU together."""
+    if streams is None:
+        streams = Streams(*map(ThreadStream, Streams._fields))
     largest = largest_shape(limits, model.cache.page_size)
     slots = [Slot(index, largest, torch.device("cpu"), streams, poison=poison) for index in range(2)]
     return StreamExecutor(streams, slots, EagerIteration(model, poison=poison), vocabulary)

@@ -9,7 +9,7 @@ import time
 
 import torch
 
-from cbatch.runtime.streams import Operation, StreamError
+from cbatch.runtime.streams import Operation, StreamError, Touched
 
 
 class CudaClock:
@@ -57,7 +57,7 @@ class CudaStream:
     def event(self) -> CudaEvent:
         return CudaEvent(self._clock)
 
-    def run(self, operation: Operation) -> None:
+    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
         with torch.cuda.stream(self.stream):
             operation()
 

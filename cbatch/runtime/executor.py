@@ -23,7 +23,8 @@ from cbatch.request import Ints
 from cbatch.runtime.batch import host_views, pack
 from cbatch.runtime.iteration import Iteration, Work
 from cbatch.runtime.slots import Slot
-from cbatch.runtime.streams import Streams
+from cbatch.runtime.streams import Items, Streams
+from cbatch.runtime.tenancy import PAGE, ROW, Tenancy, pages_read, pages_written
 from cbatch.runtime.vocabulary import Vocabulary
 
 
@@ -51,6 +52,7 @@ class StreamExecutor:
         self._streams = streams
         self._slots = slots
         self._iteration = iteration
+        self._tenancy = Tenancy()
         self._origin: float | None = None  # of the clock, in seconds of time.perf_counter
 
     def launch(self, step: Step) -> InFlight:
@@ -60,20 +62,24 @@ class StreamExecutor:
         slot.in_use = True
         shape = self._iteration.shape(step)
         packed = host_views(slot.host_array, shape)
+        self._begin(step, slot)
         pack(step, shape, packed)
         work = Work.of(shape, packed)
 
         h2d, compute, d2h = self._streams
-        h2d.run(partial(slot.upload, shape.size))
+        h2d.run(partial(slot.upload, shape.size), reads=(slot.host,), writes=(slot.device,))
         h2d.record(slot.uploaded)
 
+        old, new = (Items(PAGE, partial(pages, packed, step.pool.block_size)) for pages in (pages_read, pages_written))
         compute.wait(slot.uploaded)
         compute.record(slot.started)
-        compute.run(partial(self._iteration, slot, previous.sampled, work))
+        compute.run(partial(self._iteration, slot, previous.sampled, work),
+                    reads=(slot.device, previous.sampled, old), writes=(slot.sampled, new))  # fmt: skip
         compute.record(slot.computed)
 
+        tokens_of = Items(ROW, lambda: step.rows)
         d2h.wait(slot.computed)
-        d2h.run(partial(slot.download, len(step.rows)))
+        d2h.run(partial(slot.download, len(step.rows)), reads=(slot.sampled,), writes=(slot.tokens, tokens_of))
         d2h.record(slot.downloaded)
         return InFlight(slot, len(step.rows), step.sampled)
 
@@ -88,6 +94,7 @@ class StreamExecutor:
             slot.downloaded.synchronize()
         finally:
             slot.in_use = False
+        self._streams.host_reads(slot.tokens)
         tokens = slot.result(in_flight.num_rows)
         started, ended = slot.started.time() - origin, slot.computed.time() - origin
         if (tokens[in_flight.sampled] < 0).any():
@@ -107,6 +114,15 @@ class StreamExecutor:
 
     def close(self) -> None:
         self._streams.close()
+
+    def _begin(self, step: Step, slot: Slot) -> None:
+        """Declare what the host does for an iteration: it fills a slot, and gives pages and rows to new tenants."""
+        self._streams.begin(step.index)
+        self._streams.host_writes(
+            slot.host,
+            Items(PAGE, partial(self._tenancy.new_pages, step)),
+            Items(ROW, partial(self._tenancy.new_rows, step)),
+        )
 
     def _start(self) -> float:
         if self._origin is None:

@@ -5,6 +5,7 @@ This is the unit that a captured graph replays. `EagerIteration` runs it operati
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -42,6 +43,9 @@ class Work(NamedTuple):
         )
 
 
+Greedy = Callable[[torch.Tensor], torch.Tensor]
+
+
 class Model(Protocol):
     """Computes the logits of each row's last token; see `PagedModel`, whose calls these are."""
 
@@ -75,9 +79,14 @@ def smallest_shape(step: Step) -> Shape:
 class EagerIteration:
     """Runs an iteration operation by operation."""
 
-    def __init__(self, model: Model, *, poison: bool = False) -> None:
-        """poison: sample -1 where logits are not numbers, which the executor reports."""
+    def __init__(self, model: Model, *, greedy: Greedy = greedy, poison: bool = False) -> None:
+        """
+        Args:
+            greedy: finds the likeliest tokens; as `sampling.greedy`.
+            poison: sample -1 where logits are not numbers, which the executor reports.
+        """
         self._model = model
+        self._greedy = greedy
         self._poison = poison
 
     def shape(self, step: Step) -> Shape:
@@ -94,7 +103,7 @@ class EagerIteration:
         return self._model(token_ids, batch, work.max_query_len, work.max_context_len)
 
     def sample(self, slot: Slot, logits: torch.Tensor, work: Work) -> None:
-        tokens = sample(logits, device_views(slot.device, work.shape)) if work.sampling else greedy(logits)
+        tokens = sample(logits, device_views(slot.device, work.shape)) if work.sampling else self._greedy(logits)
         if self._poison:
             tokens = tokens.masked_fill(logits.isnan().any(dim=-1), -1)
         slot.sampled[: work.shape.num_rows] = tokens

@@ -19,9 +19,11 @@ from cbatch.runtime.kv_cache import PagedCache
 ATTENTION_NAME = "cbatch_paged"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class PagedCall:
     """What the attention of every layer needs in one forward pass.
+
+    Not frozen: `torch.compile` takes a frozen dataclass apart, and compiles anew for each of the numbers in it.
 
     slots: int64 [tokens]; where the new keys and values go.
     """
@@ -39,6 +41,7 @@ def register_attention() -> None:
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
+@torch.compiler.disable(reason="it changes the cache in place, by kernels of its own")  # type: ignore[untyped-decorator]
 def paged_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -75,8 +78,16 @@ def paged_attention(
 class PagedModel:
     """A causal language model that reads and writes one paged KV cache."""
 
-    def __init__(self, model: PreTrainedModel, cache: PagedCache, attention: Attention) -> None:
-        """model: as `weights.load_model` makes it, with `ATTENTION_NAME` for its attention."""
+    def __init__(
+        self, model: PreTrainedModel, cache: PagedCache, attention: Attention, *, compiled: bool = False
+    ) -> None:
+        """
+        Args:
+            model: as `weights.load_model` makes it, with `ATTENTION_NAME` for its attention.
+            compiled: compile the layers, see `compile_layers`.
+        """
+        if compiled:
+            compile_layers(model)
         self.cache = cache
         self._model = model
         self._attention = attention
@@ -104,3 +115,14 @@ class PagedModel:
         )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """Let `torch.compile` fuse what lies between the attentions of a model, in place.
+
+    A layer is the unit: all layers run the same code, so it is compiled once and not once a layer. Nothing is compiled here
+    but at the first call, for its number of tokens; at the first call with another number, for any but 1.
+    """
+    body: Any = model.base_model
+    for layer in body.layers:
+        layer.compile()

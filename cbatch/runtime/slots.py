@@ -51,6 +51,8 @@ class Slot:
         self.started = streams.compute.event()
         self.computed = streams.compute.event()
         self.downloaded = streams.d2h.event()
+        for name in ("host", "device", "sampled", "tokens"):
+            streams.name(getattr(self, name), f"slot {index}'s buffer '{name}'")
         self.in_use = False  # from `launch` to the end of `wait`; the host's own mark
 
     def upload(self, num_words: int) -> None:

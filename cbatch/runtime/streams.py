@@ -11,24 +11,43 @@ The rules are CUDA's, and they are all there is:
 event that was never recorded holds nobody up.
 
 On a CPU a stream is a worker thread. That is not a simulation of order, it is concurrency: where a wait is missing, work
-really overtakes other work. Knows nothing of what the operations do.
+really overtakes other work. Knows nothing of what the operations do; what they read and write is declared where they are
+enqueued, for those who check it (`races`).
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
+from cbatch.errors import DeviceError
+from cbatch.request import Ints
+
 Operation = Callable[[], None]
 
 
-class StreamError(RuntimeError):
+class Items(NamedTuple):
+    """Some of many numbered things that operations touch: pages of the KV cache, rows of the request table.
+
+    kind: what they are, for messages; things of one kind are told apart by number.
+    numbers: gives int64 [items]; called where the operation is enqueued, and only if accesses are checked.
+    """
+
+    kind: str
+    numbers: Callable[[], Ints]
+
+
+Touched = Sequence[Any]
+"""What an access touches: tensors, each standing for its whole memory, and `Items`."""
+
+
+class StreamError(DeviceError):
     """An operation of a stream failed; its exception, with its traceback, is the cause."""
 
 
@@ -55,7 +74,9 @@ class Stream(Protocol):
         """A new event of the kind that this stream can record."""
         ...
 
-    def run(self, operation: Operation) -> None: ...
+    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
+        """Enqueue an operation. What it reads and writes is declared for `races`; a stream itself does not look at it."""
+        ...
 
     def record(self, event: Any) -> None: ...
 
@@ -67,18 +88,34 @@ class Stream(Protocol):
 
 
 class Streams(NamedTuple):
-    """The three streams of an executor, named for what each does: copy in, compute, copy out."""
+    """The three streams of an executor, named for what each does: copy in, compute, copy out.
+
+    The host's own accesses to memory that it shares with them are declared here too. Nobody looks at them, unless the
+    streams are checked.
+    """
 
     h2d: Stream
     compute: Stream
     d2h: Stream
+
+    def name(self, tensor: Any, name: str) -> None:
+        """What to call a tensor's memory in messages."""
+
+    def begin(self, iteration: int) -> None:
+        """What is enqueued and declared from here on belongs to this iteration."""
+
+    def host_reads(self, *touched: Any) -> None:
+        """The host reads these now."""
+
+    def host_writes(self, *touched: Any) -> None:
+        """The host writes these now."""
 
     def close(self) -> None:
         for stream in self:
             stream.close()
 
 
-class _Failure:
+class Failure:
     """The first exception of a chain of dependent work, and whether the host has seen it."""
 
     def __init__(self, stream_name: str, error: BaseException) -> None:
@@ -89,14 +126,14 @@ class _Failure:
         return StreamError(f"stream {self.stream_name!r} failed: {type(self.error).__name__}: {self.error}")
 
 
-class _Reached(NamedTuple):
+class Reached(NamedTuple):
     """How a record was reached: when, and after which failure, if any."""
 
     time: float
-    failure: _Failure | None
+    failure: Failure | None
 
 
-_Record = Future[_Reached]
+_Record = Future[Reached]
 
 
 class ThreadEvent:
@@ -127,7 +164,7 @@ class ThreadStream:
     def __init__(self, name: str) -> None:
         self.name = name
         self._queue: SimpleQueue[Operation | None] = SimpleQueue()
-        self._failure: _Failure | None = None  # written by the worker
+        self._failure: Failure | None = None  # written by the worker
         self._closing: Future[None] = Future()
         self._worker = threading.Thread(target=self._work, name=f"stream {name}", daemon=True)
         self._worker.start()
@@ -135,7 +172,7 @@ class ThreadStream:
     def event(self) -> ThreadEvent:
         return ThreadEvent()
 
-    def run(self, operation: Operation) -> None:
+    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
         """Enqueue an operation.
 
         Raises:
@@ -145,7 +182,7 @@ class ThreadStream:
 
     def record(self, event: ThreadEvent) -> None:
         record: _Record = Future()
-        self._enqueue(lambda: record.set_result(_Reached(time.perf_counter(), self._failure)))
+        self._enqueue(lambda: record.set_result(Reached(time.perf_counter(), self._failure)))
         event._latest = record
 
     def wait(self, event: ThreadEvent) -> None:
@@ -172,11 +209,11 @@ class ThreadStream:
     def _work(self) -> None:
         while (operation := self._queue.get()) is not None:
             if self._closing.done() and not self._failure:
-                self._failure = _Failure(self.name, StreamError("closed before its work was done"))
+                self._failure = Failure(self.name, StreamError("closed before its work was done"))
             try:
                 operation()
             except BaseException as error:
-                self._failure = _Failure(self.name, error)
+                self._failure = Failure(self.name, error)
 
     def _run(self, operation: Operation) -> None:
         if not self._failure:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import statistics
 import sys
 from collections.abc import Sequence
@@ -26,10 +27,10 @@ def write(name: str, hardware: str, figures: dict[str, Any], folder: Path = Path
     """Write one benchmark's figures, stamped, to `folder`/<hardware>/<name>.json; return the path."""
     stamped = {
         "benchmark": name,
-        "command": f"python -m experiments.bench {' '.join(sys.argv[1:])}",
+        "command": f"python -m experiments.bench {shlex.join(_without_folder(sys.argv[1:]))}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "hardware": hardware,
-        "versions": _versions(),
+        "versions": versions(),
         **figures,
     }
     path = folder / slug(hardware) / f"{name}.json"
@@ -38,6 +39,11 @@ def write(name: str, hardware: str, figures: dict[str, Any], folder: Path = Path
     partial.write_text(json.dumps(stamped, indent=1) + "\n")
     partial.replace(path)
     return path
+
+
+def _without_folder(arguments: Sequence[str]) -> list[str]:
+    """Where the results were written says nothing about them."""
+    return [argument for argument in arguments if not argument.startswith("folder=")]
 
 
 def cpu_name() -> str:
@@ -56,7 +62,7 @@ def slug(hardware: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", gpu.group(1).lower()).strip("-")
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

@@ -47,7 +47,7 @@ def _once(policy: Policy) -> tuple[float, float]:
     """(iterations a second, mean requests in an iteration) of one run, construction of the requests left out."""
     profile = load_profile("h200")
     cost = ProfileCost(profile, SPEC)
-    engine = Engine(policy, SimExecutor(cost, profile.host_seconds), Limits(BATCH, 16384, 8192), cost,
+    engine = Engine(policy, SimExecutor(cost, profile.host(asynchronous=True)), Limits(BATCH, 16384, 8192), cost,
                     num_blocks=profile.kv_tokens(SPEC) // 16, block_size=16)  # fmt: skip
     random = np.random.default_rng(0)
     lengths = zip(random.integers(100, 2000, NUM_REQUESTS), random.integers(300, 900, NUM_REQUESTS), strict=True)

@@ -1,0 +1,37 @@
+# Everything runs in .venv, which the first command creates. Needs Python >= 3.11 and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+CODE := cbatch policies experiments
+
+.PHONY: run test test-gpu lint format clean
+
+run: $(INSTALLED)
+	$(BIN)/python -m experiments.run policy=sarathi chunk=256
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 --ignore=tests/gpu
+
+test-gpu: $(INSTALLED)
+	$(BIN)/python -m pytest tests/gpu
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+# torch first and pinned, so that nothing after it pulls another build.
+$(INSTALLED): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.11 or newer is needed: make PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c requirements.lock torch==2.13.0
+	$(BIN)/python -m pip install --quiet -c requirements.lock -e '.[dev,sweep]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,172 @@
+"""Streams whose work the host's own thread does, in any order that streams and events allow, drawn from random numbers.
+
+Threads show few of the orders that a device may choose, and never the same again. Here an adversary chooses: the host and
+the streams are ranked, the highest that need not wait goes on, and the ranking changes at random moments (probabilistic
+concurrency testing, Burckhardt et al., ASPLOS 2010). A missing wait then shows as wrong tokens. The same random numbers
+make the same order; numbers that hypothesis draws make a failing order shrink, since zeros change nothing: every operation
+is done as soon as it is enqueued.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from random import Random
+from typing import NamedTuple
+
+from cbatch.errors import DeviceError
+from cbatch.runtime.streams import Failure, Operation, Reached, StreamError, Streams, Touched
+
+
+def any_order(random: Random, every: int = 8) -> Streams:
+    """Three streams in an order drawn from `random`.
+
+    every: steps of streams and calls of the host, on average, from one change of the ranking to the next; 0 for none, and
+        all work done at once.
+    """
+    order = Order(random, every)
+    streams = Streams(*(AnyOrderStream(name, order) for name in Streams._fields))
+    for _ in streams if every else ():
+        order.change()
+    return streams
+
+
+class Record:
+    """A point in a stream's work; `reached` is set when the stream gets there."""
+
+    def __init__(self) -> None:
+        self.reached: Reached | None = None
+
+
+class Wait(NamedTuple):
+    """The stream goes no further before the record is reached."""
+
+    record: Record
+
+
+class Order:
+    """Decides who goes on: the host, or one of the streams."""
+
+    def __init__(self, random: Random, every: int) -> None:
+        self._random, self._every = random, every
+        self._host = object()
+        self._ranking: list[object] = [self._host]  # highest first
+
+    def add(self, stream: AnyOrderStream) -> None:
+        """Streams rank in the order in which they are added, the host after all of them, until that changes."""
+        self._ranking.insert(-1, stream)
+
+    def let_others_go(self) -> None:
+        """The host has made a call: streams that rank above it go as far as they can."""
+        while (agent := self._highest(host_waits=False)) is not None:
+            agent.go()
+
+    def reach(self, record: Record) -> Reached:
+        """The host waits: streams go until one has reached the record."""
+        while record.reached is None:
+            agent = self._highest(host_waits=True)
+            if agent is None:
+                raise DeviceError("the host waits for an event that no stream will reach; its stream was closed")
+            agent.go()
+        return record.reached
+
+    def change(self) -> None:
+        """Somebody ranks highest from now on."""
+        self._ranking.insert(0, self._ranking.pop(self._random.randrange(len(self._ranking))))
+
+    def _highest(self, *, host_waits: bool) -> AnyOrderStream | None:
+        """The highest stream that can go on; None if that is the host, or nobody."""
+        if self._every and self._random.randrange(self._every) == self._every - 1:
+            self.change()
+        for agent in self._ranking:
+            if agent is self._host and not host_waits:
+                return None
+            if isinstance(agent, AnyOrderStream) and agent.can_go:
+                return agent
+        return None
+
+
+class AnyOrderEvent:
+    """An event of `AnyOrderStream`s."""
+
+    def __init__(self, order: Order) -> None:
+        self.latest: Record | None = None
+        self._order = order
+
+    def synchronize(self) -> None:
+        self._order.let_others_go()
+        if self.latest is not None and (failure := self._order.reach(self.latest).failure):
+            raise failure.surface() from failure.error
+
+    def time(self) -> float:
+        assert self.latest is not None and self.latest.reached is not None, "only an event that was reached has a time"
+        return self.latest.reached.time
+
+
+class AnyOrderStream:
+    """A stream that goes on when its `Order` says so. Failures spread as they do among `ThreadStream`s."""
+
+    def __init__(self, name: str, order: Order) -> None:
+        self.name = name
+        self._order = order
+        self._queue: deque[Operation | Record | Wait] = deque()
+        self._failure: Failure | None = None
+        self._closed = False
+        order.add(self)
+
+    def event(self) -> AnyOrderEvent:
+        return AnyOrderEvent(self._order)
+
+    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
+        """
+        Raises:
+            StreamError: the stream has failed, and the host knows; or it is closed.
+        """
+        self._enqueue(operation)
+
+    def record(self, event: AnyOrderEvent) -> None:
+        record = Record()
+        self._enqueue(record)
+        event.latest = record
+
+    def wait(self, event: AnyOrderEvent) -> None:
+        if event.latest is not None:
+            self._enqueue(Wait(event.latest))
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._closed = True
+
+    @property
+    def can_go(self) -> bool:
+        if not self._queue:
+            return False
+        first = self._queue[0]
+        return not isinstance(first, Wait) or first.record.reached is not None
+
+    def go(self) -> None:
+        """Do the next thing."""
+        match self._queue.popleft():
+            case Record() as record:
+                record.reached = Reached(time.perf_counter(), self._failure)
+            case Wait(record):
+                assert record.reached is not None, "a stream does not pass a wait before its time"
+                self._failure = self._failure or record.reached.failure
+            case operation:
+                self._run(operation)
+
+    def _run(self, operation: Operation) -> None:
+        if self._failure:
+            return
+        try:
+            operation()
+        except Exception as error:
+            self._failure = Failure(self.name, error)
+
+    def _enqueue(self, item: Operation | Record | Wait) -> None:
+        if self._closed:
+            raise StreamError(f"stream {self.name!r} is closed")
+        if self._failure and self._failure.surfaced:
+            raise self._failure.surface() from self._failure.error
+        self._queue.append(item)
+        self._order.let_others_go()

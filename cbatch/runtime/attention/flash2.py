@@ -1,0 +1,42 @@
+"""flash-attn 2 (`flash_attn`): Ampere and later. One variable-length call over pages of a multiple of 256 tokens."""
+
+from __future__ import annotations
+
+import torch
+from flash_attn import flash_attn_varlen_func
+
+from cbatch.runtime.batch import Fields
+
+PAGE_MULTIPLE = 256
+
+
+class Flash2Attention:
+    """See `Attention`. 16-bit floats, head dimensions up to 256, compute capability 8.0 or above."""
+
+    name = "flash-attn-2"
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: Fields[torch.Tensor],
+        *,
+        scaling: float,
+        max_query_len: int,
+        max_context_len: int,
+    ) -> torch.Tensor:
+        ends = torch.nn.functional.pad(batch.context_lens.cumsum(0, dtype=torch.int32), (1, 0))  # read as lengths
+        output: torch.Tensor = flash_attn_varlen_func(
+            query,
+            keys,
+            values,
+            cu_seqlens_q=batch.query_starts,
+            cu_seqlens_k=ends,
+            max_seqlen_q=max_query_len,
+            max_seqlen_k=max_context_len,
+            softmax_scale=scaling,
+            causal=True,
+            block_table=batch.block_tables,
+        )
+        return output

@@ -1,0 +1,52 @@
+"""PyTorch's own `varlen_attn` over pages (PyTorch 2.13 and later): needs no package, and pages of a multiple of 256 tokens."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+
+from cbatch.runtime.batch import Fields
+
+PAGE_MULTIPLE = 256
+
+
+class VarlenAttention:
+    """See `Attention`. 16-bit floats, compute capability 8.0 or above."""
+
+    name = "torch varlen_attn"
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: Fields[torch.Tensor],
+        *,
+        scaling: float,
+        max_query_len: int,
+        max_context_len: int,
+    ) -> torch.Tensor:
+        output = varlen_attn(
+            query,
+            keys,
+            values,
+            batch.query_starts,
+            None,
+            max_query_len,
+            max_context_len,
+            scale=scaling,
+            window_size=(-1, 0),
+            enable_gqa=query.shape[1] != keys.shape[2],
+            seqused_k=batch.context_lens,
+            block_table=batch.block_tables,
+            num_splits=1,
+        )
+        assert isinstance(output, torch.Tensor)
+        return output
+
+
+def takes_pages() -> bool:
+    """Whether this PyTorch's `varlen_attn` reads a paged cache."""
+    return "block_table" in inspect.signature(varlen_attn).parameters

@@ -1,0 +1,221 @@
+"""The small operations between a decoder layer's products, each in one pass over memory.
+
+Inputs named `parts` are [splits, tokens, width]: partial sums of a product whose inputs were split (`skinny`), or a plain
+product as the one part. Each kernel lets its successor start early and waits itself for its predecessor ("programmatic
+dependent launch"); on GPUs that cannot, both calls do nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _add_norm_kernel(  # type: ignore[no-untyped-def]
+    parts_ptr,  # [SPLITS, tokens, WIDTH]
+    residual_ptr,  # [tokens, WIDTH], read and written
+    weight_ptr,  # [WIDTH]
+    out_ptr,  # [tokens, WIDTH]
+    num_tokens,
+    epsilon,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    if DEPENDENT:
+        gdc_launch_dependents()
+    weight = tl.load(weight_ptr + columns, inside, other=0.0).to(tl.float32)
+    if DEPENDENT:
+        gdc_wait()
+    hidden = tl.load(residual_ptr + token * WIDTH + columns, inside, other=0.0).to(tl.float32)
+    for split in tl.static_range(SPLITS):
+        hidden += tl.load(parts_ptr + (split * num_tokens + token) * WIDTH + columns, inside, other=0.0).to(tl.float32)
+    if SPLITS > 0:
+        tl.store(residual_ptr + token * WIDTH + columns, hidden.to(residual_ptr.dtype.element_ty), inside)
+    scale = tl.rsqrt(tl.sum(hidden * hidden) / WIDTH + epsilon)
+    tl.store(out_ptr + token * WIDTH + columns, (hidden * scale * weight).to(out_ptr.dtype.element_ty), inside)
+
+
+def add_norm(
+    parts: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, *, dependent: bool
+) -> torch.Tensor:
+    """Add a layer's output to the residual stream, in place, and normalise the sum (RMSNorm).
+
+    Args:
+        parts: [splits, tokens, hidden]; None: nothing to add.
+        residual: [tokens, hidden].
+
+    Returns:
+        [tokens, hidden], the input of the next product.
+    """
+    num_tokens, width = residual.shape
+    out = torch.empty_like(residual)
+    _add_norm_kernel[(num_tokens,)](
+        residual if parts is None else parts,
+        residual,
+        weight,
+        out,
+        num_tokens,
+        epsilon,
+        WIDTH=width,
+        SPLITS=0 if parts is None else len(parts),
+        BLOCK=triton.next_power_of_2(width),
+        DEPENDENT=dependent,
+        num_warps=8,
+        launch_pdl=dependent,
+    )
+    return out
+
+
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions_ptr", "kv_slots_ptr"])
+def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
+    parts_ptr,  # [SPLITS, tokens, (HEADS + 2 * KV_HEADS) * 2 * HALF]
+    rotations_ptr,  # [positions, 2, HALF]
+    positions_ptr,  # [tokens]
+    kv_slots_ptr,  # [tokens]
+    query_weight_ptr,  # [2 * HALF]
+    key_weight_ptr,  # [2 * HALF]
+    bias_ptr,  # [(HEADS + 2 * KV_HEADS) * 2 * HALF]
+    query_ptr,  # [tokens, HEADS, 2 * HALF]
+    keys_ptr,  # [slots, KV_HEADS, 2 * HALF]
+    values_ptr,
+    num_tokens,
+    epsilon,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    SPLITS: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    DIM: tl.constexpr = 2 * HALF
+    WIDTH: tl.constexpr = (HEADS + 2 * KV_HEADS) * DIM
+    token = tl.program_id(0).to(tl.int64)
+    first_head = tl.program_id(1) * BLOCK_HEADS
+    heads = first_head + tl.arange(0, BLOCK_HEADS)[:, None]
+    half = tl.arange(0, HALF)[None, :]
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    low = tl.zeros([BLOCK_HEADS, HALF], tl.float32)
+    high = tl.zeros([BLOCK_HEADS, HALF], tl.float32)
+    if BIAS:
+        low += tl.load(bias_ptr + heads * DIM + half).to(tl.float32)
+        high += tl.load(bias_ptr + heads * DIM + HALF + half).to(tl.float32)
+    for split in tl.static_range(SPLITS):
+        source = parts_ptr + (split * num_tokens + token) * WIDTH + heads * DIM + half
+        low += tl.load(source).to(tl.float32)
+        high += tl.load(source + HALF).to(tl.float32)
+    if first_head < HEADS + KV_HEADS:  # a query or a key
+        if NORM:
+            weight_ptr = query_weight_ptr if first_head < HEADS else key_weight_ptr
+            scale = tl.rsqrt((tl.sum(low * low, 1) + tl.sum(high * high, 1)) / DIM + epsilon)[:, None]
+            low *= scale * tl.load(weight_ptr + half).to(tl.float32)
+            high *= scale * tl.load(weight_ptr + HALF + half).to(tl.float32)
+        rotation = rotations_ptr + tl.load(positions_ptr + token).to(tl.int64) * DIM + half
+        cosine, sine = tl.load(rotation), tl.load(rotation + HALF)
+        low, high = low * cosine - high * sine, high * cosine + low * sine
+    if first_head < HEADS:
+        target = query_ptr + (token * HEADS + heads) * DIM + half
+    else:
+        slot = tl.load(kv_slots_ptr + token).to(tl.int64)
+        if first_head < HEADS + KV_HEADS:
+            target = keys_ptr + (slot * KV_HEADS + heads - HEADS) * DIM + half
+        else:
+            target = values_ptr + (slot * KV_HEADS + heads - HEADS - KV_HEADS) * DIM + half
+    tl.store(target, low.to(query_ptr.dtype.element_ty))
+    tl.store(target + HALF, high.to(query_ptr.dtype.element_ty))
+
+
+def rotate_and_store(
+    parts: torch.Tensor,
+    rotations: torch.Tensor,
+    positions: torch.Tensor,
+    kv_slots: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    num_heads: int,
+    *,
+    bias: torch.Tensor | None = None,
+    norms: tuple[torch.Tensor, torch.Tensor] | None = None,
+    epsilon: float = 0.0,
+    dependent: bool,
+) -> torch.Tensor:
+    splits, num_tokens, _ = parts.shape
+    *_, kv_heads, dim = keys.shape
+    query = torch.empty((num_tokens, num_heads, dim), dtype=keys.dtype, device=parts.device)
+    block_heads = max(size for size in (8, 4, 2, 1) if num_heads % size == 0 and kv_heads % size == 0)
+    query_weight, key_weight = norms or (parts, parts)
+    _rotate_and_store_kernel[(num_tokens, (num_heads + 2 * kv_heads) // block_heads)](
+        parts,
+        rotations,
+        positions,
+        kv_slots,
+        query_weight,
+        key_weight,
+        parts if bias is None else bias,
+        query,
+        keys,
+        values,
+        num_tokens,
+        epsilon,
+        HEADS=num_heads,
+        KV_HEADS=kv_heads,
+        HALF=dim // 2,
+        SPLITS=splits,
+        NORM=norms is not None,
+        BIAS=bias is not None,
+        BLOCK_HEADS=block_heads,
+        DEPENDENT=dependent,
+        num_warps=4,
+        launch_pdl=dependent,
+    )
+    return query
+
+
+@triton.jit
+def _gate_kernel(  # type: ignore[no-untyped-def]
+    parts_ptr,  # [tokens, 2 * WIDTH]
+    out_ptr,  # [tokens, WIDTH]
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    gates = tl.load(parts_ptr + token * 2 * WIDTH + columns, inside, other=0.0).to(tl.float32)
+    ups = tl.load(parts_ptr + token * 2 * WIDTH + WIDTH + columns, inside, other=0.0).to(tl.float32)
+    tl.store(
+        out_ptr + token * WIDTH + columns, (gates / (1 + tl.exp(-gates)) * ups).to(out_ptr.dtype.element_ty), inside
+    )
+
+
+def gate(gates_and_ups: torch.Tensor, *, dependent: bool) -> torch.Tensor:
+    """The activation of a gated feed-forward layer (SwiGLU, Shazeer 2020): SiLU(gate) * up.
+
+    Args:
+        gates_and_ups: [tokens, 2 * width], the gates first.
+
+    Returns:
+        [tokens, width].
+    """
+    num_tokens, width = gates_and_ups.shape[0], gates_and_ups.shape[1] // 2
+    out = torch.empty((num_tokens, width), dtype=gates_and_ups.dtype, device=gates_and_ups.device)
+    block = 2048
+    _gate_kernel[(num_tokens, triton.cdiv(width, block))](
+        gates_and_ups, out, WIDTH=width, BLOCK=block, DEPENDENT=dependent, num_warps=8, launch_pdl=dependent
+    )
+    return out

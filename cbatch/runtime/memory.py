@@ -1,0 +1,70 @@
+"""What an executor takes of a GPU's memory, reckoned before it is taken."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cbatch.errors import CapacityError
+from cbatch.model import DTYPE_BYTES, ModelSpec
+from cbatch.policy import Limits
+
+SPARE = 2e9
+"""Bytes left to the driver, CUDA graphs, kernels and libraries' workspaces."""
+
+GRAPH_SHARE = 0.5
+"""Memory of the captured graphs, as a share of what the largest iteration computes beside them: they are smaller."""
+
+
+class Needs(NamedTuple):
+    """Bytes by purpose.
+
+    activations: what an iteration at its limits holds at once, and the graphs beside it.
+    """
+
+    weights: int
+    kv_cache: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def needs(spec: ModelSpec, limits: Limits, kv_tokens: int) -> Needs:
+    """Bytes that a model, its cache and its largest iteration take."""
+    widths = spec.linear_shapes
+    # residual, normalised and attended; q, k, v and query; gates and ups and their product
+    values = 3 * spec.hidden_size + 2 * widths["qkv"][1] + widths["gate_up"][1] + spec.intermediate_size
+    tokens = limits.max_tokens * values * DTYPE_BYTES[spec.dtype]
+    logits = 3 * (limits.max_batch + 2) * spec.vocab_size * 4
+    activations = round(tokens * (1 + GRAPH_SHARE)) + logits
+    return Needs(spec.weight_bytes, kv_tokens * spec.kv_bytes_per_token, activations)
+
+
+def check_memory(spec: ModelSpec, limits: Limits, kv_tokens: int, free: int) -> None:
+    """
+    Args:
+        free: bytes of the device's memory that nobody has taken.
+
+    Raises:
+        CapacityError: they do not suffice; says for what, and what to lower.
+    """
+    need = needs(spec, limits, kv_tokens)
+    if need.total + SPARE <= free:
+        return
+    beside = need.weights + need.activations + SPARE
+    if beside + spec.kv_bytes_per_token * limits.max_request_tokens <= free:
+        remedy = f"lower kv_tokens to {int((free - beside) // spec.kv_bytes_per_token)}"
+    elif need.weights + SPARE + need.activations / 8 <= free:
+        remedy = "lower max_tokens and kv_tokens"
+    else:
+        remedy = "choose a smaller model"
+    gigabytes = [f"{amount / 1e9:.1f} GB" for amount in (*need, SPARE, free)]
+    raise CapacityError(f"model {spec.name} needs {gigabytes[0]} for weights, {gigabytes[1]} for a KV cache of {kv_tokens} tokens, "
+                        f"{gigabytes[2]} for iterations of {limits.max_tokens} tokens and {gigabytes[3]} to spare, but "
+                        f"{gigabytes[4]} of GPU memory are free; {remedy}")  # fmt: skip
+
+
+def kv_tokens_that_fit(spec: ModelSpec, limits: Limits, free: int) -> int:
+    """Tokens of KV cache for which there is room beside weights and iterations; 0 or below if there is none."""
+    return int((free - needs(spec, limits, 0).total - SPARE) // spec.kv_bytes_per_token)

@@ -1,0 +1,107 @@
+"""Columns of a CSV file, plain or compressed with gzip, every number checked."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from itertools import repeat
+from pathlib import Path
+from typing import NoReturn, TextIO
+
+from cbatch.errors import ProfileError
+
+Labels = tuple[str, ...]
+Numbers = tuple[float, ...]
+
+
+def read_table(
+    path: Path, columns: Sequence[str], labels: Sequence[str] = (), optional: Sequence[str] = ()
+) -> Iterator[tuple[Labels, Numbers]]:
+    """Of each row, the `labels` columns as texts and the named `columns` as numbers: finite, at least 0.
+
+    An empty field of an `optional` column is NaN.
+
+    Raises:
+        ProfileError: the file cannot be read, lacks a column, or holds no such number; the message names file and line.
+    """
+    header, rows = _read(path)
+    texts = [_column(path, header, rows, label) for label in labels]
+    numbers = [_checked(path, column, _column(path, header, rows, column), column in optional) for column in columns]
+    return zip(zip(*texts, strict=True) if texts else repeat(()), zip(*numbers, strict=True), strict=False)
+
+
+def first_row(path: Path) -> dict[str, str]:
+    """The texts of the first row, by column. Raises ProfileError if there is none."""
+    with _opened(path) as file:
+        row = next(iter(csv.DictReader(file)), None)
+    if row is None:
+        raise ProfileError(f"{path}: holds no rows; fetch the file again")
+    return row
+
+
+def only_file(folder: Path, pattern: str) -> Path:
+    """The file of a folder that matches; the newest by name, if there are several. Raises ProfileError if there is none."""
+    found = sorted(folder.glob(pattern))
+    if not found:
+        raise ProfileError(f"{folder}: no file {pattern}; give the folder as it was published")
+    return found[-1]
+
+
+def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+    try:
+        with _opened(path) as file:
+            header, *rows = csv.reader(file)
+    except (OSError, EOFError, ValueError, csv.Error) as error:
+        raise ProfileError(f"{path}: cannot read the table: {error}; fetch the file again") from error
+    for line, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            _fail(path, line, f"has {len(row)} fields, the header {len(header)}")
+    return header, rows
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="")
+    except OSError as error:
+        raise ProfileError(f"{path}: cannot read the table: {error.strerror}") from error
+
+
+def _column(path: Path, header: list[str], rows: list[list[str]], name: str) -> list[str]:
+    if name not in header:
+        near = get_close_matches(name, header, 1)
+        hint = f"; found {near[0]}" if near else ""
+        raise ProfileError(f"{path}: column {name} is missing{hint}; fetch the file again")
+    place = header.index(name)
+    return [row[place] for row in rows]
+
+
+def _checked(path: Path, name: str, texts: list[str], may_be_empty: bool) -> list[float]:
+    filled = [text for text in texts if text] if may_be_empty else texts
+    try:
+        numbers = list(map(float, filled))
+    except ValueError:
+        numbers = [math.nan]
+    if numbers and not (math.isfinite(sum(numbers)) and min(numbers) >= 0):
+        _name_the_line(path, name, texts, may_be_empty)
+    if len(filled) < len(texts):
+        given = iter(numbers)
+        return [next(given) if text else math.nan for text in texts]
+    return numbers
+
+
+def _name_the_line(path: Path, name: str, texts: list[str], may_be_empty: bool) -> NoReturn:
+    for line, text in enumerate(texts, 2):
+        try:
+            sound = 0 <= float(text) < math.inf
+        except ValueError:
+            sound = may_be_empty and not text
+        if not sound:
+            _fail(path, line, f"{name} must be a number of at least 0, is {text!r}")
+    raise AssertionError("called for a column with an unsound number")
+
+
+def _fail(path: Path, line: int, why: str) -> NoReturn:
+    raise ProfileError(f"{path}: line {line}: {why}; fetch the file again")

@@ -1,0 +1,137 @@
+"""Vidur's operator and collective timings (Agrawal et al., MLSys 2024; github.com/microsoft/vidur, data/profiling).
+
+A folder compute/DEVICE: MODEL/mlp.csv (all but attention, one layer, one GPU of each tensor-parallel degree) and
+attention_*.csv; beside compute/, network/DEVICE_dgx/{all_reduce,send_recv}.csv. Times are milliseconds; medians are taken.
+Models are told apart by shape. Vidur measures no output head: it is estimated. Host time is left out, as Vidur's own
+simulations leave it out by default.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+
+from cbatch.errors import ProfileError
+from cbatch.model import ModelSpec
+from cbatch.sim.attention import TableAttention
+from cbatch.sim.curve import Curve, curve, grid
+from cbatch.sim.estimate import Ceilings
+from cbatch.sim.importers.table import first_row, read_table
+from cbatch.sim.links import Links
+from cbatch.sim.profile import Measured, Profile
+from cbatch.sim.topology import Topology
+
+LAYOUT = ".../vidur/compute/DEVICE"
+MS = 1e-3
+
+LINEAR = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
+OTHER = ("input_layernorm", "post_attention_layernorm", "attn_rope", "mlp_act", "add", "add")
+DEVICES = {  # bytes of memory; the rates that the tables themselves reach (their README): bytes/s, FLOP/s
+    "a100": ("NVIDIA A100 80 GB", 80e9, 1.79e12, 268e12),
+    "h100": ("NVIDIA H100 80 GB", 80e9, 3.02e12, 894e12),
+}
+
+
+def recognises(folder: Path) -> bool:
+    return folder.parent.name == "compute" and any(folder.glob("*/*/mlp.csv*"))
+
+
+def read(folder: Path) -> Profile:
+    if folder.name not in DEVICES:
+        raise ProfileError(f"hardware={folder}: device {folder.name} is unknown; known: {', '.join(DEVICES)}")
+    hardware, memory, bandwidth, flops = DEVICES[folder.name]
+    return Profile(
+        name=f"vidur-{folder.name}",
+        hardware=hardware,
+        source=f"Vidur's published operator timings, {folder}",
+        error="not known: not compared with real runs",
+        memory_bytes=memory,
+        ceilings=Ceilings(bandwidth, flops, tile=128),
+        tables=VidurTables(folder),
+        links=read_links(folder.parent.parent / "network" / f"{folder.name}_dgx"),
+    )
+
+
+class VidurTables:
+    """The compute tables of one device; implements `Tables`. Files are read when a model asks for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def measured(self, spec: ModelSpec, tensor_parallel: int) -> Measured:
+        share = Topology(tensor_parallel).share(spec)
+        path = self._models.get(
+            (spec.num_heads, spec.num_kv_heads, spec.hidden_size, spec.intermediate_size, spec.gated)
+        )
+        if path is None:
+            return Measured(attention=self._attention(share))
+        columns = [f"time_stats.{name}.median" for name in ("emb", *LINEAR, *OTHER)]
+        table = read_table(path, ["num_tokens", *columns], labels=("num_tensor_parallel_workers",))
+        rows = [numbers for (degree,), numbers in table if degree == str(tensor_parallel)]
+        if not rows:
+            return Measured(attention=self._attention(share))
+        last = 2 + len(LINEAR)
+        return Measured(
+            linear=curve((row[0], sum(row[2:last]) * MS) for row in rows),
+            attention=self._attention(share),
+            other=curve((row[0], sum(row[last:]) * MS) for row in rows),
+            embedding=curve((row[0], row[1] * MS) for row in rows),
+        )
+
+    @cached_property
+    def _models(self) -> dict[tuple[int, int, int, int, bool], Path]:
+        """The file of each model shape."""
+        found = {}
+        for path in sorted(self.folder.glob("*/*/mlp.csv*")):
+            row = first_row(path)
+            heads, kv_heads, hidden, expanded = (
+                int(row[key]) for key in ("n_head", "n_kv_head", "n_embd", "n_expanded_embd")
+            )
+            found[heads, kv_heads, hidden, expanded, row["use_gated_mlp"] == "True"] = path
+        return found
+
+    def _attention(self, share: ModelSpec) -> TableAttention | None:
+        """The table measured for this number of query and key-value heads on the GPU, if there is one."""
+        for path in sorted(self.folder.glob("attention_*.csv*")):
+            row = first_row(path)
+            parts = int(row["num_tensor_parallel_workers"])
+            heads, kv_heads = int(row["n_q_head"]) // parts, int(row["n_kv_head"]) // parts
+            if (heads, kv_heads) == (share.num_heads, share.num_kv_heads) and share.head_dim == 128:
+                return _read_attention(path)
+        return None
+
+
+def _read_attention(path: Path) -> TableAttention:
+    prefill, decode = "time_stats.attn_prefill.median", "time_stats.attn_decode.median"
+    around = ("time_stats.attn_input_reshape.median", "time_stats.attn_output_reshape.median")
+    rows = read_table(path, ("batch_size", "prefill_chunk_size", "kv_cache_size", prefill, decode, *around),
+                      optional=(prefill, decode))  # fmt: skip
+    chunks, decodes = [], []
+    for _, (batch, tokens, context, of_prefill, of_decode, before, after) in rows:
+        if tokens:
+            chunks.append((tokens, context, (of_prefill + before + after) * MS))
+        else:
+            decodes.append((batch, context + 1, (of_decode + before + after) * MS))
+    return TableAttention(grid(chunks), grid(decodes))
+
+
+def read_links(folder: Path) -> Links:
+    """Collectives of one kind of node; all-reduces are those within a node."""
+    if not folder.is_dir():
+        return Links()
+    reduces, sends = _collective(folder, "all_reduce"), _collective(folder, "send_recv")
+    return Links(
+        all_reduce={workers: found for (workers, per_node), found in reduces.items() if workers == per_node},
+        within_node=sends.get((2, 2)),
+        between_nodes=sends.get((2, 1)),
+    )
+
+
+def _collective(folder: Path, name: str) -> dict[tuple[int, int], Curve]:
+    """Seconds against bytes, by (GPUs that take part, how many of them on each node)."""
+    columns = ("num_workers", "devices_per_node", "size", f"time_stats.{name}.median")
+    points: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for path in sorted(folder.glob(f"{name}.csv*")):
+        for _, (workers, per_node, size, ms) in read_table(path, columns):
+            points.setdefault((int(workers), int(per_node)), []).append((size, ms * MS))
+    return {which: curve(found) for which, found in points.items()}

@@ -1,0 +1,66 @@
+"""What GPUs send each other: all-reduces within a pipeline stage, and hidden states from one stage to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cbatch.errors import ProfileError
+from cbatch.sim.curve import Curve
+from cbatch.sim.estimate import PerToken, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link in closed form: seconds = latency + bytes / bandwidth."""
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+
+    def seconds(self) -> PerToken:
+        return PerToken(self.latency_seconds, 1 / self.bandwidth_bytes_per_second)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Seconds against bytes.
+
+    all_reduce: measured, by the number of GPUs that take part (each contributes that many bytes).
+    within_node, between_nodes: one GPU to another.
+    """
+
+    all_reduce: Mapping[int, Seconds] = field(default_factory=dict)
+    within_node: Seconds | None = None
+    between_nodes: Seconds | None = None
+
+    def all_reduce_of(self, num_gpus: int, profile: str) -> tuple[Seconds, bool]:
+        """Seconds of an all-reduce, and whether they are estimated.
+
+        A ring sends 2 (n - 1) / n of the bytes over each link; a number of GPUs that was not measured is estimated from
+        the nearest measured one in that proportion.
+
+        Raises:
+            ProfileError: no number of GPUs was measured.
+        """
+        if num_gpus in self.all_reduce:
+            return self.all_reduce[num_gpus], False
+        if not self.all_reduce:
+            raise ProfileError(f"hardware={profile} has no all-reduce times, tensor_parallel={num_gpus} needs them; "
+                               "choose tensor_parallel=1 or hardware whose links were measured")  # fmt: skip
+        nearest = min(self.all_reduce, key=lambda measured: abs(measured - num_gpus))
+        known = self.all_reduce[nearest]
+        assert isinstance(known, Curve), "measured times are curves"
+        return known.scaled((1 - 1 / num_gpus) / (1 - 1 / nearest)), True
+
+    def to_next_stage(self, leaves_node: bool, profile: str) -> Seconds:
+        """Seconds of sending bytes to the GPU of the next stage.
+
+        Raises:
+            ProfileError: that link was not measured.
+        """
+        link = self.between_nodes if leaves_node else self.within_node
+        if link is None:
+            where = "between nodes" if leaves_node else "within a node"
+            raise ProfileError(f"hardware={profile} has no send times {where}, pipeline_stages needs them; "
+                               "choose pipeline_stages=1 or hardware whose links were measured")  # fmt: skip
+        return link

@@ -1,0 +1,72 @@
+"""Throughput against the ratio of prompt to output tokens, closed batch: the workload of SARATHI (arXiv 2308.16369, 5.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cbatch import Limits, Policy
+from experiments.bench.presets import load_spec
+from experiments.bench.report import spread, write
+from experiments.bench.serving import start
+from experiments.workloads import ClosedBatch
+from policies.chunking import Fixed, PDAware, TileAligned
+from policies.orca import Orca
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "request_level": RequestLevel,
+    "orca": Orca,
+    "sarathi, 128 tokens": lambda: Sarathi(TileAligned(128)),
+    "sarathi, 256 tokens": lambda: Sarathi(TileAligned(256)),
+    "sarathi, 384 tokens": lambda: Sarathi(TileAligned(384)),
+    "sarathi, 512 tokens": lambda: Sarathi(TileAligned(512)),
+    "sarathi, chunk found": lambda: Sarathi(PDAware()),
+    "sarathi, 128 + decodes": lambda: Sarathi(Fixed(128)),
+    "sarathi, 256 + decodes": lambda: Sarathi(Fixed(256)),
+    "sarathi, 512 + decodes": lambda: Sarathi(Fixed(512)),
+}
+
+
+def main(
+    model: str = "llama-13b",
+    batch: str = "18",
+    length: str = "1024",
+    ratios: str = "2,5,14,28,50",
+    requests: str = "144",
+    policies: str = "",
+    repeats: str = "1",
+    folder: str = "results",
+) -> None:
+    """Measure, print and write pd.json. `ratios`, P:D, is a list, `policies` one of beginnings of names."""
+    spec, num_rows, num_tokens = load_spec(model), int(batch), int(length)
+    server = start(spec, Limits(num_rows, num_rows * num_tokens, num_tokens))
+    figures: dict[str, Any] = {}
+    for ratio in map(float, ratios.split(",")):
+        workload = ClosedBatch(length=num_tokens, pd_ratio=ratio, batch=num_rows, num_requests=int(requests))
+        warm_up = ClosedBatch(length=num_tokens, pd_ratio=ratio, batch=num_rows, num_requests=2)
+        print(f"{spec.name}, batch {num_rows}, {num_tokens} tokens a request, P:D {ratio:g}: tokens/s")
+        figures[f"{ratio:g}"] = {}
+        for name, make in POLICIES.items():
+            if policies and not name.startswith(tuple(policies.split(";"))):
+                continue
+            server.serve(make(), warm_up.requests(server.executor.vocabulary))
+            policy = make()
+            runs = [server.serve(policy, workload.requests(server.executor.vocabulary)) for _ in range(int(repeats))]
+            found = {
+                "tokens_per_second": spread([run.tokens_per_second for run in runs]),
+                "iterations": runs[0].iterations,
+            }
+            if isinstance(policy, Sarathi) and isinstance(policy.chunking, PDAware):
+                found["chunk"] = policy.chunking.total
+            figures[f"{ratio:g}"][name] = found
+            print(f"  {name:24} {found['tokens_per_second']['median']:8.0f}  "  # type: ignore[index]
+                  f"{runs[0].milliseconds:7.3f} ms/iteration, {runs[0].iterations} iterations", flush=True)  # fmt: skip
+    iteration = server.executor.iteration
+    stamped = {"model": spec.name, "batch": num_rows, "length": num_tokens, "requests": int(requests), "figures": figures,
+               "replayed": iteration.num_replayed, "eager": iteration.num_eager}  # fmt: skip
+    print(f"written: {write('pd', torch.cuda.get_device_name(), stamped, Path(folder))}")

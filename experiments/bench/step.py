@@ -1,0 +1,117 @@
+"""One decode iteration in one CUDA graph: its time, the share of what the bytes allow, and where the time goes.
+
+Carry-over, packing and the engine are left out: this is the device's part alone, the floor under `async` and `graphs`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+from cbatch.model import ModelSpec
+from cbatch.runtime.argmax import argmax
+from cbatch.runtime.attention.choice import choose_attention
+from cbatch.runtime.batch import Fields, Shape, device_views
+from cbatch.runtime.fused_model import FusedModel
+from cbatch.runtime.kv_cache import PagedCache
+from cbatch.runtime.weights import load_model
+from experiments.bench.presets import load_spec
+from experiments.bench.report import spread, write
+
+PAGE = 128
+COPY_BANDWIDTH = 4.27e12
+"""Bytes a second that a device-to-device copy moves on an H200, reads and writes counted."""
+
+
+def main(model: str = "llama-3.1-8b", batch: str = "32", context: str = "1280", folder: str = "results") -> None:
+    """Measure, print and write step.json."""
+    spec, num_rows, num_context = load_spec(model), int(batch), int(context)
+    fused = build(spec, num_rows, num_context)
+    inputs = decode_inputs(spec, num_rows, num_context)
+    graph = capture(lambda: argmax(fused(inputs.token_ids, inputs, 1, num_context)))
+    times = spread(replay_times(graph, 50))
+    bound = (spec.weight_bytes + num_rows * num_context * spec.kv_bytes_per_token) / COPY_BANDWIDTH * 1e3
+    parts = breakdown(graph)
+    hardware = torch.cuda.get_device_name()
+    print(f"{spec.name}, {num_rows} decodes at context {num_context}, one graph on {hardware}")
+    print(f"  {times['median']:.3f} ms ({times['min']:.3f} to {times['max']:.3f}); bytes alone {bound:.3f} ms")
+    for name, (milliseconds, calls) in parts.items():
+        print(f"  {milliseconds:7.3f} ms  {calls:4d} x  {name}")
+    figures = {"unit": "ms per iteration", "model": spec.name, "batch": num_rows, "context": num_context, "time": times,
+               "bytes_bound": bound, "kernels": parts}  # fmt: skip
+    print(f"written: {write(f'step-{spec.name}-{num_rows}x{num_context}', hardware, figures, Path(folder))}")
+
+
+def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
+    """The model with a cache for that many contexts."""
+    device = torch.device("cuda")
+    cache = PagedCache(spec, num_rows * -(-num_context // PAGE), PAGE, device)
+    cache.keys.normal_()
+    cache.values.normal_()
+    attention = choose_attention(spec, PAGE, device).attention
+    return FusedModel(
+        load_model(spec, device),
+        spec,
+        cache,
+        attention,
+        max_requests=num_rows,
+        max_rows=num_rows,
+        max_positions=num_context,
+    )
+
+
+def decode_inputs(spec: ModelSpec, num_rows: int, num_context: int) -> Fields[torch.Tensor]:
+    """Requests that all stand at the last token of their context, pages scattered."""
+    width = -(-num_context // PAGE)
+    shape = Shape(num_rows, num_rows, width)
+    inputs = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
+    inputs.block_tables.copy_(torch.randperm(num_rows * width, device="cuda").reshape(num_rows, width))
+    inputs.token_ids.random_(0, spec.vocab_size)
+    inputs.positions.fill_(num_context - 1)
+    inputs.context_lens.fill_(num_context)
+    inputs.query_starts.copy_(torch.arange(num_rows + 1))
+    inputs.kv_slots.copy_(inputs.block_tables[:, -1] * PAGE + (num_context - 1) % PAGE)
+    return inputs
+
+
+def capture(run: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:
+    """Warm up, then capture."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream), torch.inference_mode():
+        run()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            run()
+    torch.cuda.synchronize()
+    return graph
+
+
+def replay_times(graph: torch.cuda.CUDAGraph, repeats: int, warm_up: int = 5) -> list[float]:
+    """Milliseconds of each replay, from the start of one to the start of the next."""
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    for _ in range(warm_up):
+        graph.replay()
+    for event in events:
+        event.record()
+        graph.replay()
+    torch.cuda.synchronize()
+    return [first.elapsed_time(second) for first, second in pairwise(events)]
+
+
+def breakdown(graph: torch.cuda.CUDAGraph) -> dict[str, tuple[float, int]]:
+    """(milliseconds, launches) of each kernel in one replay, the longest first. Kernels that overlap count twice."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        graph.replay()
+        torch.cuda.synchronize()
+    times: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for event in profile.events() or []:
+        if event.device_type == torch.profiler.DeviceType.CUDA:
+            times[event.name[:100]] += event.time_range.elapsed_us() / 1e3
+            calls[event.name[:100]] += 1
+    return {name: (milliseconds, calls[name]) for name, milliseconds in times.most_common(20)}

@@ -1,0 +1,52 @@
+"""Time of an iteration against its tokens: one prompt's chunk with nothing before it, token by token around the edges.
+
+Matrix products are cut into tiles, so time rises in steps, and some sizes between two steps are slower than the next.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from cbatch.runtime.batch import Fields, Shape, device_views
+from experiments.bench.presets import load_spec
+from experiments.bench.report import spread, write
+from experiments.bench.step import PAGE, build, capture, replay_times
+
+AROUND = 4
+"""Tokens on either side of an edge that are measured one by one."""
+
+
+def main(
+    model: str = "llama-3.1-8b", largest: str = "1024", edge: str = "64", repeats: str = "5", folder: str = "results"
+) -> None:
+    """Measure, print and write tiles.json. Edges are the multiples of `edge`; half-way points are measured too."""
+    spec, most, step = load_spec(model), int(largest), int(edge)
+    fused = build(spec, 1, most + AROUND)
+    sizes = {most + offset for most in range(step, most + 1, step) for offset in range(-AROUND, AROUND + 1)}
+    sizes |= {1, 2, 4, 8, 16, 32, *range(step // 2, most, step)}
+    times = {}
+    print(f"{spec.name}: milliseconds of an iteration by its tokens")
+    for size in sorted(size for size in sizes if size <= most + AROUND):
+        inputs = chunk(size, spec.vocab_size)
+        graph = capture(lambda inputs=inputs, size=size: fused(inputs.token_ids, inputs, size, size))  # type: ignore[misc]
+        times[size] = spread(replay_times(graph, int(repeats), 1))
+        if size % step in (0, 1):
+            print(f"  {size:5d}  {times[size]['median']:7.3f} ms", flush=True)
+    figures = {"unit": "ms per iteration", "model": spec.name, "edge": step, "times": times}
+    print(f"written: {write('tiles', torch.cuda.get_device_name(), figures, Path(folder))}")
+
+
+def chunk(num_tokens: int, vocabulary: int) -> Fields[torch.Tensor]:
+    """The first `num_tokens` of one prompt."""
+    width = -(-num_tokens // PAGE)
+    shape = Shape(num_tokens, 1, width)
+    inputs = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
+    inputs.token_ids.random_(0, vocabulary)
+    inputs.positions.copy_(torch.arange(num_tokens))
+    inputs.kv_slots.copy_(torch.arange(num_tokens))
+    inputs.query_starts[1] = num_tokens
+    inputs.context_lens.fill_(num_tokens)
+    inputs.block_tables.copy_(torch.arange(width)[None])
+    return inputs

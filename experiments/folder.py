@@ -1,0 +1,187 @@
+"""The folder that a run leaves.
+
+    config.yaml         every setting, resolved
+    requests.csv        a row a request: times, lengths, latencies, how it ended
+    steps.csv           a row an iteration: the columns of `cbatch.record.StepRecord`
+    tokens.npz          request_id and time (seconds) of every generated token
+    outputs.jsonl       the generated token ids by request, where they are real; with a tokenizer, also the text
+    timeline.json.gz    for chrome://tracing or ui.perfetto.dev
+    decisions.jsonl.gz  each view and plan, if asked for (`experiments.decisions`)
+    summary.json        the figures; written last and at once, so that a run that has it is complete
+
+`experiments.results` reads it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from cbatch import ConfigError, FinishReason, Request, RunRecord, StepRecord
+from cbatch.metrics import Served, arrival_of, served
+from cbatch.timeline import write_timeline
+
+CONFIG, SUMMARY, REQUESTS, STEPS, TOKENS, OUTPUTS, TIMELINE, DECISIONS = FILES = (
+    "config.yaml", "summary.json", "requests.csv", "steps.csv", "tokens.npz", "outputs.jsonl", "timeline.json.gz",
+    "decisions.jsonl.gz",
+)  # fmt: skip
+
+PLOTS = "plots"
+"""Where `experiments.plot` writes, in the folder of a run or of a sweep."""
+
+WITHOUT_EFFECT = ("output", "sweep", "progress", "timeline", "decisions")
+"""Root keys that change nothing of what a run measures."""
+
+REQUEST_COLUMNS = (
+    "id", "client", "priority", "arrival", "admitted", "first_token", "last_token", "prompt_tokens", "output_tokens",
+    "finish_reason", "reject_reason", "preemptions", "recomputed_tokens", "scheduling_delay_seconds", "ttft_seconds",
+    "tpot_seconds", "end_to_end_seconds",
+)  # fmt: skip
+
+
+def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the folder holds a complete run of this configuration."""
+    if read_summary(folder) is None:
+        return False
+    try:
+        before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(before, dict) and _with_effect(before) == _with_effect(
+        yaml.safe_load(yaml.safe_dump(dict(config)))
+    )
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """The figures of a complete run; None where there is none."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) and "about" in summary else None
+
+
+def run_folders(root: Path) -> list[Path]:
+    """The folders of the complete runs in a folder and below, numbers in their names in the order of their values."""
+    found = [path.parent for path in root.rglob(SUMMARY) if read_summary(path.parent) is not None]
+    return sorted(
+        found, key=lambda path: [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", str(path))]
+    )
+
+
+@contextmanager
+def opened(folder: Path, config: Mapping[str, Any], *, replace: bool) -> Iterator[None]:
+    """Make the folder and write config.yaml; if the run then fails, remove what was begun.
+
+    Args:
+        replace: whether a complete run in this folder may be overwritten.
+
+    Raises:
+        ConfigError: the folder cannot be written, holds something else, or a complete run that must not be replaced.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    if folder not in missing:
+        _check_ours(folder, replace)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_files(folder)
+        (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written ({error.strerror}); choose another folder with output="
+        ) from error
+    try:
+        yield
+    except BaseException:
+        _remove_files(folder)
+        with suppress(OSError):  # another run has come to use it
+            for path in missing:
+                path.rmdir()
+        raise
+
+
+def write_results(
+    folder: Path,
+    record: RunRecord,
+    summary: Mapping[str, Any],
+    *,
+    timeline_title: str | None,
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> None:
+    """Write everything but config.yaml.
+
+    Args:
+        timeline_title: None for no timeline.
+        decode: the text of token ids, where there is a tokenizer.
+    """
+    requests = served(record)
+    with (folder / STEPS).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([StepRecord._fields, *record.steps])
+    with (folder / REQUESTS).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([REQUEST_COLUMNS, *_request_rows(record, requests)])
+    np.savez_compressed(folder / TOKENS, request_id=requests.token_ids.astype(np.int32), time=requests.token_times)
+    if any(request.output for request in record.requests):
+        lines = [
+            json.dumps(_output(request, decode)) for request in sorted(record.requests, key=lambda request: request.id)
+        ]
+        (folder / OUTPUTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if timeline_title is not None:
+        write_timeline(folder / TIMELINE, record, timeline_title)
+    partial = folder / f"{SUMMARY}.tmp"
+    partial.write_text(json.dumps(_without_nan(summary), indent=1) + "\n", encoding="utf-8")
+    partial.replace(folder / SUMMARY)
+
+
+def _output(request: Request, decode: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
+    text = {} if decode is None else {"text": decode(request.output)}
+    return {"id": request.id, "output": request.output, **text}
+
+
+def _request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object, ...]]:
+    """In the order of their ends; what a rejected request never had is empty."""
+    columns = (requests.arrival, requests.admitted, requests.first_token, requests.last_token,
+               requests.scheduling_delay, requests.ttft, requests.tpot, requests.end_to_end)  # fmt: skip
+    times = zip(*(column.tolist() for column in columns), strict=True)
+    for request in record.requests:
+        if request.finish_reason is FinishReason.REJECTED:
+            row: tuple[object, ...] = (arrival_of(request, record.steps), request.admitted_at, *[None] * 6)
+        else:
+            row = tuple(None if math.isnan(value) else value for value in next(times))
+        assert request.finish_reason is not None, "every request of a record has ended"
+        yield (request.id, request.client, request.priority, *row[:4], request.num_prompt_tokens, request.num_output_tokens,
+               request.finish_reason.value, request.reject_reason, request.num_preemptions, request.num_recomputed_tokens,
+               *row[4:])  # fmt: skip
+
+
+def _check_ours(folder: Path, replace: bool) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another folder with output=")
+    if any(path.name not in (*FILES, PLOTS) for path in folder.iterdir()):
+        raise ConfigError(f"{folder} holds files that are no run's; choose another folder with output=")
+    if not replace and read_summary(folder) is not None:
+        raise ConfigError(f"{folder} holds a complete run with other settings; choose another folder with output=")
+
+
+def _remove_files(folder: Path) -> None:
+    for name in (*FILES, f"{SUMMARY}.tmp"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _with_effect(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in WITHOUT_EFFECT}
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN: null instead."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

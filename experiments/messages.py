@@ -1,0 +1,103 @@
+"""Errors of Hydra and OmegaConf in one line that names the key, the value and what to give instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from traceback import walk_tb
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, MissingMandatoryValue
+
+from cbatch import CbatchError
+from experiments.settings import GROUPS, nearest
+
+CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "conf"
+
+_LAUNCHERS = ("hydra/launcher/joblib", "hydra/launcher/ray", "hydra/launcher/submitit")
+
+
+def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str | None:
+    """The message for an error that the command line caused; None for any other, which deserves its traceback.
+
+    overrides: the command line, for what Hydra's own message leaves out.
+    """
+    match error:
+        case CbatchError():
+            text = str(error)
+        case MissingConfigException():
+            text = _unknown_option(error)
+        case OverrideParseException():
+            text = f"{error.override}: cannot be read ({error.message.splitlines()[-2]}); give key=value"
+        case ConfigCompositionException():
+            text = _composition(error, overrides)
+        case MissingMandatoryValue():
+            text = f"{error.full_key}: has no value; give {error.full_key}=..."
+        case ConfigKeyError():
+            text = _unknown_key(str(error.full_key), overrides)
+        case InterpolationResolutionError():
+            text = f"{error.full_key}: {_first_line(error)}; mend the ${{...}} in it"
+        case OSError() if error.filename:
+            text = f"{error.filename}: {error.strerror}; run where it can be read and written"
+        case _ if _raised_by_hydra(error):
+            text = f"{' '.join(overrides)}: {_first_line(error)}"
+        case _:
+            return None
+    return " ".join(text.split())
+
+
+def _unknown_option(error: MissingConfigException) -> str:
+    missing = str(error.missing_cfg_file)
+    if missing.startswith(_LAUNCHERS):
+        return f"{missing.replace('launcher/', 'launcher=')}: is not installed; pip install -e '.[sweep]'"
+    group, _, option = missing.rpartition("/")
+    return f"{group}={option}: no such {group}; {nearest(option, error.options or ())}"
+
+
+def _composition(error: ConfigCompositionException, overrides: Sequence[str]) -> str:
+    message = str(error)
+    if found := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", message):
+        return _unknown_key(found[1], overrides)
+    if found := re.match(r"Ambiguous value for argument '(.+)'", message):
+        return f"{found[1]}: several values are a sweep; add -m, or quote the value"
+    if found := re.match(r"Could not append to config. An item is already at '(.+)'", message):
+        return f"{found[1]}: is there already; give it without the +"
+    return _first_line(error)
+
+
+def _unknown_key(key: str, overrides: Sequence[str]) -> str:
+    """Names the nearest keys beside an unknown one, in the configuration as it is without it."""
+    parent, _, name = key.rpartition(".")
+    config = _without(overrides)
+    section = OmegaConf.select(config, parent) if parent else config
+    group = parent.split(".")[0] if parent else ""
+    known = (
+        [str(other) for other in section if other not in ("hydra", "_target_")] if isinstance(section, Mapping) else []
+    )
+    choice = config.hydra.runtime.choices.get(group)
+    of = f" of {group}={choice}" if choice else ""
+    own = f"; an argument of a policy of your own: +{key}=..." if group == "policy" else ""
+    return f"{key}: no such key{of}; {nearest(name, known)}{own}"
+
+
+def _without(overrides: Sequence[str]) -> DictConfig:
+    """The configuration with the groups that were chosen, but no other override; of a sweep, with the first choices."""
+    choices = [override.split(",")[0] for override in overrides if override.partition("=")[0] in GROUPS]
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        try:
+            return compose("config", choices, return_hydra_config=True)
+        except Exception:  # one of the choices is wrong too
+            return compose("config", return_hydra_config=True)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _raised_by_hydra(error: BaseException) -> bool:
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_globals.get("__name__", "").partition(".")[0] in ("hydra", "omegaconf")

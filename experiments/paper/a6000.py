@@ -1,0 +1,157 @@
+"""The profile a6000-llama-13b, made from numbers printed in the SARATHI paper (arXiv 2308.16369) and nothing else.
+
+    python -m experiments.paper a6000        writes cbatch/sim/profiles/a6000-llama-13b.json
+
+The paper prints times of single iterations (Table 2, Fig 7, Fig 4a, Fig 13). None of its end results - throughput,
+speedup, the place of a peak - enters here: those are what the profile is to predict. How the printed numbers are read:
+
+* Matrix products step with tiles of 128 tokens: within a tile every count costs what the full tile costs (Fig 7: 256 to
+  257 tokens, +32%). Up to 4 tokens they cost what 4 cost; from there to the first full tile the time rises evenly.
+* Fig 4a counts the matrix products of a layer: with attention in it, decodes could not come near its peak at B = 256.
+* What an iteration of 256 tokens takes in Fig 7 beyond those products and attention is booked as "other", in proportion
+  to tokens, as norms, activations and residual sums are. That makes 5% of an iteration, where Fig 3 says below 5%.
+* Attention of a chunk is bound by arithmetic or by reading its context, whichever takes longer: one whole prompt is
+  (Table 2), and chunks of 64, three times slower (Fig 13), are bound by reading. A decode reads its context at the rate
+  of Table 2. A mixed iteration costs what Table 2's 1,021 + 3 tokens cost beyond the sum of their parts.
+* Embedding and output head are printed nowhere; they are within "other".
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from cbatch.sim.profile import PROFILES
+from experiments.bench.presets import load_spec
+
+NAME, MODEL = "a6000-llama-13b", "nanogpt-13b"
+
+LAYERS, TILE = 40, 128
+PREFILL_TOKENS, PREFILL_LINEAR, PREFILL_ATTENTION = 1024, 224.8, 10.0  # Table 2, prefill-only; ms
+DECODES, DECODE_CONTEXT, DECODE_LINEAR, DECODE_ATTENTION = 4, 1024, 44.28, 5.68  # Table 2, decode-only; ms
+MIXED_CHUNK, MIXED_DECODES, MIXED_ATTENTION = 1021, 3, 15.2  # Table 2, decode-maximal; ms
+ITERATION = {128: 55.0, 256: 69.8, 257: 92.33}  # Fig 7: tokens: ms
+PEAK, BELOW_PEAK_AT_256 = 180.0, 0.125  # Fig 4a: tokens/ms of one layer, reached from 512 tokens on
+SMALL_CHUNK, SMALL_CHUNK_ATTENTION = 64, 3.0  # Fig 13: attention of a 1,024-token prompt, times that of the whole
+
+MS = 1e-3
+LONGEST = 4096
+
+
+def attention_ms(tokens: int, context: int = 0) -> float:
+    """A chunk's attention in all layers."""
+    per_score = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
+    return max(tokens * (context + (tokens + 1) / 2) * per_score, (context + tokens) * ms_per_chunk_context())
+
+
+def ms_per_chunk_context() -> float:
+    """Milliseconds for each token of context that a chunk reads, where reading binds: chunks of 64 of one prompt."""
+    read = sum(range(SMALL_CHUNK, PREFILL_TOKENS + 1, SMALL_CHUNK))
+    return SMALL_CHUNK_ATTENTION * PREFILL_ATTENTION / read
+
+
+def ms_per_decode_context() -> float:
+    return DECODE_ATTENTION / (DECODES * DECODE_CONTEXT)
+
+
+def mixed_ms() -> float:
+    """What a mixed iteration costs beyond its chunk's and its decodes' attention."""
+    return MIXED_ATTENTION - attention_ms(MIXED_CHUNK) - MIXED_DECODES * DECODE_CONTEXT * ms_per_decode_context()
+
+
+def other_ms_per_token() -> float:
+    return (ITERATION[256] - linear_at_256() - attention_ms(256)) / 256
+
+
+def linear_at_256() -> float:
+    return LAYERS * 256 / (PEAK * (1 - BELOW_PEAK_AT_256))
+
+
+def linear_of_iteration(tokens: int) -> float:
+    """The matrix products in an iteration of Fig 7."""
+    return ITERATION[tokens] - attention_ms(tokens) - other_ms_per_token() * tokens
+
+
+def linear_by_tile() -> dict[int, float]:
+    """Milliseconds of the matrix products at full tiles; beyond 1,024 tokens in proportion."""
+    at_512 = LAYERS * 512 / PEAK
+    tops = {128: linear_of_iteration(128), 256: linear_at_256(), 384: linear_of_iteration(257), 512: at_512}
+    for tokens in (640, 768, 896):
+        tops[tokens] = at_512 + (PREFILL_LINEAR - at_512) * (tokens - 512) / (PREFILL_TOKENS - 512)
+    tops |= {tokens: PREFILL_LINEAR * tokens / PREFILL_TOKENS for tokens in range(PREFILL_TOKENS, LONGEST + 1, TILE)}
+    return tops
+
+
+def profile() -> dict[str, Any]:
+    """The file's content, see `cbatch.sim.profile_file`."""
+    linear = {1: DECODE_LINEAR, DECODES: DECODE_LINEAR}
+    for tokens, ms in linear_by_tile().items():
+        linear |= ({tokens - TILE + 1: ms} if tokens > TILE else {}) | {tokens: ms}
+    spec = load_spec(MODEL)
+    kv_bytes = spec.kv_bytes_per_token
+    per_score = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
+    flops_per_score = 4 * LAYERS * spec.num_heads * spec.head_dim
+    layer_bytes = spec.weight_bytes - 2 * 2 * spec.vocab_size * spec.hidden_size
+    return {
+        "name": NAME,
+        "hardware": "NVIDIA RTX A6000, 48 GB",
+        "source": "printed numbers of SARATHI (arXiv 2308.16369): Table 2, Figs 4a, 7 and 13; "
+                  "made by python -m experiments.paper a6000",
+        "error": "gains printed in the paper for LLaMA-13B are met within 0.04 (python -m experiments.paper closure)",
+        "memory_bytes": 48e9,
+        "ceilings": {
+            "from": "Table 2: weights read in 44.28 ms; 1,024 tokens computed in 224.8 ms",
+            "bandwidth_bytes_per_second": _rounded(layer_bytes / (DECODE_LINEAR * MS)),
+            "flops_per_second": _rounded(layer_bytes * PREFILL_TOKENS / (PREFILL_LINEAR * MS)),
+            "tile": TILE,
+        },
+        "attention": {
+            "from": "Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in 15.2 ms; "
+                    "Fig 13: a prompt in chunks of 64 takes 3 times as long",
+            "bandwidth_bytes_per_second": _rounded(kv_bytes / (ms_per_decode_context() * MS)),
+            "chunk_bandwidth_bytes_per_second": _rounded(kv_bytes / (ms_per_chunk_context() * MS)),
+            "flops_per_second": _rounded(flops_per_score / (per_score * MS)),
+            "mixed_seconds": _rounded(mixed_ms() * MS / LAYERS),
+        },
+        "models": {
+            spec.name: {
+                "num_layers": LAYERS,
+                "tensor_parallel": {
+                    "1": {
+                        "linear": {
+                            "from": "44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. "
+                                    "256: Fig 4a, 12.5% below 180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. "
+                                    "1,024: Table 2; evenly between, in proportion beyond. Steps of 128: Fig 7",
+                            "tokens": list(linear),
+                            "all": [_rounded(ms * MS) for ms in linear.values()],
+                        },
+                        "other": {
+                            "from": "Fig 7 at 256 tokens (69.8 ms) less Fig 4a's products and attention, for each token",
+                            "tokens": [1],
+                            "seconds": [_rounded(other_ms_per_token() * MS)],
+                        },
+                        "embedding": {"from": "within other", "tokens": [1], "seconds": [0.0]},
+                        "head": {"from": "within other", "requests": [1], "seconds": [0.0]},
+                    }
+                },
+            }
+        },
+    }  # fmt: skip
+
+
+def main(folder: str = str(PROFILES)) -> None:
+    """Write the profile and print the derived numbers."""
+    path = Path(folder) / f"{NAME}.json"
+    path.write_text(json.dumps(profile(), indent=1) + "\n")
+    print(
+        f"attention: {ms_per_decode_context() * 1e3:.3f} us a token of decode context, {ms_per_chunk_context() * 1e3:.3f} "
+        f"us of chunk context, mixed iteration {mixed_ms():.2f} ms; other: {other_ms_per_token() * 1e3:.1f} us a token"
+    )
+    print(", ".join(f"{tokens}: {ms:.1f} ms" for tokens, ms in linear_by_tile().items() if tokens <= PREFILL_TOKENS))
+    print(f"written: {path}")
+
+
+def _rounded(value: float) -> float:
+    """To 5 digits: the printed numbers have 2 to 4."""
+    return float(f"{value:.5g}")

@@ -1,0 +1,159 @@
+"""Fig 12 of the SARATHI paper: GPT-3 on 64 A100s, 10,000 requests, three ways to serve them.
+
+    python -m experiments.paper fig12 tables=.../aiconfigurator/a100_sxm links=.../vidur/network/a100_dgx
+                                      [num_requests=10000] [step=1] [folder=results]
+
+orca: 8 pipeline stages of 8 GPUs, whole prompts mixed with decodes, 27 requests in each of 8 iterations in flight.
+sarathi: the same with chunks, 256 tokens an iteration. tp: 8 replicas of 8 GPUs without a pipeline, Orca, 11 requests each.
+P:D = 10, lengths by Zipf's law (theta 0.4) from 1K to 4K; `step` draws them in steps of so many tokens.
+
+A request's bubble time: seconds that stages waited for the iterations it was part of, mean over the stages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tabulate import tabulate
+
+from cbatch import ConfigError, Engine, Limits, Policy, Request, Step
+from cbatch.sim.cluster import Cluster, RoundRobin
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.importers.vidur import read_links
+from cbatch.sim.profile import Profile, load_profile
+from cbatch.sim.stages import Span, StageAccount
+from cbatch.sim.topology import Topology
+from experiments.bench.presets import load_spec
+from experiments.paper.claims import Verdict, conclusion, read_claims, table
+from experiments.paper.report import write
+from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
+from policies.chunking import TileAligned
+from policies.orca import Orca
+from policies.sarathi import Sarathi
+
+SHORTEST, LONGEST, BLOCK = 1024, 4096, 16
+
+
+class BubbleTimes(SimExecutor):
+    """Notes for each request the bubbles before its iterations, in seconds summed over the stages."""
+
+    def __init__(self, cost: ProfileCost) -> None:
+        super().__init__(cost)
+        self.bubbles: defaultdict[int, float] = defaultdict(float)
+
+    def launch(self, step: Step) -> Span:
+        span = super().launch(step)
+        if span.bubbles:
+            for request in step.requests:
+                self.bubbles[request.id] += span.bubbles
+        return span
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """seconds: to the end of the last request. ends: of each request, sorted. bubbles: of each request, mean over stages."""
+
+    seconds: float
+    ends: list[float]
+    bubbles: list[float]
+    stages: list[StageAccount]
+    num_iterations: int
+    wall_seconds: float
+    provenance: dict[str, Any]
+
+
+def main(tables: str, links: str, num_requests: str = "10000", step: str = "1", folder: str = "results") -> int:
+    """Run the three systems, print and check their ratios, write fig12.json; 1 if a tested claim fails."""
+    count, width = _whole("num_requests", num_requests), _whole("step", step)
+    profile = replace(load_profile(tables), links=read_links(Path(links)))
+    outcomes = {
+        "orca": run(profile, Topology(8, 8), 27, Orca(), requests(count, width)),
+        "sarathi": run(profile, Topology(8, 8), 27, Sarathi(TileAligned(256)), requests(count, width)),
+        "tp": run(profile, Topology(8, replicas=8), 11, Orca(), requests(count, width)),
+    }
+    print(_systems(outcomes))
+    values = ratios(outcomes)
+    verdicts = [Verdict(claim, values[claim.quantity]) for claim in read_claims("fig12", values)]
+    print(f"\n{table(verdicts)}\n\n{conclusion(verdicts)}")
+    figures = {"num_requests": count, "step": width, "claims": [verdict.row() for verdict in verdicts],
+               "systems": {name: _figures(outcome) for name, outcome in outcomes.items()}}  # fmt: skip
+    provenance = {name: outcome.provenance for name, outcome in outcomes.items()}
+    print(f"written: {write('fig12' if width == 1 else f'fig12_step{width}', figures, provenance, Path(folder))}")
+    return 1 if any(verdict.failed for verdict in verdicts) else 0
+
+
+def requests(count: int, step: int = 1) -> list[Request]:
+    lengths = ZipfLengths(theta=0.4, min_length=SHORTEST // step, max_length=LONGEST // step, pd_ratio=10)
+    drawn = OpenLoop(num_requests=count, arrivals=AllAtOnce(), lengths=lengths).requests(None)
+    if step == 1:
+        return drawn
+    outputs = [round(step * request.max_tokens / 11) for request in drawn]
+    return [Request(request.id, step * request.max_tokens - output, output)
+            for request, output in zip(drawn, outputs, strict=True)]  # fmt: skip
+
+
+def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: Sequence[Request]) -> Outcome:
+    """Serve the requests; policies without state of their own can be shared by replicas."""
+    cost = ProfileCost(profile, load_spec("gpt-3"), topology)
+    limits = Limits(batch, batch * LONGEST, LONGEST, num_stages=topology.pipeline_stages)
+    executors = [BubbleTimes(cost) for _ in range(topology.replicas)]
+    num_blocks = limits.max_running * LONGEST // BLOCK
+    engines = [Engine(policy, executor, limits, cost, num_blocks=num_blocks, block_size=BLOCK, asynchronous=False)
+               for executor in executors]  # fmt: skip
+    cluster = Cluster(engines, RoundRobin())
+    begin = time.perf_counter()
+    cluster.submit(work)
+    record = cluster.run()
+    wall_seconds = time.perf_counter() - begin
+    bubbles = [sum(executor.bubbles[request.id] for executor in executors) / topology.pipeline_stages
+               for request in record.requests]  # fmt: skip
+    ends = [request.finished_at or 0.0 for request in record.requests]
+    return Outcome(
+        ends[-1], ends, bubbles, cluster.executor.accounts(), len(record.steps), wall_seconds, cost.provenance()
+    )
+
+
+def ratios(outcomes: dict[str, Outcome]) -> dict[str, float]:
+    orca, sarathi, tp = (outcomes[name] for name in ("orca", "sarathi", "tp"))
+    return {
+        "orca bubbles / sarathi bubbles": float(np.median(orca.bubbles) / np.median(sarathi.bubbles)),
+        "orca time / sarathi time": orca.seconds / sarathi.seconds,
+        "tp time / sarathi time": tp.seconds / sarathi.seconds,
+        "orca time / tp time": orca.seconds / tp.seconds,
+    }
+
+
+def _systems(outcomes: dict[str, Outcome]) -> str:
+    """Where the stages' time went, mean over all stages, as shares of their spans."""
+    names = ("compute", "communication", "pb1", "pb2", "pb3", "no_work")
+    rows = [(name, outcome.num_iterations, outcome.wall_seconds, outcome.seconds, float(np.median(outcome.bubbles)),
+             *(f"{_share(outcome, part):.1%}" for part in names)) for name, outcome in outcomes.items()]  # fmt: skip
+    headers = ("system", "iterations", "simulated in s", "seconds", "median bubble s", *names)
+    return tabulate(rows, headers, floatfmt=("", "d", ".1f", ".1f", ".2f"))
+
+
+def _share(outcome: Outcome, part: str) -> float:
+    seconds: float = sum(getattr(stage, part) for stage in outcome.stages)
+    return seconds / sum(stage.span for stage in outcome.stages)
+
+
+def _figures(outcome: Outcome) -> dict[str, Any]:
+    """What the figure's two panels show: percentiles 0 to 100 of bubble time, and the ends of every hundredth of requests."""
+    percentiles = np.percentile(outcome.bubbles, range(101))
+    ends = np.percentile(outcome.ends, range(101), method="lower")
+    return {"seconds": outcome.seconds, "iterations": outcome.num_iterations, "wall_seconds": outcome.wall_seconds,
+            "bubble_seconds_percentiles": percentiles.tolist(), "end_percentiles": ends.tolist(),
+            "stages": [{name: getattr(stage, name) for name in StageAccount.__slots__} for stage in outcome.stages]}  # fmt: skip
+
+
+def _whole(key: str, value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise ConfigError(f"{key}={value}: give a whole number, at least 1")
+    return int(value)

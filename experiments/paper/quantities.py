@@ -1,0 +1,93 @@
+"""What the paper's figures and tables state, measured in simulation: one function a quantity, named in claims.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cbatch import BatchShape
+from experiments.paper.steady import Load, Scheme, SteadyState, closed_form_gain
+
+
+def gain(at: SteadyState, scheme: Scheme = "sarathi", chunk: int = 256, **load: Any) -> float:
+    """Throughput over the baseline's."""
+    return at.gain(scheme, Load(**load), chunk)
+
+
+def closed_form(at: SteadyState, chunk: int = 256, **load: Any) -> float:
+    """The same for Sarathi, without running it."""
+    return closed_form_gain(at.cost, Load(**load), chunk)
+
+
+def lead(at: SteadyState, chunk: int = 256, **load: Any) -> float:
+    """Sarathi's throughput over that of Orca's best case."""
+    return gain(at, "sarathi", chunk, **load) / gain(at, "orca_best", **load)
+
+
+def share_lost_unaligned(at: SteadyState, chunk: int = 256, **load: Any) -> float:
+    """Share of Sarathi's gain that goes when its chunks are not aligned to tiles."""
+    aligned, unaligned = gain(at, "sarathi", chunk, **load), gain(at, "sarathi_unaligned", chunk, **load)
+    return (aligned - unaligned) / (aligned - 1)
+
+
+def best(at: SteadyState, outputs: Iterable[int], length: int, batch: int, scheme: Scheme = "sarathi",
+         chunk: int = 256) -> tuple[float, float]:  # fmt: skip
+    """(P:D, gain) where the gain is highest among the given output lengths."""
+    loads = [Load(length, batch, length / output - 1) for output in outputs]
+    return max(((load.pd_ratio, at.gain(scheme, load, chunk)) for load in loads), key=lambda pair: pair[1])
+
+
+def peak_pd_ratio(at: SteadyState, **setting: Any) -> float:
+    return best(at, **setting)[0]
+
+
+def peak_gain(at: SteadyState, **setting: Any) -> float:
+    return best(at, **setting)[1]
+
+
+def decode_speedup(at: SteadyState, length: int, batch: int, chunk: int = 256) -> float:
+    """Decode-only seconds for each decode over its marginal seconds in a mixed iteration (Table 2), at full context."""
+    predict = at.cost.predict
+    alone = predict(BatchShape((), batch, batch * length)) / batch
+    prefix = length // 2 // chunk * chunk  # a chunk in the middle of its prompt
+    mixed = predict(BatchShape(((chunk - batch + 1, prefix),), batch - 1, (batch - 1) * length))
+    return alone * (batch - 1) / (mixed - predict(BatchShape(((chunk, prefix),))))
+
+
+def prefill_slowdown(at: SteadyState, chunk: int, length: int = 1024) -> float:
+    """Seconds of a prompt in chunks over those of the whole prompt."""
+    return _prefill(at.cost.predict, chunk, length) / at.cost.predict(BatchShape(((length, 0),)))
+
+
+def prefill_loss(at: SteadyState, chunk: int, length: int = 1024) -> float:
+    """Share of prefill throughput that chunks cost."""
+    return 1 - 1 / prefill_slowdown(at, chunk, length)
+
+
+def attention_slowdown(at: SteadyState, chunk: int, length: int = 1024) -> float:
+    """The same as `prefill_slowdown`, of attention alone."""
+    seconds: Callable[[BatchShape], float] = lambda shape: at.cost.parts(shape).attention  # noqa: E731
+    return _prefill(seconds, chunk, length) / seconds(BatchShape(((length, 0),)))
+
+
+def iteration_ms(at: SteadyState, prompt: int = 0, decodes: int = 0, context: int = 1024) -> float:
+    return 1e3 * at.cost.predict(BatchShape(((prompt, 0),) if prompt else (), decodes, decodes * context))
+
+
+def cost_ratio(at: SteadyState, decodes: int, length: int = 1024) -> float:
+    """A decode's linear and attention seconds over those of a prompt token (Fig 3)."""
+    prompt, decode = (
+        at.cost.parts(shape) for shape in (BatchShape(((length, 0),)), BatchShape((), decodes, decodes * length))
+    )
+    return (decode.linear + decode.attention) / decodes / ((prompt.linear + prompt.attention) / length)
+
+
+def _prefill(seconds: Callable[[BatchShape], float], chunk: int, length: int) -> float:
+    return sum(seconds(BatchShape(((min(chunk, length - done), done),))) for done in range(0, length, chunk))
+
+
+QUANTITIES: dict[str, Callable[..., float]] = {
+    function.__name__: function
+    for function in (gain, closed_form, lead, share_lost_unaligned, peak_pd_ratio, peak_gain, decode_speedup, prefill_slowdown,
+                     prefill_loss, attention_slowdown, iteration_ms, cost_ratio)
+}  # fmt: skip

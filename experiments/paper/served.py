@@ -1,0 +1,110 @@
+"""Simulation against other people's served run: 300 requests with a time stamp for each, from LLMServingSim.
+
+    python -m experiments.paper served tables=.../llmservingsim/RTXPRO6000/Llama-3.1-8B_tp1 [host_ms=0] [folder=results]
+
+vLLM 0.19.0 served Llama-3.1-8B on an RTX PRO 6000 (128 requests, 2,048 tokens an iteration). The same requests are
+simulated with the layer timings that were published beside the run; nothing is fitted to it. Those timings hold no host
+time; host_ms adds some to each iteration of a synchronous loop.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tabulate import tabulate
+
+from cbatch import ConfigError, Engine, Limits, Request
+from cbatch.errors import ProfileError
+from cbatch.metrics import served
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.profile import HostTime, load_profile
+from experiments.bench.presets import load_spec
+from experiments.paper.report import write
+from policies.chunking import TileAligned
+from policies.sarathi_serve import SarathiServe
+
+BATCH, MAX_TOKENS, BLOCK = 128, 2048, 16  # of the run: see its meta.json
+
+Columns = Mapping[str, NDArray[np.float64]]
+
+
+def main(tables: str, host_ms: str = "0", folder: str = "results") -> None:
+    """Simulate the run, print measured and simulated figures, write served.json."""
+    measured = read_run(Path(tables) / "vllm_run" / "requests.jsonl.gz")
+    cost = ProfileCost(load_profile(tables), load_spec("llama-3.1-8b"))
+    simulated = simulate(measured, cost, HostTime(_milliseconds(host_ms)))
+    real, virtual = figures(measured), figures(simulated)
+    rows = [(name, real[name], virtual[name], f"{virtual[name] / real[name] - 1:+.1%}") for name in real]
+    print(tabulate(rows, ("", "measured", "simulated", "error"), floatfmt=".4f"))
+    errors = {name: virtual[name] / real[name] - 1 for name in real}
+    each = float(np.mean(np.abs(_latency(simulated) / _latency(measured) - 1)))
+    print(f"end-to-end latency of each request: mean absolute error {each:.1%}")
+    result = {"host_ms": float(host_ms), "measured": real, "simulated": virtual, "error": errors,
+              "mean_absolute_error_of_latency": each}  # fmt: skip
+    print(f"written: {write('served', result, {'sim': cost.provenance()}, Path(folder))}")
+
+
+def read_run(path: Path) -> Columns:
+    """The served requests in order of arrival; times in seconds from the first one's.
+
+    Raises:
+        ProfileError: the file cannot be read, or lacks a field.
+    """
+    try:
+        with gzip.open(path, "rt") as file:
+            rows = [json.loads(line) for line in file]
+        columns = {name: np.array([row[key] for row in rows], np.float64) for name, key in
+                   (("prompt", "input_toks"), ("output", "output_toks"), ("arrival", "queued_ts"),
+                    ("first", "first_token_ts"), ("last", "last_token_ts"))}  # fmt: skip
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        raise ProfileError(f"{path}: cannot read the run: {error!r}; give the folder as it was published") from error
+    start = columns["arrival"].min()
+    return columns | {name: columns[name] - start for name in ("arrival", "first", "last")}
+
+
+def simulate(run: Columns, cost: ProfileCost, host: HostTime) -> Columns:
+    """The same requests, served by a token budget shared by decodes and prompts, as vLLM's scheduler does it."""
+    lengths = zip(run["prompt"].astype(int).tolist(), run["output"].astype(int).tolist(), strict=True)
+    requests = [Request(index, prompt, output, arrival_time=float(run["arrival"][index]))
+                for index, (prompt, output) in enumerate(lengths)]  # fmt: skip
+    longest = max(request.max_tokens for request in requests)
+    engine = Engine(SarathiServe(TileAligned(MAX_TOKENS)), SimExecutor(cost, host), Limits(BATCH, MAX_TOKENS, longest), cost,
+                    num_blocks=cost.profile.kv_tokens(cost.spec) // BLOCK, block_size=BLOCK, asynchronous=False)  # fmt: skip
+    engine.submit(requests)
+    done = served(engine.run())
+    order = np.argsort(done.id)
+    return {"prompt": run["prompt"], "output": run["output"], "arrival": run["arrival"], "first": done.first_token[order],
+            "last": done.last_token[order]}  # fmt: skip
+
+
+def figures(run: Columns) -> dict[str, float]:
+    """Seconds, but for throughput (output tokens a second)."""
+    ttft, tpot = run["first"] - run["arrival"], (run["last"] - run["first"]) / np.maximum(run["output"] - 1, 1)
+    found = {
+        "total time": float(run["last"].max()),
+        "output throughput": float(run["output"].sum() / run["last"].max()),
+    }
+    for name, values in (("TTFT", ttft), ("TPOT", tpot), ("latency", _latency(run))):
+        found[f"{name} mean"] = float(values.mean())
+        found |= {f"{name} P{rank}": float(np.percentile(values, rank)) for rank in (50, 90, 99)}
+    return found
+
+
+def _latency(run: Columns) -> NDArray[np.float64]:
+    return run["last"] - run["arrival"]
+
+
+def _milliseconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e3:
+        raise ConfigError(f"host_ms={text}: give milliseconds of host time for each iteration, from 0 to 1000")
+    return value / 1e3

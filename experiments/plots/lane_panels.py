@@ -1,0 +1,88 @@
+"""What a picture of lanes is drawn of: the iterations of finished runs, or those that the `async` benchmark has kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from cbatch import ConfigError
+from experiments.results import load_steps
+
+BENCHMARK = "async.json"
+
+
+class Panel(NamedTuple):
+    """One pair of lanes.
+
+    steps: rows of `cbatch.record.StepRecord`, in seconds; some before and after the window where there are any.
+    begin, end: when the device begins the first iteration that is shown and ends the last.
+    host_share, device_share: of the time of the whole run, in which the host works and the device computes.
+    """
+
+    name: str
+    steps: pd.DataFrame
+    begin: float
+    end: float
+    host_share: float
+    device_share: float
+
+
+def of_runs(frame: pd.DataFrame, first: int, iterations: int) -> list[Panel]:
+    """Of finished runs, rows of `experiments.results.load` with a label.
+
+    Raises:
+        ConfigError: a run that ended before `first`.
+    """
+    panels = []
+    for _, run in frame.iterrows():
+        label = str(run["label"])
+        name = label if "runtime" in label else f"{label}, {run['runtime']}"
+        shares = run["iterations.host_active_share"], run["iterations.device_active_share"]
+        panels.append(Panel(name, *_window(str(run["folder"]), first, iterations), *shares))
+    return panels
+
+
+def of_benchmark(folder: Path, which: str = "") -> tuple[list[Panel], dict[str, Any]]:
+    """Of a folder of benchmark results: the synchronous loop above the asynchronous one; and what the file says of itself.
+
+    Its last two iterations are left out: while the device computes them, the host is at work on iterations not kept.
+
+    Args:
+        which: draw the first of the batches whose name holds this; without it, the first that has both loops.
+
+    Raises:
+        ConfigError: no such batch.
+    """
+    measured = json.loads((folder / BENCHMARK).read_text(encoding="utf-8"))
+    batches = {name: figures for name, figures in measured["figures"].items() if which in name}
+    if not batches:
+        raise ConfigError(f"runs={which}: {folder / BENCHMARK} has {', '.join(measured['figures'])}; choose of them")
+    name = max(batches, key=lambda name: len({"sync", "async"} & set(batches[name])))
+    panels = [_of_loop(loop, batches[name][loop]) for loop in ("sync", "async") if loop in batches[name]]
+    return panels, {**measured, "batch_name": name}
+
+
+def _of_loop(loop: str, figures: dict[str, Any]) -> Panel:
+    steps = pd.DataFrame(figures["lanes"]) / 1e3  # to seconds
+    steps["iteration"] = range(len(steps))
+    steps["num_prefill_tokens"] = 0  # the window lies behind the prompts
+    shown = steps.iloc[: max(len(steps) - 2, 1)]
+    milliseconds = figures["ms_per_iteration"]["median"]
+    host = figures["host_ms_per_iteration"]["median"] / milliseconds
+    begin, end = float(shown["started"].iloc[0]), float(shown["ended"].iloc[-1])
+    name = f"{loop}: {figures['seconds']['median']:.2f} s, {milliseconds:.2f} ms an iteration"
+    return Panel(name, steps, begin, end, host, figures["active_share"]["median"])
+
+
+def _window(folder: str, first: int, iterations: int) -> tuple[pd.DataFrame, float, float]:
+    """All iterations of a run, and the seconds when the shown ones begin and end on the device."""
+    steps = load_steps(folder)
+    shown = steps[(steps["iteration"] >= first) & (steps["iteration"] < first + iterations)]
+    if shown.empty:
+        raise ConfigError(
+            f"first={first} iterations={iterations}: {folder} has iterations 0 to {len(steps) - 1}; choose of them"
+        )
+    return steps, float(shown["started"].iloc[0]), float(shown["ended"].iloc[-1])

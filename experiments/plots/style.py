@@ -1,0 +1,115 @@
+"""How every plot looks: sizes of a printed page, series that differ in grey too, and a line that says where times come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from experiments.report import origin_of_row
+
+PAGE = 7.0  # inches, the width of a printed page's text
+
+PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
+"""Fills; they differ in lightness as well."""
+
+# Okabe and Ito's colours, which the colour-blind tell apart; markers and dashes do it in grey.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#999999")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_DASHES: tuple[Any, ...] = (
+    "-",
+    (0, (5, 1.5)),
+    (0, (1, 1)),
+    (0, (5, 1, 1, 1)),
+    (0, (8, 2)),
+    (0, (3, 1)),
+    (0, (2, 2)),
+    "-.",
+)
+
+MOST_SERIES = len(_COLOURS)
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour, marker and dashes of a series. Every other marker is hollow, so that equal series show through."""
+    kind = index % MOST_SERIES
+    fill = {"markerfacecolor": "none", "markersize": 5.5} if index % 2 else {"markersize": 3.5}
+    return {"color": _COLOURS[kind], "marker": _MARKERS[kind], "linestyle": _DASHES[kind], "linewidth": 1.2, **fill}
+
+
+@contextmanager
+def printed() -> Iterator[None]:
+    """Settings for print: small type, thin lines, fonts that stay text in the PDF."""
+    settings: dict[str, Any] = {
+        "font.size": 8,
+        "axes.titlesize": 8,
+        "axes.labelsize": 8,
+        "legend.fontsize": 7,
+        "axes.linewidth": 0.6,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "grid.linewidth": 0.4,
+        "grid.color": "#DDDDDD",
+        "axes.axisbelow": True,
+        "legend.frameon": False,
+        "pdf.fonttype": 42,
+        "figure.constrained_layout.use": True,
+    }
+    with plt.style.context(settings):
+        yield
+
+
+def new_figure(
+    rows: int, columns: int, height: float, *, ratios: Iterable[float] | None = None, sharex: bool = False
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure as wide as a page, `height` inches, and its axes, [rows][columns]."""
+    heights = None if ratios is None else list(ratios)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(PAGE, height), squeeze=False, sharex=sharex, height_ratios=heights
+    )
+    return figure, axes.tolist()
+
+
+def title(
+    figure: Figure, runs: pd.DataFrame, heading: str = "", handles: Sequence[Artist] = (), note: str = ""
+) -> None:
+    """What is shown and what all runs share above, with the legend's handles if given; below, where the times come from."""
+    rows = [{str(key): value for key, value in row.items()} for row in runs.to_dict("records")]
+    shared = [str(rows[0][key]) for key in ("model", "workload") if len({row[key] for row in rows}) == 1]
+    for name, key in (("length", "workload.length"), ("batch", "limits.batch")):
+        values = {row.get(key) for row in rows}
+        shared += [f"{name} {value}" for value in values if len(values) == 1 and value is not None]
+    text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
+    headed(figure, text, "\n".join(sorted({origin_of_row(row) for row in rows})), handles)
+
+
+def headed(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] = ()) -> None:
+    """A heading above, with the legend's handles if given, and below, where the times come from."""
+    if handles:
+        figure.legend(
+            handles=handles, loc="outside upper center", ncols=min(len(handles), 4), title=heading, title_fontsize=9
+        )
+    else:
+        figure.suptitle(heading, fontsize=9)
+    figure.supxlabel(origin, fontsize=6, color="#555555")
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Write NAME.pdf and NAME.png; returns the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
+    for path in paths:
+        figure.savefig(path, dpi=220)
+    plt.close(figure)
+    return paths

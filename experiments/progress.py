@@ -1,0 +1,65 @@
+"""A progress bar over the requests of a run. It looks at the engine at most ten times a second and costs a clock read else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal, Never
+
+from cbatch import Engine
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+Setting = Literal["on", "off", "auto"]
+
+_INTERVAL = 0.1  # seconds between two looks
+_DELAY = 2.0  # seconds before the bar shows
+
+
+@contextmanager
+def progress(setting: Setting, num_requests: int) -> Iterator[Callable[[Engine], None]]:
+    """A function for `Engine.run(on_step=...)`. With "auto" the bar shows where stderr is a terminal."""
+    if not _shown(setting):
+        yield lambda engine: None
+        return
+    from tqdm import tqdm  # loaded only where it is shown
+
+    layout = "{n_fmt}/{total_fmt} requests |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
+    with tqdm(total=num_requests, bar_format=layout, delay=_DELAY, mininterval=0, miniters=0, leave=False) as bar:
+        yield _Watch(bar)
+
+
+def loading_bars(setting: Setting) -> None:
+    """Whether `transformers` shows how far it is in loading a checkpoint; by itself it does so everywhere."""
+    from transformers.utils import logging
+
+    if not _shown(setting):
+        logging.disable_progress_bar()
+
+
+def _shown(setting: Setting) -> bool:
+    return setting == "on" or (setting == "auto" and sys.stderr.isatty())
+
+
+class _Watch:
+    def __init__(self, bar: tqdm[Never]) -> None:
+        self.bar = bar
+        self._next = 0.0
+        self._num_steps = self._num_tokens = 0
+
+    def __call__(self, engine: Engine) -> None:
+        now = perf_counter()
+        if now < self._next:
+            return
+        self._next = now + _INTERVAL
+        steps = engine.record.steps
+        for step in steps[self._num_steps :]:
+            self._num_tokens += step.num_prefill_tokens + step.num_decode_tokens
+        self._num_steps = len(steps)
+        seconds = engine.executor.now()
+        if seconds > 0:
+            self.bar.set_postfix_str(f"{self._num_tokens / seconds:,.0f} tokens/s", refresh=False)
+        self.bar.update(len(engine.record.requests) - self.bar.n)

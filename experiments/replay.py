@@ -1,0 +1,154 @@
+"""`python -m experiments.replay FOLDER [key=value ...]`: follow a run recorded with decisions=true, on any machine.
+
+Without keys, the run's own policy is asked again for every plan, and must say the same. With keys, as for experiments.run, the
+policy that they describe is asked what it would have done at each view of the run: policy=orca, or chunk=512. The status is
+that of `diff`: 0 if all plans are the same, 1 if some differ.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from cbatch import PlanError
+from cbatch.decisions import Decided, Seen
+from cbatch.errors import ReplayError
+from cbatch.following import Followed, follow
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.profile import load_profile
+from experiments.assemble import make_model, make_policy
+from experiments.decisions import DecisionsFile, read_decisions
+from experiments.folder import CONFIG, DECISIONS
+from experiments.messages import CONFIG_FOLDER, one_line
+from experiments.settings import Settings, read_settings
+
+_SHOWN = 12
+"""Requests of a view or plan that are printed before the rest is counted."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; returns the exit status: 0 or 1 as `diff`, 2 for an error of the user's, 130 after Ctrl-C."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return 0 if arguments else 2
+    try:
+        return _replay(Path(arguments[0]), arguments[1:])
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        message = one_line(error, arguments[1:])
+        if message is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        return 2
+
+
+def _replay(folder: Path, overrides: Sequence[str]) -> int:
+    file = read_decisions(folder / DECISIONS)
+    settings = _settings(folder)
+    policy = make_policy(*_policy_settings(settings, file, overrides), {})
+    cost = ProfileCost(load_profile(str(settings["hardware"])), make_model(settings, {}))
+    found = Differences(type(policy).__name__)
+    try:
+        follow(file.recorded, file.requests, policy, cost, found.hear)
+    except PlanError as error:
+        print(f"the recorded run ended here: {error}\n")
+    print(found.text(folder))
+    return 1 if found.num_different else 0
+
+
+class Differences:
+    """Counts how often a policy would have decided otherwise, and keeps the first time."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.num_plans = self.num_different = self.num_illegal = 0
+        self.first: Followed | None = None
+
+    def hear(self, followed: Followed) -> None:
+        self.num_plans += 1
+        if not followed.same:
+            self.num_different += 1
+            self.num_illegal += bool(followed.answer.problem)
+            self.first = self.first or followed
+
+    def text(self, folder: Path) -> str:
+        if self.first is None:
+            return f"{folder}: {self.name} makes the same {self.num_plans} plans"
+        illegal = f"; {self.num_illegal} of its plans could not be carried out" if self.num_illegal else ""
+        counts = f"{folder}: {self.name} decides otherwise at {self.num_different} of {self.num_plans} views{illegal}"
+        return f"{counts}\n\n{_difference(self.first, self.name)}"
+
+
+def _difference(followed: Followed, name: str) -> str:
+    """The view at which two policies part, and what each makes of it."""
+    recorded, answer = followed.recorded, followed.answer
+    rows = [*_view_rows(recorded.seen), ("recorded plans", _words(recorded.decided)),
+            (f"{name} plans", answer.problem or _words(answer.decided))]  # fmt: skip
+    if recorded.decided.reserve != answer.decided.reserve:
+        rows += [(f"{who} reserves", _some([f"{id_}:{tokens}" for id_, tokens in decided.reserve], " "))
+                 for who, decided in (("recorded", recorded.decided), (name, answer.decided))]  # fmt: skip
+    if recorded.decided.wake_at != answer.decided.wake_at:
+        rows.append(("wakes at", f"recorded {recorded.decided.wake_at}, {name} {answer.decided.wake_at}"))
+    width = max(len(label) for label, _ in rows)
+    head = f"first at iteration {recorded.iteration}, {recorded.seen.now:.6g} s:"
+    return "\n".join([head, *(f"  {label:{width}}  {text}" for label, text in rows)])
+
+
+def _view_rows(seen: Seen) -> list[tuple[str, str]]:
+    running = [f"{id_} ({computed} computed, {ready} ready)" for id_, computed, ready in seen.running]
+    return [
+        ("waiting", _some([str(id_) for id_ in seen.waiting])),
+        ("running", _some(running)),
+        ("in flight", f"{seen.num_in_flight} iterations"),
+        ("KV blocks", f"{seen.num_free} free, {seen.num_retiring} about to be"),
+    ]
+
+
+def _words(decided: Decided) -> str:
+    return _some(str(decided).split(" "), " ")
+
+
+def _some(words: Sequence[str], comma: str = ", ") -> str:
+    rest = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return comma.join(words[:_SHOWN]) + rest or "none"
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ReplayError(f"{folder / CONFIG}: cannot be read ({error}); give the folder of a run") from error
+    if not isinstance(settings, dict) or not {"policy", "hardware", "model"} <= settings.keys():
+        raise ReplayError(f"{folder / CONFIG}: holds no run's settings; give the folder of a run")
+    return settings
+
+
+def _policy_settings(
+    settings: Mapping[str, Any], file: DecisionsFile, overrides: Sequence[str]
+) -> tuple[Mapping[str, Any], Settings]:
+    """The run's settings, with the policy's section as the overrides make it."""
+    if not overrides:
+        return settings, read_settings(settings)
+    given = {_key(override) for override in overrides}
+    before = [override for override in file.overrides if _key(override) not in given]
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        config = compose("config", [*before, *overrides])
+    section = OmegaConf.to_container(config.policy, resolve=True, throw_on_missing=True)
+    changed = {**settings, "policy": section, "chunk": config.chunk}
+    return changed, read_settings(changed)
+
+
+def _key(override: str) -> str:
+    return override.lstrip("+~").partition("=")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,117 @@
+"""`python -m experiments.run [-m] key=value ...`: serve a workload with a scheduling policy. `--help` lists all keys.
+
+With -m, comma-separated values are swept; the same command with the same `sweep=NAME` goes on with an interrupted sweep.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+import hydra
+
+from experiments.folder import read_summary, run_folders
+from experiments.job import ERRORS, Refused, run_job
+from experiments.messages import CONFIG_FOLDER, one_line
+from experiments.report import sweep_text
+
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+
+
+def main() -> int:
+    """Run the command line; returns the exit status: 0, 2 for an error of the user's, 130 after Ctrl-C."""
+    arguments = sys.argv[1:]
+    sweep = _name_sweep(arguments)
+    traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
+    try:
+        if sweep is not None:
+            (_folder(sweep) / ERRORS).unlink(missing_ok=True)
+        with _hydra_raises():
+            hydra.main(config_path=str(CONFIG_FOLDER), config_name="config", version_base="1.3")(run_job)()
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {_how_to_resume(sweep)}", file=sys.stderr)
+        return 130
+    except (Exception, Refused) as error:
+        overrides = [argument for argument in arguments if not argument.startswith("-")]
+        message = str(error) if isinstance(error, Refused) else one_line(error, overrides)
+        if message is None or traceback_wanted:
+            raise
+        if sweep is not None:
+            _remove_unused(_folder(sweep))
+        print(f"error: {message}", file=sys.stderr)
+        return 2
+    return 0 if sweep is None else _end_of_sweep(sweep)
+
+
+def _name_sweep(arguments: list[str]) -> str | None:
+    """The name of the sweep that the command line asks for, given to it if it has none; None for a single run.
+
+    The name is settled before Hydra composes anything, so that this process can say how to go on after an interruption.
+    """
+    if not {"-m", "--multirun"} & set(arguments):
+        return None
+    named = [argument.partition("=")[2] for argument in arguments if argument.startswith("sweep=")]
+    if named:
+        return named[-1]
+    name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+    sys.argv.append(f"sweep={name}")
+    return name
+
+
+@contextmanager
+def _hydra_raises() -> Iterator[None]:
+    """Hydra prints its errors, over many lines, and exits; asked for full errors it raises them instead."""
+    before = os.environ.get(_FULL_ERROR)
+    os.environ[_FULL_ERROR] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_FULL_ERROR]
+        if before is not None:
+            os.environ[_FULL_ERROR] = before
+
+
+def _end_of_sweep(sweep: str) -> int:
+    """Print the table of the sweep's runs, and how many failed; returns the exit status."""
+    if finished := _finished(sweep):
+        print(f"\n{sweep_text(finished)}\nresults: {_folder(sweep)}")
+    errors = _folder(sweep) / ERRORS
+    if not errors.exists():
+        return 0
+    num_failed = len(errors.read_text(encoding="utf-8").splitlines())
+    print(
+        f"error: {num_failed} runs failed, see {errors}; the same command with sweep={sweep} runs them again",
+        file=sys.stderr,
+    )
+    return 2
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove the folder of a sweep that failed before its first run."""
+    if [path.name for path in folder.glob("*")] == ["multirun.yaml"]:
+        (folder / "multirun.yaml").unlink()
+        folder.rmdir()
+
+
+def _folder(sweep: str) -> Path:
+    return Path("multirun") / sweep
+
+
+def _finished(sweep: str) -> list[tuple[str, dict[str, object]]]:
+    """(name, figures) of the sweep's complete runs."""
+    return [(folder.name, read_summary(folder) or {}) for folder in run_folders(_folder(sweep))]
+
+
+def _how_to_resume(sweep: str | None) -> str:
+    if sweep is None:
+        return "nothing was written"
+    return (f"{len(_finished(sweep))} finished runs are in {_folder(sweep)}; "
+            f"the same command with sweep={sweep} runs the others")  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

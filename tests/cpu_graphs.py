@@ -1,0 +1,92 @@
+"""Captured graphs on a CPU: an iteration's tensor operations, recorded once and replayed on the same memory.
+
+As in a CUDA graph, all that Python decided while it was recorded is part of it for good: which buffers, which branches, and
+every number. So a mistake in what a graph may depend on shows here as it does on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import scaled_dot_product_attention
+
+from cbatch.executor import Step
+from cbatch.runtime.batch import Fields, Shape, host_views, pack_dummies
+from cbatch.runtime.iteration import EagerIteration, Work
+from cbatch.runtime.kv_cache import PagedCache
+from cbatch.runtime.slots import Slot
+
+
+class FixedShapeAttention:
+    """Paged attention that reads no length as a Python number, so that it can be captured: everything is masked."""
+
+    name = "fixed shape"
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: Fields[torch.Tensor],
+        *,
+        scaling: float,
+        max_query_len: int,
+        max_context_len: int,
+    ) -> torch.Tensor:
+        """See `Attention`. Each query sees its row's pages up to `max_context_len`, masked to its own position."""
+        place = torch.arange(query.shape[0])
+        row = torch.searchsorted(batch.query_starts[1:], place, right=True)  # [tokens]
+        length = batch.context_lens[row] - (
+            batch.query_starts[row + 1] - 1 - place
+        )  # keys that each query sees, [tokens]
+        columns = -(-max_context_len // keys.shape[1])
+        tables = batch.block_tables[:, :columns][row]  # [tokens, pages]
+        own, other = (pages[tables].flatten(1, 2).transpose(1, 2) for pages in (keys, values))
+        seen = torch.arange(own.shape[2]) < length.clamp(min=1)[:, None]  # [tokens, keys]
+        own, other = (part.masked_fill(~seen[:, None, :, None], 0) for part in (own, other))
+        mask = seen[:, None, None]
+        return scaled_dot_product_attention(query[:, :, None], own, other, mask, scale=scaling, enable_gqa=True)[
+            :, :, 0
+        ]
+
+
+class CpuGraphs:
+    """Replays a graph for each shape and slot; see `Iteration`. Every step must fit one of the shapes."""
+
+    def __init__(
+        self, eager: EagerIteration, slots: Sequence[Slot], cache: PagedCache, shapes: Sequence[Shape]
+    ) -> None:
+        self._eager, self._slots, self._cache = eager, slots, cache
+        self._shapes = sorted(shapes)
+        self.num_replayed = 0
+        self.graphs: dict[tuple[Shape, int], Callable[[], Any]] = {}
+        self.capture()
+
+    def shape(self, step: Step) -> Shape:
+        return next(
+            shape for shape in self._shapes if shape.num_tokens >= step.pad_to and shape.num_rows > len(step.rows)
+        )
+
+    @torch.inference_mode()
+    def __call__(self, slot: Slot, previous: torch.Tensor, work: Work) -> None:
+        self.num_replayed += 1
+        self.graphs[work.shape, slot.index]()
+
+    def capture(self) -> None:
+        self.graphs = {
+            (shape, slot.index): self._capture(shape, slot) for shape in self._shapes for slot in self._slots
+        }
+
+    def work(self, shape: Shape) -> Work:
+        """The most that an iteration of this shape may be."""
+        return Work(shape, shape.num_tokens, shape.num_blocks * self._cache.page_size, sampling=False)
+
+    @torch.inference_mode()
+    def _capture(self, shape: Shape, slot: Slot) -> Callable[[], Any]:
+        pack_dummies(shape, self._cache.keys.shape[1] - 1, self._cache.page_size, host_views(slot.host_array, shape))
+        slot.upload(shape.size)
+        previous, work = self._slots[slot.index - 1].sampled, self.work(shape)
+        return make_fx(lambda: self._eager(slot, previous, work))()

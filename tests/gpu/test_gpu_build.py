@@ -1,0 +1,56 @@
+"""Building an executor: what is chosen, what it costs, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from gpu_models import CUDA, LARGE, PAGE, TINY_LLAMA
+
+from cbatch import Limits
+from cbatch.errors import CapacityError, ConfigError
+from cbatch.runtime import gpu
+from cbatch.runtime.attention.choice import choose_attention
+
+
+def test_too_large_a_cache_says_what_to_lower() -> None:
+    with pytest.raises(CapacityError, match=r"needs 16\.1 GB for weights, .* lower kv_tokens to \d+"):
+        gpu.build(LARGE, Limits(32, 8192, 4096), num_blocks=100_000, block_size=128)
+
+
+def test_float32_runs_on_our_own_kernel_and_says_why() -> None:
+    choice = choose_attention(TINY_LLAMA, PAGE, CUDA)
+    assert choice.attention.name.startswith("triton")
+    assert "no flash4: it computes 16-bit floats" in str(choice)
+    with pytest.raises(ConfigError, match=r"backend\.attention=flash4 cannot serve gpu-llama .* 16-bit"):
+        choose_attention(TINY_LLAMA, PAGE, CUDA, "flash4")
+
+
+FAILING_CAPTURE = """
+from cbatch import Limits
+from cbatch.model import ModelSpec
+from cbatch.runtime import gpu
+from cbatch.runtime.iteration import EagerIteration
+
+def look(self, slot, logits, work):
+    slot.sampled[: work.shape.num_rows] = int(logits.argmax())  # reads the device: no capture allows that
+
+EagerIteration.sample = look
+gpu.build(ModelSpec("small", "llama", 1, 64, 4, 2, 16, 128, 96, 512, "float32"), Limits(4, 256, 64), num_blocks=9, block_size=16)
+"""
+
+
+def test_a_failed_capture_names_the_shape() -> None:
+    """In a process of its own: PyTorch's random numbers do not survive a failed capture."""
+    process = subprocess.run([sys.executable, "-c", FAILING_CAPTURE], capture_output=True, text=True, check=False)
+    assert "ModelError: a CUDA graph of 256 tokens and 5 requests cannot be captured" in process.stderr
+    assert process.stderr.strip().endswith("set runtime.graphs=off")
+
+
+def test_graphs_of_all_shapes_take_little_more_memory_than_the_largest() -> None:
+    executor = gpu.build(LARGE, Limits(32, 2048, 4096), num_blocks=64, block_size=128)
+    report = executor.iteration.report
+    assert report.num_graphs == 2 * len({shape for shape, _ in executor.iteration.graphs})
+    assert report.bytes <= 1.10 * report.first_bytes, report
+    assert report.seconds < 10, report

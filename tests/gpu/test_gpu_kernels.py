@@ -1,0 +1,170 @@
+"""Each kernel against plain PyTorch in float64, on random inputs at every kind of size it meets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpu_models import CUDA, error, make_batch
+from torch.nn.functional import rms_norm, silu
+
+from cbatch.runtime.argmax import argmax
+from cbatch.runtime.attention.decode import Chunks, Decodes, SplitAttention, TritonChunks
+from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.kernels import add_norm, gate, rotate_and_store
+from cbatch.runtime.skinny import skinny_product, tiling_for
+
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+"""Relative errors that rounding to the type explains."""
+
+PROCESSORS = torch.cuda.get_device_properties(CUDA).multi_processor_count
+DEPENDENT = torch.cuda.get_device_capability(CUDA) >= (9, 0)
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, device=CUDA).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("splits", [0, 1, 2, 4])
+@pytest.mark.parametrize("width", [64, 4096, 5120])
+def test_add_norm(dtype: torch.dtype, splits: int, width: int) -> None:
+    parts = random(splits, 5, width) if splits else None
+    residual, weight = random(5, width, dtype=dtype), random(width, dtype=dtype)
+    total = residual.double() + (0 if parts is None else parts.double().sum(0))
+    out = add_norm(parts, residual, weight, 1e-5, dependent=DEPENDENT)
+    assert error(out, rms_norm(total, (width,), weight.double(), 1e-5)) < DTYPES[dtype]
+    assert error(residual, total) < DTYPES[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gate(dtype: torch.dtype) -> None:
+    both = random(7, 2 * 13824, dtype=dtype)
+    gates, ups = both.double().chunk(2, dim=1)
+    assert error(gate(both, dependent=DEPENDENT), silu(gates) * ups) < DTYPES[dtype]
+
+
+@pytest.mark.parametrize("kind", ["plain", "bias", "norms"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (40, 40, 128), (4, 2, 16), (6, 1, 64)])
+def test_rotate_and_store(heads: int, kv_heads: int, dim: int, kind: str) -> None:
+    num_tokens, splits = 9, 2
+    width = (heads + 2 * kv_heads) * dim
+    parts, positions = (
+        random(splits, num_tokens, width),
+        torch.randint(0, 50, (num_tokens,), device=CUDA, dtype=torch.int32),
+    )
+    slots = torch.randperm(64, device=CUDA)[:num_tokens].int()
+    angles = random(50, dim // 2)
+    rotations = torch.stack([angles.cos(), angles.sin()], dim=1).contiguous()
+    bias = random(width) if kind == "bias" else None
+    norms = (random(dim), random(dim)) if kind == "norms" else None
+    keys, values = random(4, 16, kv_heads, dim), random(4, 16, kv_heads, dim)
+    query = rotate_and_store(parts, rotations, positions, slots, keys, values, heads, bias=bias, norms=norms, epsilon=1e-6,
+                             dependent=DEPENDENT)  # fmt: skip
+
+    summed = (parts.double().sum(0) + (0 if bias is None else bias)).view(num_tokens, -1, dim)
+    q, k, v = summed.split([heads, kv_heads, kv_heads], dim=1)
+    if norms is not None:
+        q, k = (rms_norm(part, (dim,), weight.double(), 1e-6) for part, weight in zip((q, k), norms, strict=True))
+    cosine, sine = (part.double()[positions.long()][:, None] for part in (angles.cos(), angles.sin()))
+
+    def rotate(part: torch.Tensor) -> torch.Tensor:
+        low, high = part.chunk(2, dim=-1)
+        return torch.cat([low * cosine - high * sine, high * cosine + low * sine], dim=-1)
+
+    written = [cache.view(64, kv_heads, dim)[slots.long()] for cache in (keys, values)]
+    for got, expected in zip((query, *written), (rotate(q), rotate(k), v), strict=True):
+        assert error(got, expected) < 1e-5
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 32, 64])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(6144, 4096), (4096, 4096), (4096, 14336), (5120, 5120), (4096, 11008)]
+)
+def test_skinny_product(rows: int, outputs: int, inputs: int) -> None:
+    x, weight = random(rows, inputs, dtype=torch.bfloat16), random(outputs, inputs, dtype=torch.bfloat16)
+    tiling = tiling_for(outputs, inputs, PROCESSORS, gated=False)
+    assert tiling is not None
+    out = skinny_product(x, weight, tiling, dependent=DEPENDENT)
+    assert error(out.double().sum(0), x.double() @ weight.double().T) < 1e-5
+
+
+@pytest.mark.parametrize("rows", [1, 32, 64])
+@pytest.mark.parametrize(("outputs", "inputs"), [(14336, 4096), (11008, 4096), (13824, 5120)])
+def test_gated_skinny_product(rows: int, outputs: int, inputs: int) -> None:
+    x, weight = random(rows, inputs, dtype=torch.bfloat16), 0.02 * random(2 * outputs, inputs, dtype=torch.bfloat16)
+    tiling = tiling_for(outputs, inputs, PROCESSORS, gated=True)
+    assert tiling is not None
+    out = skinny_product(x, weight, tiling, gated=True, dependent=DEPENDENT)
+    gates, ups = (x.double() @ weight.double().T).chunk(2, dim=1)
+    assert error(out[0], silu(gates) * ups) < 1e-2
+
+
+@pytest.mark.parametrize("rows", [1, 33, 128])
+@pytest.mark.parametrize("vocabulary", [96, 32000, 128256])
+def test_argmax(rows: int, vocabulary: int) -> None:
+    logits = random(rows, vocabulary)
+    assert torch.equal(argmax(logits).long(), logits.argmax(-1))
+    tied = torch.randint(0, 3, (rows, vocabulary), device=CUDA).float()
+    assert torch.equal(argmax(tied).long(), (tied == 2).int().argmax(-1))
+
+
+def chunk_attentions() -> list[Chunks]:
+    found: list[Chunks] = [TritonChunks(dependent=DEPENDENT)]
+    try:
+        from cbatch.runtime.attention.flash4 import Flash4Chunks
+
+        found.append(Flash4Chunks())
+    except ImportError:
+        pass
+    return found
+
+
+ROWS = {
+    "decodes": [(1, 1), (1, 130), (1, 700), (1, 64), (1, 1000)],
+    "one long decode": [(1, 1000)],
+    "mixed": [(1, 130), (1, 7), (96, 96), (33, 1000), (1, 1000), (200, 513)],
+    "chunks": [(2, 2), (128, 256), (77, 900)],
+    "padding": [(1, 300), (40, 40), (1, 1), (0, 0), (0, 0)],
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (8, 8, 64), (12, 4, 128)])
+@pytest.mark.parametrize("chunks", chunk_attentions(), ids=lambda attention: attention.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention(kind: str, heads: int, kv_heads: int, dim: int, chunks: Chunks, dtype: torch.dtype) -> None:
+    if dtype is torch.float32 and chunks.name != "triton":
+        pytest.skip("the library computes 16-bit floats")
+    page, width = 128, 8
+    rows = ROWS[kind]
+    batch = make_batch(rows, page, width)
+    query = random(sum(queries for queries, _ in rows), heads, dim, dtype=dtype)
+    keys, values = random(2, len(rows) * width + 1, page, kv_heads, dim, dtype=dtype)
+    longest = max(queries for queries, _ in rows)
+    out = SplitAttention(chunks, Decodes(PROCESSORS, dependent=DEPENDENT))(
+        query, keys, values, batch, scaling=dim**-0.5, max_query_len=longest, max_context_len=page * width
+    )
+    real = [row for row, (queries, _) in enumerate(rows) if queries]
+    expected = torch.empty_like(query, dtype=torch.float64)
+    for row in real:
+        part = make_part(batch, row)
+        begin, end = batch.query_starts[row : row + 2].tolist()
+        expected[begin:end] = ReferenceAttention()(
+            query[begin:end].double(),
+            keys.double(),
+            values.double(),
+            part,
+            scaling=dim**-0.5,
+            max_query_len=0,
+            max_context_len=0,
+        )
+    assert error(out, expected) < DTYPES[dtype]
+
+
+def make_part(batch, row: int):  # type: ignore[no-untyped-def]
+    """One request of a batch."""
+    part = make_batch([(1, 1)], 128, batch.block_tables.shape[1])
+    part.block_tables.copy_(batch.block_tables[row : row + 1])
+    part.context_lens.copy_(batch.context_lens[row : row + 1])
+    part.query_starts.copy_(batch.query_starts[row : row + 2] - batch.query_starts[row])
+    return part

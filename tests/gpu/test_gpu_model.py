@@ -1,0 +1,69 @@
+"""The fused model at full size, bfloat16: the way in which a text is cut into iterations changes rounding and no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from gpu_models import CUDA, LARGE, make_batch
+
+from cbatch.runtime.attention.choice import choose_attention
+from cbatch.runtime.fused_model import FusedModel
+from cbatch.runtime.kv_cache import PagedCache
+from cbatch.runtime.model import PagedModel
+from cbatch.runtime.weights import load_model
+
+PAGE, WIDTH, LENGTH = 128, 4, 512
+TOLERANCE = 0.1
+"""Of a log-probability. One bfloat16 rounding of a logit near 4 is 0.016; 32 layers of them add up to a few."""
+
+
+@pytest.fixture(scope="module")
+def fused() -> Iterator[FusedModel]:
+    yield make_model(LARGE)
+    torch.cuda.empty_cache()
+
+
+def make_model(spec) -> FusedModel:  # type: ignore[no-untyped-def]
+    cache = PagedCache(spec, 2 * WIDTH, PAGE, CUDA)
+    attention = choose_attention(spec, PAGE, CUDA).attention
+    return FusedModel(load_model(spec, CUDA), spec, cache, attention, max_requests=4, max_rows=4, max_positions=LENGTH)
+
+
+def log_probabilities(model: FusedModel, text: torch.Tensor, cuts: list[int]) -> torch.Tensor:
+    """Of the text's tokens that follow each cut: the text up to the last cut is computed in pieces that end at the cuts."""
+    table = torch.randperm(2 * WIDTH)[:WIDTH]
+    found = []
+    for begin, end in zip([0, *cuts[:-1]], cuts, strict=True):
+        batch = make_batch([(end - begin, end)], PAGE, WIDTH)
+        batch.block_tables.copy_(table[None])
+        positions = torch.arange(begin, end)
+        batch.kv_slots.copy_(table[positions // PAGE] * PAGE + positions % PAGE)
+        logits = model(text[begin:end], batch, end - begin, WIDTH * PAGE)
+        found.append(logits[0].log_softmax(-1)[text[end]])
+    return torch.stack(found)
+
+
+def test_log_probabilities_do_not_depend_on_the_chunks(fused: FusedModel) -> None:
+    text = torch.randint(0, LARGE.vocab_size, (LENGTH,), device=CUDA, dtype=torch.int32)
+    ends = list(range(256, LENGTH))
+    one_by_one = log_probabilities(fused, text, ends)
+    in_chunks = log_probabilities(fused, text, [64, 192, *ends[:1], 300, 301, 460, 500, 511])[2:]
+    assert (in_chunks - one_by_one[[0, 44, 45, 204, 244, 255]]).abs().max() < TOLERANCE
+
+
+def test_the_fused_model_is_the_model_of_transformers() -> None:
+    spec = replace(LARGE, num_layers=4)
+    weights = load_model(spec, CUDA)
+    attention = choose_attention(spec, PAGE, CUDA).attention
+    caches = [PagedCache(spec, 3 * WIDTH, PAGE, CUDA) for _ in range(2)]
+    plain = PagedModel(weights, caches[0], attention)
+    fused = FusedModel(weights, spec, caches[1], attention, max_requests=4, max_rows=4, max_positions=LENGTH)
+    batch = make_batch([(200, 200), (300, 300), (1, 1)], PAGE, WIDTH)
+    tokens = torch.randint(0, spec.vocab_size, (501,), device=CUDA, dtype=torch.int32)
+    with torch.inference_mode():
+        expected = plain(tokens, batch, 300, 300).float().log_softmax(-1)
+        got = fused(tokens, batch, 300, 300).log_softmax(-1)
+    assert (got - expected).abs().max() < TOLERANCE

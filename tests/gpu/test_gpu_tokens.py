@@ -1,0 +1,115 @@
+"""On the GPU as on the CPU: whatever the policy, loop and graphs, each request gets the tokens that it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fuzz_policy import FuzzPolicy
+from gpu_models import CUDA, LIMITS, PAGE, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
+from schedules import UnitCost
+from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, sampled_references
+
+from cbatch import Engine, Limits, Policy
+from cbatch.model import ModelSpec
+from cbatch.request import Sampling
+from cbatch.runtime import gpu
+from cbatch.runtime.weights import load_model
+from policies.chunking import Fixed, TileAligned
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+from policies.sarathi_serve import SarathiServe
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "request_level": RequestLevel,
+    "orca": Orca,
+    "prefill_first": PrefillFirst,
+    "sarathi": lambda: Sarathi(TileAligned(32)),
+    "sarathi_serve": lambda: SarathiServe(Fixed(7)),
+    "fuzz": lambda: FuzzPolicy(seed=3),
+}
+AMPLE, SCARCE = 32, 7  # blocks of KV cache; the second leads to preemptions
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+def serve(
+    executor: gpu.GpuExecutor, policy: Policy, references: list[Reference], num_blocks: int, *, asynchronous: bool
+) -> tuple[list[list[int]], int]:
+    """Tokens of each request, and the number of preemptions."""
+    engine = Engine(
+        policy, executor, LIMITS, UnitCost(), num_blocks=num_blocks, block_size=PAGE, asynchronous=asynchronous
+    )
+    requests = [
+        reference.request(index, 1 + index % LONGEST_OUTPUT, arrival_iteration=index // 2)
+        for index, reference in enumerate(references)
+    ]
+    engine.submit(requests)
+    engine.run()
+    return [request.output for request in requests], sum(request.num_preemptions for request in requests)
+
+
+@pytest.mark.parametrize("graphs", ["off", "decode", "all"])
+@pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
+def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
+    references = greedy_references(spec)
+    expected = [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
+    executor = gpu.build(
+        with_same_weights(spec, checkpoints), LIMITS, num_blocks=AMPLE, block_size=PAGE, graphs=graphs, poison=True
+    )
+    for name, make in POLICIES.items():
+        for asynchronous in (False, True):
+            for num_blocks in (AMPLE, SCARCE):
+                tokens, preemptions = serve(executor, make(), references, num_blocks, asynchronous=asynchronous)
+                assert tokens == expected, f"{name}, asynchronous={asynchronous}, {num_blocks} blocks"
+                if num_blocks == SCARCE and name in ("prefill_first", "sarathi_serve"):
+                    assert preemptions > 0
+    if graphs == "all":
+        assert executor.iteration.num_eager == 0
+    if graphs == "off":
+        assert executor.iteration.num_replayed == 0
+
+
+@pytest.mark.parametrize("graphs", ["off", "all"])
+@pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
+def test_sampled_tokens_do_not_depend_on_the_batch(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
+    references = sampled_references(spec)
+    expected = [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
+    executor = gpu.build(
+        with_same_weights(spec, checkpoints), LIMITS, num_blocks=AMPLE, block_size=PAGE, graphs=graphs, poison=True
+    )
+    for make in (Orca, POLICIES["sarathi"], POLICIES["fuzz"]):
+        for asynchronous in (False, True):
+            assert serve(executor, make(), references, AMPLE, asynchronous=asynchronous)[0] == expected
+
+
+@pytest.mark.parametrize("graphs", ["off", "all"])
+def test_a_model_that_is_not_fused(graphs: str) -> None:
+    weights = load_model(TINY_NANOGPT, CUDA, attention="eager")
+    references = []
+    for length in (1, 5, 17, 40):
+        prompt = torch.randint(0, TINY_NANOGPT.vocab_size, (1, length), device=CUDA)
+        tokens = weights.generate(prompt, max_new_tokens=LONGEST_OUTPUT, do_sample=False)[0].tolist()
+        references.append(Reference(tokens[:length], Sampling(), tokens[length:]))
+    executor = gpu.build(TINY_NANOGPT, LIMITS, num_blocks=AMPLE, block_size=PAGE, graphs=graphs, poison=True)
+    expected = [reference.expected(1 + index) for index, reference in enumerate(references)]
+    assert serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True)[0] == expected
+
+
+def test_an_iteration_beyond_the_graphs_runs_and_is_counted(checkpoints: Path) -> None:
+    limits = Limits(LIMITS.max_batch, LIMITS.max_tokens, LIMITS.max_request_tokens, tile=32, graph_sizes=(16,))
+    spec = with_same_weights(TINY_LLAMA, checkpoints)
+    executor = gpu.build(spec, limits, num_blocks=AMPLE, block_size=PAGE)
+    references = greedy_references(TINY_LLAMA)[-4:]
+    tokens, _ = serve(executor, Orca(), references, AMPLE, asynchronous=True)
+    assert tokens == [reference.expected(1 + index) for index, reference in enumerate(references)]
+    assert executor.iteration.num_eager > 0
+    assert executor.iteration.num_replayed > 0
+    torch.cuda.synchronize()

@@ -1,0 +1,139 @@
+"""A whole engine on the CPU, of real parts that a test can reach and change before it runs, and workloads that stress it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cpu_graphs import CpuGraphs, FixedShapeAttention
+from fuzz_policy import FuzzPolicy
+from schedules import UnitCost
+from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, paged_weights
+
+from cbatch import Engine, Limits, Policy, Request, Status
+from cbatch.model import ModelSpec
+from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.cpu import largest_shape
+from cbatch.runtime.executor import StreamExecutor
+from cbatch.runtime.iteration import EagerIteration, Iteration
+from cbatch.runtime.kv_cache import PagedCache
+from cbatch.runtime.model import PagedModel
+from cbatch.runtime.slots import Slot
+from cbatch.runtime.streams import Streams
+from cbatch.runtime.vocabulary import Vocabulary
+
+LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request for the first `max_new_tokens` of a reference's output, or up to the token at `stop_at`."""
+
+    reference: Reference
+    max_new_tokens: int
+    stop_at: int | None
+    arrival_iteration: int
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        return () if self.stop_at is None else (self.reference.output[self.stop_at],)
+
+    @property
+    def expected(self) -> list[int]:
+        return self.reference.expected(self.max_new_tokens, self.stop_tokens)
+
+
+@dataclass(eq=False)
+class Rig:
+    """An engine with requests submitted, and its parts. `asks[i]` is what request i is for."""
+
+    streams: Streams
+    slots: list[Slot]
+    iteration: Iteration
+    executor: StreamExecutor
+    engine: Engine
+    requests: list[Request]
+    asks: list[Ask]
+
+    def run(self) -> None:
+        """Serve everything.
+
+        Raises:
+            AssertionError: a token is wrong, or a request, block or row was lost or given twice.
+        """
+        try:
+            self.engine.run(self._check_progress)
+        finally:
+            self.executor.close()
+        for request, ask in zip(self.requests, self.asks, strict=True):
+            assert request.output == ask.expected, f"request {request.id}: wrong tokens"
+        check_accounts(self.engine, self.requests)
+
+    def _check_progress(self, engine: Engine) -> None:
+        assert engine.state.iteration < 3000, "the run does not end"
+
+
+def check_accounts(engine: Engine, requests: list[Request]) -> None:
+    """Every request was served once, and everything that it held was given back."""
+    assert sorted(request.id for request in engine.record.requests) == [request.id for request in requests]
+    assert all(request.status is Status.FINISHED for request in requests)
+    ids, _ = engine.record.tokens()
+    assert Counter(ids.tolist()) == {request.id: len(request.output) for request in requests if request.output}
+    pool, table = engine.state.pool, engine.state.table
+    assert pool.num_used == pool.num_retiring == 0
+    assert sorted(pool._free.tolist()) == list(range(pool.num_blocks))
+    assert sorted(table._free_rows) == list(range(table.num_rows))
+
+
+def build(
+    streams: Streams,
+    policy: Policy,
+    asks: list[Ask],
+    *,
+    spec: ModelSpec = LLAMA,
+    graphs: bool = False,
+    asynchronous: bool = True,
+    batch: int = 4,
+    num_blocks: int = 24,
+    block_size: int = 4,
+    poison: bool = False,
+) -> Rig:
+    """Put an engine together.
+
+    graphs: replay captured graphs for all iterations.
+    """
+    limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1)
+    cache = PagedCache(spec, num_blocks, block_size, CPU, poison=poison)
+    largest = largest_shape(limits, block_size)
+    slots = [Slot(index, largest, CPU, streams, poison=poison) for index in range(2)]
+    attention = FixedShapeAttention() if graphs else ReferenceAttention()
+    eager = EagerIteration(PagedModel(paged_weights(spec), cache, attention), poison=poison)
+    iteration: Iteration = CpuGraphs(eager, slots, cache, [largest]) if graphs else eager
+    executor = StreamExecutor(streams, slots, iteration, Vocabulary(spec))
+    engine = Engine(policy, executor, limits, UnitCost(), num_blocks=num_blocks, block_size=block_size,
+                    asynchronous=asynchronous)  # fmt: skip
+    requests = [
+        ask.reference.request(id_, ask.max_new_tokens, ask.stop_tokens, ask.arrival_iteration)
+        for id_, ask in enumerate(asks)
+    ]
+    engine.submit(requests)
+    return Rig(streams, slots, iteration, executor, engine, requests, asks)
+
+
+def stress(
+    streams: Callable[[random.Random], Streams], seed: int, *, graphs: bool = False, asynchronous: bool = True
+) -> Rig:
+    """A run in which requests stop early, are preempted and reordered, and blocks and rows are soon used again.
+
+    Not poisoned: what goes wrong is to be found by others.
+    """
+    numbers = random.Random(seed)
+    references = greedy_references(LLAMA)
+    asks = [
+        Ask(numbers.choice(references), LONGEST_OUTPUT, numbers.choice([None, *range(LONGEST_OUTPUT)]), id_ // 2)
+        for id_ in range(numbers.randint(4, 10))
+    ]
+    return build(streams(numbers), FuzzPolicy(seed), asks, graphs=graphs, asynchronous=asynchronous,
+                 num_blocks=numbers.randint(14, 24))  # fmt: skip

@@ -1,0 +1,137 @@
+"""Streams in any order: all orders that the rules allow, and no other; the same numbers make the same order."""
+
+from __future__ import annotations
+
+import random
+from itertools import permutations
+
+import pytest
+from hypothesis import find, given, settings
+from hypothesis import strategies as st
+from test_streams import NUM_EVENTS, calls, fail
+
+from cbatch.errors import DeviceError
+from cbatch.runtime.any_order import AnyOrderStream, Order, any_order
+from cbatch.runtime.streams import StreamError
+
+
+@settings(max_examples=150)
+@given(calls=calls, numbers=st.randoms(use_true_random=False))
+def test_any_program_runs_in_an_order_that_the_rules_allow(
+    calls: list[tuple[str, int, int]], numbers: random.Random
+) -> None:
+    """Each operation notes what had run before it; that must hold all that the rules put before it."""
+    streams = any_order(numbers)
+    events = [streams.h2d.event() for _ in range(NUM_EVENTS)]
+    behind: list[set[int]] = [set() for _ in streams]  # operations that must come before the stream's next one
+    recorded: list[set[int]] = [set() for _ in events]
+    required: dict[int, set[int]] = {}
+    seen: dict[int, set[int]] = {}
+    for number, (kind, stream, event) in enumerate(calls):
+        if kind == "run":
+            required[number] = set(behind[stream])
+            behind[stream].add(number)
+            streams[stream].run(lambda number=number: seen.__setitem__(number, set(seen)))
+        elif kind == "record":
+            streams[stream].record(events[event])
+            recorded[event] = set(behind[stream])
+        else:
+            streams[stream].wait(events[event])
+            behind[stream] |= recorded[event]
+    for stream in streams:
+        last = stream.event()
+        stream.record(last)
+        last.synchronize()
+    assert required.keys() == seen.keys()
+    assert all(required[number] <= seen[number] for number in required)
+
+
+def order_of(seed: int) -> str:
+    """h2d does a, then b after which it records; compute does c, waits, does d; the host notes 'H' after all calls."""
+    done: list[str] = []
+    streams = any_order(random.Random(seed), every=3)
+    event, last = streams.h2d.event(), streams.compute.event()
+    streams.h2d.run(lambda: done.append("a"))
+    streams.h2d.run(lambda: done.append("b"))
+    streams.h2d.record(event)
+    streams.compute.run(lambda: done.append("c"))
+    streams.compute.wait(event)
+    streams.compute.run(lambda: done.append("d"))
+    streams.compute.record(last)
+    done.append("H")
+    last.synchronize()
+    return "".join(done)
+
+
+def test_every_order_that_the_rules_allow_comes_up_and_no_other() -> None:
+    allowed = {
+        "".join(order)
+        for order in permutations("abcdH")
+        if order.index("a") < order.index("b") < order.index("d") and order.index("c") < order.index("d")
+    }
+    assert {order_of(seed) for seed in range(2000)} == allowed
+
+
+def test_the_same_seed_makes_the_same_order() -> None:
+    assert [order_of(seed) for seed in range(50)] == [order_of(seed) for seed in range(50)]
+
+
+class CountedOrder(Order):
+    """Counts the changes of the ranking."""
+
+    num_changes = 0
+
+    def change(self) -> None:
+        self.num_changes += 1
+        super().change()
+
+
+def test_a_failing_order_shrinks_to_few_changes_from_doing_all_at_once() -> None:
+    """Without a wait compute may overtake h2d. Two changes do it: the host runs ahead of both, and then compute goes first."""
+    failing: list[int] = []  # changes in each failing order that was tried
+
+    def overtakes(numbers: random.Random) -> bool:
+        done: list[str] = []
+        order = CountedOrder(numbers, every=3)
+        h2d, compute = (AnyOrderStream(name, order) for name in ("h2d", "compute"))
+        for _ in range(20):
+            h2d.run(lambda: done.append("upload"))
+            compute.run(lambda: done.append("compute"))
+        overtaken = any(done[:end].count("compute") > done[:end].count("upload") for end in range(len(done)))
+        if overtaken:
+            failing.append(order.num_changes)
+        return overtaken
+
+    find(st.randoms(use_true_random=False), overtakes)
+    assert failing[0] > failing[-1] == 2
+
+
+def test_an_exception_surfaces_at_the_next_synchronize_of_whoever_depends_on_it() -> None:
+    streams = any_order(random.Random(0))
+    done: list[int] = []
+    computed, downloaded, other = streams.compute.event(), streams.d2h.event(), streams.h2d.event()
+    streams.compute.run(fail)
+    streams.compute.record(computed)
+    streams.d2h.wait(computed)
+    streams.d2h.run(lambda: done.append(1))
+    streams.d2h.record(downloaded)
+    streams.h2d.record(other)
+    other.synchronize()
+    with pytest.raises(StreamError, match="stream 'compute' failed: ZeroDivisionError") as caught:
+        downloaded.synchronize()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert done == []
+    with pytest.raises(StreamError):
+        streams.compute.run(fail)
+
+
+def test_waiting_for_closed_streams_does_not_hang() -> None:
+    streams = any_order(random.Random(3), every=0)
+    streams.h2d._order._ranking.reverse()  # the host first: nothing is done before it waits
+    event = streams.h2d.event()
+    streams.h2d.record(event)
+    streams.close()
+    with pytest.raises(DeviceError, match="no stream will reach"):
+        event.synchronize()
+    with pytest.raises(StreamError, match="'h2d' is closed"):
+        streams.h2d.record(event)

@@ -1,0 +1,256 @@
+"""What a user may get wrong on the command line: one line that names it and what to do, status 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from commands import ROOT, command, write_azure_trace
+
+from experiments.run import main
+
+Refused = Callable[..., str]
+
+POLICIES = """
+from cbatch import Plan
+
+class Base:
+    def plan(self, view):
+        return self.choose(view, [*view.running, *view.waiting])
+
+class Raises(Base):
+    def choose(self, view, requests):
+        raise ValueError("two\\nlines")
+
+class Twice(Base):
+    def choose(self, view, requests):
+        return Plan([(requests[0], 1), (requests[0], 1)])
+
+class Idle(Base):
+    def choose(self, view, requests):
+        return Plan()
+
+class NoPlan:
+    pass
+
+class NeedsArgument(Base):
+    def __init__(self, share):
+        self.share = share
+"""
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Runs the command line in an empty folder; returns its one line of complaint."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+
+    def run(*arguments: str) -> str:
+        before = sorted(folder.rglob("*"))
+        monkeypatch.setattr(sys, "argv", ["run", *arguments])
+        assert main() == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == 1, lines
+        assert [path for path in sorted(folder.rglob("*")) if path not in before and path.suffix != ".pyc"
+                and path.name != "__pycache__"] == []  # fmt: skip
+        return lines[0].removeprefix("error: ")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            "policy=sarathy",
+            "policy=sarathy: no such policy; did you mean sarathi? known: external, longest_first, orca, ",
+        ),
+        ("chunking=tile", "chunking=tile: no such chunking; did you mean tile_aligned?"),
+        ("model=llama-3.1-80b", "model=llama-3.1-80b: no such model; did you mean llama-3.1-8b?"),
+        ("workload=close", "workload=close: no such workload; did you mean closed?"),
+        ("runtime=asynch", "runtime=asynch: no such runtime; did you mean async?"),
+        ("backend=gpu", "backend=gpu: no such backend; "),
+        ("hardware=h20", "hardware=h20: "),
+        ("hydra/launcher=slurm", "hydra/launcher=slurm: no such hydra/launcher; "),
+        ("chnk=256", "chnk: no such key; did you mean chunk? known: "),
+        ("polcy=orca", "polcy: no such key; did you mean policy? known: "),
+        ("workload.pd_ration=3", "workload.pd_ration: no such key of workload=closed; did you mean pd_ratio?"),
+        ("workload=open_loop workload.pd_ratio=3", "workload.pd_ratio: no such key of workload=open_loop; "),
+        ("runtime.graph=off", "runtime.graph: no such key of runtime=async; did you mean graphs?"),
+        ("model.layers=3", "model.layers: no such key of model=llama-3.1-8b; did you mean num_layers?"),
+        ("policy.chunk=3", "policy.chunk: no such key of policy=sarathi; did you mean chunking? known: chunking; "),
+        ("+answer=42", "answer: no such key; "),
+        ("+policy.answer=42", "policy.answer: policies.sarathi.Sarathi takes no such argument; known: chunking"),
+        ("+workload.answer=42", "workload.answer: experiments.workloads.ClosedBatch takes no such argument; "),
+        ("+metrics.warmup=1", "metrics.warmup: no such key; did you mean warmup_requests?"),
+        ("+chunk=1", "chunk: is there already; give it without the +"),
+        ("~chnk", "chnk: no such key; did you mean chunk?"),
+        ("chunk", "chunk: cannot be read"),
+        ("chunk=[1,", "chunk=[1,: cannot be read"),
+        ("chunk=128,256", "chunk=128,256: several values are a sweep; add -m"),
+        ("chunk=${nothing}", "chunk: Interpolation key 'nothing' not found"),
+        ("workload=null", "workload=null: "),
+        ("experiment=pd_sweep", "experiment=pd_sweep is a sweep; add -m"),
+        ("workload=azure_conv", "workload.path: has no value; give workload.path=..."),
+        ("policy=external", "policy._target_: has no value; give policy._target_=..."),
+    ],
+)
+def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) -> None:
+    assert refused(*arguments.split()).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("chunk=0", "chunk=0: give a whole number of tokens, at least 1, or auto"),
+        ("chunk=-256", "chunk=-256: give a whole number of tokens, at least 1, or auto"),
+        ("chunk=25.6", "chunk=25.6: give a whole number of tokens"),
+        ("chunk=many", "chunk=many: give a whole number of tokens"),
+        ("chunk=true", "chunk=True: give a whole number of tokens"),
+        ("chunk=null", "chunk=None: give a whole number of tokens"),
+        ("chunk=0 policy=orca", "chunk=0: give a whole number of tokens"),
+        ("chunk=1048576", "chunk=1048576 exceeds max_tokens=17208 of an iteration; lower chunk or raise max_tokens"),
+        (
+            "chunk=512 max_tokens=256",
+            "chunk=512 exceeds max_tokens=256 of an iteration; lower chunk or raise max_tokens",
+        ),
+        ("chunk=128 batch=129 workload.batch=18", "chunk=128 leaves no room for a prompt beside 128 decodes; "),
+        ("chunk=300", "chunk=300 is no multiple of the tile of 128 tokens; use chunk=256, or chunking=fixed"),
+        ("batch=0", "batch=0: give a whole number, at least 1"),
+        ("batch=1.5", "batch=1.5: give a whole number, at least 1"),
+        ("seed=-1", "seed=-1: give a whole number, at least 0"),
+        (
+            "max_tokens=4",
+            "max_tokens=4 is below batch=18: a decode takes a token each; raise max_tokens or lower batch",
+        ),
+        ("kv_tokens=0", "kv_tokens=0: give a whole number of tokens"),
+        ("kv_tokens=10", "kv_tokens=10 is less than one block of block_size=16; raise kv_tokens"),
+        ("block_size=none", "block_size=none: give a whole number of tokens"),
+        ("progress=maybe", "progress=maybe: give on, off or auto"),
+        ("timeline=3", "timeline=3: give on or off"),
+        ("runtime.graphs=some", "runtime.graphs=some: give off, decode or all"),
+        ("runtime.check=all", "runtime.check=all: give off, poison or races"),
+        (
+            "backend=sim backend.host_seconds=-1",
+            "backend.host_seconds=-1: give seconds of host time an iteration, or auto",
+        ),
+        (
+            "metrics.warmup_requests=100 metrics.drain_requests=44",
+            "metrics.warmup_requests=100 and metrics.drain_requests=44 leave",
+        ),
+        ("metrics.drain_requests=-1", "metrics.drain_requests=-1: give a whole number, at least 0"),
+        ("metrics.objectives.ttft=0", "metrics.objectives.ttft=0: give seconds above 0, or null for none"),
+        ("model.num_heads=7", "model.num_heads=7 must be a multiple of model.num_kv_heads=8"),
+        (
+            "workload.length=1000000",
+            "request 0: 933333 prompt + 66667 new tokens exceed the 131072 positions of the model; ",
+        ),
+        ("kv_tokens=512", "request 0: 1024 tokens exceed the KV cache of 512; raise kv_tokens or "),
+        ("workload.pd_ratio=0", "workload.pd_ratio=0: "),
+    ],
+)
+def test_values_out_of_range(refused: Refused, arguments: str, message: str) -> None:
+    assert refused(*arguments.split()).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("policy._target_=mine.Raises ~policy.chunking", "policy Raises, iteration 0: plan() raised ValueError: two lines"),
+        ("policy._target_=mine.Twice ~policy.chunking", "policy Twice, iteration 0, request 0: illegal plan"),
+        ("policy._target_=mine.Idle ~policy.chunking", "policy Idle, iteration 0: empty plan with 144 waiting"),
+        ("policy._target_=mine.Idle", "policy.chunking: mine.Idle takes no such argument; known: none; for a policy from outside: "),
+        ("policy=external policy._target_=mine.NoPlan", "policy._target_=mine.NoPlan has no method plan(view)"),
+        ("policy=external policy._target_=mine.NeedsArgument", "policy.share: mine.NeedsArgument needs it; add +policy.share=..."),
+        ("policy=external policy._target_=mine.Twise", "policy._target_=mine.Twise: mine has no class or function Twise; did you mean Twice?"),
+        ("policy=external policy._target_=yours.P", "policy._target_=yours.P: yours cannot be imported (ModuleNotFoundError"),
+        ("policy=external policy._target_=broken.P", "policy._target_=broken.P: broken cannot be imported (SyntaxError"),
+        ("policy=external policy._target_=Mine", "policy._target_=Mine: give an import path"),
+    ],
+)  # fmt: skip
+def test_policies_from_outside(refused: Refused, tmp_path: Path, arguments: str, message: str) -> None:
+    (tmp_path / "work" / "mine.py").write_text(POLICIES)
+    (tmp_path / "work" / "broken.py").write_text("class P(:\n")
+    try:
+        assert refused(*arguments.split()).startswith(message)
+    finally:
+        sys.modules.pop("mine", None)
+
+
+def test_traces_name_file_and_line(refused: Refused, tmp_path: Path) -> None:
+    trace = write_azure_trace(tmp_path / "trace.csv")
+    lines = trace.read_text().splitlines()
+    arguments = ("workload=azure_conv", f"workload.path={trace}")
+
+    def after(*changed: str) -> str:
+        trace.write_text("\n".join(changed) + "\n")
+        return refused(*arguments)
+
+    assert after(*lines[:4], "2023-11-16 18:15:46.2,ten,20").startswith(f"{trace}, line 5")
+    assert after(*lines[:4], lines[1]).startswith(f"{trace}, line 5")  # goes back in time
+    assert str(trace) in after(lines[0])
+    assert str(trace) in after("")
+    trace.unlink()
+    assert refused(*arguments).startswith(f"{trace}: no such file")
+
+
+def test_checkpoints_name_the_folder_or_file(refused: Refused, tmp_path: Path) -> None:
+    missing = tmp_path / "nowhere"
+    assert refused(f"model.path={missing}").startswith(f"model.path={missing} is no folder")
+    missing.mkdir()
+    assert str(missing / "config.json") in refused(f"model.path={missing}")
+    (missing / "config.json").write_text("{")
+    assert str(missing / "config.json") in refused(f"model.path={missing}")
+    (missing / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    assert "model_type 'bert' is not supported" in refused(f"model.path={missing}")
+
+
+def test_profiles_name_the_file(refused: Refused, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text("{}")
+    assert refused(f"hardware={profile}").startswith(f"{profile}: ")
+
+
+@pytest.mark.parametrize("output", ["file/run", "file"])
+def test_folders_that_cannot_be_written(refused: Refused, tmp_path: Path, output: str) -> None:
+    (tmp_path / "file").write_text("")
+    message = refused(f"output={tmp_path}/{output}", "workload.num_requests=20")
+    assert message.startswith(f"{tmp_path}/{output}")
+    assert message.endswith("choose another folder with output=")
+
+
+def test_a_sweep_where_nothing_can_be_written(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "work" / "multirun").write_text("")
+    assert "multirun" in refused("-m", "chunk=128,256")
+
+
+def test_the_full_traceback_is_there_for_those_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    done = command("run", "chunk=0", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    assert "ConfigError: chunk=0" in done.stderr
+
+
+def test_help_lists_groups_and_keys(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["run", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 0
+    text = capsys.readouterr().out
+    assert "\npolicy: " in text and "request_level" in text
+    assert "chunk: 256" in text
+
+
+def test_every_key_of_the_configuration_is_explained() -> None:
+    lines = (ROOT / "conf" / "config.yaml").read_text().splitlines()
+    start = lines.index("hydra:")
+    keys = [
+        line for line in lines[:start] if line and line[0].isalpha() and not line.startswith(("defaults:", "metrics:"))
+    ]
+    assert [line for line in keys if "#" not in line and not line.startswith("seed")] == []

@@ -1,0 +1,204 @@
+"""A recorded run can be followed: the same views come up again, and any policy may say what it would have planned."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from commands import command
+from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, requests, simulated
+from tiny_models import LLAMA, greedy_references, make_executor
+
+from cbatch import Engine, Executor, FinishReason, Plan, Policy, PolicyError, Request, View
+from cbatch.decisions import Decision, StepEnd, recorded_decisions
+from cbatch.errors import ReplayError
+from cbatch.following import STOP_TOKEN, Followed, Recorded, follow
+from experiments.decisions import read_decisions, written_decisions
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+
+
+def record(policy: Policy, executor: Executor, chosen: list[Request], asynchronous: bool = True) -> Recorded:
+    engine = Engine(policy, executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK,
+                    asynchronous=asynchronous)  # fmt: skip
+    events: list[Decision | StepEnd] = []
+    engine.submit(chosen)
+    with recorded_decisions(engine, events.append) as recording:
+        engine.run()
+    assert engine.policy is policy and engine.executor is executor
+    return Recorded(LIMITS, NUM_BLOCKS, BLOCK, 1, asynchronous, events, recording.take_times())
+
+
+def ask(policy: Policy, recorded: Recorded, chosen: list[Request]) -> list[Followed]:
+    heard: list[Followed] = []
+    follow(recorded, chosen, policy, LinearCost(), heard.append)
+    return heard
+
+
+def num_plans(recorded: Recorded) -> int:
+    return sum(isinstance(event, Decision) for event in recorded.events)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_says_the_same_again(name: str, asynchronous: bool) -> None:
+    recorded = record(POLICIES[name](), simulated(), requests(), asynchronous)
+    heard = ask(POLICIES[name](), recorded, requests())
+    assert len(heard) == num_plans(recorded) > 50
+    assert all(followed.same for followed in heard)
+
+
+def test_another_policy_is_asked_at_every_view_of_the_first() -> None:
+    recorded = record(Orca(), simulated(), requests())
+    heard = ask(PrefillFirst(), recorded, requests())
+    assert len(heard) == num_plans(recorded)
+    assert not any(followed.answer.problem for followed in heard)
+    mixed = [followed for followed in heard
+             if followed.recorded.seen.running and max((count for _, count in followed.recorded.decided.entries), default=0) > 1]  # fmt: skip
+    assert len(mixed) > 5  # Orca computes prompts beside decodes ...
+    for followed in mixed:  # ... which vLLM's first scheduler lets wait
+        running = {id_ for id_, *_ in followed.recorded.seen.running}
+        assert not running & {id_ for id_, _ in followed.answer.decided.entries}
+
+
+def test_a_run_of_real_tokens_is_followed_without_them() -> None:
+    """End-of-sequence tokens shorten requests by surprise; where they came is all that is kept of the tokens."""
+    references = greedy_references(LLAMA)[:12]
+
+    def ask_for(stop_tokens: list[tuple[int, ...]]) -> list[Request]:
+        return [reference.request(id_, 16, stop, arrival_iteration=id_)
+                for id_, (reference, stop) in enumerate(zip(references, stop_tokens, strict=True))]  # fmt: skip
+
+    served = ask_for([(reference.output[id_],) for id_, reference in enumerate(references)])
+    with closing(make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK)) as executor:
+        recorded = record(PrefillFirst(), executor, served)
+    followed_requests = ask_for([(STOP_TOKEN,)] * 12)
+    heard = ask(PrefillFirst(), recorded, followed_requests)
+    assert len(heard) == num_plans(recorded)
+    assert all(followed.same for followed in heard)
+    assert [request.finish_reason for request in followed_requests] == [request.finish_reason for request in served]
+    assert [request.num_output_tokens for request in followed_requests] == [len(request.output) for request in served]
+    assert sum(request.finish_reason is FinishReason.STOP for request in served) > 6
+
+
+def test_a_policy_that_fails_or_breaks_a_rule_is_heard_and_the_run_goes_on() -> None:
+    class Moody(Orca):
+        def plan(self, view: View) -> Plan:
+            plan = super().plan(view)
+            if view.iteration == 3:
+                raise ZeroDivisionError("mood")
+            if view.iteration == 5:
+                plan.num_tokens[0] = 10_000
+            return plan
+
+    recorded = record(Orca(), simulated(), requests())
+    heard = ask(Moody(), recorded, requests())
+    problems = {followed.recorded.iteration: followed.answer.problem for followed in heard if not followed.same}
+    assert problems.keys() == {3, 5}
+    assert problems[3] == "plan() raised ZeroDivisionError: mood"
+    assert problems[5].startswith("policy Moody, iteration 5, request")
+    assert len(heard) == num_plans(recorded)
+
+
+def test_requests_that_are_not_those_of_the_run_are_noticed() -> None:
+    recorded = record(Orca(), simulated(), requests())
+    others = requests()
+    others[3] = Request(
+        3, others[3].num_prompt_tokens + 1, others[3].max_new_tokens, arrival_time=others[3].arrival_time
+    )
+    with pytest.raises(ReplayError, match="the view's running was "):
+        ask(Orca(), recorded, others)
+
+
+def write(path: Path, policy: Policy) -> Engine:
+    engine = Engine(policy, simulated(), LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK)
+    chosen = requests()
+    engine.submit(chosen)
+    with written_decisions(path, engine, chosen, ["policy=orca", "chunk=8"]):
+        engine.run()
+    return engine
+
+
+def test_a_file_holds_all_that_following_needs(tmp_path: Path) -> None:
+    write(tmp_path / "file", Orca())
+    file = read_decisions(tmp_path / "file")
+    assert file.recorded == record(Orca(), simulated(), requests())
+    assert file.overrides == ["policy=orca", "chunk=8"]
+    assert all(followed.same for followed in ask(Orca(), file.recorded, file.requests))
+
+
+def test_a_file_that_was_cut_off_is_followed_as_far_as_it_goes(tmp_path: Path) -> None:
+    write(tmp_path / "file", Orca())
+    whole = (tmp_path / "file").read_bytes()
+    (tmp_path / "file").write_bytes(whole[: len(whole) * 2 // 3])
+    file = read_decisions(tmp_path / "file")
+    heard = ask(Orca(), file.recorded, file.requests)
+    assert 10 < len(heard) < num_plans(record(Orca(), simulated(), requests()))
+    assert all(followed.same for followed in heard)
+
+
+def test_what_was_decided_before_a_failure_is_in_the_file(tmp_path: Path) -> None:
+    class Failing(Orca):
+        def plan(self, view: View) -> Plan:
+            return super().plan(view) if view.iteration < 7 else 1 / 0  # type: ignore[return-value]
+
+    with pytest.raises(PolicyError, match="ZeroDivisionError"):
+        write(tmp_path / "file", Failing())
+    file = read_decisions(tmp_path / "file")
+    heard = ask(Orca(), file.recorded, file.requests)
+    assert heard[-1].recorded.iteration == 6 and all(followed.same for followed in heard)
+
+
+def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+
+    def refused() -> str:
+        with pytest.raises(ReplayError) as caught:
+            read_decisions(path)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "no such file; record a run's decisions with decisions=true" in refused()
+    path.write_text("hello")
+    assert "cannot be read" in refused()
+    for line in ("[]", "{", '{"plan": {}}', '{"plan": 3}', '{"request": {"id": 0}}', '{"run": {"limits": {}}}', "3"):
+        with gzip.open(path, "wt") as file:
+            file.write(line + "\n")
+        assert str(path) in refused()
+
+
+def test_the_command_compares_as_diff_does(tmp_path: Path) -> None:
+    made = command(
+        "run", "policy=sarathi_serve", "workload.num_requests=30", "decisions=true", "output=run", cwd=tmp_path
+    )
+    assert made.returncode == 0, made.stderr
+    same = command("replay", "run", cwd=tmp_path)
+    assert same.returncode == 0, same.stderr
+    assert same.stdout.startswith("run: SarathiServe makes the same ")
+    other = command("replay", "run", "policy=orca", cwd=tmp_path)
+    assert other.returncode == 1
+    assert "Orca decides otherwise at " in other.stdout and "first at iteration 0" in other.stdout
+    smaller = command("replay", "run", "chunk=128", cwd=tmp_path)
+    assert "recorded plans      0:256\n  SarathiServe plans  0:128" in smaller.stdout
+    for arguments, message in (
+        (["run", "policy=orka"], "error: policy=orka: no such policy; did you mean orca?"),
+        (["run", "policy.size=3"], "error: policy.size: no such key"),
+        (["nowhere"], "error: nowhere/decisions.jsonl.gz: no such file"),
+    ):
+        refused = command("replay", *arguments, cwd=tmp_path)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert refused.stderr.startswith(message)
+
+
+def test_decisions_are_part_of_the_folder_only_if_asked_for(tmp_path: Path) -> None:
+    command("run", "workload.num_requests=20", "output=run", cwd=tmp_path)
+    assert not (tmp_path / "run" / "decisions.jsonl.gz").exists()
+    lines = command("run", "workload.num_requests=20", "output=other", "decisions=on", cwd=tmp_path)
+    assert lines.returncode == 0
+    with gzip.open(tmp_path / "other" / "decisions.jsonl.gz", "rt") as file:
+        kinds = [next(iter(json.loads(line))) for line in file]
+    assert kinds[:21] == ["run", *["request"] * 20] and kinds[-1] == "end"
+    assert set(kinds[21:-1]) == {"plan", "step"}

@@ -1,0 +1,268 @@
+"""The definitions of the metrics: on schedules that can be reckoned by hand, and against loops over random records."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedules import make_engine
+
+from cbatch import BatchShape, Engine, Limits, Plan, Request, RunRecord, View
+from cbatch.metrics import Objectives, Window, busy_seconds, served, statistics, window_of
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.profile import HostTime
+from cbatch.summary import summarize
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+
+LIMITS = Limits(max_batch=4, max_tokens=100, max_request_tokens=100, tile=4)
+
+
+def run(requests: list[Request], policy: Any = None, num_blocks: int = 100, **options: Any) -> RunRecord:
+    """In simulation, one second an iteration."""
+    engine = make_engine(policy or Orca(), LIMITS, num_blocks=num_blocks, **options)
+    engine.submit(requests)
+    return engine.run()
+
+
+def figures(record: RunRecord, **options: Any) -> dict[str, Any]:
+    return summarize(record, num_blocks=100, max_batch=4, **options)
+
+
+@pytest.fixture(scope="module")
+def two() -> RunRecord:
+    """Prompts of 3 and 2 tokens, 2 and 3 tokens of output, the second request half a second late.
+
+    Orca, an iteration a second:   0..1 prompt of request 0;   1..2 its decode, and the prompt of request 1;
+                                   2..3 and 3..4 decodes of request 1
+    """
+    return run([Request(0, 3, 2), Request(1, 2, 3, arrival_time=0.5)])
+
+
+def test_latencies_of_a_schedule_reckoned_by_hand(two: RunRecord) -> None:
+    requests = served(two)
+    assert requests.id.tolist() == [0, 1]
+    assert requests.scheduling_delay.tolist() == [0.0, 0.5]
+    assert requests.ttft.tolist() == [1.0, 1.5]
+    assert requests.tpot.tolist() == [1.0, 1.0]
+    assert requests.end_to_end.tolist() == [2.0, 3.5]
+    assert requests.normalized_latency.tolist() == pytest.approx([2 / 2, 3.5 / 3])
+    gaps, times = requests.gaps()
+    assert gaps.tolist() == [1.0, 1.0, 1.0]
+    assert times.tolist() == [2.0, 3.0, 4.0]
+
+
+def test_throughput_and_batches_of_a_schedule_reckoned_by_hand(two: RunRecord) -> None:
+    summary = figures(two)
+    assert summary["run"]["counted_seconds"] == 4.0
+    assert summary["throughput"] == {
+        "total_tokens_per_second": (5 + 5) / 4,
+        "prefill_tokens_per_second": 5 / 4,
+        "decode_tokens_per_second": 5 / 4,
+        "requests_per_second": 2 / 4,
+    }
+    iterations = summary["iterations"]
+    assert iterations["batch_requests"] == (1 + 2 + 1 + 1) / 4
+    assert iterations["batch_occupancy"] == (1 + 2 + 1 + 1) / 4 / 4
+    assert iterations["batch_tokens"] == (3 + 3 + 1 + 1) / 4
+    assert iterations["device_active_share"] == 1.0
+    assert iterations["host_active_share"] == 0.0
+
+
+def test_warm_up_and_drain_leave_out_what_lies_outside(two: RunRecord) -> None:
+    without_first = figures(two, warmup_requests=1)  # from the end of request 0, at 2 s
+    assert without_first["run"]["counted_seconds"] == 2.0
+    assert without_first["run"]["counted_requests"] == 1
+    assert without_first["end_to_end_seconds"]["mean"] == 3.5
+    assert without_first["throughput"]["prefill_tokens_per_second"] == 0.0  # both first tokens came by then
+    assert without_first["throughput"]["decode_tokens_per_second"] == 2 / 2
+    without_last = figures(two, drain_requests=1)  # until the end of request 0
+    assert without_last["run"]["counted_seconds"] == 2.0
+    assert without_last["throughput"]["total_tokens_per_second"] == (3 + 2 + 2 + 1) / 2
+    assert without_last["iterations"]["batch_requests"] == (1 + 2) / 2
+
+
+def test_nothing_left_to_count_is_nan_and_no_error(two: RunRecord) -> None:
+    summary = figures(two, warmup_requests=2, drain_requests=2)
+    assert summary["run"]["counted_requests"] == 0
+    assert math.isnan(summary["throughput"]["total_tokens_per_second"])
+    assert math.isnan(summary["ttft_seconds"]["p99"])
+    assert figures(RunRecord())["run"]["requests"] == 0
+
+
+def test_a_single_token_has_no_time_between_tokens() -> None:
+    summary = figures(run([Request(0, 3, 1)]))
+    assert math.isnan(summary["tbt_seconds"]["mean"])
+    assert math.isnan(summary["tpot_seconds"]["mean"])
+    assert summary["ttft_seconds"]["mean"] == summary["end_to_end_seconds"]["mean"] == 1.0
+
+
+def test_a_request_that_arrives_by_iteration_arrives_when_that_is_planned() -> None:
+    record = run([Request(0, 3, 5), Request(1, 3, 1, arrival_iteration=2)])
+    requests = served(record)
+    assert requests.arrival[requests.id == 1].tolist() == [2.0]
+    assert requests.ttft[requests.id == 1].tolist() == [1.0]
+
+
+class RejectsOdd(Orca):
+    """Serves requests of even number only."""
+
+    def plan(self, view: View) -> Plan:
+        odd = [request for request in view.waiting if request.id % 2]
+        plan = super().plan(view)
+        plan = Plan((request, count) for request, count in plan if not request.id % 2)
+        plan.reject = [(request, "odd") for request in odd]
+        return plan
+
+
+def test_rejected_requests_are_counted_and_have_no_latency() -> None:
+    record = run([Request(index, 3, 2) for index in range(4)], RejectsOdd())
+    summary = figures(record, objectives=Objectives(ttft=10.0))
+    assert summary["run"]["requests"] == 4
+    assert summary["run"]["rejected_requests"] == 2
+    assert summary["run"]["counted_requests"] == 2
+    assert summary["throughput"]["requests_per_second"] == 2 / 2
+    assert summary["goodput"]["attained_share"] == 1.0  # the others were rejected before the window began
+
+
+def test_goodput_counts_those_that_meet_every_objective(two: RunRecord) -> None:
+    assert figures(two)["goodput"] == {}
+    assert figures(two, objectives=Objectives(ttft=1.0))["goodput"] == {
+        "requests_per_second": 0.25,
+        "attained_share": 0.5,
+    }
+    assert figures(two, objectives=Objectives(ttft=1.5, end_to_end=3.0))["goodput"]["attained_share"] == 0.5
+    assert figures(two, objectives=Objectives(tpot=0.9))["goodput"]["attained_share"] == 0.0
+
+
+def test_recomputed_tokens_are_no_throughput() -> None:
+    ample, scarce = (run([Request(index, 8, 12) for index in range(3)], PrefillFirst(0.0), num_blocks=number)
+                     for number in (100, 11))  # fmt: skip
+    first, second = figures(ample), figures(scarce)
+    assert first["run"]["preemptions"] == 0 < second["run"]["preemptions"]
+    assert second["run"]["recomputed_tokens"] > 0
+    for summary in (first, second):
+        seconds = summary["run"]["counted_seconds"]
+        assert summary["throughput"]["total_tokens_per_second"] * seconds == pytest.approx(3 * (8 + 12))
+
+
+def test_host_and_device_shares_add_up_in_a_synchronous_loop() -> None:
+    executor = SimExecutor(Second(), HostTime(0.25))
+    engine = Engine(Orca(), executor, LIMITS, Second(), num_blocks=100, block_size=4, asynchronous=False)
+    engine.submit([Request(0, 3, 4)])
+    iterations = figures(engine.run())["iterations"]
+    assert iterations["device_active_share"] == pytest.approx(1 / 1.25)
+    assert iterations["host_active_share"] == pytest.approx(0.25 / 1.25)
+
+
+class Second:
+    """Every iteration takes one second."""
+
+    def predict(self, shape: BatchShape) -> float:
+        return 1.0
+
+
+def test_percentiles_interpolate_between_the_nearest_values() -> None:
+    values = statistics(np.array([1.0, 2.0, 3.0, 4.0, np.nan]))
+    assert values == {
+        "mean": 2.5,
+        "p50": 2.5,
+        "p90": pytest.approx(3.7),
+        "p95": pytest.approx(3.85),
+        "p99": pytest.approx(3.97),
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=20), st.integers(0, 60), st.integers(0, 30))
+def test_busy_seconds_are_the_length_of_the_union(spans: list[tuple[int, int]], start: int, length: int) -> None:
+    spans = sorted((begin, begin + duration) for begin, duration in spans)
+    window = Window(start, start + length)
+    covered = {second for begin, end in spans for second in range(begin, end)}
+    expected = len(covered & set(range(start, start + length)))
+    begins, ends = (np.array([span[side] for span in spans], np.float64) for side in (0, 1))
+    assert busy_seconds(begins, ends, window) == expected
+
+
+class Varying:
+    """Iterations of uneven length."""
+
+    def predict(self, shape: BatchShape) -> float:
+        return 0.1 + 0.013 * shape.num_tokens + 0.001 * shape.decode_context
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[Request]:
+    lengths = st.tuples(st.integers(1, 30), st.integers(1, 12), st.floats(0, 5), st.integers(0, 6))
+    return [Request(index, prompt, output, arrival_time=time, arrival_iteration=iteration)
+            for index, (prompt, output, time, iteration) in enumerate(draw(st.lists(lengths, min_size=1, max_size=12)))]  # fmt: skip
+
+
+@settings(max_examples=60)
+@given(workloads(), st.integers(0, 4), st.integers(0, 4), st.booleans(), st.integers(12, 40))
+def test_figures_equal_plain_loops(
+    requests: list[Request], warmup: int, drain: int, asynchronous: bool, num_blocks: int
+) -> None:
+    executor = SimExecutor(Varying(), HostTime(0.05))
+    engine = Engine(PrefillFirst(), executor, LIMITS, Varying(), num_blocks=num_blocks, block_size=4,
+                    asynchronous=asynchronous)  # fmt: skip
+    engine.submit(requests)
+    record = engine.run()
+    summary = summarize(record, num_blocks=num_blocks, max_batch=4, warmup_requests=warmup, drain_requests=drain)
+    for group, expected in by_loops(record, num_blocks, warmup, drain).items():
+        found = summary[group]
+        assert {key: found[key] for key in expected} == pytest.approx(expected, nan_ok=True), group
+
+
+def by_loops(record: RunRecord, num_blocks: int, warmup: int, drain: int) -> dict[str, dict[str, float]]:
+    """The same figures, a request and a token at a time."""
+    times: dict[int, list[float]] = {}
+    for id_, time in zip(*(column.tolist() for column in record.tokens()), strict=True):
+        times.setdefault(id_, []).append(time)
+    ends = sorted(times[request.id][-1] for request in record.requests)
+    start = ends[min(warmup, len(ends)) - 1] if warmup else record.steps[0].planned_at
+    end = max(ends[len(ends) - drain - 1], start) if drain < len(ends) else start
+    inside = [request for request in record.requests if start < times[request.id][-1] <= end]
+    gaps = [b - a for each in times.values() for a, b in pairwise(each) if start < b <= end]
+    prompts = sum(request.num_prompt_tokens for request in record.requests if start < times[request.id][0] <= end)
+    tokens = sum(start < time <= end for each in times.values() for time in each)
+    seconds = end - start or math.nan
+    steps = [step for step in record.steps if start < step.received_at <= end]
+
+    def arrival(request: Request) -> float:
+        planned = {step.iteration: step.planned_at for step in record.steps}
+        by_iteration = planned.get(request.arrival_iteration, 0.0) if request.arrival_iteration else 0.0
+        assert request.admitted_at is not None
+        return min(max(request.arrival_time, by_iteration), request.admitted_at)
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values) if values else math.nan
+
+    return {
+        "run": {"counted_requests": len(inside), "counted_seconds": end - start},
+        "throughput": {
+            "prefill_tokens_per_second": prompts / seconds,
+            "decode_tokens_per_second": tokens / seconds,
+            "requests_per_second": len(inside) / seconds,
+        },
+        "ttft_seconds": {"mean": mean([times[request.id][0] - arrival(request) for request in inside])},
+        "end_to_end_seconds": {"mean": mean([times[request.id][-1] - arrival(request) for request in inside])},
+        "tbt_seconds": {"mean": mean(gaps), "p50": float(np.median(gaps)) if gaps else math.nan},
+        "iterations": {
+            "batch_requests": mean([step.num_requests for step in steps]),
+            "kv_use_mean": mean([step.kv_blocks_used / num_blocks for step in steps]),
+            "device_active_share": sum(max(min(step.ended, end) - max(step.started, start), 0) for step in record.steps)
+            / seconds,
+        },
+    }
+
+
+def test_the_window_ends_with_the_last_request_that_counts(two: RunRecord) -> None:
+    requests = served(two)
+    assert window_of(two, requests) == Window(0.0, 4.0)
+    assert window_of(two, requests, warmup_requests=1) == Window(2.0, 4.0)
+    assert window_of(two, requests, drain_requests=5) == Window(0.0, 0.0)

@@ -1,0 +1,121 @@
+"""The page of measured figures, and the lanes of the benchmark, from files as the benchmarks write them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbatch import ConfigError
+from experiments.bench import performance
+from experiments.bench.__main__ import main
+from experiments.plots import lanes
+
+STAMP = {"hardware": "NVIDIA H200", "date": "2026-01-02", "versions": {"torch": "2.11.0"}}
+PEERS = {
+    "date": "2026-01-01",
+    "setting": "greedy",
+    "note": "Theirs.",
+    "copy_bandwidth": "4 TB/s",
+    "decode": {
+        "8 new": {
+            "bytes_bound": 4.0,
+            "engines": {"other": 6.0},
+            "seconds": {},
+            "active_share": {},
+            "compared_with": "other",
+        }
+    },
+    "one_request": {"bytes_bound": 400, "engines": {"other": 200}, "compared_with": "other"},
+}
+
+
+def write(folder: Path, name: str, figures: dict[str, Any], date: str = "2026-01-02") -> None:
+    stamp = {**STAMP, "date": date, "command": f"bench {name}"}
+    (folder / f"{name}.json").write_text(json.dumps({**stamp, **figures}))
+
+
+def loop(milliseconds: float, gap: float) -> dict[str, Any]:
+    """Figures of a loop whose iterations compute for 5 ms and lie `gap` apart."""
+    starts = [index * (5 + gap) for index in range(6)]
+    steps = [
+        {
+            "planned_at": start - gap,
+            "launched_at": start,
+            "waited_at": start,
+            "received_at": start + 5,
+            "done_at": start + 5,
+            "started": start,
+            "ended": start + 5,
+        }
+        for start in starts
+    ]
+    values = {"seconds": 1.5, "ms_per_iteration": milliseconds, "active_share": 0.9998, "host_ms_per_iteration": 0.3}
+    return {**{name: {"median": value} for name, value in values.items()}, "lanes": steps}
+
+
+def batches(**loops: dict[str, Any]) -> dict[str, Any]:
+    return {"model": "small", "batch": 2, "prompt": 4, "figures": {"8 new": loops}}
+
+
+def rows(page: str) -> dict[str, list[str]]:
+    """Cells of all tables' rows by their first."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if "|" in line]
+    return {line[0]: line[1:] for line in lines}
+
+
+def test_figures_stand_beside_the_peers(tmp_path: Path) -> None:
+    (tmp_path / "peers.json").write_text(json.dumps(PEERS))
+    write(tmp_path, "async", batches(sync=loop(6.0, 1.0), async_=loop(5.0, 0.0)))
+    figures = {
+        "fused": {
+            "output_tokens_per_second": {"median": 250.0},
+            "build_seconds": 3.0,
+            "capture_seconds": 2.0,
+            "graphs": 4,
+        }
+    }
+    write(tmp_path, "graphs", {"figures": figures})
+    page = performance.text(performance.read(tmp_path), drawn=False)
+    assert rows(page)["**cbatch, sync**"] == ["6.00", "1.000", "66.7%", "99.98%"]
+    assert rows(page)["**cbatch, fused**"] == ["250", "1.250", "62.5%"]
+    assert rows(page)["fused"] == ["3.00", "2.00", "not measured", "4"]
+    assert "`bench graphs`; 2026-01-02; torch 2.11.0" in page
+
+
+def test_what_is_missing_is_said_to_be(tmp_path: Path) -> None:
+    (tmp_path / "peers.json").write_text(json.dumps(PEERS))
+    page = performance.text(performance.read(tmp_path), drawn=False)
+    assert rows(page)["**cbatch, async**"][0] == "not measured"
+    assert page.count("cbatch: not measured.") == 4
+
+
+def test_batches_measured_apart_are_one_table_and_the_newest_stands(tmp_path: Path) -> None:
+    write(tmp_path, "async-more", batches(**{"async": loop(7.0, 0.0), "sync": loop(8.0, 0.0)}), "2026-01-01")
+    write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0)}), "2026-01-03")
+    page = performance.text(performance.read(tmp_path), drawn=False)
+    assert rows(page)["**cbatch, async**"][0] == "5.00"
+    assert rows(page)["**cbatch, sync**"][0] == "8.00"
+
+
+def test_lanes_of_the_benchmark_show_sync_above_async(tmp_path: Path) -> None:
+    write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0), "sync": loop(6.0, 1.0)}))
+    sync, asynchronous = lanes.draw(tmp_path).axes
+    assert sync.get_title("left").startswith("sync: 1.50 s, 6.00 ms")
+    assert asynchronous.get_title("left").startswith("async")
+    assert sync.get_xlim() == pytest.approx((0, 4 * 5 + 3 * 1))
+    assert "99.98%" in [text.get_text() for text in sync.texts]
+    with pytest.raises(ConfigError, match=r"runs=9: .* has 8 new; choose of them"):
+        lanes.draw(tmp_path, runs="9")
+
+
+def test_the_command_writes_page_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", f"results={tmp_path}", f"docs={tmp_path / 'docs'}"]) == 2
+    assert "no results there; run a benchmark first" in capsys.readouterr().err
+    write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0)}))
+    assert main(["report", f"results={tmp_path}", f"docs={tmp_path / 'docs'}"]) == 0
+    assert {path.name for path in (tmp_path / "docs").iterdir()} == {"performance.md", "lanes.png", "lanes.pdf"}
+    assert main(["report", "folder=x"]) == 2
+    assert "report: folder: no such key" in capsys.readouterr().err

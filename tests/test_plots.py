@@ -1,0 +1,158 @@
+"""`experiments.plot`: what is on the axes is what is in the results, and each plot is written for print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from commands import command, summary
+
+from cbatch import ConfigError
+from experiments.plot import NAMES, main
+from experiments.plots import composition, lanes, latency_cdf, table, throughput_vs_pd
+from experiments.plots.series import few
+from experiments.results import load, load_requests, load_steps
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three policies at two P:D ratios; orca is run twice, as it takes no chunk."""
+    folder = tmp_path_factory.mktemp("sweep")
+    done = command("run", "-m", "sweep=small", "policy=request_level,orca,sarathi", "chunk=128,256", "workload.pd_ratio=2,14",
+                   "workload.num_requests=36", "timeline=off", cwd=folder)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "multirun" / "small"
+
+
+@pytest.fixture(scope="module")
+def one(sweep: Path) -> Path:
+    return sweep / "chunk=256,policy=sarathi,workload.num_requests=36,workload.pd_ratio=2"
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One policy in both loops, with much host time."""
+    folder = tmp_path_factory.mktemp("loops")
+    done = command("run", "-m", "sweep=loops", "backend=sim", "backend.host_seconds=0.002", "runtime=sync,async",
+                   "workload.num_requests=20", cwd=folder)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "multirun" / "loops"
+
+
+def test_throughput_has_a_line_for_each_policy_and_chunk(sweep: Path) -> None:
+    speeds, gains = throughput_vs_pd.draw(sweep).axes
+    drawn = {str(line.get_label()): line for line in speeds.get_lines()}
+    assert list(drawn) == ["request_level", "orca", "sarathi 128", "sarathi 256"]  # the baseline first
+    frame = load(sweep)
+    for name, line in drawn.items():
+        rows = frame[frame["name"] == name].drop_duplicates("workload.pd_ratio").sort_values("workload.pd_ratio")
+        assert list(line.get_xdata()) == rows["workload.pd_ratio"].to_list() == [2, 14]
+        assert np.allclose(line.get_ydata(), rows["throughput.total_tokens_per_second"] / 1e3)
+    assert speeds.get_xscale() == gains.get_xscale() == "log"
+    baseline = gains.get_lines()[0]
+    assert list(baseline.get_ydata()) == [1.0, 1.0]
+
+
+def test_without_the_baseline_only_throughput_is_shown(sweep: Path) -> None:
+    assert len(throughput_vs_pd.draw(sweep, runs="sarathi").axes) == 1
+    assert throughput_vs_pd.draw(sweep, baseline="orca").axes[1].get_ylabel() == "throughput over orca"
+
+
+def test_distributions_run_from_the_least_to_the_greatest(one: Path) -> None:
+    first, between, whole = latency_cdf.draw(one).axes
+    requests = load_requests(one)
+    for axes, values in ((first, requests["ttft_seconds"]), (whole, requests["end_to_end_seconds"])):
+        [line] = axes.get_lines()
+        assert (min(line.get_xdata()), max(line.get_xdata())) == pytest.approx((values.min(), values.max()))
+        assert list(line.get_ydata()) == sorted(line.get_ydata())
+    assert between.get_xlabel() == "time between tokens [ms]"
+
+
+def test_composition_shows_one_run_over_time(one: Path) -> None:
+    tokens, requests, memory = composition.draw(one).axes
+    steps = load_steps(one)
+    assert tokens.dataLim.y1 == steps[["num_prefill_tokens", "num_decode_tokens"]].sum(axis=1).max()
+    assert max(requests.get_lines()[0].get_ydata()) == steps["num_running"].max()
+    share = steps["kv_blocks_used"].max() / summary(one)["about"]["limits"]["kv_blocks"]
+    assert max(memory.get_lines()[0].get_ydata()) == pytest.approx(share)
+    assert memory.get_xlabel() == "time [s]"
+    early = composition.draw(one, end=float(steps["started"].iloc[3])).axes[1].get_lines()[0]
+    assert len(early.get_xdata()) == 4
+
+
+def test_long_runs_are_drawn_as_means(one: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(composition, "_MOST_STEPS", 10)
+    figure = composition.draw(one)
+    assert len(figure.axes[1].get_lines()[0].get_xdata()) <= 10
+    assert "means over" in figure.get_suptitle()
+
+
+def test_lanes_show_the_gaps_that_async_closes(loops: Path) -> None:
+    figure = lanes.draw(loops, first=5, iterations=4)
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert titles == ["sarathi 256, runtime=async", "sarathi 256, runtime=sync"]
+    frame = load(loops).set_index("runtime")["iterations.device_active_share"]
+    for axes, runtime in zip(figure.axes, ("async", "sync"), strict=True):
+        texts = [text.get_text() for text in axes.texts]
+        assert f"{frame[runtime]:.2%}" in texts
+        assert [tick.get_text() for tick in axes.get_yticklabels()] == ["host", "device"]
+    assert frame["async"] > 0.99 > frame["sync"]
+
+
+def test_the_table_is_markdown(sweep: Path) -> None:
+    head, rule, *rows, _, origin = table.text(sweep, runs="ratio=14").splitlines()
+    assert head.startswith("| run")
+    assert set(rule) <= set("|-: ")
+    assert [row.split("|")[1].strip() for row in rows] == ["orca", "request_level", "sarathi 128", "sarathi 256"]
+    assert origin.startswith("SIMULATED with profile h200")
+
+
+def test_every_plot_says_that_it_is_simulated(sweep: Path, one: Path, loops: Path) -> None:
+    for figure in (throughput_vs_pd.draw(sweep), latency_cdf.draw(one), composition.draw(one), lanes.draw(loops)):
+        assert figure.get_supxlabel().startswith("SIMULATED with profile h200 (error: ")
+        assert "llama-3.1-8b, closed, length 1024, batch 18" in (
+            figure.get_suptitle() or figure.legends[0].get_title().get_text()
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_command_writes_files(name: str, sweep: Path, one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = sweep if name in ("throughput_vs_pd", "table") else one
+    assert main([name, str(folder)]) == 0
+    written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folder))]
+    assert [path.suffix for path in written] == ([".md"] if name == "table" else [".pdf", ".png"])
+    assert all(path.stat().st_size > 500 for path in written)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["thruput", "."], "plot thruput: no such plot; did you mean throughput_vs_pd?"),
+        (["lanes"], "plot lanes: needs the folder"),
+        (["lanes", "first=3"], "plot lanes: needs the folder"),
+        (["table", "/no/such/folder"], "/no/such/folder: no such folder"),
+        (["table", "{empty}"], "holds no finished run"),
+        (["lanes", "{one}", "frist=3"], "option frist=3: no such option; did you mean first?"),
+        (["lanes", "{one}", "first=three"], "option first=three: give first=NUMBER"),
+        (["lanes", "{one}", "first=100000"], "has iterations 0 to"),
+        (["composition", "{sweep}"], "this plot shows one run, the folder holds 8"),
+        (["composition", "{one}", "begin=1e9"], "no iteration starts in these seconds"),
+        (["throughput_vs_pd", "{one}"], "needs runs with several values of workload.pd_ratio"),
+        (["table", "{sweep}", "runs=vllm"], "runs=vllm: no run's folder has this in its name"),
+    ],
+)
+def test_bad_requests_are_one_line(
+    arguments: list[str], message: str, sweep: Path, one: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([argument.format(sweep=sweep, one=one, empty=tmp_path) for argument in arguments]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_many_runs_are_refused() -> None:
+    with pytest.raises(ConfigError, match="9 runs are too many for one plot"):
+        few(pd.DataFrame({"label": list("abcdefghi")}))

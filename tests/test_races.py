@@ -1,0 +1,216 @@
+"""Checked streams report a race exactly where two conflicting accesses are in no order, and say which two."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedules import UnitCost
+from test_runtime_executor import BLOCK_SIZE, LIMITS, NUM_BLOCKS
+from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, greedy_references, paged_weights
+
+from cbatch import Engine
+from cbatch.errors import RaceError
+from cbatch.runtime.any_order import any_order
+from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.cpu import assemble
+from cbatch.runtime.kv_cache import PagedCache
+from cbatch.runtime.model import PagedModel
+from cbatch.runtime.races import CheckedStreams, checked
+from cbatch.runtime.streams import Items, Streams, ThreadStream
+from cbatch.runtime.vocabulary import Vocabulary
+from policies.orca import Orca
+
+
+@pytest.fixture
+def streams() -> CheckedStreams:
+    """Checked streams that do nothing before the host waits for them."""
+    return checked(any_order(random.Random(0)))
+
+
+def nothing() -> None:
+    """An operation that declares accesses and makes none."""
+
+
+def pages(*numbers: int) -> Items:
+    return Items("page", lambda: np.array(numbers, np.int64))
+
+
+def test_a_wait_orders_two_streams(streams: CheckedStreams) -> None:
+    buffer, event = torch.zeros(3), streams.h2d.event()
+    streams.h2d.run(nothing, writes=(buffer,))
+    streams.h2d.record(event)
+    streams.compute.wait(event)
+    streams.compute.run(nothing, reads=(buffer,))
+
+
+def test_without_it_the_message_names_both_accesses_iterations_and_the_buffer(streams: CheckedStreams) -> None:
+    buffer = torch.zeros(3)
+    streams.name(buffer, "slot 0's buffer 'device'")
+    streams.begin(4)
+    streams.h2d.run(nothing, writes=(buffer[1:],))
+    streams.begin(5)
+    with pytest.raises(RaceError) as caught:
+        streams.compute.run(nothing, reads=(buffer.view(1, 3),))
+    message = str(caught.value)
+    assert message.startswith("race on slot 0's buffer 'device': compute's read of iteration 5 (test_races.py:")
+    assert "in test_without_it_the_message" in message
+    assert "is in no order with h2d's write of iteration 4 (test_races.py:" in message
+    assert "\n" not in message
+
+
+def test_reads_do_not_race_with_reads(streams: CheckedStreams) -> None:
+    buffer = torch.zeros(3)
+    for stream in streams:
+        stream.run(nothing, reads=(buffer,))
+    streams.host_reads(buffer)
+
+
+def test_a_write_races_with_every_read_before_it(streams: CheckedStreams) -> None:
+    buffer, event = torch.zeros(3), streams.compute.event()
+    streams.h2d.run(nothing, reads=(buffer,))
+    streams.compute.run(nothing, reads=(buffer,))
+    streams.compute.record(event)
+    event.synchronize()
+    with pytest.raises(RaceError, match=r"the host's write .* in no order with h2d's read"):
+        streams.host_writes(buffer)
+
+
+def test_the_host_is_ordered_by_waiting_and_comes_before_what_it_enqueues(streams: CheckedStreams) -> None:
+    buffer, event = torch.zeros(3), streams.d2h.event()
+    streams.host_writes(buffer)
+    streams.d2h.run(nothing, writes=(buffer,))
+    streams.d2h.record(event)
+    event.synchronize()
+    streams.host_reads(buffer)
+    streams.h2d.run(nothing, writes=(buffer,))  # d2h is done, as the host knows
+
+
+def test_what_is_enqueued_after_a_record_is_not_waited_for(streams: CheckedStreams) -> None:
+    buffer, event = torch.zeros(3), streams.d2h.event()
+    streams.d2h.record(event)
+    streams.d2h.run(nothing, writes=(buffer,))
+    event.synchronize()
+    with pytest.raises(RaceError):
+        streams.host_reads(buffer)
+
+
+def test_an_event_stands_for_what_its_stream_had_waited_for(streams: CheckedStreams) -> None:
+    buffer, uploaded, computed = torch.zeros(3), streams.h2d.event(), streams.compute.event()
+    streams.h2d.run(nothing, writes=(buffer,))
+    streams.h2d.record(uploaded)
+    streams.compute.wait(uploaded)
+    streams.compute.record(computed)
+    computed.synchronize()
+    streams.host_writes(buffer)
+
+
+def test_items_are_told_apart(streams: CheckedStreams) -> None:
+    streams.compute.run(nothing, writes=(pages(1, 2),))
+    streams.h2d.run(nothing, writes=(pages(0, 3),))
+    with pytest.raises(RaceError, match="race on page 3: d2h's read"):
+        streams.d2h.run(nothing, reads=(pages(3, 4),))
+
+
+def test_a_stream_goes_on_after_it_was_checked(streams: CheckedStreams) -> None:
+    done: list[str] = []
+    event = streams.compute.event()
+    streams.compute.run(lambda: done.append("computed"))
+    streams.compute.record(event)
+    event.synchronize()
+    assert done == ["computed"]
+    assert event.time() > 0
+    streams.close()
+
+
+NUM_EVENTS, NUM_BUFFERS = 3, 3
+AGENTS = ("host", *Streams._fields)
+calls = st.lists(
+    st.one_of(
+        st.tuples(st.just("access"), st.sampled_from(AGENTS), st.integers(0, NUM_BUFFERS - 1), st.booleans()),
+        st.tuples(
+            st.sampled_from(("record", "wait")), st.sampled_from(Streams._fields), st.integers(0, NUM_EVENTS - 1)
+        ),
+        st.tuples(st.just("synchronize"), st.just("host"), st.integers(0, NUM_EVENTS - 1)),
+    ),
+    max_size=30,
+)
+
+
+def first_race(program: list[tuple]) -> int | None:
+    """The first access that races with an earlier one, by sets of all that comes before each agent's next access."""
+    before: dict[str, set[int]] = {agent: set() for agent in AGENTS}
+    recorded: list[set[int]] = [set() for _ in range(NUM_EVENTS)]
+    accesses: list[tuple[int, int, bool]] = []
+    for number, (kind, agent, index, *rest) in enumerate(program):
+        before[agent] |= before["host"]
+        if kind == "access":
+            if any(buffer == index and (wrote or rest[0]) and earlier not in before[agent]
+                   for earlier, buffer, wrote in accesses):  # fmt: skip
+                return number
+            accesses.append((number, index, rest[0]))
+            before[agent].add(number)
+        elif kind == "record":
+            recorded[index] = set(before[agent])
+        else:
+            before[agent] |= recorded[index]
+    return None
+
+
+@settings(max_examples=400)
+@given(program=calls)
+def test_the_first_race_of_any_program_is_found_and_nothing_else(program: list[tuple]) -> None:
+    streams = checked(any_order(random.Random(1)))
+    events = [streams.h2d.event() for _ in range(NUM_EVENTS)]
+    buffers = [torch.zeros(1) for _ in range(NUM_BUFFERS)]
+    for number, (kind, agent, index, *rest) in enumerate(program):
+        stream = None if agent == "host" else getattr(streams, agent)
+        try:
+            if kind == "access" and stream is None:
+                (streams.host_writes if rest[0] else streams.host_reads)(buffers[index])
+            elif kind == "access":
+                stream.run(nothing, **{"writes" if rest[0] else "reads": (buffers[index],)})
+            elif kind == "synchronize":
+                events[index].synchronize()
+            else:
+                getattr(stream, kind)(events[index])
+        except RaceError:
+            assert number == first_race(program)
+            return
+    assert first_race(program) is None
+
+
+def test_where_accesses_came_from_is_forgotten_once_they_can_race_no_more(streams: CheckedStreams) -> None:
+    buffer = torch.zeros(1)
+    events = [stream.event() for stream in streams]
+    for _ in range(5000):
+        streams.host_writes(buffer)
+        for stream, event, following in zip(streams, events, [*streams[1:], None], strict=True):
+            stream.run(nothing, writes=(buffer,))
+            stream.record(event)
+            if following is not None:
+                following.wait(event)
+        events[-1].synchronize()
+    assert sum(map(len, streams.checker.history._accesses)) < 5000  # of 20,000
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_run_on_threads_is_free_of_races_and_makes_the_same_tokens(asynchronous: bool) -> None:
+    cache = PagedCache(LLAMA, NUM_BLOCKS, BLOCK_SIZE, CPU)
+    model = PagedModel(paged_weights(LLAMA), cache, ReferenceAttention())
+    streams = checked(Streams(*map(ThreadStream, Streams._fields)))
+    executor = assemble(model, Vocabulary(LLAMA), LIMITS, streams)
+    engine = Engine(Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE,
+                    asynchronous=asynchronous)  # fmt: skip
+    chosen = greedy_references(LLAMA)[:12]
+    requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(chosen)]
+    engine.submit(requests)
+    engine.run()
+    executor.close()
+    assert [request.output for request in requests] == [reference.output for reference in chosen]
+    assert all(earlier.ended <= later.started for earlier, later in pairwise(engine.record.steps))

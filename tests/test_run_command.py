@@ -1,0 +1,324 @@
+"""`python -m experiments.run`: the real configuration, from the command line to the folder that a run leaves."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from commands import QUICK, ROOT, command, environment, summary, write_azure_trace
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from cbatch import ConfigError
+from cbatch.summary import summarize
+from experiments.assemble import Run, assemble
+from experiments.folder import is_finished, opened
+from experiments.progress import progress
+from experiments.results import load, load_requests, load_steps, load_tokens, time_between_tokens
+from experiments.run import main
+
+POLICIES = sorted(path.stem for path in (ROOT / "conf" / "policy").glob("*.yaml") if path.stem != "external")
+CHUNKINGS = sorted(path.stem for path in (ROOT / "conf" / "chunking").glob("*.yaml"))
+MODELS = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
+
+
+@pytest.fixture(scope="class")
+def hydra_config() -> Iterator[None]:
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        yield
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    config = OmegaConf.to_container(compose("config", ["sweep=test", *overrides]), resolve=True, throw_on_missing=True)
+    assert isinstance(config, dict)
+    return {str(key): value for key, value in config.items()}
+
+
+def executed(*overrides: str) -> Run:
+    run = assemble(composed(*overrides))
+    run.engine.run()
+    run.engine.executor.close()
+    return run
+
+
+@pytest.mark.usefixtures("hydra_config")
+class TestConfiguration:
+    @pytest.mark.parametrize("policy", POLICIES)
+    @pytest.mark.parametrize("runtime", ["sync", "async"])
+    def test_every_policy_serves_everything(self, policy: str, runtime: str) -> None:
+        run = executed("backend=sim", f"policy={policy}", f"runtime={runtime}", *QUICK)
+        assert len(run.engine.record.requests) == 20
+
+    @pytest.mark.parametrize("chunking", CHUNKINGS)
+    def test_every_chunk_selector(self, chunking: str) -> None:
+        assert len(executed("backend=sim", f"chunking={chunking}", *QUICK).engine.record.requests) == 20
+
+    @pytest.mark.parametrize("model", MODELS)
+    def test_every_model(self, model: str) -> None:
+        num_gpus = {"llama-2-70b": 2, "gpt-3": 8}.get(model, 1)
+        run = executed("backend=sim", f"model={model}", f"backend.tensor_parallel={num_gpus}", *QUICK)
+        assert run.spec.name == model
+
+    @pytest.mark.parametrize("workload", ["closed", "open_loop", "zipf"])
+    def test_every_workload_without_a_file(self, workload: str) -> None:
+        run = executed("backend=sim", f"workload={workload}", "workload.num_requests=10")
+        assert len(run.requests) == 10
+
+    @pytest.mark.parametrize("check", ["off", "poison", "races"])
+    def test_real_tokens_on_the_cpu_from_a_small_model(self, check: str) -> None:
+        run = executed("backend=cpu", "workload.num_requests=4", "workload.length=48", f"runtime.check={check}")
+        assert run.spec.name == "tiny"
+        assert all(len(request.output) == request.max_new_tokens for request in run.requests)
+
+    def test_a_chosen_model_wins_over_the_one_of_the_backend(self) -> None:
+        assert composed("backend=cpu", "model=qwen3-8b")["model"]["name"] == "qwen3-8b"
+
+    def test_automatic_choices_are_said(self) -> None:
+        run = assemble(composed(*QUICK))
+        assert run.chosen.keys() == {"backend", "max_tokens", "block_size", "kv_tokens"}
+        assert run.chosen["backend"] == "sim (no GPU found)" or run.chosen["backend"].startswith("cuda")
+
+    def test_an_automatic_chunk_is_sized_by_the_lengths(self) -> None:
+        run = executed("backend=sim", "chunk=auto", *QUICK)
+        assert type(run.engine.policy.chunking).__name__ == "PDAware"  # type: ignore[attr-defined]
+        assert run.chosen["chunking"] == "pd_aware (chunk=auto)"
+
+    def test_a_smaller_cache_preempts(self) -> None:
+        ample, scarce = (executed("backend=sim", "policy=prefill_first", "workload.pd_ratio=1", f"kv_tokens={tokens}", *QUICK)
+                         for tokens in (20000, 1024))  # fmt: skip
+        assert sum(request.num_preemptions for request in ample.requests) == 0
+        assert sum(request.num_preemptions for request in scarce.requests) > 0
+
+    def test_sync_pays_host_time_that_async_hides(self) -> None:
+        seconds = {}
+        for runtime in ("sync", "async"):
+            run = executed("backend=sim", "backend.host_seconds=0.002", f"runtime={runtime}", *QUICK)
+            figures = summarize(run.engine.record, num_blocks=1, max_batch=18)
+            seconds[runtime] = figures["run"]["seconds"]
+            assert (figures["iterations"]["device_active_share"] > 0.99) == (runtime == "async")
+        assert seconds["sync"] > 1.1 * seconds["async"]
+
+    @pytest.mark.parametrize("graphs", ["off", "decode", "all"])
+    def test_switches_may_be_words(self, graphs: str) -> None:
+        config = composed(f"runtime.graphs={graphs}", "runtime.check=off", "progress=off", "timeline=off", *QUICK)
+        assert assemble(config).settings.timeline is False
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of a small trace, through the command line."""
+    folder = tmp_path_factory.mktemp("run")
+    trace = write_azure_trace(folder / "trace.csv")
+    done = command("run", "policy=prefill_first", "workload=azure_conv", f"workload.path={trace}", "output=out",
+                   "metrics.warmup_requests=2", "metrics.objectives.ttft=0.05", cwd=folder)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    (folder / "stdout").write_text(done.stdout)
+    return folder / "out"
+
+
+def test_a_run_leaves_one_folder_with_everything(finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    assert names == {"config.yaml", "summary.json", "requests.csv", "steps.csv", "tokens.npz", "timeline.json.gz"}
+    assert yaml.safe_load((finished / "config.yaml").read_text())["policy"]["watermark"] == 0.01
+    assert json.loads(gzip.decompress((finished / "timeline.json.gz").read_bytes()))["traceEvents"]
+
+
+def test_every_simulated_result_says_so(finished: Path) -> None:
+    about = summary(finished)["about"]
+    assert about["simulated"] is True
+    assert about["execution"]["profile"] == "h200"
+    printed = (finished.parent / "stdout").read_text()
+    assert f"SIMULATED with profile h200 (error: {about['execution']['error']}" in printed
+    assert "chosen: backend=sim (no GPU found)" in printed
+
+
+def test_tables_hold_a_row_for_each_request_and_iteration(finished: Path) -> None:
+    figures = summary(finished)
+    requests, steps, tokens = load_requests(finished), load_steps(finished), load_tokens(finished)
+    assert len(requests) == figures["run"]["requests"] == 30
+    assert len(steps) == figures["run"]["iterations"]
+    assert len(tokens) == requests["output_tokens"].sum()
+    assert requests["ttft_seconds"].to_list() == pytest.approx(
+        (requests["first_token"] - requests["arrival"]).to_list()
+    )
+    assert len(time_between_tokens(finished)) == len(tokens) - len(requests)
+    with (finished / "steps.csv").open() as file:
+        assert next(csv.reader(file))[:2] == ["iteration", "planned_at"]
+
+
+def test_one_frame_for_every_run(finished: Path) -> None:
+    [row] = load(finished).to_dict("records")
+    figures = summary(finished)
+    assert row["name"] == "prefill_first"
+    assert row["workload.speed"] == 1.0
+    assert row["throughput.total_tokens_per_second"] == figures["throughput"]["total_tokens_per_second"]
+    assert 0 < row["goodput.attained_share"] <= 1
+    assert row["run.counted_requests"] == 28
+
+
+def test_the_same_run_is_not_run_again_and_another_not_written_over(finished: Path) -> None:
+    trace = finished.parent / "trace.csv"
+    same = ("policy=prefill_first", "workload=azure_conv", f"workload.path={trace}", "output=out",
+            "metrics.warmup_requests=2", "metrics.objectives.ttft=0.05", "progress=off")  # fmt: skip
+    again = command("run", *same, cwd=finished.parent)
+    assert (again.returncode, again.stdout) == (0, "out holds this run already; remove it to run again\n")
+    other = command("run", *same, "batch=3", cwd=finished.parent)
+    assert other.returncode == 2
+    assert "out holds a complete run with other settings" in other.stderr
+    assert summary(finished)["about"]["limits"]["batch"] == 18
+
+
+def test_a_simulated_run_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
+    code = ("import sys; from experiments.run import main; status = main(); "
+            "loaded = {'torch', 'transformers', 'pandas', 'matplotlib', 'tqdm'} & set(sys.modules); "
+            "sys.exit(f'loaded: {loaded}' if loaded else status)")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code, *QUICK], cwd=tmp_path, env=environment(), capture_output=True, text=True,
+                          timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_real_tokens_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["run", "backend=cpu", "workload.num_requests=3", "workload.length=40", "output=out"]
+    )
+    assert main() == 0
+    printed = capsys.readouterr().out
+    assert "model=tiny (the default of backend=cpu)" in printed
+    assert "measured on" in printed
+    lines = [json.loads(line) for line in (tmp_path / "out" / "outputs.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in lines] == [0, 1, 2]
+    assert all(0 <= token < 512 for line in lines for token in line["output"])
+
+
+def test_text_in_and_text_out_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tiny_models import CPU, LLAMA, load_model
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    load_model(LLAMA, CPU, attention="eager").save_pretrained(tmp_path / "model")
+    tokenizer = Tokenizer(models.WordLevel({f"w{id_}": id_ for id_ in range(LLAMA.vocab_size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(tmp_path / "model")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "w3 w14 w15"}\n{"token_ids": [3, 14, 15]}\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["run", "backend=cpu", "model.path=model", "workload=prompts", "workload.path=prompts.jsonl",
+                                      "workload.max_new_tokens=5", "output=out"])  # fmt: skip
+    capsys.readouterr()
+    assert main() == 0
+    assert capsys.readouterr().err == ""
+    first, second = (json.loads(line) for line in (tmp_path / "out" / "outputs.jsonl").read_text().splitlines())
+    assert first["output"] == second["output"]
+    assert first["text"] == " ".join(f"w{token}" for token in first["output"])
+    assert summary(tmp_path / "out")["about"]["chosen"]["model"] == "model (of model.path)"
+
+
+EXTERNAL = '''
+class Alone:
+    """One request at a time."""
+
+    def __init__(self, at_most=1):
+        self.at_most = at_most
+
+    def plan(self, view):
+        plan = view.plan()
+        for request in [*view.running, *view.waiting][: self.at_most]:
+            plan.add(request)
+        return plan.build()
+
+
+class Broken:
+    def plan(self, view):
+        return {}["key"]
+'''
+
+
+def test_a_policy_from_outside_works_by_its_import_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(EXTERNAL)
+    alone = command("run", "policy=external", "policy._target_=mine.Alone", "+policy.at_most=2", "output=out", *QUICK,
+                    cwd=tmp_path)  # fmt: skip
+    assert alone.returncode == 0, alone.stderr
+    figures = summary(tmp_path / "out")
+    assert figures["about"]["policy"] == "Alone"
+    assert figures["iterations"]["batch_requests"] <= 2
+    broken = command("run", "policy=external", "policy._target_=mine.Broken", *QUICK, cwd=tmp_path)
+    assert broken.returncode == 2
+    assert broken.stderr == "error: policy Broken, iteration 0: plan() raised KeyError: 'key'\n"
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.run", "workload.num_requests=100000", "workload.length=64"],
+        cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("chosen:")
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "\ninterrupted; nothing was written\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_shows_requests_speed_and_time_left(
+    hydra_config: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("experiments.progress._DELAY", 0.0)
+    monkeypatch.setattr("experiments.progress._INTERVAL", 0.0)
+    for setting in ("on", "auto", "off"):
+        run = assemble(composed("backend=sim", *QUICK))
+        with progress(setting, len(run.requests)) as on_step:
+            run.engine.run(on_step)
+        shown = capsys.readouterr().err.split("\r")
+        if setting == "on":
+            assert any(
+                re.fullmatch(r"20/20 requests \|.+\| 00:00 elapsed, 00:00 left, [\d,]+ tokens/s *", line)
+                for line in shown
+            )
+        else:
+            assert shown == [""]  # stderr is no terminal here
+
+
+def test_a_folder_that_fails_half_way_is_as_it_was(tmp_path: Path) -> None:
+    config = {"batch": 1}
+    with pytest.raises(RuntimeError), opened(tmp_path / "a" / "b", config, replace=False):
+        raise RuntimeError("full disk")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"run": 1}'])
+def test_a_run_without_a_whole_summary_is_not_finished(tmp_path: Path, content: str) -> None:
+    with opened(tmp_path / "run", {"batch": 1}, replace=False):
+        (tmp_path / "run" / "summary.json").write_text(content)
+    assert not is_finished(tmp_path / "run", {"batch": 1})
+    with pytest.raises(ConfigError, match="holds no finished run"):
+        load(tmp_path)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mine: 1")
+    (tmp_path / "notes").mkdir()
+    with pytest.raises(ConfigError, match="holds files that are no run's"), opened(tmp_path, {}, replace=True):
+        pass
+    assert (tmp_path / "config.yaml").read_text() == "mine: 1"

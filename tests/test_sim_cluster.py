@@ -1,0 +1,111 @@
+"""Replicas and routers: who gets which request, and one record of them all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from schedules import UnitCost
+
+from cbatch import Engine, Limits, Request, RunRecord
+from cbatch.errors import ConfigError, WorkloadError
+from cbatch.metrics import served
+from cbatch.sim.cluster import Cluster, LeastLoaded, RoundRobin, Router, make_router
+from cbatch.sim.executor import SimExecutor
+from experiments.assemble import assemble
+from policies.orca import Orca
+
+
+def replicas(number: int, batch: int = 1) -> list[Engine]:
+    """Engines whose iterations take a second."""
+    return [Engine(Orca(), SimExecutor(UnitCost()), Limits(batch, 100, 100), UnitCost(), num_blocks=100, block_size=4,
+                   asynchronous=False) for _ in range(number)]  # fmt: skip
+
+
+def serve(engines: list[Engine], requests: list[Request], router: Router) -> list[RunRecord]:
+    cluster = Cluster(engines, router)
+    cluster.submit(requests)
+    cluster.run()
+    return [engine.record for engine in engines]
+
+
+def assigned(records: list[RunRecord]) -> list[list[int]]:
+    return [sorted(request.id for request in record.requests) for record in records]
+
+
+def test_round_robin_takes_turns() -> None:
+    requests = [Request(index, 4, 2, arrival_time=float(index // 2)) for index in range(7)]
+    assert assigned(serve(replicas(3), requests, RoundRobin())) == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_least_loaded_sees_what_has_ended_by_the_time_of_arrival() -> None:
+    """Request 0 takes 9 s, request 1 takes 2 s: those after 2 s all find the second replica free."""
+    requests = [Request(0, 4, 9), Request(1, 4, 2), *(Request(2 + k, 4, 2, arrival_time=2.5 + 2 * k) for k in range(3))]
+    records = serve(replicas(2), requests, LeastLoaded())
+    assert assigned(records) == [[0], [1, 2, 3, 4]]
+    assert [request.finished_at for request in records[1].requests] == [2.0, 4.5, 6.5, 8.5]
+
+
+@pytest.mark.parametrize("router", [RoundRobin(), LeastLoaded()])
+def test_one_replica_serves_as_an_engine_alone_does(router: Router) -> None:
+    def work() -> list[Request]:
+        return [Request(index, 3 + index % 5, 1 + index % 4, arrival_time=0.7 * index) for index in range(20)]
+
+    (alone,) = replicas(1, batch=3)
+    alone.submit(work())
+    (routed,) = serve(replicas(1, batch=3), work(), router)
+    assert routed.steps == alone.run().steps
+
+
+def test_a_merged_record_is_one_run() -> None:
+    requests = [Request(index, 4, 1 + index, arrival_time=0.25 * index) for index in range(8)]
+    engines = replicas(3)
+    cluster = Cluster(engines, RoundRobin())
+    cluster.submit(requests)
+    whole, records = cluster.run(), [engine.record for engine in engines]
+    assert cluster.executor.now() == whole.steps[-1].ended
+    assert [account.compute for account in cluster.executor.accounts()] == [len(record.steps) for record in records]
+    assert [step.iteration for step in whole.steps] == list(range(sum(len(record.steps) for record in records)))
+    received = [step.received_at for step in whole.steps]
+    assert received == sorted(received)
+    figures = served(whole)
+    assert sorted(zip(figures.id.tolist(), figures.output_tokens.tolist(), strict=True)) == [
+        (k, 1 + k) for k in range(8)
+    ]
+    ends = {request.id: request.finished_at for record in records for request in record.requests}
+    assert dict(zip(figures.id.tolist(), figures.last_token.tolist(), strict=True)) == ends
+
+
+def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
+    with pytest.raises(
+        WorkloadError, match="request 3 arrives by iteration, which several replicas do not share; give arrival times"
+    ):
+        serve(replicas(2), [Request(3, 4, 1, arrival_iteration=2)], RoundRobin())
+    with pytest.raises(ConfigError, match="router=random is unknown; choose round_robin or least_loaded"):
+        make_router("random")
+    with pytest.raises(WorkloadError, match=r"request 4: 200 prompt \+ 1 new tokens exceed the 100 positions"):
+        Cluster(replicas(2), RoundRobin()).submit([Request(4, 200, 1)])
+    assert isinstance(make_router("least_loaded"), LeastLoaded)
+
+
+@pytest.mark.parametrize(("settings", "num_gpus", "num_stages"), [
+    (["backend.tensor_parallel=4", "backend.replicas=2", "backend.router=least_loaded"], 8, 1),
+    (["backend.tensor_parallel=2", "backend.pipeline_stages=4"], 8, 4),
+])  # fmt: skip
+def test_the_command_line_spreads_a_model(settings: list[str], num_gpus: int, num_stages: int) -> None:
+    folder = Path(__file__).parent.parent / "conf"
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        config = compose(
+            "config", ["sweep=test", "backend=sim", "workload=open_loop", "workload.num_requests=20", *settings]
+        )
+    run = assemble(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True)))
+    assert run.limits.num_stages == num_stages
+    record = run.engine.run()
+    assert len(record.requests) == 20
+    facts = run.backend.facts(run.engine.executor, run.cost)
+    assert facts["gpus"] == num_gpus
+    assert len(facts["stages"]) == num_stages * run.cost.topology.replicas
+    assert sum(facts["stages"][-1].values()) > 0

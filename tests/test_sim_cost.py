@@ -1,0 +1,153 @@
+"""The cost model: against what was measured, its parts, what it estimates and what it extrapolates."""
+
+from __future__ import annotations
+
+import timeit
+
+import pytest
+from small_cluster import LINKS, SPEC, make_cost, profile
+
+from cbatch import BatchShape
+from cbatch.errors import ConfigError, ProfileError
+from cbatch.model import ModelSpec
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.curve import Curve
+from cbatch.sim.links import Links
+from cbatch.sim.profile import Measured, load_profile
+from cbatch.sim.topology import Topology
+
+LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
+OTHER = ModelSpec("some-13b", "llama", 40, 5120, 40, 40, 128, 13824, 32000, 4096)
+
+MEASURED_MS = [  # (decodes, context of each, chunk, ms on an H200)
+    (32, 1280, 0, 6.18),
+    (32, 4352, 0, 8.93),
+    (1, 300, 0, 4.69),
+    (128, 1000, 128, 12.2),
+    (128, 1000, 384, 17.7),
+    (128, 1000, 896, 29.5),
+    (31, 1000, 225, 8.6),
+    (31, 1000, 481, 14.3),
+]
+
+
+@pytest.mark.parametrize(("decodes", "context", "chunk", "measured"), MEASURED_MS)
+def test_iterations_measured_on_an_h200_are_predicted_within_12_percent(
+    decodes: int, context: int, chunk: int, measured: float
+) -> None:
+    shape = BatchShape(((chunk, 0),) if chunk else (), decodes, decodes * context)
+    assert ProfileCost(load_profile("h200"), LLAMA).predict(shape) * 1e3 == pytest.approx(measured, rel=0.12)
+
+
+def test_measured_steps_at_tile_edges_stay_steps() -> None:
+    cost = ProfileCost(load_profile("h200"), LLAMA)
+    seconds = {count: cost.parts(BatchShape(((count, 0),))).linear for count in (255, 256, 257, 448, 512)}
+    assert seconds[257] > 1.1 * seconds[256]
+    assert seconds[448] > 1.2 * seconds[512]  # a size to avoid, found by measuring
+
+
+def test_a_model_without_a_table_is_estimated_from_the_ceilings_and_marked() -> None:
+    h200 = load_profile("h200")
+    cost = ProfileCost(h200, OTHER)
+    assert cost.estimated == ("linear", "head")
+    assert ProfileCost(h200, LLAMA).estimated == ("head",)
+    assert cost.provenance()["estimated"] == ["linear", "head"]
+    layers = OTHER.num_layers * sum(k * n for k, n in OTHER.linear_shapes.values())
+    one, many = cost.parts(BatchShape((), 1, 1)).linear, cost.parts(BatchShape(((4096, 0),))).linear
+    assert one == pytest.approx(2 * layers / h200.ceilings.bandwidth_bytes_per_second, rel=0.01)
+    assert many == pytest.approx(2 * layers * 4096 / h200.ceilings.flops_per_second, rel=0.01)
+
+
+def test_the_parts_are_the_whole() -> None:
+    shape = BatchShape(((16, 8),), 3, 60, 1)
+    for topology in (Topology(), Topology(2)):
+        cost = make_cost(topology)
+        assert cost.predict(shape) == pytest.approx(cost.parts(shape).total)
+    pipeline = make_cost(Topology(2, 4))
+    times = pipeline.execute(shape)
+    whole = 4 * (times.compute + times.communication) + times.embedding + times.head + sum(times.transfers)
+    assert pipeline.parts(shape).total == pytest.approx(whole)
+    assert pipeline.predict(shape) == times.compute + times.communication + times.head  # the last stage
+
+
+def test_a_gpu_of_two_does_half_the_products_and_pays_two_all_reduces_a_layer() -> None:
+    shape = BatchShape(((16, 0),))
+    one, two = make_cost(Topology()).parts(shape), make_cost(Topology(2)).parts(shape)
+    assert two.attention == pytest.approx(one.attention / 2)
+    assert two.linear < 0.6 * one.linear
+    assert two.communication == pytest.approx(2 * 8 * LINKS.all_reduce[2].at(16 * 64 * 2))
+
+
+def test_stages_on_different_nodes_are_linked_by_the_network() -> None:
+    topology = Topology(tensor_parallel=2, pipeline_stages=4, gpus_per_node=4)
+    assert [topology.leaves_node(stage) for stage in range(3)] == [False, True, False]
+    within, between, _ = make_cost(topology).execute(BatchShape(((10, 0),))).transfers
+    assert (within, between) == (pytest.approx(1e-6 + 1280 / 1e9), pytest.approx(1e-5 + 1280 / 1e8))
+
+
+def test_a_number_of_gpus_that_was_not_measured_is_estimated_from_the_nearest_and_marked() -> None:
+    cost = make_cost(Topology(4, gpus_per_node=8)) if SPEC.num_heads % 4 == 0 else None
+    assert cost is not None and "all_reduce" in cost.estimated
+    of_two, of_four = LINKS.all_reduce[2].at(1e6), cost.parts(BatchShape(((7813, 0),))).communication / 16
+    assert of_four == pytest.approx(of_two * 1.5, rel=0.01)  # a ring of n sends 2 (n - 1) / n
+
+
+def test_shapes_outside_what_was_measured_are_counted_or_refused() -> None:
+    measured = Measured(linear=Curve((1, 64), (1e-6, 1e-5)))
+    at_hand = profile(measured={("small", 1): measured})
+    marked, strict = ProfileCost(at_hand, SPEC), ProfileCost(at_hand, SPEC, outside="error")
+    inside, outside = BatchShape(((64, 0),)), BatchShape(((65, 0),))
+    marked.execute(inside)
+    assert marked.num_outside == 0
+    assert marked.execute(outside).compute > marked.execute(inside).compute
+    assert marked.num_outside == marked.provenance()["iterations_outside_measured_range"] == 1
+    marked.predict(outside)  # a question is no iteration
+    assert marked.num_outside == 1
+    strict.execute(inside)
+    with pytest.raises(ProfileError, match=r"hardware=made-up: an iteration of 65 tokens in 1 requests lies outside"):
+        strict.execute(outside)
+
+
+@pytest.mark.parametrize(
+    ("topology", "says"),
+    [
+        ({"tensor_parallel": 3}, "tensor_parallel=3 does not divide the 4 attention heads of model=small; choose one of 1, 2, 4"),
+        ({"pipeline_stages": 3}, "pipeline_stages=3 does not divide the 8 layers of model=small; choose one of 1, 2, 4, 8"),
+        ({"replicas": 0}, "replicas=0 must be a whole number of at least 1"),
+    ],
+)  # fmt: skip
+def test_a_topology_that_does_not_divide_the_model_is_refused(topology: dict[str, int], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_cost(Topology(**topology))
+
+
+def test_key_value_heads_are_copied_where_there_are_fewer_than_gpus() -> None:
+    assert Topology(4).share(SPEC).num_kv_heads == 1
+    odd = ModelSpec("odd", "llama", 8, 64, 12, 3, 16, 144, 100, 64)
+    with pytest.raises(ConfigError, match=r"does not divide the 3 key-value heads of model=odd; choose one of 1, 3"):
+        Topology(2).share(odd)
+
+
+def test_missing_links_are_named() -> None:
+    bare = profile(links=Links())
+    with pytest.raises(ProfileError, match=r"hardware=made-up has no all-reduce times, tensor_parallel=2"):
+        ProfileCost(bare, SPEC, Topology(2))
+    with pytest.raises(ProfileError, match=r"hardware=made-up has no send times within a node"):
+        ProfileCost(bare, SPEC, Topology(1, 2))
+
+
+def test_kv_cache_is_what_the_weights_leave() -> None:
+    h200 = load_profile("h200")
+    tokens = h200.kv_tokens(LLAMA)
+    assert tokens * 131072 == pytest.approx(0.9 * 141e9 - LLAMA.weight_bytes, rel=1e-4)  # 128 KiB a token
+    assert h200.kv_tokens(LLAMA, Topology(2, 4)) > 8 * tokens
+    huge = ModelSpec("huge", "llama", 200, 16384, 128, 8, 128, 53248, 128256, 8192)
+    with pytest.raises(ConfigError, match=r"model=huge needs 1.* GB a GPU for its weights, hardware=h200"):
+        h200.kv_tokens(huge)
+
+
+def test_a_prediction_takes_a_few_microseconds() -> None:
+    """Best of 5: 3 us on one core of 2025; the bound leaves room for slow machines."""
+    cost = ProfileCost(load_profile("h200"), LLAMA)
+    shape = BatchShape(((480, 1024),), 32, 32 * 1024)
+    assert min(timeit.repeat(lambda: cost.predict(shape), number=2000, repeat=5)) / 2000 < 25e-6

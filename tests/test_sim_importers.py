@@ -1,0 +1,194 @@
+"""Importers of published tables, on small tables of the same layouts whose times can be checked by hand."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from cbatch import BatchShape
+from cbatch.errors import ProfileError
+from cbatch.model import ModelSpec
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.profile import load_profile
+from cbatch.sim.topology import Topology
+
+SPEC = ModelSpec("toy", "llama", 2, 64, 8, 4, 128, 256, 1000, 4096)
+
+
+def write(path: Path, header: str, rows: Iterable[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join([header, *rows]) + "\n")
+
+
+# -- Vidur ------------------------------------------------------------------------------------------------------------
+
+OPERATORS = ("emb", "attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj", "input_layernorm",
+             "post_attention_layernorm", "attn_rope", "mlp_act", "add")  # fmt: skip
+
+
+def vidur(root: Path) -> Path:
+    """Every operator takes its place in OPERATORS plus one, in ms for each of 10 tokens, halved on two GPUs."""
+    device = root / "vidur" / "compute" / "a100"
+    shape = "8,4,64,256,1000,True"
+    rows = [",".join(f"{(place + 1) * tokens / 10 / parts}" for place in range(10)) + f",{shape},{tokens},{parts}"
+            for parts in (1, 2) for tokens in (10, 20)]  # fmt: skip
+    header = ",".join(f"time_stats.{name}.median" for name in OPERATORS)
+    write(device / "org" / "toy" / "mlp.csv.gz", f"{header},n_head,n_kv_head,n_embd,n_expanded_embd,vocab_size,"
+          "use_gated_mlp,num_tokens,num_tensor_parallel_workers", rows)  # fmt: skip
+    write(device / "attention_toy.csv.gz",
+          "time_stats.attn_input_reshape.median,time_stats.attn_decode.median,time_stats.attn_output_reshape.median,"
+          "time_stats.attn_prefill.median,n_q_head,n_kv_head,num_tensor_parallel_workers,batch_size,prefill_chunk_size,"
+          "kv_cache_size", ["0.5,,0.25,4,8,4,2,1,64,0", "0.5,,0.25,8,8,4,2,1,64,100", "0.5,2,0.25,,8,4,2,1,0,99",
+                            "0.5,4,0.25,,8,4,2,2,0,99"])  # fmt: skip
+    network = root / "vidur" / "network" / "a100_dgx"
+    columns = "rank,num_workers,size,collective,devices_per_node,max_devices_per_node"
+    write(network / "all_reduce.csv.gz", f",time_stats.all_reduce.median,{columns}",
+          ["0,1.5,0,2,1000,all_reduce,2,8", "1,7,0,2,1000,all_reduce,1,8"])  # fmt: skip
+    write(network / "send_recv.csv.gz", f",time_stats.send_recv.median,{columns}",
+          ["0,3,0,2,1000,send_recv,1,8", "1,0.5,0,2,1000,send_recv,2,8"])  # fmt: skip
+    return device
+
+
+def test_vidur_operators_attention_and_links(tmp_path: Path) -> None:
+    profile = load_profile(str(vidur(tmp_path)))
+    cost = ProfileCost(profile, SPEC, Topology(2))
+    assert cost.estimated == ("head",)
+    parts = cost.parts(BatchShape(((10, 0),)))
+    assert parts.linear == pytest.approx(2 * (2 + 3 + 4 + 5) / 2 * 1e-3)
+    assert parts.other == pytest.approx(
+        (2 * (6 + 7 + 8 + 9 + 10 + 10) / 2 + 1 / 2) * 1e-3
+    )  # two residual sums; embedding
+    assert parts.communication == pytest.approx(2 * 2 * 1.5e-3 * 1.28)  # 1,280 bytes, in proportion
+    assert cost.parts(BatchShape(((64, 50),))).attention == pytest.approx(2 * (6 + 0.75) * 1e-3)
+    assert cost.parts(BatchShape((), 2, 200)).attention == pytest.approx(2 * (4 + 0.75) * 1e-3)
+    assert profile.links.to_next_stage(False, "") != profile.links.to_next_stage(True, "")
+    assert profile.links.to_next_stage(True, "").at(1000) == 3e-3
+
+
+def test_another_model_or_degree_is_estimated(tmp_path: Path) -> None:
+    profile = load_profile(str(vidur(tmp_path)))
+    assert ProfileCost(profile, SPEC).estimated == ("attention", "head")  # attention was measured on two GPUs
+    other = ModelSpec("other", "llama", 2, 128, 8, 4, 16, 256, 1000, 4096)
+    assert ProfileCost(profile, other).estimated == ("linear", "attention", "other", "head")
+
+
+# -- aiconfigurator ---------------------------------------------------------------------------------------------------
+
+
+def aiconfigurator(root: Path, system: str = "h100_sxm") -> Path:
+    """Products take 1 ns an output and token times inputs; attention and collectives as written."""
+    folder = root / "aiconfigurator" / system
+    sizes = (256, 512, 1024)
+    write(folder / "v_gemm_bf16.csv.gz", "gemm_dtype,m,n,k,latency",
+          [f"bfloat16,{m},{n},{k},{m * n * k * 1e-9}" for m in (1, 128, 256) for n in sizes for k in sizes])  # fmt: skip
+    write(folder / "v_context_attention.csv.gz", "batch_size,isl,num_heads,num_key_value_heads,head_dim,latency",
+          ["1,64,4,2,128,2", "1,128,4,2,128,6", "1,64,8,4,128,4", "1,128,8,4,128,12", "2,64,8,4,128,99",
+           "1,64,8,8,128,99"])  # fmt: skip
+    write(folder / "v_generation_attention.csv.gz", "batch_size,step,num_heads,num_key_value_heads,head_dim,latency",
+          ["2,9,2,1,128,3", "4,9,2,1,128,6", "4,19,2,1,128,12"])  # fmt: skip
+    write(folder / "nccl-2.csv.gz", "op_name,nccl_dtype,num_gpus,message_size,latency",
+          ["all_reduce,half,2,1000,1.5", "all_reduce,int8,2,1000,9", "all_gather,half,2,1000,9"])  # fmt: skip
+    return folder
+
+
+WIDE = ModelSpec("wide", "nanogpt", 1, 512, 8, 4, 128, 512, 512, 4096)
+
+
+def test_products_between_measured_sizes_follow_the_work(tmp_path: Path) -> None:
+    cost = ProfileCost(load_profile(str(aiconfigurator(tmp_path))), WIDE)
+    assert cost.estimated == ("other", "context of chunks")
+    work = sum(
+        inputs * outputs for inputs, outputs in WIDE.linear_shapes.values()
+    )  # 2,048 outputs lie beyond the table
+    assert cost.parts(BatchShape(((128, 0),))).linear == pytest.approx(128 * work * 1e-12)
+
+
+def test_products_of_the_a100_run_in_waves(tmp_path: Path) -> None:
+    """256 tokens and 512 or 1,024 outputs are 4 or 8 tiles: one wave on 108 multiprocessors, whatever lies between."""
+    tables = load_profile(str(aiconfigurator(tmp_path, "a100_sxm"))).tables
+    wave, table = tables.product(512, 512), tables.product(512, 1024)  # type: ignore[attr-defined]
+    between = tables.product(512, 724)  # type: ignore[attr-defined]
+    assert wave.at(256) == pytest.approx(256 * 512 * 512 * 1e-12)
+    assert wave.at(256) < between.at(256) < table.at(256)
+    assert between.at(128) == pytest.approx(128 * 512 * 724 * 1e-12)  # at one tile of tokens: by outputs
+
+
+def test_attention_of_other_heads_and_chunks_with_context(tmp_path: Path) -> None:
+    cost = ProfileCost(load_profile(str(aiconfigurator(tmp_path))), WIDE)
+    assert cost.parts(BatchShape(((64, 0),))).attention == pytest.approx(4e-3)
+    with_context = 4e-3 + 64 * 64 * 12e-3 / (128 * 129 / 2)
+    assert cost.parts(BatchShape(((64, 64),))).attention == pytest.approx(with_context)
+    # 4 key-value heads: one sequence is four of the measured ones
+    assert cost.parts(BatchShape((), 1, 10)).attention == pytest.approx(6e-3)
+    assert cost.parts(BatchShape((), 1, 15)).attention == pytest.approx(9e-3)
+    two = ProfileCost(load_profile(str(tmp_path / "aiconfigurator" / "h100_sxm")), WIDE, Topology(2))
+    assert two.parts(BatchShape((), 1, 1)).communication == pytest.approx(2 * 1.5e-3)
+    assert two.parts(BatchShape(((64, 0),))).attention == pytest.approx(2e-3)
+
+
+# -- LLMServingSim ----------------------------------------------------------------------------------------------------
+
+
+def llmservingsim(root: Path) -> Path:
+    folder = root / "llmservingsim" / "RTXPRO6000" / "Toy_tp1"
+    layers = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "layernorm", "rotary_emb", "act_fn", "embedding",
+              "final_layernorm")  # fmt: skip
+    write(folder / "dense.csv.gz", "layer,tokens,time_us",
+          [f"{layer},{tokens},{(place + 1) * tokens}" for place, layer in enumerate(layers) for tokens in (1, 64)])  # fmt: skip
+    write(folder / "per_sequence.csv.gz", "layer,sequences,time_us", ["lm_head,1,100", "sampler,1,10"])
+    write(folder / "attention.csv.gz", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us",
+          ["64,0,0,0,20", "64,100,0,0,40", "0,0,2,50,8", "64,0,2,50,32", "64,100,2,50,50"])  # fmt: skip
+    return folder
+
+
+def test_layers_sequences_and_decodes_that_share_a_call(tmp_path: Path) -> None:
+    cost = ProfileCost(load_profile(str(llmservingsim(tmp_path))), SPEC)
+    assert cost.estimated == ()
+    parts = cost.parts(BatchShape(((64, 50),), 2, 100))
+    assert parts.linear == pytest.approx(2 * 66 * (1 + 2 + 3 + 4) * 1e-6)
+    assert parts.other == pytest.approx((2 * 66 * (5 + 5 + 6 + 7) + 66 * (8 + 9)) * 1e-6)  # two norms a layer
+    assert parts.head == pytest.approx(3 * 110e-6)
+    assert parts.attention == pytest.approx(2 * (30 + 11) * 1e-6)  # 12 and 10 were added by the decodes: their median
+    assert cost.parts(BatchShape((), 2, 100)).attention == pytest.approx(2 * 8e-6)
+
+
+# -- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("layer,tokens,time_us\nqkv_proj,1,fast", "line 2: time_us must be a number of at least 0, is 'fast'"),
+        (
+            "layer,tokens,time_us\nqkv_proj,1,1\nqkv_proj,2,-3",
+            "line 3: time_us must be a number of at least 0, is '-3'",
+        ),
+        ("layer,tokens,time_us\nqkv_proj,1,nan", "line 2: time_us must be a number of at least 0, is 'nan'"),
+        ("layer,tokens,time_us\nqkv_proj,1", "line 2: has 2 fields, the header 3"),
+        ("layer,tokens,time\nqkv_proj,1,1", "column time_us is missing; found time"),
+    ],
+)
+def test_a_damaged_table_names_file_and_line(tmp_path: Path, text: str, says: str) -> None:
+    folder = llmservingsim(tmp_path)
+    header, *rows = text.split("\n")
+    write(folder / "dense.csv.gz", header, rows)
+    with pytest.raises(ProfileError, match=says) as caught:
+        ProfileCost(load_profile(str(folder)), SPEC)
+    assert "dense.csv.gz" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_compressed_as_named_is_refused(tmp_path: Path) -> None:
+    folder = llmservingsim(tmp_path)
+    (folder / "dense.csv.gz").write_text("layer,tokens,time_us\n")
+    with pytest.raises(ProfileError, match=r"dense.csv.gz: cannot read the table"):
+        ProfileCost(load_profile(str(folder)), SPEC)
+
+
+def test_unknown_devices_are_named(tmp_path: Path) -> None:
+    folder = aiconfigurator(tmp_path, "b300_sxm")
+    with pytest.raises(ProfileError, match="system b300_sxm is unknown; known: a100_sxm, h100_sxm, h200_sxm"):
+        load_profile(str(folder))

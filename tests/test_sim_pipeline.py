@@ -1,0 +1,213 @@
+"""The simulated executor: its clock, its pipeline, and where every second of every stage went."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import astuple
+from itertools import pairwise
+
+import pytest
+from fuzz_policy import FuzzPolicy
+from schedules import UnitCost
+from small_cluster import make_engine, make_executor
+
+from cbatch import BatchShape, Engine, FinishReason, Limits, Policy, Request, RunRecord, Step
+from cbatch.sim.cost import StageTimes
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.profile import HostTime
+from cbatch.sim.stages import Span, StageAccount, Stages, Why, bubble_kind
+from policies.chunking import TileAligned
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+from policies.sarathi_serve import SarathiServe
+
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "request_level": RequestLevel,
+    "orca": Orca,
+    "prefill_first": PrefillFirst,
+    "sarathi": lambda: Sarathi(TileAligned(8)),
+    "sarathi_serve": lambda: SarathiServe(TileAligned(8)),
+}
+PROMPT, LONG_PROMPT = BatchShape(((10, 0),)), BatchShape(((20, 0),))
+DECODES, LATER_DECODES = BatchShape((), 4, 40), BatchShape((), 4, 400)
+
+
+def times(seconds: float, transfer: float = 0.0, stages: int = 2) -> StageTimes:
+    return StageTimes(seconds, 0.0, 0.0, 0.0, (transfer,) * (stages - 1))
+
+
+# -- one GPU ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_host_time_is_added_in_sync_and_hidden_in_async(asynchronous: bool) -> None:
+    """10 iterations of 1 s on the device and 0.25 s on the host."""
+    executor = SimExecutor(UnitCost(), HostTime(0.2, seconds_per_request=0.05))
+    engine = Engine(
+        Orca(), executor, Limits(1, 8, 100), UnitCost(), num_blocks=50, block_size=4, asynchronous=asynchronous
+    )
+    engine.submit([Request(0, 5, 10)])
+    steps = engine.run().steps
+    assert steps[-1].ended == pytest.approx(0.25 + 10 if asynchronous else 10 * 1.25)
+    assert all(later.started >= step.ended for step, later in pairwise(steps))
+    (account,) = executor.accounts()
+    assert (account.compute, account.host) == (pytest.approx(10), pytest.approx(0.25 if asynchronous else 2.5))
+
+
+def test_the_virtual_clock_jumps_over_idle_time() -> None:
+    executor = SimExecutor(UnitCost())
+    engine = Engine(Orca(), executor, Limits(2, 8, 100), UnitCost(), num_blocks=50, block_size=4)
+    engine.submit([Request(0, 4, 1), Request(1, 4, 1, arrival_time=1e6)])
+    assert [step.started for step in engine.run().steps] == [0.0, 1e6]
+    assert astuple(executor.accounts()[0]) == (2, 0, 0, 0, 0, 0, 1e6 - 1)
+
+
+# -- bubbles, by hand (SARATHI, Fig 5) --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        (PROMPT, LONG_PROMPT, "pb1"),
+        (DECODES, PROMPT, "pb2"),
+        (PROMPT, DECODES, "pb2"),
+        (DECODES, LATER_DECODES, "pb3"),
+        (BatchShape(((10, 0),), 3, 30), BatchShape(((10, 90),), 3, 30), "pb3"),
+    ],
+)
+def test_a_bubble_is_named_for_what_differs(first: BatchShape, second: BatchShape, kind: str) -> None:
+    assert bubble_kind(second, first) == kind
+
+
+@pytest.mark.parametrize(("first", "second", "kind"), [(PROMPT, LONG_PROMPT, "pb1"), (DECODES, PROMPT, "pb2"),
+                                                       (DECODES, LATER_DECODES, "pb3")])  # fmt: skip
+def test_a_stage_waits_for_a_longer_iteration_in_the_stage_before(
+    first: BatchShape, second: BatchShape, kind: str
+) -> None:
+    """stage 0 |1|  3  |, stage 1 . |1|. .|  3  |: it waits 2 s for the second iteration, after 1 s of filling."""
+    stages = Stages(2)
+    assert stages.launch(0.0, first, times(1.0)) == Span(0.0, 2.0, first, 0.0)
+    assert stages.launch(0.0, second, times(3.0)) == Span(1.0, 7.0, second, 2.0)
+    before, after = stages.closed()
+    assert before == StageAccount(compute=4.0, no_work=3.0)
+    assert after == StageAccount(**{"compute": 4.0, "no_work": 1.0, kind: 2.0})
+
+
+def test_waiting_for_a_message_is_communication() -> None:
+    stages = Stages(2)
+    stages.launch(0.0, PROMPT, times(1.0, transfer=0.5))
+    assert stages.launch(0.0, PROMPT, times(1.0, transfer=0.75)) == Span(1.0, 3.75, PROMPT, 0.0)
+    after = stages.closed()[1]
+    assert after == StageAccount(compute=2.0, communication=0.5 + 0.25, no_work=1.0)
+
+
+def test_waiting_for_the_tokens_of_an_iteration_in_flight_is_a_bubble_and_planning_is_the_hosts() -> None:
+    """The host waits for the long prompt to leave stage 1 at 6 s and plans for 1 s; stage 0 has been idle since 4 s."""
+    stages = Stages(2)
+    stages.launch(0.0, LONG_PROMPT, times(3.0))
+    stages.launch(0.0, DECODES, times(1.0))
+    stages.host_was(0.0, 6.0, Why.COMPUTED, LONG_PROMPT)
+    stages.host_was(6.0, 7.0, Why.HOST)
+    stages.launch(7.0, DECODES, times(1.0))
+    assert stages.closed()[0] == StageAccount(compute=5.0, pb2=2.0, host=1.0, no_work=1.0)
+
+
+def test_an_iteration_waits_for_the_tokens_that_it_carries_over() -> None:
+    stages = Stages(2)
+    long = stages.launch(0.0, LONG_PROMPT, times(3.0))
+    stages.launch(0.0, DECODES, times(1.0))
+    assert stages.launch(0.0, DECODES, times(1.0), carried_from=long).started == 6.0
+    assert stages.closed()[0] == StageAccount(compute=5.0, pb2=2.0, no_work=1.0)
+
+
+def test_equal_iterations_fill_the_pipeline_but_for_the_output_head() -> None:
+    """The last stage also computes the head, so each of the others waits for it once an iteration."""
+    executor = make_executor(num_stages=4)
+    engine = make_engine(Orca(), executor, batch=2)
+    engine.submit(Request(index, 8, 1) for index in range(32))  # 16 iterations of two prompts
+    steps = engine.run().steps
+    assert len(steps) == 16
+    head = make_executor(1).cost.execute(BatchShape((), 2, 2)).head  # type: ignore[attr-defined]
+    for account in executor.accounts()[:-1]:
+        assert 0 < account.bubbles <= 16 * head
+    assert executor.accounts()[-1].bubbles == pytest.approx(0.0, abs=1e-12)
+    assert all(later.started < step.ended for step, later in pairwise(steps))  # as many under way as stages
+
+
+def test_a_pipeline_with_one_iteration_has_no_work_for_the_other_stages() -> None:
+    executor = make_executor(num_stages=4)
+    engine = make_engine(Orca(), executor, batch=2)
+    engine.submit([Request(0, 8, 20)])
+    end = engine.run().steps[-1].ended
+    for account in executor.accounts():
+        assert account.bubbles == 0.0
+        assert account.no_work > 0.6 * end
+
+
+# -- any policy, any depth --------------------------------------------------------------------------------------------
+
+
+class Watched(SimExecutor):
+    """Checks the order of things: a token is computed before it is used, and no stage computes two iterations at once."""
+
+    def __init__(self, executor: SimExecutor) -> None:
+        super().__init__(executor.cost, executor.host)
+        self.spans: dict[int, Span] = {}
+
+    def launch(self, step: Step) -> Span:
+        span = super().launch(step)
+        if (step.carry >= 0).any():
+            assert span.started >= self.spans[step.index - self.num_stages].ended
+        self.spans[step.index] = span
+        return span
+
+
+def check_run(record: RunRecord, executor: SimExecutor, requests: list[Request]) -> None:
+    end = record.steps[-1].ended
+    for account in executor.accounts():
+        assert account.span == pytest.approx(end, abs=1e-9)
+        assert min(astuple(account)) > -1e-12
+    assert len(record.requests) == len(requests)
+    ids = record.tokens()[0].tolist()
+    for request in requests:
+        if request.finish_reason is FinishReason.LENGTH:
+            assert ids.count(request.id) == request.max_new_tokens
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_legal_policies_at_any_depth(seed: int) -> None:
+    dice = random.Random(seed)
+    stages, host = dice.choice([1, 2, 4, 8]), dice.choice([0.0, 1e-5, 1e-3])
+    executor = Watched(make_executor(stages, tensor_parallel=dice.choice([1, 2]), host_seconds=host))
+    engine = make_engine(FuzzPolicy(seed, rejects=0.02), executor, batch=dice.randint(1, 4),
+                         max_tokens=dice.randint(8, 40), num_blocks=dice.randint(15, 60),
+                         asynchronous=dice.random() < 0.5)  # fmt: skip
+    requests = [Request(index, dice.randint(1, 30), dice.randint(1, 20), arrival_time=dice.choice([0.0, dice.random()]))
+                for index in range(16)]  # fmt: skip
+    engine.submit(requests)
+    check_run(engine.run(), executor, requests)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_runs_unchanged_in_a_pipeline(name: str, stages: int, asynchronous: bool) -> None:
+    executor = Watched(make_executor(stages, host_seconds=1e-6))
+    engine = make_engine(POLICIES[name](), executor, batch=3, asynchronous=asynchronous, num_blocks=100)
+    requests = [Request(index, 5 + 7 * index % 23, 1 + 5 * index % 11) for index in range(24)]
+    engine.submit(requests)
+    check_run(engine.run(), executor, requests)
+
+
+def test_chunks_of_one_prompt_follow_each_other_through_the_pipeline() -> None:
+    """A prompt of 32 in chunks of 8 on 4 stages: all four are under way at once."""
+    executor = make_executor(num_stages=4)
+    engine = make_engine(Sarathi(TileAligned(8)), executor, batch=2)
+    engine.submit([Request(0, 32, 3)])
+    steps = engine.run().steps
+    assert [step.num_prefill_tokens for step in steps] == [8, 8, 8, 8, 0, 0]
+    assert steps[3].started < steps[0].ended
+    assert steps[4].started >= steps[3].ended  # its input is the token that the last chunk samples

@@ -1,0 +1,90 @@
+"""Curves and grids: measured points stay as measured, steps stay steps, and what lies outside is known."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_cluster import SPEC
+
+from cbatch import BatchShape
+from cbatch.sim.attention import AttentionRates, TableAttention
+from cbatch.sim.curve import Curve, Grid, added, curve, grid
+from cbatch.sim.estimate import Ceilings, Products
+
+POINTS = st.dictionaries(st.integers(1, 1000), st.floats(1e-6, 1.0), min_size=1, max_size=20)
+
+
+@given(POINTS, st.integers(1, 1200))
+def test_a_curve_goes_through_its_points_and_never_beyond_its_neighbours(points: dict[int, float], size: int) -> None:
+    measured = curve(points.items())
+    assert [measured.at(known) for known in points] == pytest.approx(list(points.values()))
+    for (low, before), (high, after) in pairwise(sorted(points.items())):
+        if low <= size <= high:
+            slack = 1e-12
+            assert min(before, after) - slack <= measured.at(size) <= max(before, after) + slack
+    assert measured.covers(size) == (size <= max(points))
+
+
+def test_a_step_between_neighbouring_sizes_stays_a_step() -> None:
+    measured = Curve((128, 256, 257, 384), (55.0, 69.8, 92.33, 92.33))
+    assert [measured.at(size) for size in (128, 192, 256, 257, 300, 384)] == [55.0, 62.4, 69.8, 92.33, 92.33, 92.33]
+
+
+def test_a_curve_holds_below_its_points_and_grows_in_proportion_beyond() -> None:
+    measured = Curve((10, 20), (1.0, 3.0))
+    assert (measured.at(1), measured.at(40)) == (1.0, 6.0)
+
+
+def test_points_measured_twice_are_averaged() -> None:
+    assert curve([(2, 3.0), (1, 1.0), (2, 5.0)]) == Curve((1, 2), (1.0, 4.0))
+
+
+def test_curves_of_one_table_add_up() -> None:
+    assert added([Curve((1, 2), (1.0, 2.0)), Curve((1, 2), (0.5, 0.5))]) == Curve((1, 2), (1.5, 2.5))
+
+
+def test_a_grid_interpolates_both_ways_and_knows_what_it_covers() -> None:
+    ragged = grid([(64, 0, 1.0), (64, 100, 2.0), (64, 200, 3.0), (128, 0, 2.0), (128, 100, 4.0)])
+    assert ragged == Grid((64, 128), ((0, 100, 200), (0, 100)), ((1.0, 2.0, 3.0), (2.0, 4.0)))
+    assert ragged.at(64, 100) == 2.0
+    assert ragged.at(64, 150) == 2.5
+    assert ragged.at(96, 100) == 3.0
+    assert ragged.at(96, 50) == 2.25  # 1.5 and 3
+    assert ragged.at(128, 200) == 6.0  # the row's mean slope goes on
+    assert ragged.at(256, 100) == 8.0  # in proportion to the last row
+    assert ragged.at(32, 0) == 1.0
+    assert [ragged.covers(*place) for place in ((64, 200), (100, 200), (128, 200), (128, 100), (129, 0))] == [
+        True, True, False, True, False]  # fmt: skip
+
+
+def test_attention_tables_sum_chunks_and_add_decodes_at_their_mean_context() -> None:
+    chunks = grid([(8, 0, 1.0), (8, 100, 2.0)])
+    tables = TableAttention(chunks, grid([(1, 10, 0.5), (1, 20, 1.0), (4, 10, 2.0), (4, 20, 4.0)]))
+    assert tables.seconds(BatchShape()) == 0.0
+    assert tables.seconds(BatchShape(((8, 0), (8, 50)), 4, 60)) == 1.0 + 1.5 + 3.0
+    mixed = TableAttention(chunks, tables.decodes, grid([(4, 15, 9.0)]))
+    assert mixed.seconds(BatchShape((), 4, 60)) == 3.0
+    assert mixed.seconds(BatchShape(((8, 0),), 4, 60)) == 10.0
+    assert not tables.covers(BatchShape(((9, 0),)))
+    assert not tables.covers(BatchShape((), 4, 84))
+    assert tables.covers(BatchShape(((8, 100),), 4, 80))
+
+
+def test_attention_in_closed_form_takes_the_larger_of_arithmetic_and_reading() -> None:
+    rates = AttentionRates(bandwidth_bytes_per_second=128.0, flops_per_second=256.0, chunk_bandwidth_bytes_per_second=64.0,
+                           base_seconds=1.0, mixed_seconds=0.5, seconds_per_context_token=10.0)  # fmt: skip
+    attention = rates.of(SPEC)  # 128 bytes of KV a token, 256 FLOPs a score
+    assert attention.seconds(BatchShape(((3, 10),))) == 1.0 + 3 * (10 + 2)  # arithmetic
+    assert attention.seconds(BatchShape(((1, 10),))) == 1.0 + 11 * 2  # reading
+    assert attention.seconds(BatchShape((), 4, 400)) == 1.0 + 1000.0  # the longest decode
+    assert attention.seconds(BatchShape((), 400, 400)) == 1.0 + 400.0
+    assert attention.seconds(BatchShape(((3, 10),), 400, 400)) == 1.0 + 436.0 + 0.5
+
+
+def test_an_estimated_product_takes_whole_tiles_of_arithmetic_or_one_read() -> None:
+    product = Products(((1000, 2000),), 2, Ceilings(5e9, 1e12, tile=128))
+    assert product.at(1) == pytest.approx(2 * (2e6 + 3000) / 5e9)
+    assert product.at(1025) == product.at(1152) == pytest.approx(2 * 1152 * 2e6 / 1e12)

@@ -1,0 +1,142 @@
+"""Sweeps: runs side by side by Hydra's launchers, a failing one among them, and going on after an interruption."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import QUICK, command, environment, summary
+
+from experiments.job import folder_name
+from experiments.report import sweep_text
+from experiments.results import load
+
+GRID = ("-m", "sweep=grid", "policy=orca,sarathi", "chunk=128,256", *QUICK)
+
+
+def runs_of(folder: Path) -> dict[str, float]:
+    """When each finished run of a sweep was written, by the name of its folder."""
+    return {path.parent.name: path.stat().st_mtime for path in folder.glob("*/summary.json")}
+
+
+def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    first = command("run", *GRID, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    assert "SIMULATED with profile h200" in first.stdout
+    folder = tmp_path / "multirun" / "grid"
+    before = runs_of(folder)
+    assert len(before) == 4
+    half_written, untouched = sorted(before)[:2]
+    (folder / half_written / "summary.json").unlink()
+
+    second = command("run", *GRID, cwd=tmp_path)
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.count("finished before") == 3
+    after = runs_of(folder)
+    assert after.keys() == before.keys()
+    assert after[half_written] > before[half_written]
+    assert after[untouched] == before[untouched]
+
+    third = command("run", *GRID, "batch=4", "workload.batch=4", cwd=tmp_path)  # other settings are other runs
+    assert third.stdout.count("finished before") == 0
+    assert len(runs_of(folder)) == 8
+    frame = load(folder)
+    assert len(frame) == 8
+    assert set(frame["name"]) == {"orca", "sarathi 128", "sarathi 256"}
+
+
+def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
+    done = command("run", "-m", "sweep=part", "chunk=0,128,100000", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *QUICK,
+                   cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 2
+    assert len(runs_of(tmp_path / "multirun" / "part")) == 1
+    *failures, last = done.stderr.splitlines()
+    assert len(failures) == 2
+    assert all(line.startswith("error: chunk=") for line in failures)
+    assert last.startswith("error: 2 runs failed, see multirun/part/errors.log; the same command with sweep=part")
+    assert len((tmp_path / "multirun" / "part" / "errors.log").read_text().splitlines()) == 2
+
+
+def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:
+    done = command("run", "-m", "sweep=none", "policy=orca,sarathy", *QUICK, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: policy=sarathy: no such policy; did you mean sarathi?")
+    assert not (tmp_path / "multirun" / "none").exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
+@pytest.mark.parametrize("launcher", ["basic", "joblib"])
+def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launcher: str) -> None:
+    long = ("-m", "sweep=long", f"hydra/launcher={launcher}", "workload.num_requests=20,100000", "workload.length=64")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.run", *long],
+        cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    folder = tmp_path / "multirun" / "long"
+    while not runs_of(folder):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    time.sleep(1.0)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == ("interrupted; 1 finished runs are in multirun/long; "
+                                       "the same command with sweep=long runs the others")  # fmt: skip
+    assert list(runs_of(folder)) == ["workload.length=64,workload.num_requests=20"]
+    assert {path.name for path in folder.iterdir()} == {"multirun.yaml", "workload.length=64,workload.num_requests=20"}
+
+
+def test_submitit_runs_a_sweep_with_its_local_executor(tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="the sweep extra is not installed")
+    done = command(
+        "run", "-m", "sweep=jobs", "hydra/launcher=submitit_local", "policy=orca,sarathi", *QUICK, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(runs_of(tmp_path / "multirun" / "jobs")) == 2
+    assert len(load(tmp_path / "multirun" / "jobs")) == 2
+
+
+def test_ray_runs_a_sweep_on_a_local_instance(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="the sweep extra is not installed")
+    done = command("run", "-m", "sweep=ray", "hydra/launcher=ray", "hydra.launcher.ray.init.address=local",
+                   "+hydra.launcher.ray.init.num_cpus=2", "policy=orca,sarathi", *QUICK, cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(runs_of(tmp_path / "multirun" / "ray")) == 2
+    assert (
+        summary(tmp_path / "multirun" / "ray" / f"policy=orca,{','.join(sorted(QUICK))}")["about"]["policy"] == "orca"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ("chunk=256,policy=sarathi", "chunk=256,policy=sarathi"),
+        ("", "run"),
+        ("workload.path=/data/traces/azure.csv", "workload.path=azure.csv,~"),
+        ("a=b c", "a=b_c,~"),
+    ],
+)
+def test_folder_names_are_readable(overrides: str, expected: str) -> None:
+    assert folder_name(overrides).startswith(expected)
+
+
+def test_folder_names_are_short_and_stay_apart() -> None:
+    long = [f"policy.some_long_argument={'x' * 300}{number}" for number in range(2)]
+    names = {folder_name(overrides) for overrides in (*long, "p=/a/x", "p=/b/x")}
+    assert len(names) == 4
+    assert all(len(name) < 200 and "/" not in name for name in names)
+
+
+def test_the_table_leaves_out_what_all_runs_share() -> None:
+    none = {"p50": None, "p99": None}
+    figures = {"about": {"simulated": False, "hardware": "a computer"}, "ttft_seconds": none, "tbt_seconds": none,
+               "throughput": {"total_tokens_per_second": 1234.5, "requests_per_second": 0.5}}  # fmt: skip
+    text = sweep_text([("batch=2,policy=orca,~1", figures), ("batch=2,policy=sarathi,~2", figures)])
+    assert [line.split()[0] for line in text.splitlines()[2:4]] == ["policy=orca", "policy=sarathi"]
+    assert text.splitlines()[-1] == "measured on a computer"

@@ -1,0 +1,83 @@
+"""The timeline: a file that trace viewers read, in which everything that the record says is found again."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schedules import UnitCost
+
+from cbatch import Engine, Limits, Request, RunRecord
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.profile import HostTime
+from cbatch.timeline import write_timeline
+from policies.orca import Orca
+
+Event = dict[str, Any]
+
+
+@pytest.fixture(params=[True, False], ids=["async", "sync"])
+def record(request: pytest.FixtureRequest) -> RunRecord:
+    engine = Engine(Orca(), SimExecutor(UnitCost(), HostTime(0.25)), Limits(4, 100, 100), UnitCost(), num_blocks=100,
+                    block_size=4, asynchronous=request.param)  # fmt: skip
+    engine.submit(Request(index, 3 + index, 1 + index, arrival_time=index / 3) for index in range(6))
+    return engine.run()
+
+
+@pytest.fixture
+def events(record: RunRecord, tmp_path: Path) -> list[Event]:
+    path = tmp_path / "timeline.json.gz"
+    write_timeline(path, record, 'a "quoted" title')
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    assert content["otherData"]["title"] == 'a "quoted" title'
+    events: list[Event] = content["traceEvents"]
+    return events
+
+
+def lane(events: list[Event], name: str) -> int:
+    """The process of a lane, by its name."""
+    return next(event["pid"] for event in events if event["name"] == "process_name" and event["args"]["name"] == name)
+
+
+def test_every_iteration_has_its_four_parts(record: RunRecord, events: list[Event]) -> None:
+    slices = Counter(event["name"] for event in events if event["ph"] == "X")
+    assert slices == Counter(
+        f"{part} {step.iteration}" for step in record.steps for part in ("plan", "wait", "absorb", "compute")
+    )
+
+
+def test_slices_of_a_lane_do_not_overlap(events: list[Event]) -> None:
+    for name in ("host", "device"):
+        slices = [event for event in events if event["ph"] == "X" and event["pid"] == lane(events, name)]
+        ordered = sorted(slices, key=lambda event: (event["ts"], event["ts"] + event["dur"]))
+        assert all(first["ts"] + first["dur"] <= second["ts"] + 1e-3 for first, second in pairwise(ordered))
+        assert all(event["dur"] >= 0 for event in slices)
+
+
+def test_compute_slices_say_what_was_computed(record: RunRecord, events: list[Event]) -> None:
+    computed = {event["name"]: event["args"] for event in events if event["name"].startswith("compute")}
+    for step in record.steps:
+        details = computed[f"compute {step.iteration}"]
+        assert (details["prefill"], details["decode"]) == (step.num_prefill_tokens, step.num_decode_tokens)
+
+
+def test_counters_follow_the_record(record: RunRecord, events: list[Event]) -> None:
+    held = [event["args"] for event in events if event["ph"] == "C" and event["name"] == "held"]
+    assert [values["KV blocks"] for values in held] == [step.kv_blocks_used for step in record.steps]
+    assert [values["queued"] for values in held] == [step.num_waiting for step in record.steps]
+
+
+def test_every_request_is_shown_from_arrival_to_last_token(record: RunRecord, events: list[Event]) -> None:
+    begins = {(event["id"], event["name"]): event["ts"] for event in events if event["ph"] == "b"}
+    ends = {(event["id"], event["name"]): event["ts"] for event in events if event["ph"] == "e"}
+    assert begins.keys() == ends.keys()
+    for request in record.requests:
+        assert request.admitted_at is not None and request.finished_at is not None
+        assert begins[request.id, f"{request.id} prefill"] == pytest.approx(request.admitted_at * 1e6)
+        last = max(time for (id_, _), time in ends.items() if id_ == request.id)
+        assert last == pytest.approx(request.finished_at * 1e6)
