@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from cbatch.cost import CostModel
 from cbatch.errors import CbatchError, PolicyError, WorkloadError
 from cbatch.executor import Executor, Step
-from cbatch.kv import BlockPool
+from cbatch.kv import BlockPool, CountingPool
 from cbatch.plan import Plan
 from cbatch.policy import Limits, Policy, View
 from cbatch.record import RunRecord, StepRecord
@@ -67,7 +67,9 @@ class Engine:
         getattr(policy, "check", _ignore)(limits)
         rows = limits.max_running + limits.max_batch
         table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
-        pool = BlockPool(num_blocks, block_size, rows, limits.max_request_tokens)
+        pool = (BlockPool if executor.needs_tokens else CountingPool)(
+            num_blocks, block_size, rows, limits.max_request_tokens
+        )
         self.state = State(table, pool)
         self.view = View(self.state, limits, cost)
         self.record = RunRecord()

@@ -64,9 +64,11 @@ class BlockPool:
 
     def extend_each(self, rows: Ints) -> None:
         """Append one block to each row's table."""
-        self.tables[rows, self.held[rows]] = self._take(len(rows))
-        self.held[rows] += 1
-        self.room[rows] += self.block_size
+        held = self.held[rows]
+        self.tables[rows, held] = self._take(len(rows))
+        held += 1
+        self.held[rows] = held
+        self.room[rows] = held * self.block_size
 
     def release(self, row: int, after: int | None) -> None:
         """Give up a row's blocks: at once, or after the end of an iteration in flight that still uses them."""
@@ -100,3 +102,35 @@ class BlockPool:
     def _give(self, blocks: NDArray[np.int32]) -> None:
         self._free[self.num_free : self.num_free + len(blocks)] = blocks
         self.num_free += len(blocks)
+
+
+class CountingPool(BlockPool):
+    """The same accounting without saying which blocks: for executors that store nothing. `tables` stays stale."""
+
+    def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
+        super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)
+        self._num_retiring_after: dict[int, int] = {}
+
+    def extend(self, row: int, num_blocks: int) -> None:
+        self.num_free -= num_blocks
+        self.held[row] += num_blocks
+        self.room[row] += num_blocks * self.block_size
+
+    def extend_each(self, rows: Ints) -> None:
+        self.num_free -= len(rows)
+        self.held[rows] += 1
+        self.room[rows] += self.block_size
+
+    def release(self, row: int, after: int | None) -> None:
+        held = int(self.held[row])
+        self.held[row] = self.room[row] = 0
+        if after is None:
+            self.num_free += held
+        else:
+            self._num_retiring_after[after] = self._num_retiring_after.get(after, 0) + held
+            self.num_retiring += held
+
+    def retire(self, iteration: int) -> None:
+        number = self._num_retiring_after.pop(iteration, 0)
+        self.num_retiring -= number
+        self.num_free += number

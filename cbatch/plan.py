@@ -136,7 +136,7 @@ class PlanBuilder:
         if granted <= 0 or reserve > room or (whole and granted < wanted):
             return 0
         self.free_blocks -= max(kv.blocks_for(max(computed + granted, reserve)) - held, 0)
-        if reserve:
+        if reserve > held * kv.block_size:
             self.plan.reserve[request] = reserve
         self._places -= waiting
         self.plan.requests.append(request)

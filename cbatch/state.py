@@ -159,9 +159,8 @@ class State:
         rows = step.rows[places]
         table.sampling[rows] -= 1
         ended = table.ended[rows]
-        num_ended = np.count_nonzero(ended)
-        if num_ended:  # tokens generated past an end-of-sequence token, which no one has asked for
-            self.num_overshoot_tokens += int(num_ended)
+        if np.count_nonzero(ended):  # tokens generated past an end-of-sequence token, which no one has asked for
+            self.num_overshoot_tokens += int(np.count_nonzero(ended))
             places, rows = places[~ended], rows[~ended]
         self.num_ended = step.index + 1
         receivers = table.id[rows]

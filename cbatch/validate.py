@@ -79,7 +79,7 @@ class _Check:
         others = requests[num_known:]
         if num_known and not others:
             return [], decoding.rows
-        unique = set(others).difference(decoding) if num_known else set(others)
+        unique = decoding.without(set(others)) if num_known else set(others)
         if len(unique) < len(others):
             twice = next(request for request in requests if requests.count(request) > 1)
             self._fail("a request is named once in a plan", twice, f"it is named {requests.count(twice)} times")

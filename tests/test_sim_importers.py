@@ -168,7 +168,8 @@ def test_layers_sequences_and_decodes_that_share_a_call(tmp_path: Path) -> None:
             "line 3: time_us must be a number of at least 0, is '-3'",
         ),
         ("layer,tokens,time_us\nqkv_proj,1,nan", "line 2: time_us must be a number of at least 0, is 'nan'"),
-        ("layer,tokens,time_us\nqkv_proj,1", "line 2: has 2 fields, the header 3"),
+        ("layer,tokens,time_us\nqkv_proj,1", "line 2: has fewer fields than the header"),
+        ("layer,tokens,time_us", "holds no rows"),
         ("layer,tokens,time\nqkv_proj,1,1", "column time_us is missing; found time"),
     ],
 )

@@ -16,10 +16,13 @@ is a remark on where the numbers beside it come from.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
@@ -55,6 +58,12 @@ def read_profile(name_or_path: str) -> Profile:
             raise ProfileError(f"hardware={name_or_path}: no such profile; {hint}known: {', '.join(profile_names())}, "
                                "or the path of a profile file or of a folder of published tables")  # fmt: skip
     return _profile(read_json(path))
+
+
+def profile_text(data: Mapping[str, Any]) -> str:
+    """A profile as it is written to a file: indented, but each list of numbers on one line."""
+    text = json.dumps(data, indent=1)
+    return re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def _profile(file: Node) -> Profile:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cbatch import Engine, Limits, RunRecord
+from cbatch import ConfigError, Engine, Limits, RunRecord
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
 from experiments.bench.serving import Server, release, same_requests, start, summarize
@@ -35,6 +35,12 @@ def main(
     folder: str = "results",
 ) -> None:
     """Measure, print and write async.json. `new` and `repeats` are lists of equal length, `loops` one of loops."""
+    if new.count(",") != repeats.count(","):
+        raise ConfigError(
+            f"async: new={new} and repeats={repeats} differ in length; give one of repeats for each of new"
+        )
+    if unknown := set(loops.split(",")) - {"async", "sync"}:
+        raise ConfigError(f"async: loop {min(unknown)} is unknown; known: async, sync")
     spec, num_rows, num_prompt = load_spec(model), int(batch), int(prompt)
     hardware = torch.cuda.get_device_name()
     figures: dict[str, Any] = {}

@@ -20,6 +20,10 @@ from experiments.plots.style import save
 
 MISSING = "not measured"
 COMMAND = "python -m experiments.bench report"
+NOT_THE_SAME = (
+    "Device active: of cbatch, the share of the run in which an iteration computes, short gaps between its kernels "
+    "counted; of transformers, in which the GPU is busy. The two are not the same measure."
+)
 
 Json = dict[str, Any]
 
@@ -87,7 +91,10 @@ def text(measured: Measured, *, drawn: bool) -> str:
 def _batches(measured: Measured, drawn: bool) -> list[str]:
     """The large batch of equal requests, for each number of new tokens."""
     figures, peers = measured.decode.get("figures", {}), measured.peers.get("decode", {})
-    parts = ["## Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens"]
+    parts = [
+        "## Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens",
+        NOT_THE_SAME,
+    ]
     for name in sorted({*figures, *peers}, key=lambda name: int(name.split()[0])):
         peer, loops = peers.get(name, {}), figures.get(name, {})
         theirs = [Row(who, value, peer["active_share"].get(who)) for who, value in peer.get("engines", {}).items()]
@@ -100,6 +107,16 @@ def _batches(measured: Measured, drawn: bool) -> list[str]:
         }
         known = [f"{who} {_number(value)} s" for who, value in totals.items() if value]
         parts += [f"In all: {'; '.join(known)}."] if known else []
+        kernels = [
+            f"{loop} {loops[loop]['kernel_share']:.1%}"
+            for loop in ("sync", "async")
+            if "kernel_share" in loops.get(loop, {})
+        ]
+        parts += (
+            [f"Kernels or copies run in this share of a profiled window: cbatch, {', '.join(kernels)}."]
+            if kernels
+            else []
+        )
     picture = ["![Host and device during decode iterations, sync and async](lanes.png)"] if drawn else []
     return [*parts, *picture, _source(measured.decode)]
 

@@ -18,11 +18,12 @@ speedup, the place of a peak - enters here: those are what the profile is to pre
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from cbatch.model import ModelSpec
 from cbatch.sim.profile import PROFILES
+from cbatch.sim.profile_file import profile_text
 from experiments.bench.presets import load_spec
 
 NAME, MODEL = "a6000-llama-13b", "nanogpt-13b"
@@ -85,13 +86,7 @@ def linear_by_tile() -> dict[int, float]:
 
 def profile() -> dict[str, Any]:
     """The file's content, see `cbatch.sim.profile_file`."""
-    linear = {1: DECODE_LINEAR, DECODES: DECODE_LINEAR}
-    for tokens, ms in linear_by_tile().items():
-        linear |= ({tokens - TILE + 1: ms} if tokens > TILE else {}) | {tokens: ms}
     spec = load_spec(MODEL)
-    kv_bytes = spec.kv_bytes_per_token
-    per_score = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
-    flops_per_score = 4 * LAYERS * spec.num_heads * spec.head_dim
     layer_bytes = spec.weight_bytes - 2 * 2 * spec.vocab_size * spec.hidden_size
     return {
         "name": NAME,
@@ -106,44 +101,51 @@ def profile() -> dict[str, Any]:
             "flops_per_second": _rounded(layer_bytes * PREFILL_TOKENS / (PREFILL_LINEAR * MS)),
             "tile": TILE,
         },
-        "attention": {
-            "from": "Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in 15.2 ms; "
-                    "Fig 13: a prompt in chunks of 64 takes 3 times as long",
-            "bandwidth_bytes_per_second": _rounded(kv_bytes / (ms_per_decode_context() * MS)),
-            "chunk_bandwidth_bytes_per_second": _rounded(kv_bytes / (ms_per_chunk_context() * MS)),
-            "flops_per_second": _rounded(flops_per_score / (per_score * MS)),
-            "mixed_seconds": _rounded(mixed_ms() * MS / LAYERS),
+        "attention": _attention(spec),
+        "models": {spec.name: {"num_layers": LAYERS, "tensor_parallel": {"1": _tables()}}},
+    }  # fmt: skip
+
+
+def _attention(spec: ModelSpec) -> dict[str, Any]:
+    kv_bytes = spec.kv_bytes_per_token
+    per_score = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
+    flops_per_score = 4 * LAYERS * spec.num_heads * spec.head_dim
+    return {
+        "from": "Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in 15.2 ms; "
+                "Fig 13: a prompt in chunks of 64 takes 3 times as long",
+        "bandwidth_bytes_per_second": _rounded(kv_bytes / (ms_per_decode_context() * MS)),
+        "chunk_bandwidth_bytes_per_second": _rounded(kv_bytes / (ms_per_chunk_context() * MS)),
+        "flops_per_second": _rounded(flops_per_score / (per_score * MS)),
+        "mixed_seconds": _rounded(mixed_ms() * MS / LAYERS),
+    }  # fmt: skip
+
+
+def _tables() -> dict[str, Any]:
+    linear = {1: DECODE_LINEAR, DECODES: DECODE_LINEAR}
+    for tokens, ms in linear_by_tile().items():
+        linear |= ({tokens - TILE + 1: ms} if tokens > TILE else {}) | {tokens: ms}
+    return {
+        "linear": {
+            "from": "44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. 256: Fig 4a, 12.5% below "
+                    "180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. 1,024: Table 2; evenly between, in proportion "
+                    "beyond. Steps of 128: Fig 7",
+            "tokens": list(linear),
+            "all": [_rounded(ms * MS) for ms in linear.values()],
         },
-        "models": {
-            spec.name: {
-                "num_layers": LAYERS,
-                "tensor_parallel": {
-                    "1": {
-                        "linear": {
-                            "from": "44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. "
-                                    "256: Fig 4a, 12.5% below 180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. "
-                                    "1,024: Table 2; evenly between, in proportion beyond. Steps of 128: Fig 7",
-                            "tokens": list(linear),
-                            "all": [_rounded(ms * MS) for ms in linear.values()],
-                        },
-                        "other": {
-                            "from": "Fig 7 at 256 tokens (69.8 ms) less Fig 4a's products and attention, for each token",
-                            "tokens": [1],
-                            "seconds": [_rounded(other_ms_per_token() * MS)],
-                        },
-                        "embedding": {"from": "within other", "tokens": [1], "seconds": [0.0]},
-                        "head": {"from": "within other", "requests": [1], "seconds": [0.0]},
-                    }
-                },
-            }
+        "other": {
+            "from": "Fig 7 at 256 tokens (69.8 ms) less Fig 4a's products and attention, for each token",
+            "tokens": [1, LONGEST],
+            "seconds": [_rounded(tokens * other_ms_per_token() * MS) for tokens in (1, LONGEST)],
         },
+        "embedding": {"from": "within other", "tokens": [LONGEST], "seconds": [0.0]},
+        "head": {"from": "within other", "requests": [LONGEST], "seconds": [0.0]},
     }  # fmt: skip
 
 
 def main(folder: str = str(PROFILES)) -> None:
     """Write the profile and print the derived numbers."""
     path = Path(folder) / f"{NAME}.json"
-    path.write_text(json.dumps(profile(), indent=1) + "\n")
+    path.write_text(profile_text(profile()))
     print(
         f"attention: {ms_per_decode_context() * 1e3:.3f} us a token of decode context, {ms_per_chunk_context() * 1e3:.3f} "
         f"us of chunk context, mixed iteration {mixed_ms():.2f} ms; other: {other_ms_per_token() * 1e3:.1f} us a token"

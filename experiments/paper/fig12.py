@@ -90,13 +90,11 @@ def main(tables: str, links: str, num_requests: str = "10000", step: str = "1", 
 
 
 def requests(count: int, step: int = 1) -> list[Request]:
-    lengths = ZipfLengths(theta=0.4, min_length=SHORTEST // step, max_length=LONGEST // step, pd_ratio=10)
-    drawn = OpenLoop(num_requests=count, arrivals=AllAtOnce(), lengths=lengths).requests(None)
-    if step == 1:
-        return drawn
-    outputs = [round(step * request.max_tokens / 11) for request in drawn]
-    return [Request(request.id, step * request.max_tokens - output, output)
-            for request, output in zip(drawn, outputs, strict=True)]  # fmt: skip
+    """Lengths by Zipf's law over the multiples of `step` from 1K to 4K, P:D = 10."""
+    drawn = ZipfLengths(theta=0.4, min_length=SHORTEST // step, max_length=LONGEST // step, pd_ratio=1)
+    steps = OpenLoop(num_requests=count, arrivals=AllAtOnce(), lengths=drawn).requests(None)
+    totals = [step * request.max_tokens for request in steps]
+    return [Request(index, total - round(total / 11), round(total / 11)) for index, total in enumerate(totals)]
 
 
 def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: Sequence[Request]) -> Outcome:

@@ -18,7 +18,7 @@ def write(name: str, figures: Mapping[str, Any], simulated_on: Mapping[str, Any]
     simulated_on: the `provenance` of each cost model.
     """
     stamped = {
-        "command": f"python -m experiments.paper {' '.join(sys.argv[1:])}",
+        "command": f"python -m experiments.paper {' '.join(map(_shortened, sys.argv[1:]))}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "versions": versions(),
         "simulated_on": simulated_on,
@@ -30,3 +30,10 @@ def write(name: str, figures: Mapping[str, Any], simulated_on: Mapping[str, Any]
     partial.write_text(json.dumps(stamped, indent=1) + "\n")
     partial.replace(path)
     return path
+
+
+def _shortened(option: str) -> str:
+    """Of a path, its last two parts: where it lies on this machine is nobody's concern."""
+    key, equals, value = option.partition("=")
+    parts = Path(value).parts
+    return option if len(parts) < 3 else f"{key}{equals}.../{'/'.join(parts[-2:])}"

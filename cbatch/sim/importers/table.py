@@ -7,7 +7,8 @@ import gzip
 import math
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from itertools import repeat
+from itertools import islice, repeat
+from operator import itemgetter
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -27,10 +28,9 @@ def read_table(
     Raises:
         ProfileError: the file cannot be read, lacks a column, or holds no such number; the message names file and line.
     """
-    header, rows = _read(path)
-    texts = [_column(path, header, rows, label) for label in labels]
-    numbers = [_checked(path, column, _column(path, header, rows, column), column in optional) for column in columns]
-    return zip(zip(*texts, strict=True) if texts else repeat(()), zip(*numbers, strict=True), strict=False)
+    texts, numbers = _columns(path, labels, columns)
+    checked = [_checked(path, name, column, name in optional) for name, column in zip(columns, numbers, strict=True)]
+    return zip(zip(*texts, strict=True) if texts else repeat(()), zip(*checked, strict=True), strict=False)
 
 
 def first_row(path: Path) -> dict[str, str]:
@@ -50,16 +50,23 @@ def only_file(folder: Path, pattern: str) -> Path:
     return found[-1]
 
 
-def _read(path: Path) -> tuple[list[str], list[list[str]]]:
+def _columns(path: Path, *groups: Sequence[str]) -> list[list[tuple[str, ...]]]:
+    """The texts of groups of columns. Fields of other columns are dropped as they are read."""
     try:
         with _opened(path) as file:
-            header, *rows = csv.reader(file)
+            lines = csv.reader(file.read().splitlines())
+        header = next(lines, [])
+        places = [_place(path, header, name) for group in groups for name in group]
+        pick = itemgetter(*places, *places[:1])  # one more than asked for: of a single place it would give no tuple
+        rows = list(map(pick, lines))
+    except IndexError:
+        _fail(path, lines.line_num, "has fewer fields than the header")
     except (OSError, EOFError, ValueError, csv.Error) as error:
         raise ProfileError(f"{path}: cannot read the table: {error}; fetch the file again") from error
-    for line, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            _fail(path, line, f"has {len(row)} fields, the header {len(header)}")
-    return header, rows
+    if not rows:
+        raise ProfileError(f"{path}: holds no rows; fetch the file again")
+    columns = zip(*rows, strict=True)
+    return [list(islice(columns, len(group))) for group in groups]
 
 
 def _opened(path: Path) -> TextIO:
@@ -69,16 +76,15 @@ def _opened(path: Path) -> TextIO:
         raise ProfileError(f"{path}: cannot read the table: {error.strerror}") from error
 
 
-def _column(path: Path, header: list[str], rows: list[list[str]], name: str) -> list[str]:
+def _place(path: Path, header: list[str], name: str) -> int:
     if name not in header:
         near = get_close_matches(name, header, 1)
         hint = f"; found {near[0]}" if near else ""
         raise ProfileError(f"{path}: column {name} is missing{hint}; fetch the file again")
-    place = header.index(name)
-    return [row[place] for row in rows]
+    return header.index(name)
 
 
-def _checked(path: Path, name: str, texts: list[str], may_be_empty: bool) -> list[float]:
+def _checked(path: Path, name: str, texts: Sequence[str], may_be_empty: bool) -> list[float]:
     filled = [text for text in texts if text] if may_be_empty else texts
     try:
         numbers = list(map(float, filled))
@@ -92,7 +98,7 @@ def _checked(path: Path, name: str, texts: list[str], may_be_empty: bool) -> lis
     return numbers
 
 
-def _name_the_line(path: Path, name: str, texts: list[str], may_be_empty: bool) -> NoReturn:
+def _name_the_line(path: Path, name: str, texts: Sequence[str], may_be_empty: bool) -> NoReturn:
     for line, text in enumerate(texts, 2):
         try:
             sound = 0 <= float(text) < math.inf
