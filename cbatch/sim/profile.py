@@ -109,15 +109,6 @@ class Profile:
     async_host: HostTime = HostTime()
     links: Links = field(default_factory=Links)
 
-    @property
-    def tile(self) -> int:
-        """Tokens by which matrix products step."""
-        return self.ceilings.tile
-
-    @property
-    def host_seconds(self) -> float:
-        return self.async_host.seconds
-
     def host(self, asynchronous: bool) -> HostTime:
         return self.async_host if asynchronous else self.sync_host
 

@@ -89,7 +89,7 @@ class Stages:
         self._trail: list[Doing] = []  # since the launch before
 
     def host_was(self, begin: float, end: float, why: Why, shape: BatchShape = BatchShape()) -> None:  # noqa: B008
-        """The host spent this time before it launches the next iteration."""
+        """What the host did before it launches the next iteration; `shape` is the iteration that it waited for."""
         self._trail.append(Doing(begin, end, why, shape))
 
     def launch(

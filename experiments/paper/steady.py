@@ -64,7 +64,7 @@ class SteadyState:
                                num_requests=(WARM_UP + COUNTED + 1) * batch,
                                stagger="even" if scheme == "orca_best" else 0)  # fmt: skip
         limits = Limits(
-            batch, max_tokens=batch * load.length, max_request_tokens=load.length, tile=self.cost.profile.tile
+            batch, max_tokens=batch * load.length, max_request_tokens=load.length, tile=self.cost.profile.ceilings.tile
         )
         engine = Engine(_policy(scheme, chunk), SimExecutor(self.cost), limits, self.cost,
                         num_blocks=batch * -(-load.length // BLOCK), block_size=BLOCK)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Whether a policy has the properties that the field speaks of, and the smallest schedule that shows it where it has not."""

@@ -1,0 +1,122 @@
+"""`python -m experiments.check policy=NAME [key=value ...]`: which properties a scheduling policy has.
+
+The policy is described as for experiments.run: policy=sarathi chunking=fixed, or policy=external policy._target_=my_package.Mine
++policy.argument=3. It serves all tiny workloads, and larger random ones, in simulation; for each property that it does not have
+the smallest schedule that shows it is printed. chunk=4 unless given: sizes of requests are told in chunks, so nothing is lost.
+
+  random=200          random workloads for each property that no tiny one denies
+  require=a,b         properties that the policy must have, besides legal, kv and ends
+
+The status is 0, or 1 if the policy lacks a property that it must have.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from cbatch import ConfigError, Policy
+from experiments.assemble import make_policy
+from experiments.check.properties import NAMES, PROPERTIES
+from experiments.check.report import text
+from experiments.check.search import search
+from experiments.messages import CONFIG_FOLDER, one_line
+from experiments.settings import nearest, read_settings
+
+CHUNK = 4
+
+
+class Options(NamedTuple):
+    """What the command itself takes; the rest of the command line describes the policy."""
+
+    num_random: int = 200
+    required: tuple[str, ...] = ()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; returns the exit status: 0 or 1 as above, 2 for an error of the user's, 130 after Ctrl-C."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(__doc__, *(f"  {prop.name:16} {prop.text}" for prop in PROPERTIES), sep="\n")
+        return 0 if arguments else 2
+    try:
+        return _check(arguments)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        message = one_line(error, arguments)
+        if message is None:
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        return 2
+
+
+def _check(arguments: Sequence[str]) -> int:
+    options, overrides = _options(arguments)
+    policy, chunk = _policy(overrides)
+    with _counted() as counter:
+        found = search(policy, PROPERTIES, chunk, num_random=options.num_random, tick=counter.add)
+    print(f"{type(policy).__name__} with chunk={chunk}, {counter.total:,} workloads\n\n{text(found, PROPERTIES)}")
+    needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in options.required]
+    return 1 if any(found[name] for name in needed) else 0
+
+
+def _options(arguments: Sequence[str]) -> tuple[Options, list[str]]:
+    """This command's own keys, and the others."""
+    options, overrides = Options(), []
+    for argument in arguments:
+        key, _, value = argument.partition("=")
+        if key == "random":
+            if not value.isdigit():
+                raise ConfigError(f"random={value}: give a whole number of workloads, 0 for none")
+            options = options._replace(num_random=int(value))
+        elif key == "require":
+            required = tuple(value.split(","))
+            for name in required:
+                if name not in NAMES:
+                    raise ConfigError(f"require={name}: no such property; {nearest(name, NAMES)}")
+            options = options._replace(required=required)
+        else:
+            overrides.append(argument)
+    return options, overrides
+
+
+def _policy(overrides: Sequence[str]) -> tuple[Policy, int]:
+    """The policy that the overrides describe, and its chunk."""
+    given = [f"chunk={CHUNK}", *overrides] if not any(item.startswith("chunk=") for item in overrides) else overrides
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        config = compose("config", [*given, "sweep=none"])
+    settings: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    OmegaConf.to_container(config.policy, resolve=True, throw_on_missing=True)
+    policy = make_policy(settings, read_settings(settings), {})
+    return policy, CHUNK if config.chunk == "auto" else int(config.chunk)
+
+
+class _Counter:
+    """Counts workloads, and shows the count where stderr is a terminal."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def add(self, number: int) -> None:
+        self.total += number
+        if sys.stderr.isatty() and self.total % 500 < number:
+            print(f"\r{self.total:,} workloads", end="", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _counted() -> Iterator[_Counter]:
+    try:
+        yield _Counter()
+    finally:
+        if sys.stderr.isatty():
+            print("\r" + " " * 30 + "\r", end="", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,112 @@
+"""Small workloads with the limits that they are served under, and what a policy makes of one."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+
+from cbatch import BatchShape, CbatchError, Engine, Limits, Policy, Request
+from cbatch.decisions import Decision, StepEnd, recorded_decisions
+from cbatch.sim.executor import SimExecutor
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request: tokens of prompt and output, and the iteration from which on it is there."""
+
+    prompt: int
+    output: int
+    arrival: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.output
+
+    def __str__(self) -> str:
+        return f"{self.prompt} prompt and {self.output} new tokens, from iteration {self.arrival} on"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A workload, and the limits of `cbatch.Limits` and `cbatch.Engine`."""
+
+    asks: tuple[Ask, ...]
+    batch: int
+    max_tokens: int
+    num_blocks: int
+    block_size: int
+    asynchronous: bool
+
+    @property
+    def limits(self) -> Limits:
+        longest = max(ask.tokens for ask in self.asks)
+        return Limits(self.batch, self.max_tokens, longest, tile=1)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def __str__(self) -> str:
+        how = "async" if self.asynchronous else "sync"
+        return (f"batch={self.batch} max_tokens={self.max_tokens} kv_tokens={self.num_blocks * self.block_size} "
+                f"block_size={self.block_size} runtime={how}")  # fmt: skip
+
+
+class EvenCost:
+    """A device that takes as long for any token, and something for the iteration itself."""
+
+    def predict(self, shape: BatchShape) -> float:
+        return 1e-3 + 1e-5 * shape.num_tokens
+
+
+@dataclass(frozen=True, eq=False)
+class History:
+    """What a policy made of a scenario: its plans with the views that they were made from, and how it ended.
+
+    error: what ended the run before all requests had; None if nothing did.
+    endless: whether it was given up, because it had not ended after many times the plans that it takes.
+    """
+
+    scenario: Scenario
+    decisions: list[Decision]
+    error: CbatchError | None
+    endless: bool
+
+    @cached_property
+    def arrived_at(self) -> dict[int, int]:
+        """The place in `decisions` of the first view that each request was in."""
+        found: dict[int, int] = {}
+        for place, decision in enumerate(self.decisions):
+            for id_ in (*decision.seen.waiting, *(id_ for id_, *_ in decision.seen.running)):
+                found.setdefault(id_, place)
+        return found
+
+
+class _EndlessError(CbatchError):
+    """The run is given up."""
+
+
+def play(policy: Policy, scenario: Scenario) -> History:
+    """Have a copy of the policy serve a scenario, in simulation."""
+    cost = EvenCost()
+    decisions: list[Decision] = []
+    patience = 50 + 5 * sum(ask.tokens for ask in scenario.asks)  # plans
+
+    def hear(event: Decision | StepEnd) -> None:
+        if isinstance(event, Decision):
+            decisions.append(event)
+            if len(decisions) > patience:
+                raise _EndlessError
+
+    error: CbatchError | None = None
+    try:
+        engine = Engine(copy.deepcopy(policy), SimExecutor(cost), scenario.limits, cost, num_blocks=scenario.num_blocks,
+                        block_size=scenario.block_size, asynchronous=scenario.asynchronous)  # fmt: skip
+        engine.submit(Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival)
+                      for id_, ask in enumerate(scenario.asks))  # fmt: skip
+        with recorded_decisions(engine, hear):
+            engine.run()
+    except CbatchError as raised:
+        error = raised
+    endless = isinstance(error, _EndlessError)
+    return History(scenario, decisions, None if endless else error, endless)

@@ -1,0 +1,156 @@
+"""Looks for histories that deny properties: all tiny scenarios in the order of their size, then larger random ones.
+
+The first tiny scenario that denies a property is thereby the smallest there is; a random one is shrunk (by hypothesis).
+Sizes are told in chunks of the policy, so that prompts of less and more than a chunk are among them.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import Any, NamedTuple
+
+from cbatch import ConfigError, Policy
+from experiments.check.properties import OVERTAKEN_LIMIT, Denial, Property
+from experiments.check.scenario import Ask, History, Scenario, play
+
+LARGEST_BATCH = 4
+
+
+class Counterexample(NamedTuple):
+    history: History
+    denial: Denial
+
+
+Found = dict[str, Counterexample | None]
+"""By the name of a property: what denies it, None if nothing does."""
+
+
+def search(
+    policy: Policy,
+    properties: Sequence[Property],
+    chunk: int,
+    *,
+    num_random: int,
+    tiny: Iterable[Scenario] | None = None,
+    tick: Callable[[int], object] = lambda number: None,
+) -> Found:
+    """Look for the smallest history that denies each property.
+
+    Args:
+        chunk: the policy's, in tokens.
+        num_random: random scenarios to try for each property that no tiny one denies.
+        tiny: scenarios to try before; all of `tiny_scenarios` unless given.
+        tick: called with the number of scenarios that were just tried.
+
+    Raises:
+        ConfigError: random scenarios are asked for, and hypothesis is not installed; or the policy cannot be copied.
+    """
+    _check_copies(policy)
+    found: Found = {prop.name: None for prop in properties}
+    left = list(properties)
+    for scenario in tiny_scenarios(chunk) if tiny is None else tiny:
+        if not left:
+            return found
+        history = play(policy, scenario)
+        tick(1)
+        for prop in list(left):
+            if denial := prop.denied(history, chunk):
+                found[prop.name] = Counterexample(history, denial)
+                left.remove(prop)
+    for prop in left if num_random else ():
+        found[prop.name] = _search_random(policy, prop, chunk, num_random)
+        tick(num_random)
+    return found
+
+
+def tiny_scenarios(chunk: int) -> Iterator[Scenario]:
+    """Every scenario of one or two requests, many of three, and streams of short requests behind one that may starve."""
+    prompts = (1, chunk, 2 * chunk + 1)
+    for count in (1, 2):
+        yield from _all(count, chunk, prompts, outputs=(1, 2, 3), arrivals=(0, 1, 2))
+    yield from _all(3, chunk, prompts[::2], outputs=(1, 3), arrivals=(0, 1))
+    for batch, victim in product((1, 2), product(prompts, (1, 3))):
+        competitors = [Ask(1, 2, 1 + number) for number in range((OVERTAKEN_LIMIT + 2) * batch)]
+        asks = (Ask(1, 2, 0), Ask(*victim, 0), *competitors)
+        yield _ample(asks, batch, chunk, asynchronous=False)
+
+
+def _all(
+    count: int, chunk: int, prompts: Sequence[int], outputs: Sequence[int], arrivals: Sequence[int]
+) -> Iterator[Scenario]:
+    """All scenarios of `count` requests, the first of which is there from the start; the fewest tokens first."""
+    block_size = max(chunk // 2, 1)
+    kinds = [Ask(*kind) for kind in product(prompts, outputs, arrivals)]
+    first = [ask for ask in kinds if ask.arrival == 0]
+    workloads = sorted(
+        product(first, *[kinds] * (count - 1)), key=lambda asks: sum(ask.tokens + ask.arrival for ask in asks)
+    )
+    for asks in workloads:
+        blocks = [-(-ask.tokens // block_size) for ask in asks]
+        longest = max(ask.tokens for ask in asks)
+        for batch, tokens, num_blocks, asynchronous in product(
+            range(1, count + 1), _distinct(longest, 2 * longest), _distinct(max(blocks), max(blocks) + 1, sum(blocks)), (False, True)
+        ):  # fmt: skip
+            yield Scenario(asks, batch, max(tokens, batch, chunk), num_blocks, block_size, asynchronous)
+
+
+def _distinct(*sizes: int) -> list[int]:
+    return sorted(set(sizes))
+
+
+def _ample(asks: tuple[Ask, ...], batch: int, chunk: int, asynchronous: bool) -> Scenario:
+    tokens = sum(ask.tokens for ask in asks)
+    return Scenario(asks, batch, tokens, tokens, 1, asynchronous)
+
+
+def _check_copies(policy: Policy) -> None:
+    """Each scenario is served by a fresh copy."""
+    try:
+        copy.deepcopy(policy)
+    except Exception as error:
+        raise ConfigError(f"policy {type(policy).__name__} cannot be copied ({type(error).__name__}: {error}), and each workload "
+                          "needs a fresh one; open files, locks and generators where they are used") from error  # fmt: skip
+
+
+def _search_random(policy: Policy, prop: Property, chunk: int, num_random: int) -> Counterexample | None:
+    try:
+        from hypothesis import find, settings
+        from hypothesis.errors import NoSuchExample
+    except ImportError as error:
+        raise ConfigError("random scenarios need hypothesis; pip install -e '.[dev]', or give random=0") from error
+
+    @lru_cache(maxsize=256)
+    def asked(scenario: Scenario) -> Counterexample | None:
+        history = play(policy, scenario)
+        denial = prop.denied(history, chunk)
+        return denial and Counterexample(history, denial)
+
+    quiet = settings(max_examples=num_random, database=None, deadline=None)
+    try:
+        smallest = find(_scenarios(chunk), lambda scenario: asked(scenario) is not None, settings=quiet,
+                        random=random.Random(0))  # fmt: skip
+    except NoSuchExample:
+        return None
+    return asked(smallest)
+
+
+def _scenarios(chunk: int) -> Any:
+    """A hypothesis strategy for larger scenarios: up to 12 requests of up to 5 chunks."""
+    from hypothesis import strategies as st
+
+    @st.composite
+    def scenario(draw: Any) -> Scenario:
+        ask = st.builds(Ask, prompt=st.integers(1, 5 * chunk), output=st.integers(1, 12), arrival=st.integers(0, 20))
+        asks = tuple(draw(st.lists(ask, min_size=1, max_size=12)))
+        batch = draw(st.integers(1, min(LARGEST_BATCH, chunk)))
+        block_size = draw(st.integers(1, 2 * chunk))
+        longest = max(request.tokens for request in asks)
+        enough = -(-longest // block_size)
+        return Scenario(asks, batch, max(longest, batch, chunk) + draw(st.integers(0, 3 * longest)),
+                        enough + draw(st.integers(0, 3 * enough)), block_size, draw(st.booleans()))  # fmt: skip
+
+    return scenario()

@@ -1,0 +1,223 @@
+"""The properties that the papers claim for their policies, found out; and policies that lack what every policy needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from cbatch import ConfigError, Plan, Policy, View
+from experiments.check.__main__ import main
+from experiments.check.properties import NAMES, PROPERTIES
+from experiments.check.report import text
+from experiments.check.scenario import Ask, Scenario, play
+from experiments.check.search import Found, search, tiny_scenarios
+from policies.chunking import Fixed, PDAware, TileAligned
+from policies.longest_first import LongestFirst
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+from policies.sarathi_serve import SarathiServe
+
+CHUNK = 4
+NEEDED = {prop.name for prop in PROPERTIES if prop.needed}
+
+LACKING: list[tuple[Policy, set[str]]] = [
+    (RequestLevel(), {"iteration_level", "stall_free", "bounded_tbt"}),
+    (Orca(), {"bounded_tbt"}),
+    (PrefillFirst(), {"stall_free", "bounded_tbt"}),
+    (Sarathi(Fixed(CHUNK)), set()),
+    (Sarathi(TileAligned(CHUNK)), set()),
+    (Sarathi(PDAware()), {"bounded_tbt"}),  # chooses its own chunk
+    (SarathiServe(Fixed(CHUNK)), set()),
+    (SarathiServe(TileAligned(CHUNK)), set()),
+    (LongestFirst(TileAligned(CHUNK)), {"fair"}),  # as its docstring says
+]
+
+
+def few_scenarios(chunk: int) -> Iterator[Scenario]:
+    """Some of the tiny scenarios; the command takes them all."""
+    return islice(tiny_scenarios(chunk), 0, None, 12)
+
+
+def lacking(found: Found) -> set[str]:
+    return {name for name, counterexample in found.items() if counterexample is not None}
+
+
+@pytest.mark.parametrize(("policy", "expected"), LACKING, ids=lambda value: type(value).__name__)
+def test_policies_have_the_properties_that_their_papers_claim(policy: Policy, expected: set[str]) -> None:
+    assert lacking(search(policy, PROPERTIES, CHUNK, num_random=10, tiny=few_scenarios(CHUNK))) == expected
+
+
+class Twice:
+    """Names a request twice once two are there."""
+
+    def plan(self, view: View) -> Plan:
+        plan = Orca().plan(view)
+        return Plan([*plan, *plan]) if len(plan) > 1 else plan
+
+
+class Greedy:
+    """Takes whatever is ready, whether or not it fits."""
+
+    def plan(self, view: View) -> Plan:
+        return Plan((request, request.num_ready) for request in [*view.running, *view.waiting][: view.limits.max_batch])
+
+
+class Restless:
+    """Preempts whatever runs."""
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        for request in list(view.running):
+            plan.preempt(request)
+        for request in view.waiting:
+            plan.add(request, 1)
+        return plan.build()
+
+
+class Forgetful:
+    """Never computes a second token."""
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        for request in view.waiting:
+            plan.add(request)
+        return plan.build()
+
+
+class Hesitant(Orca):
+    """Lets every second chance pass."""
+
+    def plan(self, view: View) -> Plan:
+        return Plan(wake_at=view.now + 1) if round(view.now) % 2 == 0 and not view.num_in_flight else super().plan(view)
+
+
+class Raising(Orca):
+    def plan(self, view: View) -> Plan:
+        return super().plan(view) if len(view.waiting) < 2 else {}["nothing"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "name", "says", "num_requests"),
+    [
+        (Twice(), "legal", "rule: a request is named once in a plan", 2),
+        (Greedy(), "kv", "rule: the KV blocks that a plan takes must be free", 2),
+        (Restless(), "ends", "requests are planned and preempted again and again, and none ends", 1),
+        (Forgetful(), "legal", "policy Forgetful, iteration 1: empty plan with 0 waiting and 1 running", 1),
+        (Hesitant(), "work_conserving", "nothing is computed, although whoever waits would fit", 1),
+        (Raising(), "legal", "policy Raising, iteration 0: plan() raised KeyError: 'nothing'", 2),
+    ],
+    ids=lambda value: type(value).__name__ if hasattr(value, "plan") else None,
+)
+def test_the_smallest_schedule_that_denies_a_property_is_found(
+    policy: Policy, name: str, says: str, num_requests: int
+) -> None:
+    asked = [prop for prop in PROPERTIES if prop.name == name]
+    counterexample = search(policy, asked, CHUNK, num_random=0)[name]
+    assert counterexample is not None
+    assert says in counterexample.denial.why
+    assert len(counterexample.history.scenario.asks) == num_requests
+
+
+def test_a_denial_by_a_random_scenario_is_shrunk() -> None:
+    class BadAtFive(Orca):
+        """Stumbles over prompts of 13 tokens and more, which are longer than any tiny one."""
+
+        def plan(self, view: View) -> Plan:
+            plan = super().plan(view)
+            assert all(count <= 12 for count in plan.num_tokens)
+            return plan
+
+    assert max(ask.prompt for scenario in tiny_scenarios(CHUNK) for ask in scenario.asks) < 12
+    counterexample = search(BadAtFive(), PROPERTIES[:1], CHUNK, num_random=100, tiny=[])["legal"]
+    assert counterexample is not None
+    assert counterexample.history.scenario.asks == (Ask(13, 1, 0),)
+
+
+def test_prefill_first_stalls_as_its_paper_says() -> None:
+    """The smallest schedule: a second prompt arrives while the first request decodes."""
+    asked = [prop for prop in PROPERTIES if prop.name == "stall_free"]
+    found = search(PrefillFirst(), asked, CHUNK, num_random=0)
+    assert text(found, asked).splitlines()[2:] == [
+        "    batch=2 max_tokens=4 kv_tokens=4 block_size=2 runtime=sync",
+        "    request 0: 1 prompt and 2 new tokens, from iteration 0 on",
+        "    request 1: 1 prompt and 1 new tokens, from iteration 1 on",
+        "    iteration 0: 0:1",
+        "    iteration 1: 1:1  <- request 0 has a token to compute and is left out",
+    ]
+
+
+def test_a_scenario_is_served_by_a_fresh_copy() -> None:
+    policy = RequestLevel()
+    scenario = Scenario((Ask(3, 2, 0), Ask(3, 2, 0)), 2, 10, 10, 1, asynchronous=False)
+    assert play(policy, scenario).decisions == play(policy, scenario).decisions
+    assert policy._prompts_left == []
+
+
+def test_a_policy_that_cannot_be_copied_is_refused() -> None:
+    class Open(Orca):
+        def __init__(self) -> None:
+            self.lines = (line for line in "ab")
+
+    with pytest.raises(ConfigError, match="policy Open cannot be copied"):
+        search(Open(), PROPERTIES, CHUNK, num_random=0)
+
+
+MINE = """
+from policies.orca import Orca
+
+class Mine(Orca):
+    def plan(self, view):
+        plan = super().plan(view)
+        if len(plan) > 1:
+            raise ValueError("too many")
+        return plan
+"""
+
+
+def test_the_command_judges_policies_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine_to_check.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("experiments.check.search.tiny_scenarios", few_scenarios)
+    assert main(["policy=external", "policy._target_=mine_to_check.Mine", "random=0"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.startswith("Mine with chunk=4, ")
+    assert "legal            NO   every plan keeps the rules" in printed
+    assert "plan() raised ValueError: too many" in printed
+    assert "kv               yes" in printed
+
+
+@pytest.mark.parametrize(("require", "status"), [("fair,stall_free", 0), ("bounded_tbt", 1)])
+def test_the_status_tells_whether_what_is_required_holds(
+    require: str, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.check.search.tiny_scenarios", few_scenarios)
+    assert main(["policy=orca", f"require={require}", "random=0"]) == status
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("policy=orka", "error: policy=orka: no such policy; did you mean orca?"),
+        ("policy=orca require=stalfree", "error: require=stalfree: no such property; did you mean stall_free?"),
+        ("policy=orca random=many", "error: random=many: give a whole number"),
+        ("chunk=0", "error: chunk=0: give a whole number of tokens"),
+        ("policy=external", "error: policy._target_: has no value"),
+        ("policy.chunk=3", "error: policy.chunk: no such key"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments.split()) == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(message)
+    assert printed.count("\n") == 1
+
+
+def test_names_of_properties_are_different() -> None:
+    assert len(set(NAMES)) == len(PROPERTIES) and {"legal", "kv", "ends"} == NEEDED
