@@ -64,7 +64,7 @@ class Engine:
         self.policy_name = type(policy).__name__
         self.executor = executor
         self.limits = limits
-        getattr(policy, "check", _ignore)(limits)
+        check_policy(policy, limits)
         rows = limits.max_running + limits.max_batch
         table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
         pool = (BlockPool if executor.needs_tokens else CountingPool)(
@@ -198,13 +198,7 @@ class Engine:
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
         """Call the policy; what it raises becomes an error that names it."""
-        try:
-            return method(argument)
-        except CbatchError:
-            raise
-        except Exception as error:
-            raise PolicyError(f"policy {self.policy_name}, iteration {self.state.iteration}: {method.__name__}() raised "
-                              f"{type(error).__name__}: {error}") from error  # fmt: skip
+        return _call(f"policy {self.policy_name}, iteration {self.state.iteration}", method, argument)
 
     def check_fits(self, request: Request) -> None:
         """Raise WorkloadError for a request that the model's positions or the KV cache can never hold."""
@@ -218,6 +212,26 @@ class Engine:
         if request.max_tokens > pool.num_tokens:
             raise WorkloadError(f"request {request.id}: {request.max_tokens} tokens exceed the KV cache of "
                                 f"{pool.num_tokens}; raise kv_tokens or shorten the workload's requests")  # fmt: skip
+
+
+def check_policy(policy: Policy, limits: Limits) -> None:
+    """Have a policy look at the limits, if it defines `check`.
+
+    Raises:
+        ConfigError: as the policy raises it, where its settings do not fit.
+        PolicyError: the policy raised something else.
+    """
+    _call(f"policy {type(policy).__name__}", getattr(policy, "check", _ignore), limits)
+
+
+def _call(where: str, method: Callable[[Any], Any], argument: Any) -> Any:
+    try:
+        return method(argument)
+    except CbatchError:
+        raise
+    except (Exception, SystemExit) as error:
+        name = getattr(method, "__name__", type(method).__name__)
+        raise PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}") from error
 
 
 def _ignore(_: Any) -> None:

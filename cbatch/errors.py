@@ -33,6 +33,10 @@ class CapacityError(CbatchError):
     """Memory does not suffice: the message says how much is needed for what, and which setting to lower."""
 
 
+class ResultsError(CbatchError):
+    """The results of a run cannot be written or read: the message names the folder or file."""
+
+
 class DeviceError(CbatchError):
     """Work on the device failed: the message names the stream or iteration, and the exception that it met."""
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 import numpy as np
 
 from cbatch.errors import PlanError
+from cbatch.malformed import malformed
 from cbatch.plan import CheckedPlan, Plan
 from cbatch.policy import Limits
 from cbatch.request import Counters, Ints, Request, Status
@@ -23,7 +24,40 @@ def validate(plan: Plan, state: State, limits: Limits, policy_name: str) -> Chec
     if not isinstance(plan, Plan):
         raise PlanError(f"policy {policy_name}, iteration {state.iteration}: plan() returned {type(plan).__name__}, "
                         "not a cbatch.Plan")  # fmt: skip
-    return _Check(plan, state, limits, policy_name).run()
+    if not _looks_well_formed(plan):
+        _refuse_malformed(plan, state, policy_name)
+    try:
+        return _Check(plan, state, limits, policy_name).run()
+    except PlanError:
+        raise
+    except Exception as error:
+        _refuse_malformed(plan, state, policy_name, error)
+        raise
+
+
+def _looks_well_formed(plan: Plan) -> bool:
+    """Whether the fields are of the right kind; their entries are looked at only if they lead to an error."""
+    return (
+        isinstance(plan.requests, list)
+        and isinstance(plan.num_tokens, list)
+        and len(plan.requests) == len(plan.num_tokens)
+        and isinstance(plan.preempt, list)
+        and isinstance(plan.reject, list)
+        and type(plan.reserve) is dict
+        and type(plan.note) is str
+        and (plan.pad_to is None or type(plan.pad_to) is int)
+        and plan.wake_at is None
+    )
+
+
+def _refuse_malformed(plan: Plan, state: State, policy_name: str, error: Exception | None = None) -> None:
+    """
+    Raises:
+        PlanError: the plan is malformed, which `error` may have come of.
+    """
+    if found := malformed(plan):
+        raise PlanError(f"policy {policy_name}, iteration {state.iteration}: malformed plan ({found}); "
+                        "see cbatch.Plan for what each field holds") from error  # fmt: skip
 
 
 class _Check:
@@ -144,6 +178,8 @@ class _Check:
                 place = self.plan.requests.index(request)
             except ValueError:
                 self._fail("a reservation belongs to a planned request", request, "it is not in the plan")
+            if not isinstance(num_tokens, int | np.integer):
+                self._fail("a request reserves a whole number of tokens", request, f"{num_tokens!r} reserved")
             if num_tokens > request.max_tokens:
                 self._fail("a request reserves no more KV cache than its longest length", request,
                            f"{num_tokens} tokens reserved, {request.max_tokens} at most")  # fmt: skip

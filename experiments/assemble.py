@@ -9,6 +9,7 @@ from typing import Any
 
 from cbatch import ConfigError, Engine, Limits, Policy, Request
 from cbatch.checkpoint import spec_from_checkpoint
+from cbatch.engine import check_policy
 from cbatch.model import ModelSpec
 from cbatch.sim.cluster import Cluster, make_router
 from cbatch.sim.cost import ProfileCost
@@ -62,8 +63,7 @@ def assemble(config: Mapping[str, Any]) -> Run:
     requests = workload.requests(backend.vocabulary(spec))
     _check_metrics(settings, len(requests))
     limits = _limits(settings, requests, spec, backend.tile(profile), cost.topology, chosen)
-    if check := getattr(policy, "check", None):
-        check(limits)
+    check_policy(policy, limits)
     num_blocks, block_size = _kv_blocks(settings, backend, spec, profile, limits, chosen)
     if not backend.simulated:
         loading_bars(settings.progress)

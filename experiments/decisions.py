@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from cbatch import Engine, Limits, Request
 from cbatch.decisions import Decided, Decision, Seen, StepEnd, recorded_decisions
-from cbatch.errors import ReplayError
+from cbatch.errors import ReplayError, ResultsError
 from cbatch.following import STOP_TOKEN, Recorded
 
 _REQUEST_FIELDS = ("id", "num_prompt_tokens", "max_new_tokens", "arrival_time", "arrival_iteration", "priority", "client",
@@ -42,10 +42,11 @@ def written_decisions(
     path: Path, engine: Engine, requests: Sequence[Request], overrides: Sequence[str]
 ) -> Iterator[None]:
     """Write what an engine decides inside the `with` to a file. What was decided before an error is in it too."""
-    with gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as file:
+    with _writing(path), gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as file:
 
         def write(**line: Any) -> None:
-            file.write(json.dumps(line) + "\n")
+            with _writing(path):  # an error of the disk, not of the policy that is being asked
+                file.write(json.dumps(line) + "\n")
 
         pool = engine.state.pool
         write(run={"limits": asdict(engine.limits), "num_blocks": pool.num_blocks, "block_size": pool.block_size,
@@ -56,6 +57,14 @@ def written_decisions(
         with recorded_decisions(engine, lambda event: write(**_line(event))) as recording:
             yield
         write(end=recording.take_times())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror or error}; make room, or set decisions=false") from error
 
 
 def read_decisions(path: Path) -> DecisionsFile:

@@ -7,6 +7,7 @@
     outputs.jsonl       the generated token ids by request, where they are real; with a tokenizer, also the text
     timeline.json.gz    for chrome://tracing or ui.perfetto.dev
     decisions.jsonl.gz  each view and plan, if asked for (`experiments.decisions`)
+    unfinished.json     as long as the run is not complete: why not (`experiments.unfinished`)
     summary.json        the figures; written last and at once, so that a run that has it is complete
 
 `experiments.results` reads it.
@@ -29,10 +30,11 @@ import yaml
 from cbatch import ConfigError, FinishReason, Request, RunRecord, StepRecord
 from cbatch.metrics import Served, arrival_of, served
 from cbatch.timeline import write_timeline
+from experiments.unfinished import UNFINISHED, Facts, told
 
-CONFIG, SUMMARY, REQUESTS, STEPS, TOKENS, OUTPUTS, TIMELINE, DECISIONS = FILES = (
+CONFIG, SUMMARY, REQUESTS, STEPS, TOKENS, OUTPUTS, TIMELINE, DECISIONS, _ = FILES = (
     "config.yaml", "summary.json", "requests.csv", "steps.csv", "tokens.npz", "outputs.jsonl", "timeline.json.gz",
-    "decisions.jsonl.gz",
+    "decisions.jsonl.gz", UNFINISHED,
 )  # fmt: skip
 
 PLOTS = "plots"
@@ -79,14 +81,16 @@ def run_folders(root: Path) -> list[Path]:
 
 
 @contextmanager
-def opened(folder: Path, config: Mapping[str, Any], *, replace: bool) -> Iterator[None]:
-    """Make the folder and write config.yaml; if the run then fails, remove what was begun.
+def opened(folder: Path, config: Mapping[str, Any], facts: Facts = dict, *, replace: bool) -> Iterator[None]:
+    """Make the folder and write config.yaml. If the run then fails, the folder says why; if it is interrupted, it goes.
 
     Args:
+        facts: what is to be told of a run that failed.
         replace: whether a complete run in this folder may be overwritten.
 
     Raises:
         ConfigError: the folder cannot be written, holds something else, or a complete run that must not be replaced.
+        CbatchError: as `told`.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     if folder not in missing:
@@ -100,12 +104,23 @@ def opened(folder: Path, config: Mapping[str, Any], *, replace: bool) -> Iterato
             f"{folder}: cannot be written ({error.strerror}); choose another folder with output="
         ) from error
     try:
-        yield
-    except BaseException:
+        with told(folder, facts), _without_partial_results(folder):
+            yield
+    except KeyboardInterrupt:
         _remove_files(folder)
         with suppress(OSError):  # another run has come to use it
             for path in missing:
                 path.rmdir()
+        raise
+
+
+@contextmanager
+def _without_partial_results(folder: Path) -> Iterator[None]:
+    """After an error only the settings and decisions are left: half the results mean nothing, and may have filled the disk."""
+    try:
+        yield
+    except BaseException:
+        _remove_files(folder, but=(CONFIG, DECISIONS, UNFINISHED))
         raise
 
 
@@ -171,9 +186,10 @@ def _check_ours(folder: Path, replace: bool) -> None:
         raise ConfigError(f"{folder} holds a complete run with other settings; choose another folder with output=")
 
 
-def _remove_files(folder: Path) -> None:
-    for name in (*FILES, f"{SUMMARY}.tmp"):
-        (folder / name).unlink(missing_ok=True)
+def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
+    for name in (*FILES, f"{SUMMARY}.tmp", f"{UNFINISHED}.tmp"):
+        if name not in but:
+            (folder / name).unlink(missing_ok=True)
 
 
 def _with_effect(config: Mapping[str, Any]) -> dict[str, Any]:

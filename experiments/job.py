@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from cbatch import ConfigError, Engine
+from cbatch.accounts import accounts_of
+from cbatch.sim.cluster import Cluster
 from cbatch.summary import summarize
 from experiments.assemble import Run, assemble, closed_on_error
 from experiments.bench.report import versions
@@ -60,8 +63,18 @@ def run_job(config: DictConfig) -> None:
             message = f"{type(error).__name__}: {error}"
         line = f"{folder_name(hydra.job.override_dirname)}: {message}\n"
         sys.stderr.write(f"error: {line}")
-        with (Path(hydra.sweep.dir) / ERRORS).open("a", encoding="utf-8") as file:
+        _note_error(Path(hydra.sweep.dir) / ERRORS, line)
+
+
+def _note_error(path: Path, line: str) -> None:
+    """A sweep must not end well if one of its runs has not, so where this cannot be written it ends here."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
             file.write(line)
+    except OSError as error:
+        raise Refused(
+            f"{path}: {error.strerror or error}; make room, and run the same command with its sweep="
+        ) from error
 
 
 def _single_run(settings: Mapping[str, Any], hydra: HydraConf) -> None:
@@ -120,7 +133,7 @@ def _execute(settings: Mapping[str, Any], hydra: HydraConf, folder: Path, sweepi
     began = time.perf_counter()
     run = assemble(settings)
     _say_chosen(run, hydra, sweeping)
-    with opened(folder, settings, replace=sweeping), closed_on_error(run):
+    with opened(folder, settings, partial(_facts, run), replace=sweeping), closed_on_error(run):
         bar = progress("off" if _in_parallel(hydra) else run.settings.progress, len(run.requests))
         with _decisions_of(run, hydra, folder), bar as on_step:
             record = run.engine.run(on_step)
@@ -140,6 +153,15 @@ def _execute(settings: Mapping[str, Any], hydra: HydraConf, folder: Path, sweepi
         summary = {"about": about, **figures}
         write_results(folder, record, summary, timeline_title=title, decode=_decoder(run))
     return summary
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """What is to be told of a run that does not get to its end: where its requests and KV blocks are."""
+    engines = run.engine.engines if isinstance(run.engine, Cluster) else [run.engine]
+    accounts = accounts_of(engines, run.requests)
+    whole = accounts.num_requests == len(run.requests)
+    blocks = sum(engine.state.pool.num_blocks for engine in engines)
+    return {"accounts": accounts._asdict(), "accounts_add_up": whole and accounts.num_blocks == blocks}
 
 
 def _decisions_of(run: Run, hydra: HydraConf, folder: Path) -> AbstractContextManager[None]:

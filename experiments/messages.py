@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from traceback import walk_tb
 
@@ -42,6 +43,8 @@ def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str | None:
             text = f"{error.full_key}: {_first_line(error)}; mend the ${{...}} in it"
         case OSError() if error.filename:
             text = f"{error.filename}: {error.strerror}; run where it can be read and written"
+        case BrokenExecutor():
+            text = "a worker process of the sweep was killed, for want of memory perhaps; give hydra.launcher.n_jobs=N a smaller N"
         case _ if _raised_by_hydra(error):
             text = f"{' '.join(overrides)}: {_first_line(error)}"
         case _:

@@ -18,23 +18,27 @@ from experiments.folder import read_summary, run_folders
 from experiments.job import ERRORS, Refused, run_job
 from experiments.messages import CONFIG_FOLDER, one_line
 from experiments.report import sweep_text
+from experiments.unfinished import TerminatedError, sigterm_raises
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
 
 def main() -> int:
-    """Run the command line; returns the exit status: 0, 2 for an error of the user's, 130 after Ctrl-C."""
+    """Run the command line; returns the exit status: 0, 2 for an error, 130 after Ctrl-C, 143 after SIGTERM."""
     arguments = sys.argv[1:]
     sweep = _name_sweep(arguments)
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
         if sweep is not None:
             (_folder(sweep) / ERRORS).unlink(missing_ok=True)
-        with _hydra_raises():
+        with sigterm_raises(), _hydra_raises():
             hydra.main(config_path=str(CONFIG_FOLDER), config_name="config", version_base="1.3")(run_job)()
     except KeyboardInterrupt:
         print(f"\ninterrupted; {_how_to_resume(sweep)}", file=sys.stderr)
         return 130
+    except TerminatedError as error:
+        print(error if sweep is None else f"terminated; {_how_to_resume(sweep)}", file=sys.stderr)
+        return 143
     except (Exception, Refused) as error:
         overrides = [argument for argument in arguments if not argument.startswith("-")]
         message = str(error) if isinstance(error, Refused) else one_line(error, overrides)
