@@ -11,6 +11,7 @@ import pytest
 from cbatch import ConfigError
 from experiments.bench import performance
 from experiments.bench.__main__ import main
+from experiments.bench.coverage import covered_share
 from experiments.plots import lanes
 
 STAMP = {"hardware": "NVIDIA H200", "date": "2026-01-02", "versions": {"torch": "2.11.0"}}
@@ -119,3 +120,10 @@ def test_the_command_writes_page_and_picture(tmp_path: Path, capsys: pytest.Capt
     assert {path.name for path in (tmp_path / "docs").iterdir()} == {"performance.md", "lanes.png", "lanes.pdf"}
     assert main(["report", "folder=x"]) == 2
     assert "report: folder: no such key" in capsys.readouterr().err
+
+
+def test_the_profilers_window_begins_with_the_first_kernel() -> None:
+    """What was in flight when the profiler started left only the next iteration's copy behind."""
+    events = [(0.0, 1.0, "Memcpy HtoD (Pinned -> Device)"), (100.0, 140.0, "product"), (130.0, 150.0, "norm"),
+              (160.0, 170.0, "Memcpy DtoH (Device -> Pinned)"), (165.0, 200.0, "product")]  # fmt: skip
+    assert covered_share(events) == pytest.approx(0.9)

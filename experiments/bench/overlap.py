@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from cbatch import ConfigError, Engine, Limits, RunRecord
+from experiments.bench.coverage import covered_share
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
 from experiments.bench.serving import Server, release, same_requests, start, summarize
@@ -90,17 +91,11 @@ def kernel_share(server: Server, requests: Any, asynchronous: bool) -> float:
     """Share of a window of iterations in which at least one kernel or copy runs."""
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     server.record(PrefillFirst(), requests, asynchronous=asynchronous, on_step=window(profiler))
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
+    return covered_share(
+        (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events() or []
         if event.device_type == torch.profiler.DeviceType.CUDA
     )
-    busy, reached = 0.0, spans[0][0]
-    for begin, end in spans:
-        busy += max(end - max(begin, reached), 0.0)
-        reached = max(reached, end)
-    share: float = busy / (reached - spans[0][0])
-    return share
 
 
 def window(profiler: torch.profiler.profile) -> Callable[[Engine], None]:
