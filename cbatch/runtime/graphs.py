@@ -56,6 +56,7 @@ class GraphedIteration:
     """Replays a captured graph where a step fits one, and runs the others operation by operation. See `Iteration`.
 
     report: what the captures have cost.
+    cache: that the model reads and writes.
     graphs: by shape and slot.
     num_replayed, num_eager: iterations so far.
     """
@@ -82,7 +83,7 @@ class GraphedIteration:
         self._eager = eager
         self._slots = slots
         self._stream = stream
-        self._cache = cache
+        self.cache = cache
         self.graphs: dict[tuple[Shape, int], Captured] = {}
         self.num_replayed = 0
         self.num_eager = 0
@@ -149,7 +150,7 @@ class GraphedIteration:
     def _work(self, shape: Shape) -> Work:
         """The most that an iteration of this shape may be."""
         max_query_len = 1 if shape.num_rows == shape.num_tokens else shape.num_tokens
-        return Work(shape, max_query_len, shape.num_blocks * self._cache.page_size, sampling=False)
+        return Work(shape, max_query_len, shape.num_blocks * self.cache.page_size, sampling=False)
 
     def _guard(self, shape: Shape, operation: Callable[[Shape], None]) -> None:
         what = f"a CUDA graph of {shape.num_tokens} tokens and {shape.num_rows} requests"
@@ -196,7 +197,7 @@ class GraphedIteration:
 
     def _put_dummies(self, shape: Shape) -> None:
         """Inputs of the first slot that are padding alone."""
-        slot, cache = self._slots[0], self._cache
+        slot, cache = self._slots[0], self.cache
         self._stream.synchronize()
         pack_dummies(shape, cache.keys.shape[1] - 1, cache.page_size, host_views(slot.host_array, shape))
         slot.upload(shape.size)
@@ -219,16 +220,16 @@ def default_shapes(limits: Limits, page_size: int, which: str) -> list[Shape]:
 
 
 def decode_sizes(max_batch: int) -> list[int]:
-    """Batches of decodes: powers of two, and the largest; products of few rows take as long for any number of them."""
-    sizes, size = [], 1
-    while size < max_batch:
-        sizes.append(size)
-        size *= 2
-    return [*sizes, max_batch]
+    """Batches of decodes: 1, powers of two from 4 on, and the largest; products of few rows take as long for any number."""
+    sizes = [1, *(2**power for power in range(2, max_batch.bit_length()))]
+    return [*(size for size in sizes if size < max_batch), max_batch]
 
 
 def mixed_sizes(limits: Limits) -> list[int]:
-    """Tokens of mixed iterations: `limits.graph_sizes`, or half tiles up to two, whole ones up to four, then fewer."""
-    tiles = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 16)
+    """Tokens of mixed iterations: `limits.graph_sizes`, or half tiles from one to two, whole ones up to four, then fewer.
+
+    Each graph takes about 1 MiB of the device's memory, whatever its size.
+    """
+    tiles = (1, 1.5, 2, 3, 4, 6, 8, 16)
     sizes = limits.graph_sizes or [int(max(limits.tile, 16) * number) for number in tiles]
     return [size for size in sizes if size <= limits.max_tokens]
