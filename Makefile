@@ -5,13 +5,18 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CODE := cbatch policies experiments
 
-.PHONY: run test test-gpu lint format clean
+.PHONY: run test test-nightly test-gpu lint format clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m experiments.run policy=sarathi chunk=256
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --ignore=tests/gpu
+
+# Ten thousand random schedules and twenty thousand spoiled inputs; DRAW=N draws others.
+test-nightly: $(INSTALLED)
+	$(BIN)/python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/test_fuzz.py --fuzz=20000 --record=results $(if $(DRAW),--draw=$(DRAW))
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest tests/gpu

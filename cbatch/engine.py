@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from cbatch.cost import CostModel
-from cbatch.errors import CbatchError, PolicyError, WorkloadError
+from cbatch.errors import CbatchError, Interruption, PolicyError, WorkloadError
 from cbatch.executor import Executor, Step
 from cbatch.kv import BlockPool, CountingPool
 from cbatch.plan import Plan
@@ -80,7 +80,7 @@ class Engine:
         self._pending: deque[Request] = deque()  # not arrived yet, in arrival order
         self._in_flight: deque[InFlight] = deque()
         self._on_arrival, self._on_step, self._on_finish = (
-            getattr(policy, name, _ignore) for name in ("on_arrival", "on_step", "on_finish")
+            _optional(policy, name) for name in ("on_arrival", "on_step", "on_finish")
         )
 
     def submit(self, requests: Iterable[Request]) -> None:
@@ -198,7 +198,13 @@ class Engine:
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
         """Call the policy; what it raises becomes an error that names it."""
-        return _call(f"policy {self.policy_name}, iteration {self.state.iteration}", method, argument)
+        try:
+            return method(argument)
+        except (CbatchError, Interruption, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            where = f"policy {self.policy_name}, iteration {self.state.iteration}"
+            raise _policy_raised(where, method, error) from error
 
     def check_fits(self, request: Request) -> None:
         """Raise WorkloadError for a request that the model's positions or the KV cache can never hold."""
@@ -221,17 +227,36 @@ def check_policy(policy: Policy, limits: Limits) -> None:
         ConfigError: as the policy raises it, where its settings do not fit.
         PolicyError: the policy raised something else.
     """
-    _call(f"policy {type(policy).__name__}", getattr(policy, "check", _ignore), limits)
-
-
-def _call(where: str, method: Callable[[Any], Any], argument: Any) -> Any:
+    method = _optional(policy, "check")
     try:
-        return method(argument)
-    except CbatchError:
+        method(limits)
+    except (CbatchError, Interruption, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
-        name = getattr(method, "__name__", type(method).__name__)
-        raise PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}") from error
+    except BaseException as error:
+        raise _policy_raised(f"policy {type(policy).__name__}", method, error) from error
+
+
+def _optional(policy: Policy, name: str) -> Callable[[Any], Any]:
+    """A method that a policy need not define.
+
+    Raises:
+        PolicyError: it is no method, or the policy does not let itself be asked for it.
+    """
+    where = f"policy {type(policy).__name__}"
+    try:
+        found = getattr(policy, name, _ignore)
+    except (Interruption, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise PolicyError(f"{where}: being asked for {name} it raised {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise PolicyError(f"{where}: {name} is a {type(found).__name__}; make it a method, or call it something else")
+    return found
+
+
+def _policy_raised(where: str, method: Callable[[Any], Any], error: BaseException) -> PolicyError:
+    name = getattr(method, "__name__", type(method).__name__)
+    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}")
 
 
 def _ignore(_: Any) -> None:

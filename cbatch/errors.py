@@ -5,6 +5,10 @@ class CbatchError(Exception):
     """Base of every error that a user can cause; a command prints its message alone and exits non-zero."""
 
 
+class Interruption(BaseException):
+    """Somebody outside ends the run: no error, of the policy's or of anyone's, and passed on as it is."""
+
+
 class ConfigError(CbatchError):
     """A setting is unknown, out of range, or at odds with another one."""
 

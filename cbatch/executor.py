@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cbatch.cost import BatchShape
 from cbatch.kv import BlockPool
-from cbatch.request import Ints, Request, RequestTable
+from cbatch.request import ONE, Ints, Request, RequestTable
 
 Tokens = NDArray[np.int32]
 
@@ -54,16 +54,18 @@ class Step:
 
     def shape(self) -> BatchShape:
         """What a cost model needs to know. A request that computes one token counts as a decode."""
-        num_requests = len(self.requests)
-        context = int(np.add.reduce(self.start)) + num_requests
+        start = self.start.tolist()  # a batch is small: its numbers add up faster in a list
+        num_requests, context = len(start), sum(start) + len(start)
         num_padding = self.pad_to - self.num_batch_tokens
         if self.num_batch_tokens == num_requests:
-            return BatchShape((), num_requests, context, num_padding)
-        many = (self.num_tokens > 1).nonzero()[0]
-        chunks = tuple(zip(self.num_tokens[many].tolist(), self.start[many].tolist(), strict=True))
-        for _, start in chunks:
-            context -= start + 1
-        return BatchShape(chunks, num_requests - len(chunks), context, num_padding)
+            return BatchShape((), num_requests, context, num_padding, max(start) + 1)
+        chunks = []
+        for place in (self.num_tokens > ONE).nonzero()[0].tolist():
+            before = start[place]
+            chunks.append((self.num_tokens.item(place), before))
+            context -= before + 1
+            start[place] = -1  # no decode
+        return BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding, max(start) + 1)
 
 
 class StepResult(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request import Ints
+from cbatch.request import ONE, ZERO, Ints
 
 
 class BlockPool:
@@ -52,7 +52,7 @@ class BlockPool:
     def lacking(self, room: Ints, num_tokens: Ints) -> tuple[Ints, list[int]]:
         """The places of requests with `room` tokens that shall hold `num_tokens`, and the blocks that each of them lacks."""
         more = num_tokens - room
-        places = (more > 0).nonzero()[0]
+        places = (more > ZERO).nonzero()[0]
         return places, [-(-tokens // self.block_size) for tokens in more[places].tolist()]
 
     def extend(self, row: int, num_blocks: int) -> None:
@@ -118,7 +118,7 @@ class CountingPool(BlockPool):
 
     def extend_each(self, rows: Ints) -> None:
         self.num_free -= len(rows)
-        self.held[rows] += 1
+        self.held[rows] += ONE
         self.room[rows] += self.block_size
 
     def release(self, row: int, after: int | None) -> None:

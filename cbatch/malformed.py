@@ -17,6 +17,10 @@ def malformed(plan: Plan) -> str | None:
 
 
 def _faults(plan: Plan) -> Iterator[str]:
+    missing = [name for name in Plan.__slots__ if not hasattr(plan, name)]
+    if missing:
+        yield f"it has no {missing[0]} any more"
+        return
     for name, kind in (
         ("requests", list),
         ("num_tokens", list),
@@ -59,6 +63,9 @@ def _rejection(entry: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """On one line, and not too long."""
-    text = " ".join(repr(value).split())
+    """On one line, and not too long. What cannot be shown is named by its class."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:
+        text = f"an object of {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:60]}..."

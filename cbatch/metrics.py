@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 Figures = dict[str, float | dict[str, float]]
 
 PERCENTILES = (50, 90, 95, 99)
+SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +133,30 @@ def served(record: RunRecord) -> Served:
     requests = [request for request in record.requests if request.finish_reason is not FinishReason.REJECTED]
     id_ = np.array([request.id for request in requests], np.int64)
     token_ids, token_times = record.tokens()
-    kept = np.isin(token_ids, id_)
-    token_ids, token_times = token_ids[kept], token_times[kept]
-    order = np.argsort(token_ids, kind="stable")
+    order = _order_of(token_ids)
     token_ids, token_times = token_ids[order], token_times[order]
-    first = np.searchsorted(token_ids, id_, side="left")
-    last = np.searchsorted(token_ids, id_, side="right") - 1
+    first, end = (np.searchsorted(token_ids, id_, side=side) for side in SIDES)
+    if (end - first).sum() < len(token_ids):  # some were received by others, which were rejected later
+        kept = np.isin(token_ids, id_)
+        token_ids, token_times = token_ids[kept], token_times[kept]
+        first, end = (np.searchsorted(token_ids, id_, side=side) for side in SIDES)
     return Served(
         id=id_,
         arrival=np.array([arrival_of(request, record.steps) for request in requests], np.float64),
         admitted=np.array([request.admitted_at for request in requests], np.float64),
         first_token=token_times[first],
-        last_token=token_times[last],
+        last_token=token_times[end - 1],
         prompt_tokens=np.array([request.num_prompt_tokens for request in requests], np.int64),
-        output_tokens=last - first + 1,
+        output_tokens=end - first,
         token_ids=token_ids,
         token_times=token_times,
     )
+
+
+def _order_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What sorts the ids and keeps equal ones in their order; numpy sorts 16-bit numbers in linear time."""
+    most = int(ids.max(initial=0))
+    return np.argsort(ids.astype(np.uint16) if most < 2**16 and ids.min(initial=0) >= 0 else ids, kind="stable")
 
 
 def window_of(record: RunRecord, requests: Served, warmup_requests: int = 0, drain_requests: int = 0) -> Window:

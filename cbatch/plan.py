@@ -89,15 +89,17 @@ class PlanBuilder:
     """
 
     def __init__(self, view: View) -> None:
+        limits, kv = view.limits, view.kv
         self.plan = Plan()
         self.num_tokens = 0
-        self.tokens_left = view.limits.max_tokens
-        self.rows_left = view.limits.max_batch
-        self.free_blocks = view.kv.num_free
+        self.tokens_left = limits.max_tokens
+        self.rows_left = limits.max_batch
+        self.free_blocks = kv.num_free
         self._view = view
-        self._limits = view.limits
-        self._places = view.limits.max_running - len(view.running)
-        self._coming_blocks = view.kv.num_retiring
+        self._limits = limits
+        self._block_size = kv.block_size
+        self._places = limits.max_running - len(view.running)
+        self._coming_blocks = kv.num_retiring
 
     @property
     def num_requests(self) -> int:
@@ -129,14 +131,13 @@ class PlanBuilder:
         if whole and wanted > self._limits.max_tokens:
             raise ConfigError(f"request {request.id}: {wanted} tokens to compute in one iteration exceed "
                               f"max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy")  # fmt: skip
-        kv = self._view.kv
-        held, computed = kv.num_held(request), request.num_computed
-        room = (held + self.free_blocks) * kv.block_size
+        held, computed = self._view.kv.num_held(request), request.num_computed
+        room = (held + self.free_blocks) * self._block_size
         granted = min(wanted, self.tokens_left, room - computed)
         if granted <= 0 or reserve > room or (whole and granted < wanted):
             return 0
-        self.free_blocks -= max(kv.blocks_for(max(computed + granted, reserve)) - held, 0)
-        if reserve > held * kv.block_size:
+        self.free_blocks -= max(-(-max(computed + granted, reserve) // self._block_size) - held, 0)
+        if reserve > held * self._block_size:
             self.plan.reserve[request] = reserve
         self._places -= waiting
         self.plan.requests.append(request)

@@ -23,6 +23,9 @@ Ints = NDArray[np.int64]
 NEVER = -1
 """The row of a request that has none, and the iteration of what has not happened."""
 
+ZERO, ONE = np.array(0), np.array(1)
+"""For arithmetic on the columns of a batch: numpy converts a Python integer anew each time, which takes as long as the rest."""
+
 
 class Status(Enum):
     PENDING = "pending"  # has not arrived yet

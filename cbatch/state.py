@@ -15,7 +15,7 @@ from sortedcontainers import SortedKeyList
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool
 from cbatch.plan import CheckedPlan
-from cbatch.request import NEVER, FinishReason, Ints, Request, RequestSet, RequestTable, Status
+from cbatch.request import NEVER, ONE, FinishReason, Ints, Request, RequestSet, RequestTable, Status
 
 
 class Absorbed(NamedTuple):
@@ -126,7 +126,7 @@ class State:
         total, limit: of the sampled requests, before they are counted.
         """
         table, rows = self.table, step.rows[step.sampled]
-        table.sampling[rows] += 1
+        table.sampling[rows] += ONE
         table.sampled_at[rows] = step.index
         table.sampled_row[rows] = step.sampled
         for place in step.sampled[~table.decoding[rows]].tolist():
@@ -134,7 +134,7 @@ class State:
             table.decoding[request.row] = True
             self.prefilling.discard(request)
             self.decoding.add(request)
-        for place in step.sampled[total + 1 >= limit].tolist():
+        for place in step.sampled[total + ONE >= limit].tolist():
             self._leave(step.requests[place])  # its last token is in flight
 
     def preempt(self, request: Request) -> None:
@@ -157,9 +157,9 @@ class State:
         """
         table, places = self.table, step.sampled
         rows = step.rows[places]
-        table.sampling[rows] -= 1
-        ended = table.ended[rows]
-        if np.count_nonzero(ended):  # tokens generated past an end-of-sequence token, which no one has asked for
+        table.sampling[rows] -= ONE
+        if tokens is not None:  # else no end-of-sequence token is seen, and nothing is generated past one
+            ended = table.ended[rows]
             self.num_overshoot_tokens += int(np.count_nonzero(ended))
             places, rows = places[~ended], rows[~ended]
         self.num_ended = step.index + 1
@@ -167,7 +167,7 @@ class State:
         known = table.known[rows]
         if tokens is not None and table.tokens is not None:
             table.tokens[rows, known] = tokens[places]
-        known += 1
+        known += ONE
         table.known[rows] = known
         finished = self._finished(step, places, rows, known, tokens, now)
         self.pool.retire(step.index)

@@ -33,6 +33,7 @@ def summarize(
     warmup_requests: int = 0,
     drain_requests: int = 0,
     objectives: Objectives = Objectives(),  # noqa: B008 - frozen
+    requests: Served | None = None,
 ) -> dict[str, Any]:
     """All figures of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -42,8 +43,9 @@ def summarize(
         warmup_requests, drain_requests: leave out what happened before the first so many requests had ended, and after
             all but the last so many had (see `window_of`). Requests count where their end lies.
         objectives: for `goodput`.
+        requests: `served(record)`, if it is at hand.
     """
-    requests, steps = served(record), step_columns(record.steps)
+    requests, steps = requests or served(record), step_columns(record.steps)
     window = window_of(record, requests, warmup_requests, drain_requests)
     counted = window.holds(requests.last_token)
     gaps, gap_times = requests.gaps()

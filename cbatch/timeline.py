@@ -40,9 +40,12 @@ _PART_OF_REQUEST = """\
 {"ph": "e", "cat": "request", "id": %(id)d, "pid": 2, "tid": 0, "name": "%(name)s", "ts": %(end).3f}"""
 
 
-def write_timeline(path: Path, record: RunRecord, title: str) -> None:
-    """Write the timeline of a run to `path` (*.json.gz). `title` is kept as the trace's metadata."""
-    events = chain(_lanes(), map(_iteration, record.steps), _parts_of_requests(served(record)))
+def write_timeline(path: Path, record: RunRecord, title: str, requests: Served | None = None) -> None:
+    """Write the timeline of a run to `path` (*.json.gz). `title` is kept as the trace's metadata.
+
+    requests: `served(record)`, if it is at hand.
+    """
+    events = chain(_lanes(), map(_iteration, record.steps), _parts_of_requests(requests or served(record)))
     with gzip.open(path, "wb", compresslevel=_COMPRESSION) as file:
         head = f'{{"displayTimeUnit": "ms", "otherData": {{"title": {json.dumps(title)}}}, "traceEvents": [\n'
         file.write((head + ",\n".join(events) + "\n]}\n").encode("ascii"))

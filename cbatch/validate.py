@@ -11,7 +11,7 @@ from cbatch.errors import PlanError
 from cbatch.malformed import malformed
 from cbatch.plan import CheckedPlan, Plan
 from cbatch.policy import Limits
-from cbatch.request import Counters, Ints, Request, Status
+from cbatch.request import ONE, Counters, Ints, Request, Status
 from cbatch.state import State
 
 
@@ -32,22 +32,26 @@ def validate(plan: Plan, state: State, limits: Limits, policy_name: str) -> Chec
         raise
     except Exception as error:
         _refuse_malformed(plan, state, policy_name, error)
-        raise
+        raise PlanError(f"policy {policy_name}, iteration {state.iteration}: the plan cannot be checked ({type(error).__name__}: "
+                        f"{error}); a policy may change nothing but its own state") from error  # fmt: skip
 
 
 def _looks_well_formed(plan: Plan) -> bool:
     """Whether the fields are of the right kind; their entries are looked at only if they lead to an error."""
-    return (
-        isinstance(plan.requests, list)
-        and isinstance(plan.num_tokens, list)
-        and len(plan.requests) == len(plan.num_tokens)
-        and isinstance(plan.preempt, list)
-        and isinstance(plan.reject, list)
-        and type(plan.reserve) is dict
-        and type(plan.note) is str
-        and (plan.pad_to is None or type(plan.pad_to) is int)
-        and plan.wake_at is None
-    )
+    try:
+        return (
+            isinstance(plan.requests, list)
+            and isinstance(plan.num_tokens, list)
+            and len(plan.requests) == len(plan.num_tokens)
+            and isinstance(plan.preempt, list)
+            and isinstance(plan.reject, list)
+            and type(plan.reserve) is dict
+            and type(plan.note) is str
+            and (plan.pad_to is None or type(plan.pad_to) is int)
+            and plan.wake_at is None
+        )
+    except AttributeError:  # one was deleted
+        return False
 
 
 def _refuse_malformed(plan: Plan, state: State, policy_name: str, error: Exception | None = None) -> None:
@@ -130,7 +134,7 @@ class _Check:
         requests = self.plan.requests
         if counts.dtype != np.int64:
             self._fail("token counts are whole numbers", requests[0], f"got {self.plan.num_tokens}")
-        wrong = (counts < 1) | (counts > ready)
+        wrong = (counts < ONE) | (counts > ready)
         if np.count_nonzero(wrong):
             place = int(np.argmax(wrong))
             self._fail("a request computes at least 1 token and no more than are ready", requests[place],

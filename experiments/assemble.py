@@ -53,11 +53,11 @@ def assemble(config: Mapping[str, Any]) -> Run:
     settings = read_settings(config)
     chosen: dict[str, str] = {}
     backend = _backend(config, chosen)
-    runtime: Runtime = construct("runtime", config["runtime"])
+    runtime: Runtime = construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile", "check"))
     spec = make_model(config, chosen)
     profile = load_profile(settings.hardware)
-    cost = backend.cost(profile, spec)
-    workload: Workload = construct("workload", config["workload"])
+    cost = backend.cost(profile, spec, settings.batch)
+    workload: Workload = construct("workload", config["workload"], needs=("requests",))
     policy = make_policy(config, settings, chosen)
 
     requests = workload.requests(backend.vocabulary(spec))
@@ -91,7 +91,7 @@ def closed_on_error(run: Run) -> Iterator[None]:
 
 
 def _backend(config: Mapping[str, Any], chosen: dict[str, str]) -> Backend:
-    backend: Backend | Auto = construct("backend", config["backend"])
+    backend: Backend | Auto = construct("backend", config["backend"], needs=("name",))
     if isinstance(backend, Auto):
         backend, why = backend.choose()
         chosen["backend"] = f"{backend.name} ({why})"
@@ -99,7 +99,7 @@ def _backend(config: Mapping[str, Any], chosen: dict[str, str]) -> Backend:
 
 
 def make_model(config: Mapping[str, Any], chosen: dict[str, str]) -> ModelSpec:
-    spec: ModelSpec = construct("model", config["model"])
+    spec: ModelSpec = construct("model", config["model"], needs=ModelSpec.__slots__)
     if spec.path is not None:
         spec = replace(spec_from_checkpoint(spec.path), seed=spec.seed)
         chosen["model"] = f"{spec.name} (of model.path)"
@@ -108,6 +108,8 @@ def make_model(config: Mapping[str, Any], chosen: dict[str, str]) -> ModelSpec:
 
 def make_policy(config: Mapping[str, Any], settings: Settings, chosen: dict[str, str]) -> Policy:
     """The policy; with chunk=auto, its chunks are sized by `PDAware` unless the selector takes no chunk anyway."""
+    if not isinstance(config["policy"], Mapping):
+        return construct("policy", config["policy"])  # type: ignore[no-any-return] # raises: it is no section
     section = dict(config["policy"])
     chunking = section.get("chunking")
     if settings.chunk is None and isinstance(chunking, Mapping) and "chunk" in chunking:

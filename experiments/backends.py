@@ -59,7 +59,7 @@ class Backend(Protocol):
     simulated: bool
     block_size: int
 
-    def cost(self, profile: Profile, spec: ModelSpec) -> ProfileCost:
+    def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """What policies predict iterations with; its topology is the run's."""
         ...
 
@@ -112,7 +112,9 @@ class Simulated:
 
     def __post_init__(self) -> None:
         value = self.host_seconds
-        if value != "auto" and (isinstance(value, (bool, str)) or not 0 <= value < float("inf")):
+        if value != "auto" and (
+            isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf")
+        ):
             raise ConfigError(f"backend.host_seconds={value}: give seconds of host time an iteration, or auto")
         if self.outside not in OUTSIDE:
             raise ConfigError(f"backend.outside={self.outside}: give {one_of(OUTSIDE)}")
@@ -122,8 +124,8 @@ class Simulated:
     def _topology(self) -> Topology:
         return Topology(self.tensor_parallel, self.pipeline_stages, self.replicas, self.gpus_per_node)
 
-    def cost(self, profile: Profile, spec: ModelSpec) -> ProfileCost:
-        return ProfileCost(profile, spec, self._topology, self.outside)
+    def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
+        return ProfileCost(profile, spec, self._topology, self.outside, max_batch)
 
     def hardware(self, profile: Profile) -> str:
         return profile.hardware
@@ -156,8 +158,8 @@ class Cpu:
     simulated = False
     block_size = 16
 
-    def cost(self, profile: Profile, spec: ModelSpec) -> ProfileCost:
-        return ProfileCost(profile, spec)
+    def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
+        return ProfileCost(profile, spec, max_batch=max_batch)
 
     def hardware(self, profile: Profile) -> str:
         return cpu_name()
@@ -203,8 +205,8 @@ class Cuda:
         if count_gpus() == 0:
             raise ConfigError("backend=cuda: no GPU found; choose backend=sim or backend=cpu")
 
-    def cost(self, profile: Profile, spec: ModelSpec) -> ProfileCost:
-        return ProfileCost(profile, spec)
+    def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
+        return ProfileCost(profile, spec, max_batch=max_batch)
 
     def hardware(self, profile: Profile) -> str:
         import torch
@@ -242,6 +244,8 @@ class Cuda:
 @dataclass(frozen=True, kw_only=True)
 class Auto:
     """A GPU if the driver finds one, else simulation."""
+
+    name = "auto"
 
     def choose(self) -> tuple[Backend, str]:
         """The backend, and why it was chosen."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -16,14 +16,30 @@ from experiments.settings import nearest
 _OWN_KEYS = ("_target_", "_convert_", "_partial_", "_recursive_", "_args_")
 
 
-def construct(section: str, config: Mapping[str, Any]) -> Any:
+def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
     """Build the object that a section describes, and those within it.
 
+    needs: attributes that it must have to be of use.
+
     Raises:
-        ConfigError: a target that cannot be imported, an argument that it does not take or lacks, or what it raised.
+        ConfigError: no section, a target that cannot be imported, an argument that it does not take or lacks, what it
+            raised, or another kind of object than is needed.
         CbatchError: as raised by the target.
     """
+    if not isinstance(config, Mapping) or not isinstance(config.get("_target_"), str):
+        raise ConfigError(
+            f"{section}={_short(config)}: does not say what to build; choose an option with {section}=NAME"
+        )
     _check(section, config)
+    built = _built(section, config)
+    for name in needs:
+        if not hasattr(built, name):
+            raise ConfigError(f"{section}._target_={config['_target_']} makes an object without {name}, which is no "
+                              f"{section}; choose an option with {section}=NAME")  # fmt: skip
+    return built
+
+
+def _built(section: str, config: Mapping[str, Any]) -> Any:
     try:
         return instantiate(dict(config), _convert_="all")
     except InstantiationException as error:
@@ -36,7 +52,7 @@ def construct(section: str, config: Mapping[str, Any]) -> Any:
 def _check(path: str, config: Mapping[str, Any]) -> None:
     """Compare the keys of a section with the parameters of its target, and so on below."""
     if "_target_" in config:
-        parameters = inspect.signature(_locate(path, config["_target_"])).parameters
+        parameters = _parameters(_locate(path, config["_target_"]))
         open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         for key in config:
             if key not in parameters and key not in _OWN_KEYS and not open_ended:
@@ -49,6 +65,14 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
     for key, value in config.items():
         if isinstance(value, Mapping):
             _check(f"{path}.{key}", value)
+
+
+def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
+    """What the target takes; of what is built into Python that is not always known."""
+    try:
+        return inspect.signature(target).parameters
+    except (TypeError, ValueError):
+        return {"arguments": inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)}
 
 
 def _locate(path: str, target: object) -> Any:
@@ -75,6 +99,11 @@ def _remedy(path: str, key: str) -> str:
         if path == "policy"
         else ""
     )
+
+
+def _short(value: object) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _why(error: BaseException) -> str:

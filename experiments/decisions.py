@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -86,15 +87,16 @@ def read_decisions(path: Path) -> DecisionsFile:
                 case "plan":
                     events.append(_decision(fields))
                 case "step":
-                    events.append(StepEnd(*_tuples(fields.values())))
+                    events.append(_step_end(fields))
                 case "end":
-                    end = tuple(fields)
-        except (TypeError, ValueError, KeyError) as error:
+                    end = _times(fields)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ReplayError(f"{path}, line {number}: not as written ({error}); record the run anew") from error
     try:
         overrides = run.pop("overrides")
+        _check_whole(run, "num_blocks", "block_size", "num_stages")
         recorded = Recorded(**{**run, "limits": _limits(run["limits"])}, events=events, times=end)
-    except (TypeError, KeyError) as error:
+    except (TypeError, KeyError, AttributeError) as error:
         raise ReplayError(f"{path}: its first line is not a run's ({error}); record the run anew") from error
     return DecisionsFile(recorded, requests, overrides)
 
@@ -116,18 +118,37 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
         return  # its writer was killed
     except FileNotFoundError as error:
         raise ReplayError(f"{path}: no such file; record a run's decisions with decisions=true") from error
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError, zlib.error) as error:
         raise ReplayError(f"{path}: cannot be read ({error}); record the run anew") from error
 
 
 def _request(fields: dict[str, Any]) -> Request:
+    _check_whole(fields, "id", "num_prompt_tokens", "max_new_tokens", "arrival_iteration")
+    fields["arrival_time"] = float(fields["arrival_time"])
     stops = (STOP_TOKEN,) if fields.pop("can_stop") else ()
     return Request(**fields, stop_tokens=stops)
 
 
+def _check_whole(fields: dict[str, Any], *names: str) -> None:
+    for name in names:
+        if not isinstance(fields[name], int):
+            raise TypeError(f"{name} is no whole number")
+
+
 def _decision(fields: dict[str, Any]) -> Decision:
     return Decision(fields["iteration"], Seen(*_tuples(fields["seen"].values())), Decided(*_tuples(fields["decided"].values())),
-                    tuple(fields["times"]))  # fmt: skip
+                    _times(fields["times"]))  # fmt: skip
+
+
+def _step_end(fields: dict[str, Any]) -> StepEnd:
+    end = StepEnd(*_tuples(fields.values()))
+    return end._replace(
+        started=float(end.started), ended=float(end.ended), stopped=tuple(end.stopped), times=_times(end.times)
+    )
+
+
+def _times(values: Iterable[Any]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
 
 
 def _limits(fields: dict[str, Any]) -> Limits:

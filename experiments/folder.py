@@ -28,7 +28,7 @@ import numpy as np
 import yaml
 
 from cbatch import ConfigError, FinishReason, Request, RunRecord, StepRecord
-from cbatch.metrics import Served, arrival_of, served
+from cbatch.metrics import Served, arrival_of
 from cbatch.timeline import write_timeline
 from experiments.unfinished import UNFINISHED, Facts, told
 
@@ -127,6 +127,7 @@ def _without_partial_results(folder: Path) -> Iterator[None]:
 def write_results(
     folder: Path,
     record: RunRecord,
+    requests: Served,
     summary: Mapping[str, Any],
     *,
     timeline_title: str | None,
@@ -135,10 +136,10 @@ def write_results(
     """Write everything but config.yaml.
 
     Args:
+        requests: `served(record)`.
         timeline_title: None for no timeline.
         decode: the text of token ids, where there is a tokenizer.
     """
-    requests = served(record)
     with (folder / STEPS).open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([StepRecord._fields, *record.steps])
     with (folder / REQUESTS).open("w", newline="", encoding="utf-8") as file:
@@ -150,7 +151,7 @@ def write_results(
         ]
         (folder / OUTPUTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
     if timeline_title is not None:
-        write_timeline(folder / TIMELINE, record, timeline_title)
+        write_timeline(folder / TIMELINE, record, timeline_title, requests)
     partial = folder / f"{SUMMARY}.tmp"
     partial.write_text(json.dumps(_without_nan(summary), indent=1) + "\n", encoding="utf-8")
     partial.replace(folder / SUMMARY)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import re
 import sys
@@ -21,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from cbatch import ConfigError, Engine
 from cbatch.accounts import accounts_of
+from cbatch.metrics import served
 from cbatch.sim.cluster import Cluster
 from cbatch.summary import summarize
 from experiments.assemble import Run, assemble, closed_on_error
@@ -136,9 +138,11 @@ def _execute(settings: Mapping[str, Any], hydra: HydraConf, folder: Path, sweepi
     with opened(folder, settings, partial(_facts, run), replace=sweeping), closed_on_error(run):
         bar = progress("off" if _in_parallel(hydra) else run.settings.progress, len(run.requests))
         with _decisions_of(run, hydra, folder), bar as on_step:
+            gc.freeze()  # what is there by now stays: the collector need not look at it while requests are served
             record = run.engine.run(on_step)
+            gc.unfreeze()
         run.engine.executor.close()
-        metrics = run.settings.metrics
+        metrics, requests = run.settings.metrics, served(record)
         figures = summarize(
             record,
             num_blocks=run.engine.state.pool.num_blocks,
@@ -147,11 +151,12 @@ def _execute(settings: Mapping[str, Any], hydra: HydraConf, folder: Path, sweepi
             warmup_requests=metrics.warmup_requests,
             drain_requests=metrics.drain_requests,
             objectives=metrics.objectives,
+            requests=requests,
         )
         about = {**_about(run, settings, hydra), "wall_seconds": time.perf_counter() - began}
         title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
         summary = {"about": about, **figures}
-        write_results(folder, record, summary, timeline_title=title, decode=_decoder(run))
+        write_results(folder, record, requests, summary, timeline_title=title, decode=_decoder(run))
     return summary
 
 

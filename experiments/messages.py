@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
 from traceback import walk_tb
+from types import FrameType
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, MissingMandatoryValue
+from yaml import MarkedYAMLError, YAMLError
 
 from cbatch import CbatchError
 from experiments.settings import GROUPS, nearest
@@ -28,11 +30,11 @@ def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str | None:
     """
     match error:
         case CbatchError():
-            text = str(error)
+            text = str(error).strip() or f"{type(error).__name__}, raised without a message"
         case MissingConfigException():
             text = _unknown_option(error)
         case OverrideParseException():
-            text = f"{error.override}: cannot be read ({error.message.splitlines()[-2]}); give key=value"
+            text = f"{error.override}: cannot be read ({_parse_reason(error.message)}); give key=value"
         case ConfigCompositionException():
             text = _composition(error, overrides)
         case MissingMandatoryValue():
@@ -43,10 +45,16 @@ def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str | None:
             text = f"{error.full_key}: {_first_line(error)}; mend the ${{...}} in it"
         case OSError() if error.filename:
             text = f"{error.filename}: {error.strerror}; run where it can be read and written"
+        case YAMLError():
+            text = _yaml(error)
+        case UnicodeDecodeError() if _through_hydra(error):
+            text = "a file of the configuration is not UTF-8 text; convert it, or choose another option"
+        case MemoryError():
+            text = f"out of memory ({error}); lower what is largest, such as workload.num_requests, batch or kv_tokens"
         case BrokenExecutor():
             text = "a worker process of the sweep was killed, for want of memory perhaps; give hydra.launcher.n_jobs=N a smaller N"
         case _ if _raised_by_hydra(error):
-            text = f"{' '.join(overrides)}: {_first_line(error)}"
+            text = f"{' '.join(overrides)}: {_first_line(error)}".removeprefix(": ")
         case _:
             return None
     return " ".join(text.split())
@@ -57,7 +65,16 @@ def _unknown_option(error: MissingConfigException) -> str:
     if missing.startswith(_LAUNCHERS):
         return f"{missing.replace('launcher/', 'launcher=')}: is not installed; pip install -e '.[sweep]'"
     group, _, option = missing.rpartition("/")
+    if not group:
+        return f"--config-name={option}: no such file of settings; leave it out, or give its folder with --config-dir"
     return f"{group}={option}: no such {group}; {nearest(option, error.options or ())}"
+
+
+def _parse_reason(message: str) -> str:
+    """Of what the parser says, the line that tells why; it ends with a link, and points at odd characters from below."""
+    if message.startswith("LexerNoViableAlt"):
+        return "a space, quote or other character that needs quotes around the value: \"key='...'\""
+    return message.splitlines()[-2]
 
 
 def _composition(error: ConfigCompositionException, overrides: Sequence[str]) -> str:
@@ -96,11 +113,30 @@ def _without(overrides: Sequence[str]) -> DictConfig:
             return compose("config", return_hydra_config=True)
 
 
+def _yaml(error: YAMLError) -> str:
+    """Names the file, and the line where that is known."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}: {error.problem}; correct the file"
+    return f"{getattr(error, 'name', 'a file of the configuration')}: {_first_line(error)}; correct the file"
+
+
 def _first_line(error: BaseException) -> str:
+    if not str(error).strip() and error.__cause__ is not None:
+        return _first_line(error.__cause__)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__
 
 
 def _raised_by_hydra(error: BaseException) -> bool:
     *_, (frame, _) = walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__", "").partition(".")[0] in ("hydra", "omegaconf")
+    return _of_hydra(frame)
+
+
+def _through_hydra(error: BaseException) -> bool:
+    """Whether Hydra was at work when it was raised."""
+    return any(_of_hydra(frame) for frame, _ in walk_tb(error.__traceback__))
+
+
+def _of_hydra(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("hydra", "omegaconf")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
 import yaml
 
-from cbatch import ConfigError
-from experiments.folder import CONFIG, REQUESTS, STEPS, TOKENS, read_summary, run_folders
+from cbatch import ConfigError, StepRecord
+from experiments.folder import CONFIG, REQUESTS, STEPS, SUMMARY, TOKENS, read_summary, run_folders
 from experiments.report import name_of
+
+_LATENCIES = ("scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_to_end_seconds")
 
 
 def load(folder: str | Path) -> pd.DataFrame:
@@ -36,18 +41,21 @@ def load(folder: str | Path) -> pd.DataFrame:
 
 def load_requests(folder: str | Path) -> pd.DataFrame:
     """A row for each request of one run, in the order of their ends; times and latencies in seconds."""
-    return pd.read_csv(_file(folder, REQUESTS))
+    return _table(folder, REQUESTS, _LATENCIES)
 
 
 def load_steps(folder: str | Path) -> pd.DataFrame:
     """A row for each iteration of one run: the columns of `cbatch.record.StepRecord`, times in seconds."""
-    return pd.read_csv(_file(folder, STEPS), keep_default_na=False)
+    return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note"])
 
 
 def load_tokens(folder: str | Path) -> pd.DataFrame:
     """A row for each generated token of one run, by request and then by time: `request_id` and `time` in seconds."""
-    with np.load(_file(folder, TOKENS)) as arrays:
-        return pd.DataFrame({name: arrays[name] for name in ("request_id", "time")})
+    path = _file(folder, TOKENS)
+    with _as_written(path), np.load(path) as arrays:
+        return pd.DataFrame(
+            {name: arrays[name].astype(float if name == "time" else int) for name in ("request_id", "time")}
+        )
 
 
 def time_between_tokens(folder: str | Path) -> pd.Series[float]:
@@ -60,9 +68,10 @@ def _row(folder: Path) -> dict[str, Any]:
     summary = read_summary(folder)
     assert summary is not None, "a run's folder has a summary"
     about = summary.pop("about")
-    settings = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    return {"name": name_of(about), **dict(_flat(settings)), **dict(_flat(about)), **dict(_flat(summary)),
-            "folder": str(folder)}  # fmt: skip
+    with _as_written(folder / CONFIG):
+        settings = dict(_flat(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))))
+    with _as_written(folder / SUMMARY):
+        return {"name": name_of(about), **settings, **dict(_flat(about)), **dict(_flat(summary)), "folder": str(folder)}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -72,6 +81,37 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
+
+
+def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFrame:
+    """A CSV file of a run's. numbers: columns that it must have, and that hold numbers or nothing."""
+    path = _file(folder, name)
+    with _as_written(path):
+        frame = pd.read_csv(path, keep_default_na=name != STEPS)
+        return frame.assign(**{column: pd.to_numeric(frame[column]) for column in numbers})
+
+
+@contextmanager
+def _as_written(path: Path) -> Iterator[None]:
+    """
+    Raises:
+        ConfigError: what is within fails, because somebody or something has changed the file.
+    """
+    try:
+        yield
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        EOFError,
+        BadZipFile,
+        zlib.error,
+        yaml.YAMLError,
+    ) as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
+        raise ConfigError(f"{path}: is not as a run writes it ({what}); run it again") from error
 
 
 def _file(folder: str | Path, name: str) -> Path:

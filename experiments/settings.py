@@ -14,6 +14,15 @@ from experiments.progress import Setting
 GROUPS = ("policy", "chunking", "workload", "model", "runtime", "backend", "experiment")
 """Keys whose value is one of the files in a folder of conf/."""
 
+_SECTIONS = ("policy", "workload", "model", "runtime", "backend")
+"""Of these, those that a run cannot do without."""
+
+MOST_REQUESTS_AT_ONCE = 1_000_000
+"""Far above what any device holds; the engine's tables have a row for each."""
+
+MOST_TOKENS = 2**31 - 1
+"""Of a chunk, an iteration or the KV cache; its blocks are numbered in 32 bits."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
@@ -51,10 +60,11 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     """
     fields = Settings.__dataclass_fields__
     check_known(config, [*fields, *GROUPS])
+    check_there(config, [*fields, *_SECTIONS])
     progress = config["progress"]
     return Settings(
         chunk=_tokens_or_auto("chunk", config["chunk"]),
-        batch=whole("batch", config["batch"], 1),
+        batch=whole("batch", config["batch"], 1, MOST_REQUESTS_AT_ONCE),
         seed=whole("seed", config["seed"], 0),
         hardware=str(config["hardware"]),
         kv_tokens=_tokens_or_auto("kv_tokens", config["kv_tokens"]),
@@ -69,24 +79,26 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     )
 
 
-def _read_metrics(config: Mapping[str, Any]) -> Metrics:
-    check_known(config, Metrics.__dataclass_fields__, "metrics.")
-    limits = config["objectives"]
-    check_known(limits, Objectives.__dataclass_fields__, "metrics.objectives.")
+def _read_metrics(config: object) -> Metrics:
+    metrics = section("metrics", config, Metrics.__dataclass_fields__)
+    check_there(metrics, Metrics.__dataclass_fields__, "metrics.")
+    limits = section("metrics.objectives", metrics["objectives"], Objectives.__dataclass_fields__)
     for name, value in limits.items():
-        if value is not None and (isinstance(value, (bool, str)) or not value > 0):
+        if value is not None and not (isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0):
             raise ConfigError(f"metrics.objectives.{name}={value}: give seconds above 0, or null for none")
     return Metrics(
-        warmup_requests=whole("metrics.warmup_requests", config["warmup_requests"], 0),
-        drain_requests=whole("metrics.drain_requests", config["drain_requests"], 0),
+        warmup_requests=whole("metrics.warmup_requests", metrics["warmup_requests"], 0),
+        drain_requests=whole("metrics.drain_requests", metrics["drain_requests"], 0),
         objectives=Objectives(**limits),
     )
 
 
-def whole(key: str, value: object, minimum: int) -> int:
-    """Raise ConfigError unless the value is a whole number, at least `minimum`."""
+def whole(key: str, value: object, minimum: int, maximum: int | None = None) -> int:
+    """Raise ConfigError unless the value is a whole number from `minimum` to `maximum`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise ConfigError(f"{key}={value}: give a whole number, at least {minimum}")
+    if maximum is not None and value > maximum:
+        raise ConfigError(f"{key}={value}: give at most {maximum}")
     return value
 
 
@@ -111,6 +123,21 @@ def check_known(given: Collection[str], known: Collection[str], prefix: str = ""
             raise ConfigError(f"{prefix}{key}: no such key; {nearest(key, known)}")
 
 
+def check_there(given: Collection[str], needed: Collection[str], prefix: str = "") -> None:
+    """Raise ConfigError for a key that was taken away."""
+    for key in needed:
+        if key not in given:
+            raise ConfigError(f"{prefix}{key}: is missing; leave out what takes it away")
+
+
+def section(key: str, value: object, known: Collection[str]) -> Mapping[str, Any]:
+    """Raise ConfigError unless the value is a section with known keys."""
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key}={value}: is a section; give one of its keys, as in {key}.{next(iter(known))}=...")
+    check_known([str(name) for name in value], known, f"{key}.")
+    return value
+
+
 def nearest(name: str, known: Collection[str]) -> str:
     """`did you mean X? known: X, Y, Z`, for messages."""
     found = get_close_matches(name, list(known), 1) or [other for other in known if name and other.startswith(name)]
@@ -123,4 +150,6 @@ def _tokens_or_auto(key: str, value: object) -> int | None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{key}={value}: give a whole number of tokens, at least 1, or auto")
+    if value > MOST_TOKENS:
+        raise ConfigError(f"{key}={value}: give at most {MOST_TOKENS}, or auto")
     return value

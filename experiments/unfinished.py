@@ -21,7 +21,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cbatch.errors import CbatchError, ResultsError
+from cbatch.errors import CbatchError, Interruption, ResultsError
 
 UNFINISHED = "unfinished.json"
 
@@ -29,7 +29,7 @@ Facts = Callable[[], Mapping[str, Any]]
 """What is to be told of a run beside its error, at the time of that error."""
 
 
-class TerminatedError(BaseException):
+class TerminatedError(Interruption):
     """SIGTERM came. No `Exception`, so that nothing but the folder and the command line deals with it."""
 
 

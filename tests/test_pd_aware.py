@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from schedules import make_engine
 
 from cbatch import BatchShape, Engine, Limits, Request
 from cbatch.sim.executor import SimExecutor
 from policies.chunking import ChunkSelector, PDAware, TileAligned
-from policies.chunking.pd_aware import best_total, steady_state_seconds
+from policies.chunking.steady_state import best_total, steady_state_seconds
 from policies.sarathi import Sarathi
 
 LENGTH, BATCH, TILE = 1024, 18, 128
@@ -40,6 +41,11 @@ def split(pd_ratio: float) -> tuple[int, int]:
     return LENGTH - output, output
 
 
+def best_for(pd_ratio: float) -> int:
+    prompt, output = split(pd_ratio)
+    return best_total(TiledCost(), Limits(BATCH, 4096, 4096, tile=TILE), [prompt], output)
+
+
 @pytest.mark.parametrize("pd_ratio", [2, 5, 14, 28, 50])
 @pytest.mark.parametrize("stated", [True, False])
 def test_its_throughput_is_within_2_percent_of_the_best_of_a_sweep(pd_ratio: float, stated: bool) -> None:
@@ -47,6 +53,27 @@ def test_its_throughput_is_within_2_percent_of_the_best_of_a_sweep(pd_ratio: flo
     swept = {total: throughput(TileAligned(total), lengths) for total in range(TILE, LENGTH + 1, TILE)}
     selector = PDAware(pd_ratio if stated else None)
     assert throughput(selector, lengths) >= 0.98 * max(swept.values()), (selector.total, swept)
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(1000, 200), (2000, 60), (300, 300), (900, 64)])
+def test_requests_of_all_lengths_are_served_within_3_percent_of_the_sweep(prompt: int, output: int) -> None:
+    random = np.random.default_rng(0)
+    prompts = np.clip(random.lognormal(np.log(prompt), 0.7, 200), 4, 3000).astype(int)
+    outputs = np.clip(random.lognormal(np.log(output), 0.7, 200), 1, 1000).astype(int)
+    lengths = list(zip(prompts.tolist(), outputs.tolist(), strict=True))
+    swept = max(throughput(TileAligned(total), lengths) for total in (128, 256, 384, 512, 768, 1024, 2048))
+    assert throughput(PDAware(), lengths) >= 0.97 * swept
+
+
+def test_a_total_that_suits_the_mean_prompt_alone_is_not_chosen() -> None:
+    """Two tiles hold the mean prompt, but leave half of all prompts a second chunk that is nearly empty."""
+    limits = Limits(4, 4096, 4096, tile=TILE)
+    total = best_total(TiledCost(), limits, [250.0], 2)
+    assert total == 256
+    prompts = [130.0, 250.0, 260.0, 360.0]
+    seconds = {total: sum(steady_state_seconds(TiledCost(), total, 4, prompt, 1 + prompt / 250) for prompt in prompts)
+               for total in range(TILE, 1025, TILE)}  # fmt: skip
+    assert best_total(TiledCost(), limits, prompts, 2) == min(seconds, key=lambda total: seconds[total]) != 256
 
 
 def test_the_gain_of_chunk_256_over_the_baseline_peaks_at_the_ratio_of_the_paper() -> None:
@@ -67,8 +94,8 @@ def test_it_follows_a_drift_of_the_ratio() -> None:
     throughput(selector, [split(2)] * 100)
     before = selector.total
     throughput(selector, [split(50)] * 100)
-    assert before == best_total(TiledCost(), Limits(BATCH, 4096, 4096, tile=TILE), *split(2))
-    assert selector.total == best_total(TiledCost(), Limits(BATCH, 4096, 4096, tile=TILE), *split(50))
+    assert before == best_for(2)
+    assert selector.total == best_for(50)
     assert before != selector.total
 
 

@@ -1,19 +1,26 @@
 """Any workload, policy, chunk, depth, KV cache and order of the streams' work: the same tokens, bit for bit.
 
-    python -m pytest tests/test_random_schedules.py --schedules=10000
+    python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results
 
-draws that many. A failing schedule is shrunk to a small one and printed; drawn numbers repeat, so the command finds it again.
+draws that many, shows how far it is, and writes results/cpu/random_schedules.json. Depth is the number of iterations in
+flight while the next is planned: 0 or 1, all that an executor of one stage has. Drawn numbers repeat; --draw=N draws others.
+A failing schedule is shrunk to a small one, printed, and made again by the --replay=... that stands below it.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from zlib import crc32
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, reproduce_failure, seed, settings
+from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
 from rig import Ask, Rig, build
+from tally import Tally
 from test_tokens import POLICIES, Workload, workloads
 from tiny_models import greedy_references
 
@@ -21,15 +28,32 @@ from cbatch.runtime.any_order import any_order
 from cbatch.runtime.races import checked
 
 
+class Fading(random.Random):
+    """Random numbers of a seed, and zeros after the first `num_draws`, so that an order shrinks to few changes."""
+
+    def __init__(self, seed: int, num_draws: int) -> None:
+        super().__init__(seed)
+        self._left = num_draws
+
+    def getrandbits(self, k: int) -> int:
+        self._left -= 1
+        return super().getrandbits(k) if self._left >= 0 else 0
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """small: whether the KV cache makes requests wait or preempt each other. order, every: see `any_order`."""
+    """One run of a policy, but for the policy.
+
+    small: whether the KV cache makes requests wait or preempt each other. every: see `any_order`, whose random numbers are
+    those of the seed `order`, zeros after the first `num_draws`.
+    """
 
     workload: Workload
     asynchronous: bool
     small: bool
-    order: random.Random
     every: int
+    num_draws: int
+    order: int
 
     def build(self, policy: str) -> Rig:
         """Everything is looked for at once: wrong tokens, races, and poison that was read."""
@@ -38,11 +62,17 @@ class Schedule:
             Ask(references[ask.reference], ask.max_new_tokens, ask.stop_at, ask.arrival_iteration)
             for ask in workload.asks
         ]
-        needed = [-(-(len(ask.reference.prompt) + ask.max_new_tokens) // workload.block_size) for ask in asks]
-        num_blocks = max(needed) + workload.spare_blocks if self.small else sum(needed)
-        streams = checked(any_order(self.order, self.every))
+        streams = checked(any_order(Fading(self.order, self.num_draws), self.every))
         return build(streams, POLICIES[policy](workload.chunk), asks, spec=workload.spec, asynchronous=self.asynchronous,
-                     batch=workload.batch, num_blocks=num_blocks, block_size=workload.block_size, poison=True)  # fmt: skip
+                     batch=workload.batch, num_blocks=self.num_blocks, block_size=workload.block_size, poison=True)  # fmt: skip
+
+    @cached_property
+    def num_blocks(self) -> int:
+        """Enough for the longest request, and a few to spare; or for all."""
+        workload, references = self.workload, greedy_references(self.workload.spec)
+        needed = [-(-(len(references[ask.reference].prompt) + ask.max_new_tokens) // workload.block_size)
+                  for ask in workload.asks]  # fmt: skip
+        return max(needed) + workload.spare_blocks if self.small else sum(needed)
 
 
 schedules = st.builds(
@@ -50,16 +80,45 @@ schedules = st.builds(
     workload=workloads,
     asynchronous=st.booleans(),
     small=st.booleans(),
-    order=st.randoms(use_true_random=False),
     every=st.sampled_from((8, 2, 40)),
+    num_draws=st.integers(0, 2**14),  # about 30 an iteration
+    order=st.integers(0, 2**32 - 1),
 )
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_any_schedule_makes_the_tokens_of_generate(name: str, num_schedules: int) -> None:
-    @settings(max_examples=num_schedules // len(POLICIES), suppress_health_check=list(HealthCheck))
-    @given(schedule=schedules)
-    def check(schedule: Schedule) -> None:
-        schedule.build(name).run()
+@pytest.fixture(scope="module")
+def tally(pytestconfig: pytest.Config) -> Iterator[Tally]:
+    folder = pytestconfig.getoption("--record")
+    tally = Tally("schedules", pytestconfig.getoption("--schedules"), shown=folder is not None)
+    yield tally
+    if folder is not None:
+        tally.write("random_schedules", folder, hypothesis=hypothesis_version)
 
-    check()
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_any_schedule_makes_the_tokens_of_generate(name: str, tally: Tally, pytestconfig: pytest.Config,
+                                                   capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    """Each policy draws schedules of its own."""
+
+    def check(schedule: Schedule) -> None:
+        with tally.failing(f"{name} {schedule}"):
+            rig = schedule.build(name)
+            rig.run()
+        steps, workload = rig.engine.record.steps, schedule.workload
+        tally.count(
+            sums={"iterations": len(steps), "tokens": sum(step.num_sampled for step in steps),
+                  "preemptions": sum(step.num_preempted for step in steps)},
+            kinds={"policy": name, "model": workload.spec.name, "chunk": workload.chunk, "depth": int(schedule.asynchronous),
+                   "kv": "small" if schedule.small else "ample", "every": schedule.every, "requests": len(workload.asks)},
+        )  # fmt: skip
+
+    number = pytestconfig.getoption("--schedules") // len(POLICIES)
+    run = given(schedule=schedules)(check)
+    run = settings(
+        max_examples=number, suppress_health_check=list(HealthCheck), print_blob=True, report_multiple_bugs=False
+    )(run)
+    run = seed(crc32(f"{name} {pytestconfig.getoption('--draw')}".encode()))(run)
+    if blob := pytestconfig.getoption("--replay"):
+        run = reproduce_failure(hypothesis_version, blob.encode())(run)
+    with capfd.disabled(), tally.found(name):
+        run()

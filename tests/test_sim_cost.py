@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import timeit
+from pathlib import Path
 
 import pytest
 from small_cluster import LINKS, SPEC, make_cost, profile
@@ -19,38 +21,31 @@ from cbatch.sim.topology import Topology
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
 OTHER = ModelSpec("some-13b", "llama", 40, 5120, 40, 40, 128, 13824, 32000, 4096)
 
-MEASURED_MS = [  # (decodes, context of each, chunk, ms on an H200)
-    (32, 1280, 0, 6.18),
-    (32, 4352, 0, 8.93),
-    (1, 300, 0, 4.69),
-    (128, 1000, 128, 12.2),
-    (128, 1000, 384, 17.7),
-    (128, 1000, 896, 29.5),
-    (31, 1000, 225, 8.6),
-    (31, 1000, 481, 14.3),
-]
+RESULTS = Path(__file__).parents[1] / "results" / "h200"
+"""What other commands measured on the same kind of GPU, in runs that no profile was made from."""
 
 
-@pytest.mark.parametrize(("decodes", "context", "chunk", "measured"), MEASURED_MS)
-def test_iterations_measured_on_an_h200_are_predicted_within_12_percent(
-    decodes: int, context: int, chunk: int, measured: float
-) -> None:
-    shape = BatchShape(((chunk, 0),) if chunk else (), decodes, decodes * context)
-    assert ProfileCost(load_profile("h200"), LLAMA).predict(shape) * 1e3 == pytest.approx(measured, rel=0.12)
+@pytest.mark.parametrize("tokens", [1, 128, 192, 256, 384, 512, 768, 1024])
+def test_iterations_measured_on_an_h200_are_predicted_within_12_percent(tokens: int) -> None:
+    """Graphs of one prompt's chunk, of exactly that size, for a batch of one: the lightest there are."""
+    measured = json.loads((RESULTS / "tiles.json").read_text())["times"][str(tokens)]["median"]
+    shape = BatchShape(((tokens, 0),)) if tokens > 1 else BatchShape((), 1, 1)
+    cost = ProfileCost(load_profile("h200"), LLAMA, max_batch=1)
+    assert cost.predict(shape) * 1e3 == pytest.approx(measured, rel=0.12)
 
 
 def test_measured_steps_at_tile_edges_stay_steps() -> None:
     cost = ProfileCost(load_profile("h200"), LLAMA)
     seconds = {count: cost.parts(BatchShape(((count, 0),))).linear for count in (255, 256, 257, 448, 512)}
     assert seconds[257] > 1.1 * seconds[256]
-    assert seconds[448] > 1.2 * seconds[512]  # a size to avoid, found by measuring
+    assert seconds[448] == pytest.approx(seconds[512], rel=0.05)  # padded to the next captured graph
 
 
 def test_a_model_without_a_table_is_estimated_from_the_ceilings_and_marked() -> None:
     h200 = load_profile("h200")
     cost = ProfileCost(h200, OTHER)
     assert cost.estimated == ("linear", "head")
-    assert ProfileCost(h200, LLAMA).estimated == ("head",)
+    assert ProfileCost(h200, LLAMA).estimated == ()
     assert cost.provenance()["estimated"] == ["linear", "head"]
     layers = OTHER.num_layers * sum(k * n for k, n in OTHER.linear_shapes.values())
     one, many = cost.parts(BatchShape((), 1, 1)).linear, cost.parts(BatchShape(((4096, 0),))).linear
@@ -113,7 +108,8 @@ def test_shapes_outside_what_was_measured_are_counted_or_refused() -> None:
     [
         ({"tensor_parallel": 3}, "tensor_parallel=3 does not divide the 4 attention heads of model=small; choose one of 1, 2, 4"),
         ({"pipeline_stages": 3}, "pipeline_stages=3 does not divide the 8 layers of model=small; choose one of 1, 2, 4, 8"),
-        ({"replicas": 0}, "replicas=0 must be a whole number of at least 1"),
+        ({"replicas": 0}, "replicas=0 must be a whole number from 1 to 10000"),
+        ({"tensor_parallel": 4, "gpus_per_node": 2}, "tensor_parallel=4 exceeds gpus_per_node=2, and all-reduces are known"),
     ],
 )  # fmt: skip
 def test_a_topology_that_does_not_divide_the_model_is_refused(topology: dict[str, int], says: str) -> None:
@@ -151,3 +147,13 @@ def test_a_prediction_takes_a_few_microseconds() -> None:
     cost = ProfileCost(load_profile("h200"), LLAMA)
     shape = BatchShape(((480, 1024),), 32, 32 * 1024)
     assert min(timeit.repeat(lambda: cost.predict(shape), number=2000, repeat=5)) / 2000 < 25e-6
+
+
+def test_more_decodes_than_were_measured_are_marked_and_take_what_as_many_prompt_tokens_do() -> None:
+    cost = ProfileCost(load_profile("h200"), LLAMA)
+    measured, beyond = BatchShape((), 128, 128), BatchShape((), 256, 256)
+    assert cost.predict(measured) < cost.predict(beyond) < 1.7 * cost.predict(measured)
+    cost.execute(measured)
+    assert cost.num_outside == 0
+    cost.execute(beyond)
+    assert cost.num_outside == 1

@@ -228,8 +228,10 @@ def decode_sizes(max_batch: int) -> list[int]:
 def mixed_sizes(limits: Limits) -> list[int]:
     """Tokens of mixed iterations: `limits.graph_sizes`, or half tiles from one to two, whole ones up to four, then fewer.
 
-    Each graph takes about 1 MiB of the device's memory, whatever its size.
+    Each graph takes about 1 MiB of the device's memory, whatever its size. A full batch with a chunk beside its decodes has
+    more tokens than requests, so smaller sizes are left out.
     """
-    tiles = (1, 1.5, 2, 3, 4, 6, 8, 16)
-    sizes = limits.graph_sizes or [int(max(limits.tile, 16) * number) for number in tiles]
-    return [size for size in sizes if size <= limits.max_tokens]
+    if limits.graph_sizes:
+        return [size for size in limits.graph_sizes if size <= limits.max_tokens]
+    sizes = [int(max(limits.tile, 16) * number) for number in (1, 1.5, 2, 3, 4, 6, 8, 16)]
+    return [size for size in sizes if limits.max_batch < size <= limits.max_tokens]

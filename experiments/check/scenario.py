@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass
 from functools import cached_property
 
-from cbatch import BatchShape, CbatchError, Engine, Limits, Policy, Request
+from cbatch import BatchShape, CbatchError, Engine, Limits, Policy, PolicyError, Request
 from cbatch.decisions import Decision, StepEnd, recorded_decisions
 from cbatch.sim.executor import SimExecutor
 
@@ -108,5 +108,8 @@ def play(policy: Policy, scenario: Scenario) -> History:
             engine.run()
     except CbatchError as raised:
         error = raised
+    except Exception as raised:
+        error = PolicyError(f"the engine failed ({type(raised).__name__}: {' '.join(str(raised).split())}); "
+                            "a policy may change nothing but its own state")  # fmt: skip
     endless = isinstance(error, _EndlessError)
     return History(scenario, decisions, None if endless else error, endless)

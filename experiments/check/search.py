@@ -14,6 +14,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from cbatch import ConfigError, Policy
+from cbatch.errors import Interruption
 from experiments.check.properties import OVERTAKEN_LIMIT, Denial, Property
 from experiments.check.scenario import Ask, History, Scenario, play
 
@@ -111,7 +112,9 @@ def _check_copies(policy: Policy) -> None:
     """Each scenario is served by a fresh copy."""
     try:
         copy.deepcopy(policy)
-    except Exception as error:
+    except (Interruption, KeyboardInterrupt):
+        raise
+    except BaseException as error:
         raise ConfigError(f"policy {type(policy).__name__} cannot be copied ({type(error).__name__}: {error}), and each workload "
                           "needs a fresh one; open files, locks and generators where they are used") from error  # fmt: skip
 

@@ -49,6 +49,7 @@ def draw(folder: Path, runs: str = "") -> Figure:
 
 def _plot(axes: Axes, values: NDArray[np.float64], label: str, index: int) -> None:
     """The cumulative distribution, thinned out to quantiles where there are many values."""
-    shares = np.linspace(0, 1, min(len(values), _MOST_POINTS))
+    shares = np.linspace(0, 1, min(len(values), _MOST_POINTS))  # none where no request has a second token, say
     style = {**line_style(index), "markevery": (len(shares) // 12, max(len(shares) // 6, 1))}
-    axes.plot(np.quantile(values, shares), shares, label=label, drawstyle="steps-post", **style)
+    quantiles = np.quantile(values, shares) if len(values) else values
+    axes.plot(quantiles, shares, label=label, drawstyle="steps-post", **style)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import matplotlib
@@ -20,6 +21,7 @@ from matplotlib.figure import Figure
 from experiments.report import origin_of_row
 
 PAGE = 7.0  # inches, the width of a printed page's text
+_ORIGIN_WIDTH = 165  # characters of its small type that a page is wide
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
 """Fills; they differ in lightness as well."""
@@ -38,6 +40,9 @@ _DASHES: tuple[Any, ...] = (
     "-.",
 )
 
+_FILLS = (("#0072B2", "", "white"), ("#E69F00", "////", "#7A5400"), ("#56B4E9", "", "white"), ("#DDDDDD", "", "#888888"),
+          ("#444444", "", "white"))  # fmt: skip
+
 MOST_SERIES = len(_COLOURS)
 
 
@@ -46,6 +51,18 @@ def line_style(index: int) -> dict[str, Any]:
     kind = index % MOST_SERIES
     fill = {"markerfacecolor": "none", "markersize": 5.5} if index % 2 else {"markersize": 3.5}
     return {"color": _COLOURS[kind], "marker": _MARKERS[kind], "linestyle": _DASHES[kind], "linewidth": 1.2, **fill}
+
+
+def fill_style(index: int) -> dict[str, Any]:
+    """Colour and hatching of an area; neighbours differ in lightness."""
+    colour, hatch, edge = _FILLS[index % len(_FILLS)]
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": edge, "linewidth": 0.3}
+
+
+def paper_style() -> dict[str, Any]:
+    """Values that a paper prints: hollow and black, on top of whatever is drawn of ours."""
+    return {"label": "paper", "color": "black", "marker": "D", "markerfacecolor": "white", "markersize": 4.5,
+            "markeredgewidth": 0.9, "linestyle": "none", "zorder": 5}  # fmt: skip
 
 
 @contextmanager
@@ -102,14 +119,17 @@ def headed(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] 
         )
     else:
         figure.suptitle(heading, fontsize=9)
-    figure.supxlabel(origin, fontsize=6, color="#555555")
+    lines = [line for text in origin.splitlines() for line in wrap(text, _ORIGIN_WIDTH)]
+    figure.supxlabel("\n".join(lines), fontsize=6, color="#555555")
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write NAME.pdf and NAME.png; returns the paths."""
+    """Write NAME.pdf and NAME.png, each at once; returns the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
     for path in paths:
-        figure.savefig(path, dpi=220)
+        partial = path.with_name(f".{path.name}")
+        figure.savefig(partial, dpi=220, format=path.suffix[1:])
+        partial.replace(path)
     plt.close(figure)
     return paths

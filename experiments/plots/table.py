@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from math import isnan
+from numbers import Real
 from pathlib import Path
 
-import pandas as pd
 from tabulate import tabulate
 
 from experiments.plots.series import chosen, labelled
@@ -37,7 +38,7 @@ def text(folder: Path, runs: str = "") -> str:
         ConfigError: no finished runs.
     """
     frame = labelled(chosen(load(folder), runs))
-    rows = [[run["label"], *(_cell(run[column], factor) for column, factor in _COLUMNS.values())]
+    rows = [[run["label"], *(_cell(run.get(column), factor) for column, factor in _COLUMNS.values())]
             for _, run in frame.iterrows()]  # fmt: skip
     aligned = ("left", *["right"] * len(_COLUMNS))
     table = tabulate(rows, ["run", *_COLUMNS], tablefmt="github", colalign=aligned, disable_numparse=True)
@@ -46,5 +47,6 @@ def text(folder: Path, runs: str = "") -> str:
     )
 
 
-def _cell(value: float, factor: float) -> str:
-    return "-" if pd.isna(value) else number(value * factor)
+def _cell(value: object, factor: float) -> str:
+    figure = float(value) if isinstance(value, Real) else float("nan")
+    return "-" if isnan(figure) else number(figure * factor)

@@ -11,9 +11,12 @@ import numpy as np
 
 from cbatch.errors import WorkloadError
 from cbatch.request import GREEDY, Request, Sampling
-from experiments.workloads.checks import bad_setting, check_not_negative, check_whole, is_number
+from experiments.workloads.checks import bad_setting, check_at_most, check_not_negative, check_whole, is_number
 from experiments.workloads.seeds import Stream, request_seeds
 from experiments.workloads.trace import Ints, Trace
+
+MOST_REQUESTS = 10_000_000
+"""Of one run; each takes about a kilobyte."""
 
 
 class Vocabulary(Protocol):
@@ -65,8 +68,11 @@ class Workload(ABC):
 
     def __post_init__(self) -> None:
         check_whole("seed", self.seed, 0)
+        if not isinstance(self.sampling, Sampling):
+            raise bad_setting("sampling", self.sampling, "give keys of it, as in workload.sampling.temperature=0.7")
         if self.num_requests is not None:
             check_whole("num_requests", self.num_requests, 1)
+            check_at_most("num_requests", self.num_requests, MOST_REQUESTS)
 
     @abstractmethod
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:

@@ -33,10 +33,22 @@ def check_whole(key: str, value: object, minimum: int) -> None:
         raise bad_setting(key, value, f"give a whole number, at least {minimum}")
 
 
+def check_at_most(key: str, value: float, maximum: int) -> None:
+    """Raise WorkloadError for a number too large to be meant."""
+    if value > maximum:
+        raise bad_setting(key, value, f"give at most {maximum}")
+
+
 def check_choice(key: str, value: object, choices: Collection[str]) -> None:
     """Raise WorkloadError unless the value is one of the choices."""
     if value not in choices:
         raise bad_setting(key, value, f"give one of {', '.join(choices)}")
+
+
+def check_part(key: str, value: object, method: str) -> None:
+    """Raise WorkloadError unless the value is an object with this method, as a section with a `_target_` makes one."""
+    if not callable(getattr(value, method, None)):
+        raise bad_setting(key, value, f"give keys of it, as in workload.{key}._target_=...; it must have {method}()")
 
 
 def is_whole(value: object) -> TypeGuard[int]:

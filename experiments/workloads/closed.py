@@ -27,9 +27,9 @@ import numpy as np
 
 from cbatch.request import Request
 from experiments.workloads.base import Vocabulary, Workload
-from experiments.workloads.checks import bad_setting, check_whole, is_number
+from experiments.workloads.checks import bad_setting, check_at_most, check_whole, is_number
 from experiments.workloads.lengths import check_pd_ratio, split
-from experiments.workloads.trace import Ints, Trace
+from experiments.workloads.trace import MOST_TOKENS, Ints, Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +60,8 @@ class ClosedBatch(Workload):
         check_pd_ratio("pd_ratio", self.pd_ratio, self.length)
         if self.stagger != "even" and not (is_number(self.stagger) and self.stagger >= 0):
             raise bad_setting("stagger", self.stagger, "give 0, 'even', or a number of iterations of at least 0")
+        if self.stagger != "even":
+            check_at_most("stagger", self.stagger, MOST_TOKENS)
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         num = 8 * self.batch if self.num_requests is None else self.num_requests

@@ -49,7 +49,7 @@ def fit(
 
 
 def _scaled(tokens: Ints, scale: float) -> Ints:
-    scaled: Ints = np.clip(np.floor(tokens * scale + 0.5), 1, MOST_TOKENS).astype(np.int64)
+    scaled: Ints = np.clip(np.floor(tokens * float(scale) + 0.5), 1, MOST_TOKENS).astype(np.int64)
     return scaled
 
 

@@ -8,11 +8,21 @@ from typing import Literal, Protocol
 import numpy as np
 
 from cbatch.errors import WorkloadError
-from experiments.workloads.checks import bad_setting, check_choice, check_not_negative, check_positive, check_whole
+from experiments.workloads.checks import (
+    bad_setting,
+    check_at_most,
+    check_choice,
+    check_not_negative,
+    check_positive,
+    check_whole,
+)
 from experiments.workloads.fit import TooLong, fit
 from experiments.workloads.histogram import Histogram
 from experiments.workloads.readers import Format, read_trace
 from experiments.workloads.trace import Ints
+
+LONGEST = 10_000_000
+"""Tokens of a request; beyond any model's positions."""
 
 
 class Lengths(Protocol):
@@ -93,6 +103,7 @@ class ZipfLengths:
 def _check_range(min_length: int, max_length: int, pd_ratio: float) -> None:
     check_whole("lengths.min_length", min_length, 2)
     check_whole("lengths.max_length", max_length, 2)
+    check_at_most("lengths.max_length", max_length, LONGEST)
     if max_length < min_length:
         raise bad_setting("lengths.max_length", max_length, f"give at least lengths.min_length={min_length}")
     check_pd_ratio("lengths.pd_ratio", pd_ratio, min_length)

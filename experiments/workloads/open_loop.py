@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cbatch.request import Request
 from experiments.workloads.arrivals import Arrivals
 from experiments.workloads.base import Vocabulary, Workload
-from experiments.workloads.checks import check_whole
+from experiments.workloads.checks import check_part, check_whole
 from experiments.workloads.lengths import Lengths
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Trace
@@ -26,6 +26,8 @@ class OpenLoop(Workload):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("num_requests", self.num_requests, 1)
+        check_part("arrivals", self.arrivals, "times")
+        check_part("lengths", self.lengths, "draw")
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         assert self.num_requests is not None, "checked when built"

@@ -18,7 +18,7 @@ import numpy as np
 
 from cbatch.errors import WorkloadError
 from cbatch.request import Request
-from experiments.workloads.base import Vocabulary
+from experiments.workloads.base import MOST_REQUESTS, Vocabulary
 from experiments.workloads.checks import bad_setting, check_not_negative, check_positive, is_whole
 from experiments.workloads.readers.servegen import WINDOW_SECONDS, ServeGenClients, read_servegen
 from experiments.workloads.replay import Replay
@@ -60,7 +60,11 @@ class ServeGen(Replay):
     def trace(self) -> Trace:
         """The requests of the range as columns, in order of arrival, before lengths are fitted to a model."""
         data = read_servegen(self.path, self.dataset)
-        parts = [self._draw(data, window) for window in self._windows(data).tolist()]
+        windows = self._windows(data)
+        if (expected := float(data.rate[windows].sum()) * WINDOW_SECONDS * self.rate_scale) > MOST_REQUESTS:
+            raise WorkloadError(f"{self.path}: {expected:.3g} requests are expected from {self.start:g} s on, {MOST_REQUESTS} is "
+                                "the most; choose fewer clients, or lower duration or rate_scale")  # fmt: skip
+        parts = [self._draw(data, window) for window in windows.tolist()]
         if not any(len(part[1]) for part in parts):
             raise WorkloadError(f"{self.path}: no requests from {self.start:g} s to {self.start + self.duration:g} s: "
                                 "choose another workload.start, or raise duration or rate_scale")  # fmt: skip

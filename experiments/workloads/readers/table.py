@@ -26,7 +26,10 @@ def column(
     file: TextFile, name: str, values: Sequence[object], converter: Callable[[object], T], first_line: int
 ) -> list[T]:
     """One value after another, of lines `first_line` on. Raises WorkloadError, naming file, line and column."""
-    return [convert(file, line, name, value, converter) for line, value in enumerate(values, first_line)]
+    try:
+        return [converter(value) for value in values]
+    except ValueError:  # which line it is, is asked only then
+        return [convert(file, line, name, value, converter) for line, value in enumerate(values, first_line)]
 
 
 def csv_columns(file: TextFile, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -35,7 +38,7 @@ def csv_columns(file: TextFile, names: Sequence[str]) -> dict[str, tuple[str, ..
     Raises:
         WorkloadError: a column is missing, a line has another number of fields than the header, or no line follows it.
     """
-    header, *rows = _csv_rows(file)
+    header, *rows = _csv_rows_at_once(file) or _csv_rows(file)
     for name in names:
         if name not in header:
             raise file.fail(1, f"no column {name!r} in {_short(file.lines[0])}: give a file of this format, "
@@ -48,6 +51,16 @@ def csv_columns(file: TextFile, names: Sequence[str]) -> dict[str, tuple[str, ..
                                   "correct or remove the line")  # fmt: skip
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
     return {name: columns[name] for name in names}
+
+
+def _csv_rows_at_once(file: TextFile) -> list[list[str]]:
+    """The fields of each line; none where a quoted field might span lines, or something is wrong."""
+    if any('"' in line for line in file.lines):
+        return []
+    try:
+        return list(csv_reader(file.lines, strict=True))
+    except CSVError:
+        return []
 
 
 def _csv_rows(file: TextFile) -> Iterator[list[str]]:

@@ -1,0 +1,70 @@
+"""Runs a command in this process and sees to it that it ends as commands must: served, or refused in one line."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from typing import NamedTuple
+
+from cbatch.errors import Interruption
+
+PATIENCE = 60
+"""Seconds after which a command hangs."""
+
+
+class Outcome(NamedTuple):
+    status: int
+    printed: str
+    complaint: str
+    """The one line on stderr, without its `error: `; empty if there is none."""
+
+
+def outcome(main: Callable[[], int], argv: list[str], statuses: tuple[int, ...] = (0, 2)) -> Outcome:
+    """Run a command.
+
+    Raises:
+        AssertionError: it ended with another status, or said more or less than one line of error.
+        Exception: whatever it let through.
+    """
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["command", *argv]
+    try:
+        with in_time(), redirect_stdout(out), redirect_stderr(err), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            status = main()
+    finally:
+        sys.argv = before
+    lines = err.getvalue().splitlines()
+    assert status in statuses, (status, argv, lines)
+    if status == 2:
+        assert len(lines) == 1 and lines[0].startswith("error: ") and len(lines[0]) > len("error: x"), (argv, lines)
+    else:
+        assert lines == [], (argv, lines)
+    return Outcome(status, out.getvalue(), lines[0].removeprefix("error: ") if lines else "")
+
+
+class HangsError(Interruption):
+    """What is waited for does not take it for an error of its own."""
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    """
+    Raises:
+        HangsError: what is within takes longer than `PATIENCE`.
+    """
+
+    def stop(signum: int, frame: object) -> None:
+        raise HangsError(f"no end after {PATIENCE} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

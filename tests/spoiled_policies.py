@@ -1,0 +1,171 @@
+"""Policies that go wrong once, in every way that their authors may come upon; before and after they do what they should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from cbatch import Plan, Request, View
+
+
+class Hostile:
+    """Whatever is asked of it, it raises."""
+
+    def _raise(self, *_: object) -> Any:
+        raise RuntimeError("do not\ntouch")
+
+    __eq__ = __hash__ = __iter__ = __len__ = __repr__ = __lt__ = __index__ = __bool__ = __int__ = _raise  # type: ignore[assignment]
+
+
+class OwnPlan(Plan):
+    """A plan of one's own kind, which says something else each time."""
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __iter__(self) -> Any:
+        yield from ((None, "x"),)
+
+
+THINGS: dict[str, Callable[[View], Any]] = {
+    "None": lambda view: None, "zero": lambda view: 0, "one": lambda view: 1, "minus one": lambda view: -1,
+    "huge": lambda view: 10**30, "nan": lambda view: float("nan"), "inf": lambda view: float("inf"), "half": lambda view: 0.5,
+    "true": lambda view: True, "complex": lambda view: 1j, "fraction": lambda view: Fraction(1, 3), "int64": lambda view: np.int64(2),
+    "float64": lambda view: np.float64(1.0), "array": lambda view: np.ones(3, np.int64), "text": lambda view: "ä\n漢",
+    "bytes": lambda view: b"x", "empty list": lambda view: [], "list of None": lambda view: [None], "nested": lambda view: [[[]]],
+    "tuple": lambda view: (), "dict": lambda view: {}, "odd dict": lambda view: {1: 2}, "generator": lambda view: (n for n in range(3)),
+    "lambda": lambda view: lambda: 1, "class": lambda view: Plan, "object": lambda view: object(), "hostile": lambda view: Hostile(),
+    "list of hostile": lambda view: [Hostile()], "view": lambda view: view, "builder": lambda view: view.plan(),
+    "waiting": lambda view: view.waiting, "list of waiting": lambda view: list(view.waiting), "running": lambda view: view.running,
+    "list of running": lambda view: list(view.running), "twice": lambda view: [*view.running, *view.running],
+    "pairs": lambda view: [(request, 1) for request in view.running], "stranger": lambda view: Request(0, 4, 4),
+    "strangers": lambda view: [Request(10**9, 4, 4)], "reserve of strangers": lambda view: {Request(1, 4, 4): 4},
+    "own plan": lambda view: OwnPlan(), "reserve": lambda view: dict.fromkeys(view.running, 3), "ones": lambda view: [1] * len(view.running),
+    "nans": lambda view: [float("nan")] * len(view.running), "rejections": lambda view: [(request, "no") for request in view.waiting],
+    "odd rejections": lambda view: [(request, None) for request in view.waiting], "set": lambda view: set(view.running),
+}  # fmt: skip
+
+FIELDS = ("requests", "num_tokens", "preempt", "reject", "reserve", "pad_to", "wake_at", "note")
+
+
+@dataclass
+class Once:
+    """`SarathiServe` in small, but at iteration `when` it answers something else.
+
+    field: of the plan that is replaced by the thing; "plan" for all of it, "entry" and "count" for one entry's parts, and
+    "del" with a field's name to take it away.
+    """
+
+    when: int
+    field: str
+    thing: str
+    seen: int = -1
+
+    def plan(self, view: View) -> Plan:
+        self.seen += 1
+        plan = view.plan()
+        plan.add_decodes(preempt_newest=True)
+        for request in [*view.prefilling, *view.waiting]:
+            if not plan.add(request, 8):
+                break
+        made = plan.build()
+        return self._spoiled(made, THINGS[self.thing](view)) if self.seen == self.when else made
+
+    def _spoiled(self, plan: Plan, thing: Any) -> Any:
+        if self.field == "plan":
+            return thing
+        if self.field == "entry":
+            plan.requests[-1:] = [thing]
+        elif self.field == "count":
+            plan.num_tokens[-1:] = [thing]
+        elif self.field.startswith("del "):
+            delattr(plan, self.field.removeprefix("del "))
+        elif self.field.startswith("more "):
+            getattr(plan, self.field.removeprefix("more ")).append(thing)
+        else:
+            setattr(plan, self.field, thing)
+        return plan
+
+
+once = st.builds(
+    Once,
+    when=st.integers(0, 9),
+    field=st.sampled_from(("plan", "entry", "count", "more requests", "more num_tokens", "more preempt", "more reject",
+                           *FIELDS, *FIELDS, *(f"del {name}" for name in FIELDS))),
+    thing=st.sampled_from(tuple(THINGS)),
+)  # fmt: skip
+
+# -- policies as their authors write them: a module's text -----------------------------------------------------------
+
+MODULE = '''
+"""A policy from outside."""
+
+from cbatch import CbatchError, ConfigError, Plan, Request, Status
+
+
+class Ügly(BaseException):
+    pass
+
+
+class Höchst:
+    def __init__(self, budget=64):
+        self.budget = budget
+        self.turn = 0
+
+    def plan(self, view):
+        self.turn += 1
+        if self.turn == TURN:
+            self.go_wrong(view)
+        plan = view.plan()
+        plan.add_decodes()
+        for request in [*view.prefilling, *view.waiting]:
+            if not plan.add(request, self.budget):
+                break
+        return plan.build("ok")
+
+    def go_wrong(self, view):
+        WRONG
+
+    def METHOD(self, what):
+        HOOK
+'''
+
+WRONG = (
+    "pass",
+    "raise ValueError('two\\nlines')", "raise KeyError", "raise SystemExit(0)", "raise SystemExit('x')", "raise StopIteration",
+    "raise GeneratorExit", "raise MemoryError", "raise Ügly('ä')", "raise ConfigError('mine')", "raise CbatchError", "raise OSError(28, 'No space', 'mine')",
+    "raise ExceptionGroup('many', [ValueError('a'), KeyError('b')])", "raise UnicodeDecodeError('utf-8', b'x', 0, 1, 'y')",
+    "self.go_wrong(view)", "exit()", "1 / 0", "assert False", "view.nothing", "undefined", "print(view.waiting[10**9])",
+    "view.waiting.clear()", "view.waiting.pop()", "view.running._members.clear()", "view.running.clear()", "view.running.discard(next(iter(view.running)))",
+    "view.decoding.add(Request(0, 1, 1))", "view.limits = None", "view.kv = None", "view.now = 'x'", "view.limits.max_batch = 10**9",
+    "view.cost = None", "view.kv._pool.num_free = -1", "view._state = None", "view.iteration = 7", "del view.waiting",
+    "view.waiting[0].num_prompt_tokens = -5", "view.waiting[0].max_new_tokens = 'x'", "view.waiting[0].status = Status.FINISHED",
+    "view.waiting[0].id = None", "view.waiting[0].arrival_time = 'soon'", "next(iter(view.running)).row = 10**6",
+    "next(iter(view.running)).row = -1", "next(iter(view.running)).table = None", "next(iter(view.running)).status = Status.WAITING",
+    "next(iter(view.running)).status = None", "next(iter(view.running)).max_new_tokens = 0", "next(iter(view.running)).num_prompt_tokens = 0",
+    "next(iter(view.running)).table.known[:] = 10**9", "next(iter(view.running)).table.computed[:] = -1",
+    "next(iter(view.running)).table = 'x'", "next(iter(view.running)).output = None",
+)  # fmt: skip
+
+HOOKS = (
+    "plan_b",
+    "on_arrival",
+    "on_step",
+    "on_finish",
+    "check",
+    "__init_subclass__",
+    "__repr__",
+    "__getattr__",
+    "__deepcopy__",
+)
+
+modules = st.builds(
+    lambda turn, wrong, method, hook: MODULE.replace("TURN", str(turn)).replace("WRONG", wrong).replace("METHOD", method).replace("HOOK", hook.replace("view", "what")),
+    turn=st.integers(1, 8), wrong=st.sampled_from(WRONG), method=st.sampled_from(HOOKS), hook=st.sampled_from(("pass", "pass", *WRONG)),
+)  # fmt: skip
+"""The text of a module with the policy Höchst."""

@@ -1,0 +1,83 @@
+"""Runs that would do, described with settings as nobody meant them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from spoiled_inputs import spoiled_json, values
+
+from experiments.messages import CONFIG_FOLDER
+
+SMALL = ("backend=sim", "batch=3", "workload.num_requests=6", "workload.length=64")
+QUEUE = (
+    "backend=sim",
+    "batch=3",
+    "workload.num_requests=6",
+    "workload.lengths.min_length=16",
+    "workload.lengths.max_length=64",
+)
+TRACE = ("backend=sim", "batch=3", "workload.num_requests=6", "workload.path=trace.csv")
+TABLE = ("backend=sim", "batch=3", "workload.num_requests=2", "workload.lengths.path=table.csv")
+BASES = (
+    SMALL,
+    ("policy=request_level", "runtime=sync", *SMALL),
+    ("policy=sarathi_serve", "chunking=pd_aware", *SMALL),
+    ("policy=external", "policy._target_=policies.orca.Orca", "chunking=fixed", *SMALL),
+    ("policy=longest_first", "workload=open_loop", *QUEUE),
+    ("policy=orca", "workload=zipf", *QUEUE),
+    ("policy=prefill_first", "workload=azure_conv", *TRACE),
+    ("workload=sharegpt", *TABLE),
+)
+"""Runs of a few milliseconds, which are then spoiled."""
+
+
+def keys_of(config: Any, prefix: str = "") -> Iterator[str]:
+    """Keys of sections and of what is in them."""
+    for key, value in config.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from keys_of(value, f"{prefix}{key}.")
+
+
+@cache
+def composed(base: tuple[str, ...]) -> dict[str, Any]:
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        config: Any = OmegaConf.to_container(compose("config", [*base, "sweep=none"]), resolve=True)
+    return config  # type: ignore[no-any-return]
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> list[str]:
+    """A run that would do, with one to three settings as nobody meant them."""
+    base = draw(st.sampled_from(BASES))
+    names = [
+        *keys_of(composed(base)),
+        "nothing",
+        "policy.x",
+        "workload.a.b",
+        "",
+        ".",
+        "ä",
+        "hydra.job.name",
+        "chunk.x",
+        "x[0]",
+    ]
+    lines = list(base)
+    for _ in range(draw(st.sampled_from((1, 1, 2, 3)))):
+        sign, equals = (
+            draw(st.sampled_from(("", "", "", "", "+", "++", "~"))),
+            draw(st.sampled_from(("=", "=", "=", "=", ""))),
+        )
+        lines.append(f"{sign}{draw(st.sampled_from(names))}{equals}{draw(values) if equals else ''}")
+    return lines
+
+
+configurations = (
+    st.sampled_from(BASES).map(composed).flatmap(spoiled_json).filter(lambda config: isinstance(config, dict))
+)
+"""What a command line comes to, spoiled past its grammar, so that any value comes to any key."""

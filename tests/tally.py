@@ -1,0 +1,81 @@
+"""What a long run of drawn cases has come to: a bar while it runs, and a results file when it has ended."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Never
+
+from tqdm import tqdm
+
+from experiments.bench.report import cpu_name, write
+
+BLOB = re.compile(r"@reproduce_failure\('[^']*', b'([^']*)'\)")
+
+
+class Tally:
+    """Counts cases by kind. A case that fails while hypothesis shrinks it replaces the larger one that failed before."""
+
+    def __init__(self, what: str, num_cases: int, *, shown: bool) -> None:
+        """what, num_cases: to be drawn. shown: draw a bar; into a file, a line now and then."""
+        self._what = what
+        self._sums: Counter[str] = Counter()
+        self._kinds: dict[str, Counter[str]] = defaultdict(Counter)
+        self._failures: list[dict[str, str]] = []
+        self._case = ""
+        self._began = time.perf_counter(), time.process_time()
+        self._num_cases, self._shown = num_cases, shown
+        self._bar: tqdm[Never] | None = None
+
+    def count(self, sums: Mapping[str, int], kinds: Mapping[str, object]) -> None:
+        """One more case. sums: numbers to add up. kinds: what it was, to be counted value by value."""
+        self._sums.update({self._what: 1, **sums})
+        for name, value in kinds.items():
+            self._kinds[name][str(value)] += 1
+        if self._bar is not None:
+            self._bar.update()
+
+    @contextmanager
+    def failing(self, case: str) -> Iterator[None]:
+        """If what is within fails, that was the case."""
+        try:
+            yield
+        except Exception:
+            self._case = case
+            raise
+
+    @contextmanager
+    def found(self, name: str) -> Iterator[None]:
+        """Within, cases are drawn; what they fail with is kept, the smallest case with it, and how to make it again."""
+        if self._shown and self._bar is None:  # not earlier: pytest must let its output through
+            interval = 0.5 if sys.stderr.isatty() else 60
+            self._bar = tqdm(total=self._num_cases, unit=f" {self._what}", mininterval=interval)
+        try:
+            yield
+        except Exception as error:
+            blobs = BLOB.findall("\n".join(getattr(error, "__notes__", ())))
+            self._failures.append({"in": name, "case": self._case, "error": f"{type(error).__name__}: {error}",
+                                   "replay": f"-k '[{name}]' --replay={blobs[0]}" if blobs else ""})  # fmt: skip
+            raise
+
+    def write(self, name: str, folder: str, **versions: str) -> None:
+        """Write `folder`/cpu/`name`.json. versions: of further packages."""
+        if self._bar is not None:
+            self._bar.close()
+        wall, cpu = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+        figures = {
+            **self._sums,
+            "failures": self._failures,
+            "seconds": round(wall, 1),
+            "cpu_seconds": round(cpu, 1),
+            "system": platform.platform(terse=True),
+            **({"further_versions": versions} if versions else {}),
+            "by": {name: dict(sorted(kinds.items())) for name, kinds in self._kinds.items()},
+        }
+        write(name, cpu_name(), figures, Path(folder), command="python -m pytest")

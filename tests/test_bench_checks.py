@@ -1,0 +1,26 @@
+"""The benchmark of checked mode measures what it says, on a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.bench.__main__ import main
+
+
+def test_checked_and_unchecked_runs_are_compared(tmp_path: Path) -> None:
+    options = ["backend=cpu", "batch=2", "prompt=4", "new=6", "repeats=2", f"folder={tmp_path}"]
+    assert main(["checks", *options]) == 0
+    found = json.loads((tmp_path / "cpu" / "checks.json").read_text())["figures"]["batch 2"]
+    for kind in ("wall", "processor"):
+        assert {name: values["repeats"] for name, values in found[kind].items()} == dict.fromkeys(found[kind], 2)
+        assert found[kind]["races over off"]["of least"] == pytest.approx(
+            found[kind]["races"]["min"] / found[kind]["off"]["min"]
+        )
+
+
+def test_an_unknown_place_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checks", "backend=sim"]) == 2
+    assert capsys.readouterr().err == "error: checks: backend=sim: give auto, cpu or cuda\n"

@@ -1,0 +1,177 @@
+"""Simulation held against real runs: what is kept of them, what is compared, and what the command does with it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cbatch import ConfigError, Limits
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.profile import load_profile
+from experiments.bench import fidelity, fidelity_run
+from experiments.bench.__main__ import main
+from experiments.bench.fidelity_cases import CASES, POLICIES, Case, chosen_cases, workload
+from experiments.bench.fidelity_compare import compare, error_line, pair, ranking
+from experiments.bench.fidelity_run import ServedRun
+from experiments.bench.fidelity_serve import serve, serve_cases
+from experiments.bench.presets import load_spec
+from experiments.plots import fidelity as plot
+from experiments.profile.machine import Machine
+
+POLICIES_TRIED = ("orca", "prefill_first", "request_level", "sarathi_serve, 512 tokens")
+QUEUED = Case("trace", "llama-3.1-8b", 16, 2048, POLICIES_TRIED)
+OPEN = Case("poisson at 60%", "llama-3.1-8b", 16, 2048, POLICIES_TRIED, 0.6)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """Forty requests, one a second."""
+    random = np.random.default_rng(3)
+    rows = [
+        f"2023-11-16 18:15:{second:02d}.680590,{random.integers(5, 900)},{random.integers(2, 60)}"
+        for second in range(40)
+    ]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    return str(path)
+
+
+def simulated_machine(host_seconds: float | None = None) -> Machine:
+    """A machine whose iterations take exactly what the profile says; a host of its own if told."""
+    profile, limits = load_profile("h200"), Limits(16, 2048, 1024)
+    cost = ProfileCost(profile, load_spec(QUEUED.model), max_batch=16)
+    host = profile.host(asynchronous=True) if host_seconds is None else host_seconds
+    return Machine("NVIDIA H200", SimExecutor(cost, host), limits, 128, 128, (), (), "none")
+
+
+def runs_of(case: Case, trace: str, machine: Machine, policies: tuple[str, ...] = POLICIES_TRIED) -> list[ServedRun]:
+    requests = workload(case, trace, {"trace": 40, "poisson": 40}, capacity=50.0)
+    return [serve(machine, load_spec(case.model), case, policy, requests) for policy in policies]
+
+
+@pytest.mark.parametrize("case", [QUEUED, OPEN], ids=["queued", "open loop"])
+def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case, trace: str) -> None:
+    profile = load_profile("h200")
+    result = compare([pair(run, profile) for run in runs_of(case, trace, simulated_machine())], profile)
+    assert max(result["largest_error"].values()) < 1e-3  # arrivals are kept to the microsecond
+    for found in result["cases"][case.name].values():
+        for part in found["iterations"].values():
+            assert abs(part["total"]) < 1e-3
+        low, high = found["error_range"]["total time"]
+        assert low <= found["error"]["total time"] <= high
+        if case is QUEUED:  # one iteration after the other: all take that much more or less
+            assert (low, high) == (pytest.approx(-0.01, rel=0.1), pytest.approx(0.01, rel=0.1))
+    assert result["ranking"][case.name]["swapped"] == {}
+
+
+def test_the_order_of_events_and_the_cost_model_are_told_apart(trace: str) -> None:
+    """A slow host makes the run longer but not the iterations."""
+    profile = load_profile("h200")
+    [run] = runs_of(QUEUED, trace, simulated_machine(host_seconds=0.02), ("orca",))
+    found = compare([pair(run, profile)], profile)["cases"]["trace"]["orca"]
+    assert found["error"]["total time"] < -0.3
+    assert all(abs(part["total"]) < 1e-3 for part in found["iterations"].values())
+
+
+def test_a_run_is_kept_as_it_was(trace: str, tmp_path: Path) -> None:
+    runs = runs_of(OPEN, trace, simulated_machine())
+    fidelity_run.save(tmp_path / "runs.npz", {"hardware": "x"}, runs)
+    about, again = fidelity_run.load(tmp_path / "runs.npz")
+    assert about == {"hardware": "x"}
+    for before, after in zip(runs, again, strict=True):
+        assert (before.settings, before.figures) == (after.settings, after.figures)
+        assert before.shapes() == after.shapes()
+        assert all((before.columns[name] == after.columns[name]).all() for name in before.columns)
+        np.testing.assert_allclose(before.device_seconds(), after.device_seconds())
+    total = sum(shape.num_tokens for shape in again[0].shapes())
+    requests = again[0].requests()
+    assert total == sum(request.num_prompt_tokens + request.max_new_tokens - 1 for request in requests)
+    assert len({request.arrival_time for request in requests}) == 40
+    (tmp_path / "broken.npz").write_bytes(b"PK nothing")
+    with pytest.raises(ConfigError, match=r"measured=.*broken\.npz: cannot read the measured runs"):
+        fidelity_run.load(tmp_path / "broken.npz")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_real_runs_of_several_cases_are_served_one_after_the_other(trace: str) -> None:
+    queued = Case("trace", "tiny", 4, 1024, ("sarathi_serve, 512 tokens", "orca"))
+    cases = [queued, replace(queued, name="poisson at 60%", policies=("orca",), load=0.6)]
+    numbers = {"trace": 6, "poisson": 6}
+    seen = [[run.name for run in runs] for _, runs in serve_cases(cases, trace, numbers, (), backend="cpu")]
+    assert [len(names) for names in seen] == [2, 3]
+    about, runs = list(serve_cases(cases[:1], trace, numbers, (), backend="cpu"))[-1]
+    assert about["attention"] == "reference"
+    for run in runs:
+        assert run.figures["total time"] > 0
+        assert (run.device_seconds() >= 0).all() and run.device_seconds().sum() <= run.figures["total time"]
+        assert (run.columns["request.first_token"] <= run.columns["request.last_token"]).all()
+
+
+def test_policies_in_another_order_are_named_with_what_lies_between_them() -> None:
+    speeds = {"fast": (100.0, 101.0), "slow": (80.0, 70.0), "slower": (79.0, 75.0)}
+    found = {
+        name: {"measured": {"throughput": real}, "simulated": {"throughput": virtual}}
+        for name, (real, virtual) in speeds.items()
+    }
+    assert ranking(found) == {
+        "measured": ["fast", "slow", "slower"],
+        "simulated": ["fast", "slower", "slow"],
+        "swapped": {"slow; slower": pytest.approx(80 / 79 - 1)},
+    }
+
+
+def test_cases_are_chosen_by_the_beginnings_of_their_names(trace: str) -> None:
+    assert chosen_cases("") == list(CASES)
+    assert [case.name for case in chosen_cases("poisson;pd")] == ["pd", "poisson at 60%", "poisson at 90%"]
+    assert all(policy in POLICIES for case in CASES for policy in case.policies) and all(
+        len(case.policies) >= 4 for case in CASES
+    )
+    assert [case.policies for case in chosen_cases("", "request;orca")][:2] == [("request_level", "orca"), ("orca",)]
+    assert chosen_cases("trace", "request_level") == []
+    with pytest.raises(ConfigError, match=r"case 'pdd' is unknown; known: pd; trace; poisson at 60%"):
+        chosen_cases("pdd")
+    with pytest.raises(ConfigError, match=r"policy 'vllm' is unknown; known: request_level"):
+        chosen_cases("", "vllm")
+    with pytest.raises(ConfigError, match=r"share of the capacity, which case trace measures"):
+        workload(OPEN, trace, {"poisson": 4}, None)
+
+
+def test_the_command_compares_kept_runs_and_stamps_the_profile(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "fidelity.npz"
+    runs = [run for case in (QUEUED, OPEN) for run in runs_of(case, trace, simulated_machine())]
+    fidelity_run.save(kept, {"hardware": "NVIDIA H200", "date": "2026-01-01"}, runs)
+    monkeypatch.setattr(fidelity, "PROFILES", tmp_path)
+    profile = json.loads((Path(load_profile.__globals__["PROFILES"]) / "h200.json").read_text())
+    (tmp_path / "h200.json").write_text(json.dumps(profile))
+    assert main(["fidelity", f"measured={kept}", f"folder={tmp_path}", "stamp=on"]) == 0
+    printed = capsys.readouterr().out
+    assert "ranking: the same" in printed and "MISSED" not in printed
+    result = json.loads((tmp_path / "h200" / "fidelity.json").read_text())
+    assert set(result["cases"]) == {"trace", "poisson at 60%"}
+    assert {path.name for path in (tmp_path / "h200").iterdir()} == {"fidelity.json", "fidelity.pdf", "fidelity.png"}
+    stamped = json.loads((tmp_path / "h200.json").read_text())
+    assert stamped["error"] == error_line(result) and stamped["models"] == profile["models"]
+    assert "against 8 real runs of llama-3.1-8b" in stamped["error"]
+    values, *_ = plot.draw(tmp_path / "h200").axes
+    assert len([line for line in values.lines if line.get_marker() != "None"]) == 8
+
+
+def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, says in (
+        ([], "give the trace's file, path=azure_llm_2023_conv.csv.gz"),
+        ([f"measured={tmp_path / 'no.npz'}"], "cannot read the measured runs"),
+        (["cases=fig9", f"measured={tmp_path}"], "case 'fig9' is unknown"),
+        (["path=x", "pd=none"], "pd=none: give a number of requests"),
+    ):
+        assert main(["fidelity", *options]) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1
+    with pytest.raises(ConfigError, match=r"no such results; measure them"):
+        plot.draw(tmp_path)

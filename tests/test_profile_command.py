@@ -1,0 +1,263 @@
+"""`experiments.profile` on a small model's CPU runtime, and the arithmetic that takes iterations apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cbatch import BatchShape, Limits, Step, StepResult
+from cbatch.model import ModelSpec
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.curve import Curve
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.power import PowerLimit, PowerReserve
+from cbatch.sim.profile import Profile, load_profile
+from experiments.profile.__main__ import main
+from experiments.profile.batches import attention_counts, decode_counts, fit_in, held_out, mixed_totals, prompts, uneven
+from experiments.profile.kernels import shares
+from experiments.profile.laboratory import Batch, Laboratory
+from experiments.profile.measure import measure
+from experiments.profile.tables import model_tables, read_existing, rows_table, write_profile
+from experiments.profile.transfers import link_times
+
+LIMITS = Limits(8, 4096, 2048, tile=64)
+CAPTURED = (64, 128, 256)
+SPEC = ModelSpec("made-up", "llama", 4, 64, 4, 2, 16, 160, 512, 4096)
+
+
+class Clockwork:
+    """An executor whose iterations take a known time: padded to captured sizes, chunks and decodes each at a price.
+
+    With `rows`, each row of a captured mixed iteration has its price too, whether a request takes it or not.
+    """
+
+    num_stages = 1
+    needs_tokens = True
+    row_seconds = 1e-5
+
+    def __init__(self, rows: int = LIMITS.max_batch, power: PowerLimit | None = None) -> None:
+        self.rows = rows
+        self.clock = self.ended = 0.0
+        self.power = power
+        self.reserve = None if power is None else PowerReserve(power)
+
+    def launch(self, step: Step) -> StepResult:
+        started, shape = self.clock, step.shape()
+        self.clock += self.seconds(shape) - self.saved(shape)
+        self.ended = self.clock
+        return StepResult(None, started, self.clock)
+
+    def saved(self, shape: BatchShape) -> float:
+        """What the iteration takes less, after those before it."""
+        if self.power is None or self.reserve is None:
+            return 0.0
+        self.reserve.rest(self.clock - self.ended)
+        seconds, attention = self.seconds(shape), self.attention(shape)
+        gain = self.power.share_of(shape.num_tokens) * (seconds - attention) if shape.chunks else 0.0
+        return self.reserve.spend(gain, self.power.recovery * (attention if shape.chunks else seconds))
+
+    def wait(self, in_flight: StepResult) -> StepResult:
+        return in_flight
+
+    def now(self) -> float:
+        return self.clock
+
+    def sleep_until(self, time: float) -> None:
+        self.clock = max(self.clock, time)
+
+    def close(self) -> None: ...
+
+    def attention(self, shape: BatchShape) -> float:
+        """Linear in what it reads, so that tables can hold it exactly; all decodes are read at once."""
+        chunks = sum(1e-9 * tokens * (context + (tokens + 1) / 2) for tokens, context in shape.chunks)
+        return chunks + 2e-7 * shape.longest_decode
+
+    def seconds(self, shape: BatchShape) -> float:
+        """Of an iteration in the lasting state, its attention without what the clock gains by it."""
+        if not shape.chunks:
+            size = next(size for size in (1, 2, 4, 8) if size >= shape.num_decodes)
+            return 4e-3 + 1e-4 * size + self.attention(shape)
+        size = next((size for size in CAPTURED if size >= shape.num_tokens), shape.num_tokens)
+        idle = self.rows * self.row_seconds if size in CAPTURED else 0.0
+        return 5e-3 + 2e-5 * size + idle + self.attention(shape)
+
+
+def laboratory(rows: int = LIMITS.max_batch, power: PowerLimit | None = None) -> Laboratory:
+    return Laboratory(
+        Clockwork(rows, power), LIMITS, num_blocks=LIMITS.max_batch * 32, block_size=64, vocabulary_size=512
+    )
+
+
+def profile_of(folder: Path, lab: Laboratory, small: Laboratory) -> Profile:
+    """A file measured on the clockwork, loaded again."""
+    found = measure(lab, (1, 2, 4, 8), CAPTURED, lambda text: None)
+    bases = {2: measure(small, (1, 2, 4, 8), CAPTURED, lambda text: None).mixed, 8: found.mixed}
+
+    def share(size: float) -> object:
+        return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
+
+    tables = model_tables(found, share, share, 8, rows_table(bases, CAPTURED))  # type: ignore[arg-type]
+    data = {"name": "x", "hardware": "x", "source": "x", "error": "x", "memory_bytes": 1e9,
+            "ceilings": {"bandwidth_bytes_per_second": 1e12, "flops_per_second": 1e15, "tile": 64},
+            "models": {SPEC.name: {"num_layers": SPEC.num_layers, "tensor_parallel": {"1": tables}}}}  # fmt: skip
+    write_profile(folder / "x.json", data)
+    return load_profile(str(folder / "x.json"))
+
+
+def test_the_parts_add_up_to_every_iteration_that_was_measured(tmp_path: Path) -> None:
+    lab = laboratory()
+    cost = ProfileCost(profile_of(tmp_path, lab, laboratory(2)), SPEC)
+    assert cost.estimated == ()
+    for batch, seconds in lab.measured.items():
+        assert cost.predict(batch.shape()) == pytest.approx(seconds, rel=2e-4), batch
+        assert cost.parts(batch.shape()).total == pytest.approx(seconds, rel=2e-4)
+        cost.execute(batch.shape())
+    assert cost.num_outside == 0
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch((), (700,) * 3),
+        Batch(((100, 500),), (300, 300)),
+        Batch(((60, 0), (90, 900)), (20, 30, 40)),
+        Batch(((1500, 0), (900, 100)), (1000,) * 5),
+    ],
+)
+def test_batches_in_between_are_put_together_from_the_parts(tmp_path: Path, batch: Batch) -> None:
+    cost = ProfileCost(profile_of(tmp_path, laboratory(), laboratory(2)), SPEC)
+    assert cost.predict(batch.shape()) == pytest.approx(Clockwork().seconds(batch.shape()), rel=0.005)
+
+
+POWER = PowerLimit(Curve((100, 300, 1000), (0.0, 0.1, 0.1)), 0.004, 0.2, 0.6)
+
+
+def test_the_clock_is_seen_to_follow_the_power() -> None:
+    lab = laboratory(power=POWER)
+    found = measure(lab, (1, 2, 4, 8), CAPTURED, lambda text: None).power
+    assert found.reserve_seconds == pytest.approx(POWER.reserve_seconds, rel=0.05)
+    assert found.recovery == pytest.approx(POWER.recovery, rel=0.1)
+    assert found.idle_recovery == pytest.approx(POWER.idle_recovery, rel=0.1)
+    assert found.share_of(64) == pytest.approx(0.0, abs=0.003)
+    assert [found.share_of(size) for size in (512, 1024, 4000)] == pytest.approx([0.1] * 3, rel=0.1)
+    steady = measure(laboratory(), (1, 2, 4, 8), CAPTURED, lambda text: None).power
+    assert steady.reserve_seconds == pytest.approx(0.0, abs=1e-9)
+
+
+def test_with_the_clock_too_the_parts_add_up(tmp_path: Path) -> None:
+    lab = laboratory(power=POWER)
+    cost = ProfileCost(profile_of(tmp_path, lab, laboratory(2, POWER)), SPEC)
+    errors = [cost.predict(batch.shape()) / seconds - 1 for batch, seconds in lab.measured.items()]
+    assert max(map(abs, errors)) < 0.01
+    executor, real = SimExecutor(cost), Clockwork(power=POWER)
+    heavy, light = Batch(prompts(2000)), Batch((), (100,) * 8)
+    taken = []
+    for batch in [light] * 20 + [heavy] * 3 + [light] * 3 + [heavy]:
+        times = executor.cost.execute(batch.shape())  # type: ignore[attr-defined]
+        simulated = times.compute + times.head + times.embedding
+        simulated -= executor._reserve.spend(times.gain, times.relief)  # type: ignore[union-attr]
+        taken.append((simulated, real.seconds(batch.shape()) - real.saved(batch.shape())))
+    assert all(simulated == pytest.approx(seconds, rel=0.02) for simulated, seconds in taken)
+    assert taken[20][0] < 0.95 * taken[22][0]  # the first after lighter work is the fastest
+
+
+def test_rows_of_the_largest_batch_are_paid_for(tmp_path: Path) -> None:
+    profile = profile_of(tmp_path, laboratory(), laboratory(2))
+    captured, large = BatchShape(((100, 0),)), BatchShape(((2000, 0),))
+    for shape, rows in ((captured, 4), (large, 0)):
+        seconds = [ProfileCost(profile, SPEC, max_batch=batch).predict(shape) for batch in (8, 4)]
+        assert seconds[0] - seconds[1] == pytest.approx(rows * Clockwork.row_seconds, abs=1e-7)
+
+
+def test_products_head_and_the_rest_share_what_attention_leaves(tmp_path: Path) -> None:
+    parts = ProfileCost(profile_of(tmp_path, laboratory(), laboratory(2)), SPEC).parts(BatchShape((), 8, 8))
+    assert parts.linear / parts.total == pytest.approx(0.7, rel=1e-3)
+    assert parts.head / parts.total == pytest.approx(0.2, rel=1e-3)
+
+
+def test_kernels_are_told_apart_by_name_and_place() -> None:
+    kernels = [("_skinny_kernel", 4.0), ("kernel_cutlass_flash_attn", 9.0), ("_attention_kernel", 9.0), ("elementwise", 1.0),
+               ("sm90_xmma_gemm", 2.0), ("_add_norm_kernel", 1.0), ("nvjet_tst", 1.0), ("_search_kernel", 1.0)]  # fmt: skip
+    assert shares(kernels) == pytest.approx((0.6, 0.2, 0.2))
+    assert shares([]) == (1.0, 0.0, 0.0)
+
+
+def test_both_sides_of_every_step_are_measured() -> None:
+    assert decode_counts([1, 2, 4, 8, 10]) == [1, 2, 3, 4, 5, 8, 9, 10]
+    assert attention_counts([1, 4, 16, 48]) == [1, 2, 4, 5, 16, 17, 24, 32, 40, 48]
+    assert attention_counts([1, 4, 16], at_once=6.6) == [1, 2, 4, 5, 6, 7, 13, 14, 16]
+    totals = mixed_totals((64, 128, 256), 64, 4096)
+    assert totals[:7] == [2, 16, 64, 65, 128, 129, 256]
+    assert {257, 320, 321, 768, 769} <= set(totals)
+    assert totals[-1] == 4064 and all(total % 64 == 32 for total in totals if total > 1024)
+    assert all(total >= 2 for total in mixed_totals((), 16, 64))
+    assert fit_in((1, 5, 9), 7) == [1, 5, 7] and fit_in((1, 5), 7) == [1, 5]
+
+
+def test_totals_are_made_of_prompts_that_are_no_decodes() -> None:
+    assert prompts(1025) == ((1023, 0), (2, 0))
+    for total in (2, 1024, 1026, 5000):
+        assert sum(tokens for tokens, _ in prompts(total)) == total
+        assert min(tokens for tokens, _ in prompts(total)) >= 2
+    contexts = uneven(64, 512, 2048)
+    assert max(contexts) == 4 * 512 and contexts.count(2048) == 8 and sum(contexts) / 64 == pytest.approx(512, rel=0.05)
+    assert all(len(batch.ends) <= 64 for batch in held_out((1, 2, 64), 64, 2048))
+
+
+def test_a_laboratory_knows_what_it_cannot_hold() -> None:
+    lab = Laboratory(Clockwork(), LIMITS, num_blocks=16, block_size=64, vocabulary_size=512)
+    assert lab.holds(Batch((), (512, 512)))
+    assert not lab.holds(Batch((), (512, 513)))  # blocks
+    assert not lab.holds(Batch((), (1,) * 9))  # requests
+    assert not lab.holds(Batch(((2000, 100),)))  # positions
+    assert rows_table({4: Curve((1,), (1.0,))}, (64,)) is None
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_command_measures_a_model_and_keeps_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.json"
+    options = ["model=tiny", "backend=cpu", "batch=2,4", "max_tokens=64", "longest=128", f"output={path}"]
+    assert main(options) == 0
+    data = json.loads(path.read_text())
+    data["models"]["other"] = data["models"]["tiny"]
+    data["host"] = {}
+    path.write_text(json.dumps(data))
+    assert main(options) == 0
+    printed = capsys.readouterr().out
+    assert "between: " in printed and "measured batches are predicted within" in printed
+    kept = read_existing(path)
+    assert set(kept["models"]) == {"other", "tiny"} and kept["error"].startswith("not compared")
+    assert path.stat().st_size < 100_000
+    profile = load_profile(str(path))
+    assert profile.sync_host.seconds > 0 and profile.async_host.seconds > 0
+    tiny = ModelSpec("tiny", "llama", 2, 64, 4, 2, 16, 160, 512, 4096, "float32")
+    assert ProfileCost(profile, tiny).predict(BatchShape(((32, 0),), 2, 100)) > 0
+
+
+def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("{")
+    for options, says in (
+        (["model=llama-9"], "model=llama-9 is unknown"),
+        (["model=tiny", "backend=tpu"], "backend=tpu is unknown; give cuda or cpu"),
+        (["model=tiny", "batch=0", "backend=cpu"], "batch=0: give a whole number, at least 2"),
+        (["model=tiny", "bach=4"], "bach: no such key; did you mean batch?"),
+        (["tiny"], "option 'tiny' is not of the form key=value"),
+        (
+            ["model=tiny", "backend=cpu", "batch=2", "max_tokens=32", "longest=96", f"output={broken}"],
+            "cannot read the profile",
+        ),
+    ):
+        assert main(options) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1
+    assert main([]) == 2 and main(["--help"]) == 0
+
+
+def test_links_between_processes_are_timed() -> None:
+    found = link_times("gloo", 2, sizes=(1024, 4096))
+    assert set(found["all_reduce"]) == {"2"} and found["all_reduce"]["2"]["bytes"] == [1024, 4096]
+    assert all(seconds > 0 for seconds in [*found["all_reduce"]["2"]["seconds"], *found["within_node"]["seconds"]])
+    assert link_times("gloo", 1) == {}

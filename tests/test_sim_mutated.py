@@ -1,0 +1,158 @@
+"""Profiles damaged at random: each is refused in one line of the framework's own, or gives finite times; nothing else happens."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from test_sim_importers import SPEC, WIDE, aiconfigurator, llmservingsim, vidur
+
+from cbatch import BatchShape
+from cbatch.errors import ConfigError, ProfileError
+from cbatch.model import ModelSpec
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.profile import PROFILES, load_profile
+from cbatch.sim.topology import Topology
+
+LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
+SHAPES = (BatchShape((), 1, 1), BatchShape(((64, 0),)), BatchShape(((100, 1000), (1, 0)), 128, 128 * 4000, 29, 8000))
+
+
+def times_or_refusal(path: Path, spec: ModelSpec, topology: Topology) -> None:
+    """Predict with a profile. Fails on an error that is not a user's, and on a time that is none."""
+    seconds, refusal = [], ""
+    try:
+        cost = ProfileCost(load_profile(str(path)), spec, topology)
+        seconds = [cost.parts(shape).total for shape in SHAPES]
+        cost.profile.kv_tokens(spec, topology)
+    except (ProfileError, ConfigError) as error:
+        refusal = str(error)
+    assert "\n" not in refusal and len(refusal) < 400, refusal
+    assert all(math.isfinite(value) and value >= 0 for value in seconds), seconds
+
+
+# -- profile files ----------------------------------------------------------------------------------------------------
+
+JUNK: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, 0, -1, 0.5, 1e308, math.nan, math.inf, 10**400, "", "1", "nan", [], [1, 2], [[1.0]], {}]
+)
+
+
+def places(node: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of everything in a JSON tree."""
+    keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else []
+    return [place for key in keys for place in ((node, key), *places(node[key]))]
+
+
+def damage(data: Any, draw: st.DataObject) -> None:
+    """Change one place of the tree; a list may also lose its order or an end."""
+    container, key = draw.draw(st.sampled_from(places(data)), label="place")
+    match draw.draw(st.sampled_from(["junk", "junk", "delete", "rename", "reverse", "repeat"])):
+        case "delete":
+            del container[key]
+        case "rename" if isinstance(container, dict):
+            container[f"{key}x"] = container.pop(key)
+        case "reverse" if isinstance(container[key], list):
+            container[key].reverse()
+        case "repeat" if isinstance(container, list):
+            container.insert(key, copy.deepcopy(container[key]))
+        case _:
+            container[key] = draw.draw(JUNK)
+
+
+def small_profile() -> Any:
+    """A profile with every kind of table, few numbers in each."""
+    data = json.loads((PROFILES / "h200.json").read_text())
+    table = {"tokens": [1, 64, 128], "seconds": [1e-3, 2e-3, 3e-3]}
+    by_requests = {"requests": [1, 8], "seconds": [1e-4, 2e-4]}
+    attention = {"sizes": [1, 64], "contexts": [0, 1024], "seconds": [[1e-4, 2e-4], [3e-4, None]]}
+    data["links"] = {"all_reduce": {"2": {"bytes": [1024, 4096], "seconds": [1e-5, 2e-5]}},
+                     "within_node": {"bytes": [1024], "seconds": [1e-5]}}  # fmt: skip
+    linear = {"tokens": [1, 64, 128], "qkv": [1e-3, 2e-3, 3e-3], "o": [1e-3, 2e-3, 3e-3]}
+    data["models"] = {LLAMA.name: {"num_layers": 32, "tensor_parallel": {"2": {
+        "linear": linear, "other": table, "embedding": table, "head": by_requests, "chunks": attention,
+        "decodes": attention, "mixed_decodes": attention,
+    }}}}  # fmt: skip
+    return json.loads(json.dumps(data))  # no part of it stands twice
+
+
+@given(st.data(), st.integers(1, 3))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+def test_a_mutated_profile_file_is_refused_or_gives_finite_times(draw: st.DataObject, num_changes: int) -> None:
+    data = small_profile()
+    for _ in range(num_changes):
+        damage(data, draw)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mutated.json"
+        path.write_text(json.dumps(data))
+        times_or_refusal(path, LLAMA, Topology(2, 2))
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_profile_are_refused(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "mutated.json"
+        path.write_bytes(content)
+        with pytest.raises(ProfileError):
+            load_profile(str(path))
+
+
+# -- published tables -------------------------------------------------------------------------------------------------
+
+DAMAGES = st.sampled_from(["cell", "cell", "column", "column of cells", "row", "short row", "rows", "bytes", "file"])
+CELLS = st.sampled_from(["", "x", "-1", "0", "nan", "inf", "1e400", "1e300", "0.5", "7", "True", '"', "1,2"])
+
+
+def damage_table(path: Path, draw: st.DataObject) -> None:
+    text = gzip.decompress(path.read_bytes()).decode()
+    lines = [line.split(",") for line in text.splitlines()]
+    row, column = (draw.draw(st.integers(0, size - 1)) for size in (len(lines), len(lines[0])))
+    match draw.draw(DAMAGES):
+        case "cell":
+            lines[row][column] = draw.draw(CELLS)
+        case "column":
+            lines = [line[:column] + line[column + 1 :] for line in lines]
+        case "column of cells":
+            value = draw.draw(CELLS)
+            lines[1:] = [[*line[:column], value, *line[column + 1 :]] for line in lines[1:]]
+        case "row":
+            del lines[row]
+        case "short row":
+            del lines[row][column:]
+        case "rows":
+            del lines[row:]
+        case "file":
+            path.unlink()
+            return
+        case "bytes":
+            content = gzip.compress(text.encode(), mtime=0)
+            cut = draw.draw(st.integers(0, len(content) - 1))
+            path.write_bytes(content[:cut] + draw.draw(st.sampled_from([b"", b"\xff", content[cut + 1 :]])))
+            return
+    path.write_bytes(gzip.compress("\n".join(map(",".join, lines)).encode()))
+
+
+@pytest.mark.parametrize(
+    ("build", "spec", "topology"),
+    [(vidur, SPEC, Topology(2, 2)), (aiconfigurator, WIDE, Topology(2)), (llmservingsim, SPEC, Topology())],
+)
+@given(st.data(), st.integers(1, 2))
+@settings(max_examples=200, phases=(Phase.generate,), suppress_health_check=[HealthCheck.too_slow])
+def test_mutated_tables_are_refused_or_give_finite_times(
+    build: Callable[[Path], Path], spec: ModelSpec, topology: Topology, draw: st.DataObject, num_changes: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        tables = build(Path(folder))
+        files = st.sampled_from(sorted(Path(folder).rglob("*.csv.gz")))
+        for file in draw.draw(st.lists(files, min_size=1, max_size=num_changes, unique=True), label="files"):
+            damage_table(file, draw)
+        times_or_refusal(tables, spec, topology)
