@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from difflib import get_close_matches
 from itertools import pairwise
@@ -14,12 +13,15 @@ from cbatch.errors import ProfileError
 
 REMARK = "from"
 
+LARGEST = 1e30
+"""No number of a profile is larger, or smaller than its inverse but for 0: products and quotients of two stay finite."""
+
 
 def read_json(path: Path) -> Node:
     """Raises ProfileError if the file cannot be read or holds no object."""
     try:
         data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ProfileError(f"{path}: cannot read the profile: {error}") from error
     return Node(path, "", data)
 
@@ -77,8 +79,10 @@ class Node:
     def check(self, value: Any, key: str, *, zero: bool = False) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.fail(key, f"must be a number, is {value!r:.40}")
-        if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
-            self.fail(key, f"must be a number {'of at least' if zero else 'above'} 0, is {value!r}")
+        if not 0 <= value <= LARGEST or (value == 0 and not zero):
+            self.fail(key, f"must be a number {'of at least' if zero else 'above'} 0, is {value!r:.40}")
+        if 0 < value < 1 / LARGEST:
+            self.fail(key, f"is {value!r}, too small for any unit; look at the units")
         return float(value)
 
     def get(self, key: str) -> Any:

@@ -1,7 +1,8 @@
 """The cost model: seconds of an iteration from its shape, from a hardware profile, a model and a topology.
 
 What depends on the number of tokens alone - matrix products, small operations, messages - is computed once for each
-number. Device time only: host time is the executor's.
+number. Iterations without prompts have tables of their own where a runtime computes them otherwise. Device time only:
+host time is the executor's.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class StageTimes(NamedTuple):
     compute, communication: of each stage's layers: computing, and all-reduces between.
     embedding: of the first stage, in addition. head: of the last one.
     transfers: from each stage to the next one, [stages - 1].
+    gain: of `compute`, what a stage would save at full clock. relief: what it gives back to the power reserve meanwhile.
     """
 
     compute: float
@@ -45,23 +47,42 @@ class StageTimes(NamedTuple):
     embedding: float
     head: float
     transfers: tuple[float, ...]
+    gain: float = 0.0
+    relief: float = 0.0
+
+    @property
+    def lasting(self) -> float:
+        """Of `compute`, in a long run of such iterations: they save what they give back."""
+        return self.compute - min(self.gain, self.relief)
 
 
 class _OfTokens(NamedTuple):
-    """What the number of tokens decides; `linear` and `other` of a stage's layers."""
+    """What the number of tokens decides; `linear`, `other` and `gain` of a stage's layers."""
 
     linear: float
     other: float
+    gain: float
     communication: float
     embedding: float
     transfers: tuple[float, ...]
     covered: bool
 
 
+class _Tables(NamedTuple):
+    """The tables of one kind of iteration, and what was read from them so far, by tokens and by requests."""
+
+    linear: Seconds
+    other: Seconds
+    head: Seconds
+    by_tokens: dict[int, _OfTokens]
+    heads: dict[int, float]
+
+
 class ProfileCost:
     """Predicts iterations of one model on one kind of GPU; implements `cbatch.CostModel`.
 
     estimated: names of the parts that were not measured for this model but come from the ceilings.
+    power: how the clock follows what the GPU is asked for; None: not known, as if it did not.
     num_outside: executed iterations whose shape lay outside what was measured, so that times were extrapolated.
     """
 
@@ -71,10 +92,12 @@ class ProfileCost:
         spec: ModelSpec,
         topology: Topology = Topology(),  # noqa: B008 - frozen
         outside: Outside = "mark",
+        max_batch: int | None = None,
     ) -> None:
         """
         Args:
             outside: what to do with an iteration outside the measured range: "mark" extrapolates and counts it.
+            max_batch: most requests of an iteration, for which graphs are captured; None: as in the measurements.
 
         Raises:
             ConfigError: the topology does not divide the model. ProfileError: its links were not measured.
@@ -94,34 +117,42 @@ class ProfileCost:
         self._links = [profile.links.to_next_stage(topology.leaves_node(stage), profile.name)
                        for stage in range(topology.pipeline_stages - 1)]  # fmt: skip
         self._hidden_bytes = spec.hidden_size * DTYPE_BYTES[spec.dtype]
+        self.power = self.operations.power
         self._attention = self.operations.attention
-        self._tokens: dict[int, _OfTokens] = {}
-        self._heads: dict[int, float] = {}
+        self._mixed = _Tables(self.operations.linear, self.operations.other, self.operations.head, {}, {})
+        alone = self.operations.decode_only
+        self._decode_only = _Tables(alone.linear, alone.other, alone.head, {}, {}) if alone else self._mixed
+        self._most_decodes = alone.linear.sizes[-1] if alone else 0.0
+        rows = self.operations.captured_rows
+        self._rows = (rows.over_measured(max_batch), rows.most_tokens) if rows and max_batch else (0.0, 0.0)
 
     def predict(self, shape: BatchShape) -> float:
         """Seconds that the busiest device, the one of the last stage, has to do with an iteration of this shape."""
-        times = self._times(shape, self._of_tokens(shape.num_tokens))
+        times = self._times(shape, self._of_tokens(shape))
         first = times.embedding if not times.transfers else 0.0
-        return times.compute + times.communication + first + times.head
+        return times.lasting + times.communication + first + times.head
 
     def parts(self, shape: BatchShape) -> Parts:
         """The operations of one iteration: `total` is the time from its start in the first stage to its end in the last."""
-        of_tokens, stages = self._of_tokens(shape.num_tokens), self.topology.pipeline_stages
+        of_tokens, stages = self._of_tokens(shape), self.topology.pipeline_stages
+        times = self._times(shape, of_tokens)
         return Parts(
-            stages * of_tokens.linear,
+            stages * (of_tokens.linear + times.lasting - times.compute),
             stages * self._layers * self._attention.seconds(shape),
-            self._head(shape.num_requests),
+            self._head(shape),
             stages * of_tokens.other + of_tokens.embedding,
             stages * of_tokens.communication + sum(of_tokens.transfers),
         )
 
     def execute(self, shape: BatchShape) -> StageTimes:
-        """The times of an iteration that is being carried out: the same as predicted, checked against what was measured.
+        """The times of an iteration that is being carried out, checked against what was measured.
+
+        As predicted, but for the power reserve: `gain` is not taken off, as it is there only after lighter work.
 
         Raises:
             ProfileError: `outside` is "error", and the shape lies outside what was measured.
         """
-        of_tokens = self._of_tokens(shape.num_tokens)
+        of_tokens = self._of_tokens(shape)
         if not of_tokens.covered or not self._attention.covers(shape):
             if self.outside == "error":
                 raise ProfileError(f"hardware={self.profile.name}: an iteration of {shape.num_tokens} tokens in "
@@ -144,33 +175,53 @@ class ProfileCost:
         }
 
     def _times(self, shape: BatchShape, of_tokens: _OfTokens) -> StageTimes:
-        linear, other, communication, embedding, transfers, _ = of_tokens
-        compute = linear + other + self._layers * self._attention.seconds(shape)
-        return StageTimes(compute, communication, embedding, self._head(shape.num_requests), transfers)
+        linear, other, gain, communication, embedding, transfers, _ = of_tokens
+        attention = self._layers * self._attention.seconds(shape)
+        compute = linear + other + attention
+        relief = 0.0
+        if self.power is not None:
+            relief = self.power.recovery * (attention if shape.chunks else compute)
+        return StageTimes(compute, communication, embedding, self._head(shape), transfers, gain, relief)
 
-    def _of_tokens(self, num_tokens: int) -> _OfTokens:
-        found = self._tokens.get(num_tokens)
+    def _tables(self, shape: BatchShape) -> _Tables:
+        """More decodes than were measured alone take at least their products: what as many prompt tokens do is nearer."""
+        if shape.chunks or shape.num_padding or shape.num_decodes > self._most_decodes:
+            return self._mixed
+        return self._decode_only
+
+    def _of_tokens(self, shape: BatchShape) -> _OfTokens:
+        tables, num_tokens = self._tables(shape), shape.num_tokens
+        found = tables.by_tokens.get(num_tokens)
         if found is None:
-            found = self._tokens[num_tokens] = self._compute_of_tokens(num_tokens)
+            found = tables.by_tokens[num_tokens] = self._compute_of_tokens(tables, num_tokens)
         return found
 
-    def _compute_of_tokens(self, num_tokens: int) -> _OfTokens:
-        operations, layers = self.operations, self._layers
+    def _compute_of_tokens(self, tables: _Tables, num_tokens: int) -> _OfTokens:
+        layers, embedding = self._layers, self.operations.embedding
         message = num_tokens * self._hidden_bytes
         all_reduces = 2 * layers * self._all_reduce.at(message) if self._all_reduce else 0.0
         messages = [*self._links, *([self._all_reduce] if self._all_reduce else [])]
+        more, up_to = self._rows
+        mixed = tables is self._mixed
+        linear = layers * tables.linear.at(num_tokens)
+        other = layers * tables.other.at(num_tokens)
+        if mixed and num_tokens <= up_to:
+            other += more / self.topology.pipeline_stages
+        share = self.power.share_of(num_tokens) if self.power is not None and mixed else 0.0
         return _OfTokens(
-            layers * operations.linear.at(num_tokens),
-            layers * operations.other.at(num_tokens),
+            linear,
+            other,
+            share * (linear + other),
             all_reduces,
-            operations.embedding.at(num_tokens),
+            embedding.at(num_tokens),
             tuple(link.at(message) for link in self._links),
-            all(part.covers(num_tokens) for part in (operations.linear, operations.other, operations.embedding))
+            all(part.covers(num_tokens) for part in (tables.linear, tables.other, embedding))
             and all(part.covers(message) for part in messages),
         )
 
-    def _head(self, num_requests: int) -> float:
-        found = self._heads.get(num_requests)
+    def _head(self, shape: BatchShape) -> float:
+        tables, num_requests = self._tables(shape), shape.num_requests
+        found = tables.heads.get(num_requests)
         if found is None:
-            found = self._heads[num_requests] = self.operations.head.at(num_requests)
+            found = tables.heads[num_requests] = tables.head.at(num_requests)
         return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cbatch.model import DTYPE_BYTES, ModelSpec
+from cbatch.sim.work import product
 
 
 class Seconds(Protocol):
@@ -50,10 +51,8 @@ class Products:
     def _product(self, inputs: int, outputs: int, num_tokens: float) -> float:
         ceilings = self.ceilings
         tiles = -(-num_tokens // ceilings.tile) * ceilings.tile
-        moved = self.dtype_bytes * (inputs * outputs + num_tokens * (inputs + outputs))
-        return max(
-            2 * tiles * inputs * outputs / ceilings.flops_per_second, moved / ceilings.bandwidth_bytes_per_second
-        )
+        computed, moved = (product(inputs, outputs, tokens, self.dtype_bytes) for tokens in (tiles, num_tokens))
+        return max(computed.flops / ceilings.flops_per_second, moved.bytes / ceilings.bandwidth_bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 The host's clock and the device's run side by side as in the real loop. Launching costs host time; the device begins a
 step when it has been launched and the step before has ended. A synchronous engine therefore pays host and device time
 one after the other, an asynchronous one the larger of the two. With pipeline stages, as many steps are under way.
+
+Where the profile tells how the GPU's clock follows its power, the device's past counts too: see `cbatch.sim.power`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections import deque
 from cbatch.cost import BatchShape, CostModel
 from cbatch.executor import Step, StepResult
 from cbatch.sim.cost import ProfileCost, StageTimes
+from cbatch.sim.power import PowerReserve
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Span, StageAccount, Stages, Why
 
@@ -35,11 +38,15 @@ class SimExecutor:
         self._now = 0.0
         self._num_in_flight = 0
         self._latest: deque[Span] = deque(maxlen=self.num_stages)
+        power = cost.power if isinstance(cost, ProfileCost) else None
+        self._reserve = PowerReserve(power) if power is not None else None
 
     def launch(self, step: Step) -> Span:
         shape = step.shape()
         times = self._execute(shape)
         self._advance(self._now + self.host.of(len(step.requests)), Why.HOST)
+        if self._reserve is not None:
+            times = self._at_its_clock(times, self._reserve)
         carried_from = None
         if self.num_stages > 1 and len(self._latest) == self.num_stages and (step.carry >= 0).any():
             carried_from = self._latest[0]
@@ -73,6 +80,11 @@ class SimExecutor:
             if why is not Why.COMPUTED or self.num_stages > 1:  # the only stage is at work while the host waits for it
                 self._stages.host_was(self._now, time, why, shape)
             self._now = time
+
+    def _at_its_clock(self, times: StageTimes, reserve: PowerReserve) -> StageTimes:
+        """The times at the clock that the GPU can afford. All stages do the same work, so one stands for all."""
+        reserve.rest(self._now - (self._latest[-1].ended if self._latest else 0.0))
+        return times._replace(compute=times.compute - reserve.spend(times.gain, times.relief))
 
     def _execute_on_one(self, shape: BatchShape) -> StageTimes:
         return StageTimes(self.cost.predict(shape), 0.0, 0.0, 0.0, ())

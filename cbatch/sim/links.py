@@ -27,11 +27,14 @@ class Links:
 
     all_reduce: measured, by the number of GPUs that take part (each contributes that many bytes).
     within_node, between_nodes: one GPU to another.
+    to_device, to_host: copies between a GPU and pinned memory of its host.
     """
 
     all_reduce: Mapping[int, Seconds] = field(default_factory=dict)
     within_node: Seconds | None = None
     between_nodes: Seconds | None = None
+    to_device: Seconds | None = None
+    to_host: Seconds | None = None
 
     def all_reduce_of(self, num_gpus: int, profile: str) -> tuple[Seconds, bool]:
         """Seconds of an all-reduce, and whether they are estimated.
@@ -44,10 +47,11 @@ class Links:
         """
         if num_gpus in self.all_reduce:
             return self.all_reduce[num_gpus], False
-        if not self.all_reduce:
+        others = [measured for measured in self.all_reduce if measured > 1]
+        if not others:
             raise ProfileError(f"hardware={profile} has no all-reduce times, tensor_parallel={num_gpus} needs them; "
                                "choose tensor_parallel=1 or hardware whose links were measured")  # fmt: skip
-        nearest = min(self.all_reduce, key=lambda measured: abs(measured - num_gpus))
+        nearest = min(others, key=lambda measured: abs(measured - num_gpus))
         known = self.all_reduce[nearest]
         assert isinstance(known, Curve), "measured times are curves"
         return known.scaled((1 - 1 / num_gpus) / (1 - 1 / nearest)), True

@@ -13,6 +13,7 @@ from cbatch.sim.attention import Attention, AttentionRates
 from cbatch.sim.curve import Curve
 from cbatch.sim.estimate import Ceilings, PerToken, Seconds, head_product, layer_products, small_operations
 from cbatch.sim.links import Links
+from cbatch.sim.power import PowerLimit
 from cbatch.sim.topology import Topology
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -45,12 +46,41 @@ class SmallOperations:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodeOnly:
+    """The parts of iterations without prompts, where a runtime computes them otherwise; each as in `Measured`."""
+
+    linear: Curve
+    other: Curve
+    head: Curve
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedRows:
+    """What the rows of a captured graph cost, taken or not: one for each request of the largest batch.
+
+    seconds: of a mixed iteration, over that of the smallest batch, against the largest batch; the tables beside it were
+        measured at the last of these batches.
+    most_tokens: of a captured iteration; larger ones have no rows but those of their requests.
+    """
+
+    seconds: Curve
+    most_tokens: float
+
+    def over_measured(self, max_batch: int) -> float:
+        """Seconds that an iteration takes more with graphs for this batch than with those that were measured."""
+        return self.seconds.at(max_batch) - self.seconds.seconds[-1]
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """What was measured of a model on one GPU at one tensor-parallel degree; None where nothing was.
 
     linear, other: seconds of one layer's matrix products and of its small operations, against tokens.
     attention: of one layer.
     embedding: of the whole model, against tokens. head: output head and sampling, against requests.
+    decode_only: where iterations without prompts were measured apart; linear, other and head are then of the others.
+    captured_rows: where the size of the largest batch makes a difference.
+    power: how the time of an iteration depends on those before it.
     inferred: what was put together from measurements of something else; it counts as estimated.
     """
 
@@ -59,6 +89,9 @@ class Measured:
     other: Curve | None = None
     embedding: Curve | None = None
     head: Curve | None = None
+    decode_only: DecodeOnly | None = None
+    captured_rows: CapturedRows | None = None
+    power: PowerLimit | None = None
     inferred: tuple[str, ...] = ()
 
 
@@ -82,6 +115,9 @@ class Operations:
     other: Seconds
     embedding: Seconds
     head: Seconds
+    decode_only: DecodeOnly | None
+    captured_rows: CapturedRows | None
+    power: PowerLimit | None
     estimated: tuple[str, ...]
 
 
@@ -132,6 +168,9 @@ class Profile:
             other=measured.other or other,
             embedding=measured.embedding or embedding,
             head=measured.head or head_product(share, ceilings),
+            decode_only=measured.decode_only,
+            captured_rows=measured.captured_rows,
+            power=measured.power,
             estimated=(*(name for name, missing in parts.items() if missing), *measured.inferred),
         )
 

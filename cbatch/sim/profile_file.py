@@ -5,10 +5,14 @@
      "attention":        rates of any model's attention, see `AttentionRates`                          (optional)
      "small_operations": see `SmallOperations`                                                         (optional)
      "host":  {"sync": {"seconds", "seconds_per_request"}, "async": the same}                          (optional)
-     "links": {"all_reduce": {GPUs: {"bytes": [], "seconds": []}}, "within_node", "between_nodes": {"bytes", "seconds"}},
+     "links": {"all_reduce": {GPUs: {"bytes": [], "seconds": []}}, "within_node", "between_nodes", "to_device",
+               "to_host": {"bytes", "seconds"}},                                                          (optional)
      "models": {NAME: {"num_layers": number, "tensor_parallel": {DEGREE: {
          "linear": {"tokens": [], one list of seconds for each product}, "other", "embedding": {"tokens", "seconds"},
-         "head": {"requests", "seconds"}, "chunks", "decodes", "mixed_decodes": {"sizes", "contexts", "seconds": [[]]}}}}}}
+         "head": {"requests", "seconds"}, "chunks", "decodes", "mixed_decodes": {"sizes", "contexts", "seconds": [[]]},
+         "decode_only": {"linear", "other", "head"},  "uneven", "mixed_uneven": {"requests", "seconds"},   (optional)
+         "captured_rows": {"requests", "seconds", "most_tokens"},                                          (optional)
+         "power": {"tokens", "share", "reserve_seconds", "recovery", "idle_recovery"}}}}}}                 (optional)
 
 A model's tables are of one GPU and of all its layers together; null in a grid is a place not measured. "from", anywhere,
 is a remark on where the numbers beside it come from.
@@ -32,7 +36,17 @@ from cbatch.sim.curve import Curve, Grid, added, grid
 from cbatch.sim.estimate import Ceilings
 from cbatch.sim.importers import read_folder
 from cbatch.sim.links import Links
-from cbatch.sim.profile import PROFILES, HostTime, Measured, Profile, SmallOperations, profile_names
+from cbatch.sim.power import PowerLimit
+from cbatch.sim.profile import (
+    PROFILES,
+    CapturedRows,
+    DecodeOnly,
+    HostTime,
+    Measured,
+    Profile,
+    SmallOperations,
+    profile_names,
+)
 
 
 class ModelTables:
@@ -111,12 +125,12 @@ def _host(file: Node, loop: str) -> HostTime:
 
 
 def _links(node: Node) -> Links:
-    node.only("all_reduce", "within_node", "between_nodes")
+    single = ("within_node", "between_nodes", "to_device", "to_host")
+    node.only("all_reduce", *single)
     reduces = node.child("all_reduce") if "all_reduce" in node else None
     return Links(
         all_reduce={_num_gpus(reduces, key): _curve(reduces.child(key), "bytes") for key in reduces} if reduces else {},
-        within_node=_curve(node.child("within_node"), "bytes") if "within_node" in node else None,
-        between_nodes=_curve(node.child("between_nodes"), "bytes") if "between_nodes" in node else None,
+        **{name: _curve(node.child(name), "bytes") for name in single if name in node},
     )
 
 
@@ -130,16 +144,54 @@ def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:
 
 def _measured(node: Node, layer: float) -> Measured:
     """layer: one layer's share of the seconds in the file."""
-    node.only("linear", "other", "embedding", "head", "chunks", "decodes", "mixed_decodes")
-    grids = {key: _grid(node.child(key), layer) for key in ("chunks", "decodes", "mixed_decodes") if key in node}
-    if grids and not {"chunks", "decodes"} <= grids.keys():
-        node.fail("chunks", "and decodes belong together")
+    node.only("linear", "other", "embedding", "head", "chunks", "decodes", "mixed_decodes", "uneven", "mixed_uneven",
+              "decode_only", "captured_rows", "power")  # fmt: skip
     return Measured(
         linear=_linear(node.child("linear")).scaled(layer) if "linear" in node else None,
-        attention=TableAttention(**grids) if grids else None,
-        other=_curve(node.child("other"), "tokens").scaled(layer) if "other" in node else None,
+        attention=_attention(node, layer),
+        other=_curve(node.child("other"), "tokens", zero=True).scaled(layer) if "other" in node else None,
         embedding=_curve(node.child("embedding"), "tokens", zero=True) if "embedding" in node else None,
         head=_curve(node.child("head"), "requests", zero=True) if "head" in node else None,
+        decode_only=_decode_only(node.child("decode_only"), layer) if "decode_only" in node else None,
+        captured_rows=_captured_rows(node.child("captured_rows")) if "captured_rows" in node else None,
+        power=_power(node.child("power")) if "power" in node else None,
+    )
+
+
+def _attention(node: Node, layer: float) -> TableAttention | None:
+    grids = {key: _grid(node.child(key), layer) for key in ("chunks", "decodes", "mixed_decodes") if key in node}
+    if not grids:
+        return None
+    if not {"chunks", "decodes"} <= grids.keys():
+        node.fail("chunks", "and decodes belong together")
+    uneven, mixed_uneven = (
+        _curve(node.child(key), "requests", zero=True).scaled(layer) if key in node else None
+        for key in ("uneven", "mixed_uneven")
+    )
+    return TableAttention(grids["chunks"], grids["decodes"], grids.get("mixed_decodes"), uneven, mixed_uneven)
+
+
+def _decode_only(node: Node, layer: float) -> DecodeOnly:
+    node.only("linear", "other", "head")
+    return DecodeOnly(
+        linear=_linear(node.child("linear")).scaled(layer),
+        other=_curve(node.child("other"), "tokens", zero=True).scaled(layer),
+        head=_curve(node.child("head"), "requests", zero=True),
+    )
+
+
+def _captured_rows(node: Node) -> CapturedRows:
+    node.only("requests", "seconds", "most_tokens")
+    return CapturedRows(_curve(node, "requests", zero=True), node.number("most_tokens"))
+
+
+def _power(node: Node) -> PowerLimit:
+    node.only("tokens", "share", "reserve_seconds", "recovery", "idle_recovery")
+    return PowerLimit(
+        _curve(node, "tokens", "share", zero=True),
+        node.number("reserve_seconds", zero=True),
+        node.number("recovery", zero=True),
+        node.number("idle_recovery", zero=True),
     )
 
 
@@ -166,7 +218,7 @@ def _grid(node: Node, factor: float) -> Grid:
     for size, row in zip(sizes, rows, strict=True):
         if not isinstance(row, list) or len(row) != len(contexts) or not any(value is not None for value in row):
             node.fail("seconds", f"must have a value or null for each of {len(contexts)} contexts in every row")
-        points += [(size, context, factor * node.check(value, "seconds"))
+        points += [(size, context, factor * node.check(value, "seconds", zero=True))
                    for context, value in zip(contexts, row, strict=True) if value is not None]  # fmt: skip
     return grid(points)
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from cbatch.errors import ConfigError
 from cbatch.model import ModelSpec
 
+MOST = 10_000
+"""GPUs, stages or replicas: more than any cluster has for one model."""
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:
@@ -26,8 +29,11 @@ class Topology:
     def __post_init__(self) -> None:
         for name in ("tensor_parallel", "pipeline_stages", "replicas", "gpus_per_node"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name}={value} must be a whole number of at least 1")
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+                raise ConfigError(f"{name}={value} must be a whole number from 1 to {MOST}")
+        if self.tensor_parallel > self.gpus_per_node:
+            raise ConfigError(f"tensor_parallel={self.tensor_parallel} exceeds gpus_per_node={self.gpus_per_node}, and "
+                              "all-reduces are known within a node only; lower it and raise pipeline_stages")  # fmt: skip
 
     @property
     def num_gpus(self) -> int:

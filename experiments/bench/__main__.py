@@ -12,18 +12,23 @@ from experiments.backends import count_gpus
 from experiments.settings import check_known
 
 BENCHMARKS = {
-    "host": "host time of an iteration against running and waiting requests (no GPU)",
-    "sim": "simulated iterations a second (no GPU)",
+    "host": "host time of an iteration against running and waiting requests (no GPU needed)",
+    "sim": "simulated iterations a second (no GPU needed)",
+    "vidur": "a whole simulated run as one process, on a workload that Vidur was timed on (no GPU needed)",
+    "checks": "what runtime.check=races costs, on a GPU if there is one (no GPU needed)",
     "step": "one decode iteration in a graph, and where its time goes",
     "tiles": "time of an iteration against its tokens",
     "async": "the asynchronous loop against the synchronous one",
-    "graphs": "one request: operation by operation, compiled, and with captured graphs",
+    "loops": "both loops with no graphs, graphs of decodes, and graphs of all iterations, on mixed traffic",
+    "graphs": "batches of 1 to 64: operation by operation, compiled, and with captured graphs",
+    "graph_memory": "device memory of captured graphs: one pool, or a pool for each",
     "pd": "throughput against the ratio of prompt to output tokens, by policy",
     "trace": "throughput on a recorded trace, by policy",
-    "report": "docs/performance.md and docs/lanes, written from what was measured (no GPU)",
+    "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",
+    "report": "docs/performance.md and docs/lanes, written from what was measured (no GPU needed)",
 }
 
-WITHOUT_GPU = "(no GPU)"
+WITHOUT_GPU = "(no GPU needed)"
 
 MODULES = {"async": "overlap", "report": "performance"}
 """Where a benchmark's name cannot be a module's."""
@@ -33,7 +38,7 @@ def main(arguments: list[str]) -> int:
     try:
         name, options = _parse(arguments)
         if WITHOUT_GPU not in BENCHMARKS[name] and count_gpus() == 0:
-            raise ConfigError(f"benchmark {name} needs a GPU and finds none; host and sim run without one")
+            raise ConfigError(f"benchmark {name} needs a GPU and finds none; host, sim and checks need none")
         run = import_module(f"experiments.bench.{MODULES.get(name, name)}").main
         check_known(options, inspect.signature(run).parameters, f"{name}: ")
         run(**options)
@@ -48,7 +53,7 @@ def main(arguments: list[str]) -> int:
 
 def _parse(arguments: list[str]) -> tuple[str, dict[str, str]]:
     if not arguments or arguments[0] in ("-h", "--help"):
-        lines = [f"  {name:8} {what}" for name, what in BENCHMARKS.items()]
+        lines = [f"  {name:12} {what}" for name, what in BENCHMARKS.items()]
         raise ConfigError("name a benchmark: python -m experiments.bench NAME\n" + "\n".join(lines))
     name = arguments[0]
     if name not in BENCHMARKS:

@@ -1,29 +1,40 @@
-"""What CUDA graphs and `torch.compile` bring where the device has least to do: one request, one token an iteration.
+"""What CUDA graphs and `torch.compile` bring, from one request - where the device has least to do - to a batch of 64.
 
 Six ways to compute the same iterations: `transformers`' modules as they are, the same compiled by `torch.compile`, and the
-fused model; each launched operation by operation, and as captured graphs. The setting is the Fireworks AI post's on CUDA
-graphs: LLaMA-2-7B, batch 1. A way has its price before the first request that runs at full speed: building (weights, and
-captures if any) and a first request, in which all that is compiled on first use is.
+fused model; each launched operation by operation, and as captured graphs. The setting is that of Fireworks AI's post on
+CUDA graphs, LLaMA-2-7B, batch 1, and larger batches. A way has its price before it runs at full speed: building (weights,
+and captures if any) and a first request, in which all that is compiled on first use is.
+
+By batch, what is measured is a window of decodes in the middle of the output, so that slow ways need not generate all of
+it. The smallest batch is also served whole, prompt and all, as engines are compared: `output_tokens_per_second`. Every
+figure is written as soon as it is known.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from cbatch import ConfigError, Limits
+from cbatch import ConfigError, Limits, RunRecord
 from cbatch.model import ModelSpec
-from cbatch.runtime import gpu
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
-from experiments.bench.serving import release, same_requests, start
+from experiments.bench.serving import Server, release, same_requests, start
 from experiments.settings import nearest
 from policies.orca import Orca
 
 WARM_UP_TOKENS = 16
+SETTLE_TOKENS = 8
+"""Generated before the window: the prompts' iteration, and what a new batch size compiles."""
+STRETCHES = 4
+"""Parts of the window that are timed one by one."""
+RUNS = 2
+"""Whole runs of the smallest batch."""
 
 
 class Way(NamedTuple):
@@ -35,70 +46,123 @@ class Way(NamedTuple):
 
 
 WAYS = {
-    "transformers, eager": Way("off"),
-    "transformers, graphs": Way("all"),
-    "torch.compile": Way("off", compiled=True),
-    "torch.compile, graphs": Way("all", compiled=True),
+    "fused, graphs": Way("decode", fused=True),
     "fused, eager": Way("off", fused=True),
-    "fused, graphs": Way("all", fused=True),
+    "transformers, graphs": Way("decode"),
+    "transformers, eager": Way("off"),
+    "torch.compile": Way("off", compiled=True),
+    "torch.compile, graphs": Way("decode", compiled=True),
 }
+
+
+class Asked(NamedTuple):
+    """Requests of `prompt` and `new` tokens, `batches` of them at a time, measured over a window of `window` decodes."""
+
+    batches: tuple[int, ...]
+    prompt: int
+    new: int
+    window: int
+
+    @property
+    def context(self) -> int:
+        """Tokens of a request where its window begins."""
+        return self.prompt + (self.new - self.window) // 2
+
+    @property
+    def limits(self) -> Limits:
+        most = max(self.batches)
+        return Limits(
+            most, most * self.context, max(self.prompt + self.new, self.context + SETTLE_TOKENS + self.window)
+        )
 
 
 def main(
     model: str = "llama-2-7b",
+    batches: str = "1,2,4,8,16,32,64",
     prompt: str = "32",
     new: str = "512",
-    repeats: str = "3",
+    window: str = "64",
     ways: str = "",
     folder: str = "results",
 ) -> None:
-    """Measure, print and write graphs.json. `ways` is a list of names, separated by ";"."""
-    spec, num_prompt, num_new = load_spec(model), int(prompt), int(new)
+    """Measure, print and write graphs.json. `batches` is a list; `ways` is one of names, separated by ";"."""
+    spec = load_spec(model)
+    asked = Asked(tuple(sorted(map(int, batches.split(",")))), int(prompt), int(new), int(window))
+    chosen = choose(ways)
+    figures: dict[str, Any] = {}
+
+    def keep() -> Path:
+        return write("graphs", torch.cuda.get_device_name(), {"model": spec.name, **asked._asdict(), "figures": figures},
+                     Path(folder))  # fmt: skip
+
+    print(f"{spec.name}, {asked.prompt} prompt and {asked.new} new tokens: tokens/s in the middle of the output")
+    for name, way in chosen.items():
+        found: dict[str, Any] = {}
+        figures[name] = found
+        for batch in measure(spec, way, asked, found):
+            print(f"  {name:22} batch {batch:3}  {found['by_batch'][str(batch)]['median']:8.1f} tokens/s", flush=True)
+            keep()
+        release()
+        show_price(name, found)
+    print(f"written: {keep()}")
+
+
+def choose(ways: str) -> dict[str, Way]:
+    """The ways asked for by name, or all."""
     names = ways.split(";") if ways else list(WAYS)
     for name in names:
         if name not in WAYS:
             raise ConfigError(f"graphs: way {name!r} is unknown; {nearest(name, WAYS)}")
-    figures: dict[str, Any] = {}
-    print(f"{spec.name}, one request, {num_prompt} prompt and {num_new} new tokens")
-    for name in names:
-        figures[name] = measure(spec, WAYS[name], num_prompt, num_new, int(repeats))
-        release()
-        show(name, figures[name])
-    stamped = {
-        "model": spec.name,
-        "prompt": num_prompt,
-        "new": num_new,
-        "block_size": gpu.BLOCK_SIZE,
-        "figures": figures,
-    }
-    print(f"written: {write('graphs', torch.cuda.get_device_name(), stamped, Path(folder))}")
+    return {name: WAYS[name] for name in names}
 
 
-def measure(spec: ModelSpec, way: Way, num_prompt: int, num_new: int, repeats: int) -> dict[str, Any]:
-    """Output tokens a second, and seconds until they come at that rate. Leaves nothing compiled for the next way."""
+def measure(
+    spec: ModelSpec, way: Way, asked: Asked, found: dict[str, Any], start: Callable[..., Server] = start
+) -> Iterator[int]:
+    """Fill `found` with one way's price and its rates, batch by batch; yields each batch whose rate is known.
+
+    Leaves nothing compiled for the next way.
+    """
     torch.compiler.reset()
     begin = time.perf_counter()
-    server = start(spec, Limits(1, 2048, num_prompt + num_new), **way._asdict())
+    server = start(spec, asked.limits, **way._asdict())
     built = time.perf_counter()
-    server.serve(Orca(), same_requests(1, num_prompt, WARM_UP_TOKENS, spec.vocab_size))
-    warm = time.perf_counter()
-    seconds = [
-        server.serve(Orca(), same_requests(1, num_prompt, num_new, spec.vocab_size)).seconds for _ in range(repeats)
-    ]
-    server.executor.close()
+    server.serve(Orca(), same_requests(1, asked.prompt, WARM_UP_TOKENS, spec.vocab_size))
     report = server.executor.iteration.report
-    return {
-        "output_tokens_per_second": spread([num_new / taken for taken in seconds]),
+    found |= {
         "build_seconds": built - begin,
         "capture_seconds": report.seconds,
-        "warm_up_seconds": warm - built,
+        "warm_up_seconds": time.perf_counter() - built,
         "graphs": report.num_graphs,
         "graph_bytes": report.bytes,
+        "output_tokens_per_second": spread([rate_of_run(server, spec, asked) for _ in range(RUNS)]),
+        "by_batch": {},
     }
+    for batch in asked.batches:
+        requests = same_requests(batch, asked.context, SETTLE_TOKENS + asked.window, spec.vocab_size)
+        rates = spread(rates_of_window(server.record(Orca(), requests), batch, asked.window))
+        found["by_batch"][str(batch)] = rates
+        yield batch
+    server.executor.close()
 
 
-def show(name: str, figures: dict[str, Any]) -> None:
-    rate = figures["output_tokens_per_second"]
-    print(f"  {name:22} {rate['median']:7.1f} tokens/s   ({rate['min']:.1f} to {rate['max']:.1f}), built in "
-          f"{figures['build_seconds']:.1f} s, {figures['capture_seconds']:.1f} of it for {figures['graphs']} graphs; first "
-          f"request {figures['warm_up_seconds']:.1f} s", flush=True)  # fmt: skip
+def rate_of_run(server: Server, spec: ModelSpec, asked: Asked) -> float:
+    """Output tokens a second of the smallest batch, from the first plan to the last token."""
+    batch = asked.batches[0]
+    return (
+        batch * asked.new / server.serve(Orca(), same_requests(batch, asked.prompt, asked.new, spec.vocab_size)).seconds
+    )
+
+
+def rates_of_window(record: RunRecord, batch: int, window: int) -> list[float]:
+    """Tokens a second in each stretch of the last `window` iterations."""
+    ends: Sequence[float] = [step.received_at for step in record.steps[-window - 1 :]]
+    stretch = window // STRETCHES
+    edges = ends[::stretch]
+    return [batch * stretch / (end - begin) for begin, end in pairwise(edges)]
+
+
+def show_price(name: str, found: dict[str, Any]) -> None:
+    print(f"  {name:22} whole run {found['output_tokens_per_second']['median']:.1f} tokens/s; built in "
+          f"{found['build_seconds']:.1f} s, {found['capture_seconds']:.1f} of it for {found['graphs']} graphs; first request "
+          f"{found['warm_up_seconds']:.1f} s", flush=True)  # fmt: skip

@@ -69,8 +69,8 @@ def main(results: str = "results/h200", docs: str = "docs") -> None:
 
 
 def read(folder: Path) -> Measured:
-    parts = {name: _load(folder / f"{name}.json") for name in ("peers", "graphs", "pd", "trace")}
-    return Measured(decode=_decode(folder), **parts)
+    parts = {name: _load(folder / f"{name}.json") for name in ("peers", "graphs", "pd")}
+    return Measured(decode=_merged(folder, "async"), trace=_merged(folder, "trace"), **parts)
 
 
 def text(measured: Measured, *, drawn: bool) -> str:
@@ -197,16 +197,17 @@ def _markdown(rows: Iterable[Iterable[Any]], head: list[str]) -> str:
     return tabulate(list(rows), head, tablefmt="github", colalign=aligned, disable_numparse=True)
 
 
-def _decode(folder: Path) -> Json:
-    """The files of the `async` benchmark as one: batches may be measured one by one. The newest figure of a loop stands."""
-    files = [found for path in folder.glob("async*.json") if (found := _load(path)).get("figures")]
+def _merged(folder: Path, benchmark: str) -> Json:
+    """The files of a benchmark that may be measured part by part. The newest figure stands; of one date, `benchmark`.json's."""
+    paths = [folder / f"{benchmark}.json", *folder.glob(f"{benchmark}-*.json")]
+    files = [found for path in reversed(paths) if (found := _load(path)).get("figures")]
     files.sort(key=lambda found: found["date"])
     merged: Json = {"commands": [], "figures": {}}
     for found in files:
         merged.update({key: found[key] for key in ("hardware", "date", "versions")})
         merged["commands"].append(found["command"])
-        for name, loops in found["figures"].items():
-            merged["figures"].setdefault(name, {}).update(loops)
+        for name, parts in found["figures"].items():
+            merged["figures"].setdefault(name, {}).update(parts)
     return merged if files else {}
 
 

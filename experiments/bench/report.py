@@ -23,11 +23,17 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
 
 
-def write(name: str, hardware: str, figures: dict[str, Any], folder: Path = Path("results")) -> Path:
+def write(
+    name: str,
+    hardware: str,
+    figures: dict[str, Any],
+    folder: Path = Path("results"),
+    command: str = "python -m experiments.bench",
+) -> Path:
     """Write one benchmark's figures, stamped, to `folder`/<hardware>/<name>.json; return the path."""
     stamped = {
         "benchmark": name,
-        "command": f"python -m experiments.bench {shlex.join(_without_folder(sys.argv[1:]))}",
+        "command": f"{command} {shlex.join(_without_folder(sys.argv[1:]))}",
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "hardware": hardware,
         "versions": versions(),

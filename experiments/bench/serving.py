@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from cbatch import CostModel, Engine, Limits, Policy, Request, RunRecord
 from cbatch.model import ModelSpec
-from cbatch.runtime import gpu
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import load_profile
+
+if TYPE_CHECKING:
+    from cbatch.runtime.gpu import GpuExecutor
 
 PROFILE = "h200"
 """What policies that predict predict with."""
@@ -44,10 +46,11 @@ class Served(NamedTuple):
 class Server(NamedTuple):
     """An executor and what it was built for; serves one set of requests after another."""
 
-    executor: gpu.GpuExecutor
+    executor: GpuExecutor
     limits: Limits
     cost: CostModel
     num_blocks: int
+    block_size: int
 
     def serve(self, policy: Policy, requests: Iterable[Request], *, asynchronous: bool = True) -> Served:
         return summarize(self.record(policy, requests, asynchronous=asynchronous))
@@ -62,7 +65,7 @@ class Server(NamedTuple):
     ) -> RunRecord:
         if check := getattr(policy, "check", None):
             check(self.limits)
-        engine = Engine(policy, self.executor, self.limits, self.cost, num_blocks=self.num_blocks, block_size=gpu.BLOCK_SIZE,
+        engine = Engine(policy, self.executor, self.limits, self.cost, num_blocks=self.num_blocks, block_size=self.block_size,
                         asynchronous=asynchronous)  # fmt: skip
         engine.submit(requests)
         return engine.run(on_step)
@@ -78,12 +81,14 @@ def start(
     kv_tokens: int | None = None,
 ) -> Server:
     """Build an executor with as much KV cache as its largest batch can use, if there is room."""
+    from cbatch.runtime import gpu  # its kernels are written in Triton, which machines without a GPU lack
+
     needed = limits.max_running * -(-limits.max_request_tokens // gpu.BLOCK_SIZE)
     fitting = (kv_tokens or gpu.kv_tokens_beside(spec, limits)) // gpu.BLOCK_SIZE
     num_blocks = min(needed, fitting)
     executor = gpu.build(spec, limits, num_blocks=num_blocks, block_size=gpu.BLOCK_SIZE, graphs=graphs, fused=fused,
                          compiled=compiled)  # fmt: skip
-    return Server(executor, limits, ProfileCost(load_profile(PROFILE), spec), num_blocks)
+    return Server(executor, limits, ProfileCost(load_profile(PROFILE), spec), num_blocks, gpu.BLOCK_SIZE)
 
 
 def release() -> None:

@@ -27,9 +27,9 @@ from pathlib import Path
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
-from cbatch.sim.curve import Curve, Grid, added, curve, grid
+from cbatch.sim.curve import Curve, Grid, curve, grid
 from cbatch.sim.estimate import Ceilings
-from cbatch.sim.importers.table import only_file, read_table
+from cbatch.sim.importers.table import only_file, read_table, some, summed
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
 from cbatch.sim.topology import Topology
@@ -78,7 +78,7 @@ class KernelTables:
         share = Topology(tensor_parallel).share(spec)
         chunks, decodes = self._chunks(share), self._decodes(share)
         return Measured(
-            linear=added([self.product(inputs, outputs) for inputs, outputs in share.linear_shapes.values()]),
+            linear=summed(self.folder, [self.product(*shape) for shape in share.linear_shapes.values()]),
             attention=TableAttention(chunks, decodes) if chunks and decodes else None,
             head=self.product(share.hidden_size, share.vocab_size),
             inferred=("context of chunks",) if chunks and decodes else (),
@@ -106,7 +106,7 @@ class KernelTables:
         weights = sum(weight for _, _, weight in corners)
         counts = sorted(set.intersection(*(set(self._products[n, k]) for n, k, _ in corners)))
         points = []
-        for count in counts:
+        for count in some(self.folder, counts, f"products near {inputs} x {outputs}, with the same tokens in all,"):
             each = sum(weight / weights * log(self._products[n, k][count] / (k * self._units(count, n)))
                        for n, k, weight in corners)  # fmt: skip
             points.append((count, exp(each) * inputs * self._units(count, outputs)))
@@ -123,7 +123,8 @@ class KernelTables:
     def _products(self) -> dict[tuple[int, int], dict[int, float]]:
         """Seconds by tokens, of products with (n outputs, k inputs)."""
         found: dict[tuple[int, int], dict[int, float]] = {}
-        for _, (m, n, k, ms) in read_table(only_file(self.folder, "*_gemm_bf16.csv*"), ("m", "n", "k", "latency")):
+        path, columns = only_file(self.folder, "*_gemm_bf16.csv*"), ("m", "n", "k", "latency")
+        for _, (m, n, k, ms) in read_table(path, columns, above_zero=columns):
             found.setdefault((int(n), int(k)), {})[int(m)] = ms * MS
         return found
 
@@ -136,13 +137,13 @@ class KernelTables:
         by_heads: dict[int, dict[int, float]] = {}  # for this ratio of heads: query heads: prompt: seconds
         columns = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "latency")
         path = only_file(self.folder, "*_context_attention.csv*")
-        for _, (batch, prompt, heads, kv_heads, dim, ms) in read_table(path, columns):
+        for _, (batch, prompt, heads, kv_heads, dim, ms) in read_table(path, columns, above_zero=columns[:4]):
             if batch == 1 and dim == share.head_dim and heads * share.num_kv_heads == kv_heads * share.num_heads:
                 by_heads.setdefault(int(heads), {})[int(prompt)] = ms * MS
         if not by_heads:
             return None
         near = _neighbours(sorted(by_heads), share.num_heads)
-        prompts = sorted(set.intersection(*(set(by_heads[heads]) for heads, _ in near)))
+        prompts = some(path, sorted(set.intersection(*(set(by_heads[heads]) for heads, _ in near))), "the same prompts")
         whole = curve((prompt, sum(weight * by_heads[heads][prompt] for heads, weight in near)) for prompt in prompts)
         return grid((tokens, context, _with_context(whole, tokens, context))
                     for tokens in prompts for context in (0, *prompts))  # fmt: skip
@@ -152,7 +153,8 @@ class KernelTables:
         by_kv_heads: dict[int, list[tuple[float, float, float]]] = {}
         columns = ("batch_size", "step", "num_heads", "num_key_value_heads", "head_dim", "latency")
         path = only_file(self.folder, "*_generation_attention.csv*")
-        for _, (batch, before, heads, kv_heads, dim, ms) in read_table(path, columns):
+        needed = (columns[0], *columns[2:4])
+        for _, (batch, before, heads, kv_heads, dim, ms) in read_table(path, columns, above_zero=needed):
             if dim == share.head_dim and heads * share.num_kv_heads == kv_heads * share.num_heads:
                 by_kv_heads.setdefault(int(kv_heads), []).append((batch, before + 1, ms * MS))
         if not by_kv_heads:
@@ -180,7 +182,8 @@ def _neighbours(sizes: list[int], size: int) -> list[tuple[int, float]]:
 def _links(path: Path) -> Links:
     """All-reduces of 16-bit values within a node; sizes in the file count elements."""
     reduces: dict[int, list[tuple[float, float]]] = {}
-    table = read_table(path, ("num_gpus", "message_size", "latency"), labels=("op_name", "nccl_dtype"))
+    columns = ("num_gpus", "message_size", "latency")
+    table = read_table(path, columns, labels=("op_name", "nccl_dtype"), above_zero=columns)
     for labels, (gpus, elements, ms) in table:
         if labels == ("all_reduce", "half"):
             reduces.setdefault(int(gpus), []).append((HALF * elements, ms * MS))

@@ -7,16 +7,16 @@ time were not measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
-from cbatch.sim.curve import Curve, added, curve, grid
+from cbatch.sim.curve import Curve, curve, grid
 from cbatch.sim.estimate import Ceilings
-from cbatch.sim.importers.table import only_file, read_table
+from cbatch.sim.importers.table import only_file, read_table, some, summed
 from cbatch.sim.profile import Measured, Profile
 
 LAYOUT = ".../llmservingsim/DEVICE/MODEL_tpDEGREE"
@@ -59,22 +59,29 @@ class LayerTables:
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> Measured:
         if self.folder.name.lower() != f"{spec.name}_tp{tensor_parallel}".lower():
             return Measured()
-        dense = _by_layer(only_file(self.folder, "dense.csv*"), "tokens")
-        ends = _by_layer(only_file(self.folder, "per_sequence.csv*"), "sequences")
+        dense = _Layers(only_file(self.folder, "dense.csv*"), "tokens")
+        ends = _Layers(only_file(self.folder, "per_sequence.csv*"), "sequences")
         return Measured(
-            linear=added([dense[name] for name in LINEAR]),
+            linear=dense.sum(LINEAR),
             attention=_attention(only_file(self.folder, "attention.csv*")),
-            other=added([dense[name] for name in OTHER]),
-            embedding=added([dense["embedding"], dense["final_layernorm"]]),
-            head=added([ends["lm_head"], ends["sampler"]]),
+            other=dense.sum(OTHER),
+            embedding=dense.sum(("embedding", "final_layernorm")),
+            head=ends.sum(("lm_head", "sampler")),
         )
 
 
-def _by_layer(path: Path, size: str) -> Mapping[str, Curve]:
-    points: dict[str, list[tuple[float, float]]] = {}
-    for (layer,), (number, us) in read_table(path, (size, "time_us"), labels=("layer",)):
-        points.setdefault(layer, []).append((number, us * US))
-    return {layer: curve(found) for layer, found in points.items()}
+class _Layers:
+    """Seconds of each layer against a size, from one file."""
+
+    def __init__(self, path: Path, size: str) -> None:
+        self.path = path
+        self._points: dict[str, list[tuple[float, float]]] = {}
+        for (layer,), (number, us) in read_table(path, (size, "time_us"), labels=("layer",), above_zero=(size,)):
+            self._points.setdefault(layer, []).append((number, us * US))
+
+    def sum(self, layers: Sequence[str]) -> Curve:
+        """Of layers one after the other. Raises ProfileError for one that was not measured."""
+        return summed(self.path, [curve(some(self.path, self._points.get(layer, ()), layer)) for layer in layers])
 
 
 def _attention(path: Path) -> TableAttention:
@@ -84,13 +91,14 @@ def _attention(path: Path) -> TableAttention:
     """
     columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
     rows = [(*sizes, us * US) for _, (*sizes, us) in read_table(path, columns)]
-    chunks = {(chunk, before): seconds for chunk, before, number, _, seconds in rows if not number}
+    chunks = {(chunk, before): seconds for chunk, before, number, _, seconds in rows if chunk and not number}
     added_by: dict[tuple[float, float], list[float]] = {}
     for chunk, before, number, context, seconds in rows:
         if number and (chunk, before) in chunks:
             added_by.setdefault((number, context), []).append(max(seconds - chunks[chunk, before], 0.0))
+    decodes = ((number, context, seconds) for chunk, _, number, context, seconds in rows if number and not chunk)
     return TableAttention(
-        chunks=grid((*pair, seconds) for pair, seconds in chunks.items()),
-        decodes=grid((number, context, seconds) for chunk, _, number, context, seconds in rows if not chunk),
-        mixed_decodes=grid((*pair, median(seconds)) for pair, seconds in added_by.items()),
+        chunks=grid(some(path, ((*pair, seconds) for pair, seconds in chunks.items()), "chunks alone")),
+        decodes=grid(some(path, decodes, "decodes alone")),
+        mixed_decodes=grid((*pair, median(seconds)) for pair, seconds in added_by.items()) if added_by else None,
     )

@@ -5,41 +5,84 @@ from __future__ import annotations
 import csv
 import gzip
 import math
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from itertools import islice, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn, TextIO, TypeVar
 
 from cbatch.errors import ProfileError
+from cbatch.sim.checked_json import LARGEST
+from cbatch.sim.curve import Curve, added
 
 Labels = tuple[str, ...]
 Numbers = tuple[float, ...]
+T = TypeVar("T")
+
+UNREADABLE = (OSError, EOFError, ValueError, zlib.error, csv.Error)
+"""What a damaged file raises as it is read."""
 
 
 def read_table(
-    path: Path, columns: Sequence[str], labels: Sequence[str] = (), optional: Sequence[str] = ()
+    path: Path,
+    columns: Sequence[str],
+    labels: Sequence[str] = (),
+    optional: Sequence[str] = (),
+    above_zero: Sequence[str] = (),
 ) -> Iterator[tuple[Labels, Numbers]]:
-    """Of each row, the `labels` columns as texts and the named `columns` as numbers: finite, at least 0.
+    """Of each row, the `labels` columns as texts and the named `columns` as numbers, at least 0.
 
-    An empty field of an `optional` column is NaN.
+    An empty field of an `optional` column is NaN. `above_zero`: columns without a 0.
 
     Raises:
         ProfileError: the file cannot be read, lacks a column, or holds no such number; the message names file and line.
     """
     texts, numbers = _columns(path, labels, columns)
-    checked = [_checked(path, name, column, name in optional) for name, column in zip(columns, numbers, strict=True)]
+    checked = [_checked(path, name, column, name in optional, name in above_zero)
+               for name, column in zip(columns, numbers, strict=True)]  # fmt: skip
     return zip(zip(*texts, strict=True) if texts else repeat(()), zip(*checked, strict=True), strict=False)
 
 
-def first_row(path: Path) -> dict[str, str]:
-    """The texts of the first row, by column. Raises ProfileError if there is none."""
-    with _opened(path) as file:
-        row = next(iter(csv.DictReader(file)), None)
-    if row is None:
-        raise ProfileError(f"{path}: holds no rows; fetch the file again")
-    return row
+class FirstRow:
+    """The first row of a file, for what is the same in all of them."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ProfileError if there is none."""
+        self.path = path
+        try:
+            with _opened(path) as file:
+                row = next(iter(csv.DictReader(file)), None)
+        except UNREADABLE as error:
+            raise _unreadable(path, error) from error
+        if row is None:
+            raise ProfileError(f"{path}: holds no rows; fetch the file again")
+        self._row = row
+
+    def text(self, name: str) -> str:
+        return self._row.get(name) or _fail(self.path, 2, f"{name} is missing")
+
+    def whole(self, name: str) -> int:
+        text = self.text(name)
+        if not text.isdecimal() or not 0 < int(text) < LARGEST:
+            _fail(self.path, 2, f"{name} must be a whole number of at least 1, is {text!r:.40}")
+        return int(text)
+
+
+def some(path: Path, points: Iterable[T], what: str) -> list[T]:
+    """The points as a list. Raises ProfileError if there are none."""
+    found = list(points)
+    if not found:
+        raise ProfileError(f"{path}: holds no rows of {what}; fetch the file again")
+    return found
+
+
+def summed(path: Path, curves: Sequence[Curve]) -> Curve:
+    """The sum of the file's curves. Raises ProfileError where they do not share their sizes."""
+    if any(curve.sizes != curves[0].sizes for curve in curves):
+        raise ProfileError(f"{path}: what belongs together was measured at different sizes; fetch the file again")
+    return added(curves)
 
 
 def only_file(folder: Path, pattern: str) -> Path:
@@ -61,8 +104,8 @@ def _columns(path: Path, *groups: Sequence[str]) -> list[list[tuple[str, ...]]]:
         rows = list(map(pick, lines))
     except IndexError:
         _fail(path, lines.line_num, "has fewer fields than the header")
-    except (OSError, EOFError, ValueError, csv.Error) as error:
-        raise ProfileError(f"{path}: cannot read the table: {error}; fetch the file again") from error
+    except UNREADABLE as error:
+        raise _unreadable(path, error) from error
     if not rows:
         raise ProfileError(f"{path}: holds no rows; fetch the file again")
     columns = zip(*rows, strict=True)
@@ -76,6 +119,10 @@ def _opened(path: Path) -> TextIO:
         raise ProfileError(f"{path}: cannot read the table: {error.strerror}") from error
 
 
+def _unreadable(path: Path, error: Exception) -> ProfileError:
+    return ProfileError(f"{path}: cannot read the table: {error}; fetch the file again")
+
+
 def _place(path: Path, header: list[str], name: str) -> int:
     if name not in header:
         near = get_close_matches(name, header, 1)
@@ -84,28 +131,29 @@ def _place(path: Path, header: list[str], name: str) -> int:
     return header.index(name)
 
 
-def _checked(path: Path, name: str, texts: Sequence[str], may_be_empty: bool) -> list[float]:
+def _checked(path: Path, name: str, texts: Sequence[str], may_be_empty: bool, above_zero: bool) -> list[float]:
     filled = [text for text in texts if text] if may_be_empty else texts
     try:
         numbers = list(map(float, filled))
     except ValueError:
         numbers = [math.nan]
-    if numbers and not (math.isfinite(sum(numbers)) and min(numbers) >= 0):
-        _name_the_line(path, name, texts, may_be_empty)
+    least = 1 / LARGEST if above_zero else 0.0
+    if numbers and not (math.isfinite(sum(numbers)) and min(numbers) >= least and max(numbers) <= LARGEST):
+        _name_the_line(path, name, texts, may_be_empty, least)
     if len(filled) < len(texts):
         given = iter(numbers)
         return [next(given) if text else math.nan for text in texts]
     return numbers
 
 
-def _name_the_line(path: Path, name: str, texts: Sequence[str], may_be_empty: bool) -> NoReturn:
+def _name_the_line(path: Path, name: str, texts: Sequence[str], may_be_empty: bool, least: float) -> NoReturn:
     for line, text in enumerate(texts, 2):
         try:
-            sound = 0 <= float(text) < math.inf
+            sound = least <= float(text) <= LARGEST
         except ValueError:
             sound = may_be_empty and not text
         if not sound:
-            _fail(path, line, f"{name} must be a number of at least 0, is {text!r}")
+            _fail(path, line, f"{name} must be a number {'above' if least else 'of at least'} 0, is {text!r:.40}")
     raise AssertionError("called for a column with an unsound number")
 
 

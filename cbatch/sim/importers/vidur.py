@@ -9,6 +9,7 @@ simulations leave it out by default.
 from __future__ import annotations
 
 from functools import cached_property
+from math import isnan
 from pathlib import Path
 
 from cbatch.errors import ProfileError
@@ -16,7 +17,7 @@ from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
 from cbatch.sim.curve import Curve, curve, grid
 from cbatch.sim.estimate import Ceilings
-from cbatch.sim.importers.table import first_row, read_table
+from cbatch.sim.importers.table import FirstRow, read_table, some
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
 from cbatch.sim.topology import Topology
@@ -66,7 +67,8 @@ class VidurTables:
         if path is None:
             return Measured(attention=self._attention(share))
         columns = [f"time_stats.{name}.median" for name in ("emb", *LINEAR, *OTHER)]
-        table = read_table(path, ["num_tokens", *columns], labels=("num_tensor_parallel_workers",))
+        degrees = ("num_tensor_parallel_workers",)
+        table = read_table(path, ["num_tokens", *columns], degrees, above_zero=("num_tokens",))
         rows = [numbers for (degree,), numbers in table if degree == str(tensor_parallel)]
         if not rows:
             return Measured(attention=self._attention(share))
@@ -83,19 +85,17 @@ class VidurTables:
         """The file of each model shape."""
         found = {}
         for path in sorted(self.folder.glob("*/*/mlp.csv*")):
-            row = first_row(path)
-            heads, kv_heads, hidden, expanded = (
-                int(row[key]) for key in ("n_head", "n_kv_head", "n_embd", "n_expanded_embd")
-            )
-            found[heads, kv_heads, hidden, expanded, row["use_gated_mlp"] == "True"] = path
+            row = FirstRow(path)
+            shape = (row.whole("n_head"), row.whole("n_kv_head"), row.whole("n_embd"), row.whole("n_expanded_embd"))
+            found[*shape, row.text("use_gated_mlp") == "True"] = path
         return found
 
     def _attention(self, share: ModelSpec) -> TableAttention | None:
         """The table measured for this number of query and key-value heads on the GPU, if there is one."""
         for path in sorted(self.folder.glob("attention_*.csv*")):
-            row = first_row(path)
-            parts = int(row["num_tensor_parallel_workers"])
-            heads, kv_heads = int(row["n_q_head"]) // parts, int(row["n_kv_head"]) // parts
+            row = FirstRow(path)
+            parts = row.whole("num_tensor_parallel_workers")
+            heads, kv_heads = row.whole("n_q_head") // parts, row.whole("n_kv_head") // parts
             if (heads, kv_heads) == (share.num_heads, share.num_kv_heads) and share.head_dim == 128:
                 return _read_attention(path)
         return None
@@ -105,14 +105,16 @@ def _read_attention(path: Path) -> TableAttention:
     prefill, decode = "time_stats.attn_prefill.median", "time_stats.attn_decode.median"
     around = ("time_stats.attn_input_reshape.median", "time_stats.attn_output_reshape.median")
     rows = read_table(path, ("batch_size", "prefill_chunk_size", "kv_cache_size", prefill, decode, *around),
-                      optional=(prefill, decode))  # fmt: skip
+                      optional=(prefill, decode), above_zero=("batch_size",))  # fmt: skip
     chunks, decodes = [], []
     for _, (batch, tokens, context, of_prefill, of_decode, before, after) in rows:
         if tokens:
             chunks.append((tokens, context, (of_prefill + before + after) * MS))
         else:
             decodes.append((batch, context + 1, (of_decode + before + after) * MS))
-    return TableAttention(grid(chunks), grid(decodes))
+    if any(isnan(seconds) for points in (chunks, decodes) for _, _, seconds in points):
+        raise ProfileError(f"{path}: a row has no time of what it measures; fetch the file again")
+    return TableAttention(grid(some(path, chunks, "prefills")), grid(some(path, decodes, "decodes")))
 
 
 def read_links(folder: Path) -> Links:
@@ -132,6 +134,6 @@ def _collective(folder: Path, name: str) -> dict[tuple[int, int], Curve]:
     columns = ("num_workers", "devices_per_node", "size", f"time_stats.{name}.median")
     points: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for path in sorted(folder.glob(f"{name}.csv*")):
-        for _, (workers, per_node, size, ms) in read_table(path, columns):
+        for _, (workers, per_node, size, ms) in read_table(path, columns, above_zero=("size",)):
             points.setdefault((int(workers), int(per_node)), []).append((size, ms * MS))
     return {which: curve(found) for which, found in points.items()}

@@ -1,0 +1,86 @@
+"""How far simulation is from reality: the same requests and policies, served on the GPU and simulated from its profile.
+
+    python -m experiments.bench fidelity path=TRACE                               # serve (needs a GPU), simulate, compare
+    python -m experiments.bench fidelity measured=results/h200/fidelity.npz       # simulate and compare only
+
+Real runs are kept in a file, to which later ones are added (`cases=` chooses). Beside the figures of each run, every
+single iteration of the real ones is predicted from its shape: where the two differ, that tells whether the cost model or
+the order of events is to blame.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cbatch import ConfigError
+from cbatch.sim.profile import PROFILES, load_profile
+from cbatch.sim.profile_file import profile_text
+from experiments.bench import fidelity_run
+from experiments.bench.fidelity_cases import CASES, chosen_cases
+from experiments.bench.fidelity_compare import compare, error_line, pair, show
+from experiments.bench.report import write
+
+
+def main(
+    path: str = "",
+    measured: str = "",
+    cases: str = "",
+    policies: str = "",
+    pd: str = "144",
+    trace: str = "512",
+    poisson: str = "256",
+    hardware: str = "h200",
+    stamp: str = "off",
+    folder: str = "results",
+) -> None:
+    """Measure if there is a trace, simulate, compare, write fidelity.json and a plot.
+
+    Args:
+        path: a trace file; real runs are measured, and added to those in `measured`.
+        cases, policies: names or their beginnings, separated by ";", of what is to be measured; what was measured before
+            stays. pd, trace, poisson: requests of each.
+        hardware: profile to simulate with. stamp: "on" writes the errors into that profile.
+
+    Raises:
+        ConfigError: neither a trace nor measured runs, or no GPU.
+    """
+    if not path and not measured:
+        raise ConfigError("fidelity: give the trace's file, path=azure_llm_2023_conv.csv.gz, to serve it on a GPU, or real runs "
+                          "that were kept, measured=results/h200/fidelity.npz")  # fmt: skip
+    profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
+    kept = Path(measured) if measured else Path(folder) / hardware / "fidelity.npz"
+    about, runs = fidelity_run.load(kept) if kept.is_file() or not path else ({}, [])
+    if path:
+        from experiments.bench.fidelity_serve import serve_cases  # loads torch
+
+        numbers = {name: _whole(name, text) for name, text in (("pd", pd), ("trace", trace), ("poisson", poisson))}
+        for about, served in serve_cases(chosen, path, numbers, tuple(runs)):
+            fidelity_run.save(kept, about, runs := served)
+        print(f"written: {kept}")
+    runs.sort(key=lambda run: [case.name for case in CASES].index(run.settings["case"]))
+    result = compare([pair(run, profile) for run in runs], profile)
+    show(result)
+    written = write("fidelity", about["hardware"], {"measured": about, **result}, Path(folder))
+    print(f"written: {written}")
+    from experiments.plots import fidelity as plot  # loads matplotlib
+    from experiments.plots.style import save
+
+    print(*save(plot.draw(written.parent), written.parent, "fidelity"), sep="\n")
+    if stamp == "on":
+        _stamp(PROFILES / f"{hardware}.json", error_line(result))
+
+
+def _stamp(path: Path, error: str) -> None:
+    """Write into the profile how far its simulations are from real runs."""
+    data = json.loads(path.read_text())
+    partial = path.with_suffix(".tmp")
+    partial.write_text(profile_text({**data, "error": error}))
+    partial.replace(path)
+    print(f"{path}: {error}")
+
+
+def _whole(key: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigError(f"fidelity: {key}={text}: give a number of requests")
+    return int(text)

@@ -1,0 +1,95 @@
+"""Device memory that captured graphs take, one after the other: in one pool or in a pool each, in either order.
+
+A graph keeps the memory of all it computes between inputs and outputs. Graphs that never run at the same time may share
+it, if the largest is captured first: each of the others then fits into what is there. Captured the other way round, each
+is larger than all before it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from cbatch import Limits
+from cbatch.runtime.batch import Shape
+from cbatch.runtime.graphs import CaptureReport, GraphedIteration, default_shapes
+from experiments.bench.presets import load_spec
+from experiments.bench.report import write
+
+
+class Way(NamedTuple):
+    shared: bool
+    largest_first: bool = True
+
+
+WAYS = {
+    "one pool, largest first": Way(shared=True),
+    "one pool, smallest first": Way(shared=True, largest_first=False),
+    "a pool for each graph": Way(shared=False),
+}
+
+
+class Recaptured(GraphedIteration):
+    """An executor's iterations captured once more, as `way` says.
+
+    tokens: of each graph, in the order of capture, [graphs].
+    used: bytes that all graphs so far have taken, after each, [graphs].
+    """
+
+    def __init__(self, of: GraphedIteration, shapes: Sequence[Shape], way: Way) -> None:
+        self._way = way
+        self.tokens: list[int] = []
+        self.used: list[int] = []
+        super().__init__(of._eager, of._slots, of._stream, of.cache, shapes)
+
+    def _capture_all(self, shapes: Sequence[Shape]) -> CaptureReport:
+        for shape in shapes:
+            self._guard(shape, self._warm_up)
+        pool = torch.cuda.graph_pool_handle() if self._way.shared else None
+        before = self._used_bytes()
+        for shape in shapes if self._way.largest_first else reversed(shapes):
+            for slot in self._slots:
+                self._guard(shape, lambda shape, slot=slot: self._capture(shape, slot, pool))  # type: ignore[misc]
+                self.tokens.append(shape.num_tokens)
+                self.used.append(self._used_bytes() - before)
+        return CaptureReport(0.0, len(self.graphs), self.used[0], self.used[-1])
+
+
+def main(
+    model: str = "llama-3.1-8b",
+    batch: str = "32",
+    max_tokens: str = "2048",
+    length: str = "2048",
+    folder: str = "results",
+) -> None:
+    """Measure, print and write graph_memory.json."""
+    from cbatch.runtime import gpu  # its kernels are written in Triton, which machines without a GPU lack
+
+    spec, limits = load_spec(model), Limits(int(batch), int(max_tokens), int(length))
+    executor = gpu.build(spec, limits, num_blocks=limits.max_batch, block_size=gpu.BLOCK_SIZE, graphs="off")
+    shapes = default_shapes(limits, gpu.BLOCK_SIZE, "all")
+    Recaptured(executor.iteration, shapes[:1], Way(shared=False))  # what the driver takes once is no graph's
+    release()
+    print(f"{spec.name}, up to {limits.max_batch} requests and {limits.max_tokens} tokens: device memory of the graphs")
+    figures: dict[str, Any] = {}
+    for name, way in WAYS.items():
+        found = Recaptured(executor.iteration, shapes, way)
+        figures[name] = {"tokens": found.tokens, "bytes": found.used}
+        print(f"  {name:26} {found.used[-1] / 1e6:8.0f} MB for {len(found.used)} graphs, the first {found.used[0] / 1e6:.0f} MB",
+              flush=True)  # fmt: skip
+        del found
+        release()
+    executor.close()
+    stamped = {"model": spec.name, "batch": limits.max_batch, "max_tokens": limits.max_tokens, "figures": figures}
+    print(f"written: {write('graph_memory', torch.cuda.get_device_name(), stamped, Path(folder))}")
+
+
+def release() -> None:
+    """Give the memory of graphs that nobody refers to back to the device."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()

@@ -1,0 +1,107 @@
+"""Both loops with no graphs, graphs of decodes alone, and graphs of all iterations: what each brings to mixed traffic.
+
+Sarathi-Serve's budget makes most iterations mixed: while requests wait, each holds the decodes and as many prompt tokens as
+fill it. Graphs of decodes alone serve what is left at the end; graphs of all iterations need the budget to be a captured
+size, which a tile-aligned one is. The asynchronous loop hides the host's planning, graphs the launching of kernels:
+together they leave the device nothing to wait for, and the figures say what either does alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cbatch import Limits, RunRecord
+from cbatch.model import ModelSpec
+from experiments.bench.presets import load_spec
+from experiments.bench.report import spread, write
+from experiments.bench.serving import Server, release, same_requests, start, summarize
+from experiments.workloads import AllAtOnce, OpenLoop, UniformLengths
+from policies.chunking import TileAligned
+from policies.sarathi_serve import SarathiServe
+
+GRAPHS = ("off", "decode", "all")
+LOOPS = {"sync": False, "async": True}
+
+
+def main(
+    model: str = "llama-3.1-8b",
+    batch: str = "32",
+    chunk: str = "512",
+    requests: str = "96",
+    shortest: str = "512",
+    longest: str = "1536",
+    ratio: str = "5",
+    repeats: str = "3",
+    folder: str = "results",
+) -> None:
+    """Measure, print and write loops.json, anew after each executor. Lengths are drawn evenly, P:D = `ratio`."""
+    spec, limits = load_spec(model), Limits(int(batch), 2048, int(longest))
+    workload = OpenLoop(
+        num_requests=int(requests),
+        arrivals=AllAtOnce(),
+        lengths=UniformLengths(min_length=int(shortest), max_length=int(longest), pd_ratio=float(ratio)),
+    )
+    stamped: dict[str, Any] = {"model": spec.name, "batch": limits.max_batch, "chunk": int(chunk), "requests": int(requests),
+                               "lengths": [int(shortest), int(longest)], "ratio": float(ratio), "figures": {}}  # fmt: skip
+    print(f"{spec.name}, batch {limits.max_batch}, {requests} requests of {shortest} to {longest} tokens, P:D {ratio}, "
+          f"sarathi_serve with {chunk} tokens an iteration")  # fmt: skip
+    for graphs in GRAPHS:
+        stamped["figures"] |= measure(spec, limits, workload, int(chunk), graphs, int(repeats))
+        release()
+        path = write("loops", torch.cuda.get_device_name(), stamped, Path(folder))
+    print(f"written: {path}")
+
+
+def measure(
+    spec: ModelSpec,
+    limits: Limits,
+    workload: OpenLoop,
+    chunk: int,
+    graphs: str,
+    repeats: int,
+    start: Callable[..., Server] = start,
+) -> dict[str, Any]:
+    """Figures of both loops on one executor, by "LOOP, graphs GRAPHS"."""
+    server = start(spec, limits, graphs=graphs)
+    server.serve(SarathiServe(TileAligned(chunk)), same_requests(limits.max_batch, chunk, 4, spec.vocab_size))
+    found: dict[str, Any] = {}
+    for loop, asynchronous in LOOPS.items():
+        iteration = server.executor.iteration
+        before = iteration.num_eager
+        records = [server.record(SarathiServe(TileAligned(chunk)), workload.requests(server.executor.vocabulary),
+                                 asynchronous=asynchronous) for _ in range(repeats)]  # fmt: skip
+        name = f"{loop}, graphs {graphs}"
+        found[name] = {**figures(records), "eager_iterations": (iteration.num_eager - before) // repeats,
+                       "graphs": iteration.report.num_graphs, "capture_seconds": iteration.report.seconds}  # fmt: skip
+        show(name, found[name])
+    server.executor.close()
+    return found
+
+
+def figures(records: list[RunRecord]) -> dict[str, Any]:
+    served = [summarize(record) for record in records]
+    mixed = np.array([step.num_prefill_tokens > 0 for step in records[-1].steps])
+    ends = np.array([step.received_at for step in records[-1].steps])
+    milliseconds = np.diff(ends, prepend=records[-1].steps[0].planned_at) * 1e3
+    return {
+        "tokens_per_second": spread([run.tokens_per_second for run in served]),
+        "ms_per_iteration": spread([run.milliseconds for run in served]),
+        "median_ms": {kind: float(np.median(milliseconds[chosen])) if chosen.any() else None
+                      for kind, chosen in (("mixed", mixed), ("decodes alone", ~mixed))},
+        "active_share": spread([run.active_share for run in served]),
+        "host_ms_per_iteration": spread([run.host_milliseconds for run in served]),
+        "iterations": served[-1].iterations,
+        "mixed_iterations": int(mixed.sum()),
+    }  # fmt: skip
+
+
+def show(name: str, found: dict[str, Any]) -> None:
+    print(f"  {name:22} {found['tokens_per_second']['median']:8.0f} tokens/s  {found['ms_per_iteration']['median']:7.3f} "
+          f"ms/iteration, device active {found['active_share']['median']:.2%}, host "
+          f"{found['host_ms_per_iteration']['median']:.3f} ms, {found['eager_iterations']} of {found['iterations']} "
+          "iterations eager", flush=True)  # fmt: skip

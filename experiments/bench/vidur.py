@@ -1,0 +1,118 @@
+"""A whole simulated run as one process: the workload on which Vidur (Agrawal et al., MLSys 2024) was timed.
+
+    python -m experiments.bench vidur path=.../azure_llm_2023_conv... tables=.../vidur/compute/a100
+                                      [num_requests=5000] [repeats=5] [folder=results]
+
+Llama-2-70B on two A100s from Vidur's own tables, Sarathi with 512 tokens an iteration, at most 128 requests in it, Poisson
+arrivals of 2/s; conversation lengths drawn at random from a trace and held to 4,096 tokens. The KV cache is what Vidur's
+memory plan leaves beside the weights: 13 requests of 4,096 tokens.
+
+Each process starts from nothing: interpreter, configuration, profile, trace, simulation, result tables. CPU seconds are
+printed beside wall seconds, as other work on the machine adds to the latter alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from tabulate import tabulate
+
+from cbatch import ConfigError
+from experiments.bench.report import cpu_name, spread, write
+
+SETTING = (
+    "policy=sarathi_serve", "chunking=tile_aligned", "chunk=512", "batch=128", f"kv_tokens={13 * 4096}",
+    "model=llama-2-70b", "backend=sim", "backend.tensor_parallel=2",
+    "workload=sharegpt", "workload.arrivals.rate=2.0", "workload.lengths.format=auto", "workload.lengths.order=random",
+    "workload.lengths.max_length=4096", "workload.lengths.too_long=clip", "progress=off",
+)  # fmt: skip
+
+OUTPUTS = {"tables": ("timeline=false",), "tables and timeline": ()}
+"""What the process writes; Vidur's default outputs hold a timeline too."""
+
+VIDUR = {
+    "version": "7d47513",
+    "iterations": 26_121,
+    "requests_per_second_in_loop": 1_300,
+    "seconds": {"event loop": 3.8, "process, every output off": 7.5, "process, default outputs": 24.7},
+    "seconds_of_training_before_the_first_run": 1_365,
+    "peak_memory_mb": 1_400,
+}
+"""Vidur on this workload, on 2 cores of the same kind; entered by hand."""
+
+
+class Process(NamedTuple):
+    """What one process took. cpu: seconds, user and system. memory: most that was resident, in MB."""
+
+    wall: float
+    cpu: float
+    memory: float
+
+
+def main(path: str, tables: str, num_requests: str = "5000", repeats: str = "5", folder: str = "results") -> None:
+    """Measure, print and write vidur.json."""
+    if not repeats.isdecimal() or int(repeats) < 1:
+        raise ConfigError(f"repeats={repeats}: give a whole number, at least 1")
+    setting = (*SETTING, f"workload.num_requests={num_requests}", f"workload.lengths.path={path}", f"hardware={tables}")
+    figures = {}
+    rows = []
+    for outputs, options in OUTPUTS.items():
+        runs = []
+        for repeat in range(int(repeats)):
+            run, summary = measured((*setting, *options))
+            runs.append(run)
+            print(f"  {outputs}, {repeat + 1} of {repeats}: {run.wall:.2f} s, of them {run.cpu:.2f} s of a core, "
+                  f"{run.memory:.0f} MB", flush=True)  # fmt: skip
+        figures[outputs] = _figures(runs, summary)
+        rows += [(outputs, name, values["median"], values["min"], values["max"])
+                 for name, values in figures[outputs].items() if isinstance(values, dict)]  # fmt: skip
+    print(f"\n{summary['about']['requests']} requests, {summary['run']['iterations']} iterations "
+          f"({VIDUR['iterations']} for 5,000 in Vidur)\n")  # fmt: skip
+    print(tabulate(rows, ("process that writes", "", "median", "least", "most"), floatfmt=".2f"))
+    content = {"setting": list(SETTING), "figures": figures, "vidur": VIDUR}
+    print(f"written: {write('vidur', cpu_name(), content, Path(folder))}")
+
+
+def measured(arguments: Sequence[str]) -> tuple[Process, dict[str, Any]]:
+    """What one fresh process of `experiments.run` takes, and the summary that it writes.
+
+    Raises:
+        ConfigError: the process fails; the message is its own.
+    """
+    with TemporaryDirectory() as folder:
+        output = Path(folder) / "run"
+        with (Path(folder) / "errors").open("w+") as errors:
+            began = time.perf_counter()
+            process = subprocess.Popen([sys.executable, "-m", "experiments.run", *arguments, f"output={output}"],
+                                       stdout=subprocess.DEVNULL, stderr=errors)  # fmt: skip
+            _, status, usage = os.wait4(process.pid, 0)
+            wall = time.perf_counter() - began
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode:
+                errors.seek(0)
+                message = errors.read().strip().removeprefix("error: ")
+                raise ConfigError(message or "the process was killed; free memory")
+        summary = json.loads((output / "summary.json").read_text())
+    return Process(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024 / 1e6), summary
+
+
+def _figures(runs: Sequence[Process], summary: dict[str, Any]) -> dict[str, Any]:
+    iterations, simulated = summary["run"]["iterations"], summary["run"]["seconds"]
+    cpu = spread([run.cpu for run in runs])
+    return {
+        "wall_seconds": spread([run.wall for run in runs]),
+        "cpu_seconds": cpu,
+        "peak_memory_mb": spread([run.memory for run in runs]),
+        "iterations": iterations,
+        "simulated_seconds": simulated,
+        "iterations_per_cpu_second": iterations / cpu["median"],
+        "requests_per_cpu_second": summary["run"]["requests"] / cpu["median"],
+    }

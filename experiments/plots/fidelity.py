@@ -1,0 +1,131 @@
+"""Simulated against measured figures of the `fidelity` benchmark: the values above, their relative errors below."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+
+from cbatch import ConfigError
+from experiments.plots.style import headed, line_style, new_figure, printed
+
+BENCHMARK = "fidelity.json"
+
+PANELS = (
+    ("total time [s]", ("total time",), 1.0),
+    ("time to first token [s]", ("TTFT P50", "TTFT P99"), 1.0),
+    ("time between tokens [ms]", ("TBT P50", "TBT P99"), 1e3),
+)
+"""Title, quantities, and factor of their unit."""
+
+
+class Point(NamedTuple):
+    """One quantity of one run. policy, case: numbers that stand for colour and shape."""
+
+    policy: int
+    case: int
+    quantity: str
+    measured: float
+    simulated: float
+    error: float
+    error_range: tuple[float, float]
+
+    @property
+    def style(self) -> dict[str, Any]:
+        colour, shape = line_style(self.policy)["color"], line_style(self.case)["marker"]
+        hollow = {"markerfacecolor": "none"} if self.quantity.endswith("P99") else {}
+        return {
+            "color": colour,
+            "marker": shape,
+            "markersize": 4,
+            "linestyle": "none",
+            "markeredgewidth": 0.8,
+            **hollow,
+        }
+
+
+def draw(folder: Path) -> Figure:
+    """A point for each run and quantity: colour by policy, shape by workload, hollow for the 99th percentile.
+
+    Raises:
+        ConfigError: the folder holds no results of that benchmark.
+    """
+    path = folder / BENCHMARK
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such results; measure them with python -m experiments.bench fidelity")
+    result = json.loads(path.read_text())
+    cases = list(result["cases"])
+    policies = list(dict.fromkeys(policy for found in result["cases"].values() for policy in found))
+    points = [
+        Point(policies.index(policy), cases.index(case), name, found["measured"][name], found["simulated"][name], found["error"][name], tuple(found["error_range"][name]))
+        for case, runs in result["cases"].items()
+        for policy, found in runs.items()
+        for name in result["targets"]
+    ]  # fmt: skip
+    with printed():
+        figure, [above, below] = new_figure(2, len(PANELS), 4.6, ratios=(3, 2))
+        for values, errors, (label, quantities, factor) in zip(above, below, PANELS, strict=True):
+            shown = [point for point in points if point.quantity in quantities]
+            _values(values, shown, label, factor)
+            _errors(errors, shown, result["targets"])
+        above[0].set_ylabel("simulated")
+        below[0].set_ylabel("error of simulation")
+        measured, bands = (
+            result["measured"],
+            ", ".join(f"{name} {target:.0%}" for name, target in result["targets"].items()),
+        )
+        headed(figure, f"Simulated (profile {result['profile']}) against measured",
+               f"measured on {measured['hardware']}, {measured['date']}; grey, the largest errors aimed at: {bands}\n"
+               "lines: the range of the error as all iteration times move by up to 1%",
+               _legend(policies, cases))  # fmt: skip
+    return figure
+
+
+def _values(axes: Axes, points: list[Point], label: str, factor: float) -> None:
+    for point in points:
+        axes.plot(point.measured * factor, point.simulated * factor, **point.style)
+    values = [factor * value for point in points for value in (point.measured, point.simulated)]
+    ends = (min(values) / 1.3, max(values) * 1.3)
+    axes.plot(ends, ends, color="#555555", linewidth=0.5, zorder=0)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured", title=label)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 10 * ends[0] else (1,)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
+    axes.grid(visible=True)
+
+
+def _errors(axes: Axes, points: list[Point], targets: dict[str, float]) -> None:
+    """The errors of each quantity beside each other, in the order of the runs, and the band that is aimed at.
+
+    A line shows between which errors the figure moves as iteration times are nudged.
+    """
+    names = list(dict.fromkeys(point.quantity for point in points))
+    for place, name in enumerate(names):
+        row = [point for point in points if point.quantity == name]
+        band = [place - 0.45, place + 0.45]
+        axes.fill_between(band, -targets[name], targets[name], color="#EEEEEE", linewidth=0, zorder=0)
+        for index, point in enumerate(row):
+            x = place - 0.38 + 0.76 * index / max(len(row) - 1, 1)
+            axes.plot([x, x], point.error_range, color=point.style["color"], linewidth=0.6, marker="none")
+            axes.plot(x, point.error, **point.style)
+    axes.axhline(0, color="#555555", linewidth=0.5, zorder=1)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid(visible=True, axis="y")
+
+
+def _legend(policies: list[str], cases: list[str]) -> list[Line2D]:
+    """Policies by colour, then workloads by shape."""
+    colours = [
+        Line2D([], [], color=line_style(index)["color"], linewidth=3, label=name) for index, name in enumerate(policies)
+    ]
+    shapes = [Line2D([], [], color="#555555", marker=line_style(index)["marker"], markersize=4, linestyle="none", label=name)
+              for index, name in enumerate(cases)]  # fmt: skip
+    return [*colours, *shapes]

@@ -1,0 +1,1 @@
+"""Measures a hardware profile through the runtime that serves: `python -m experiments.profile model=...`."""

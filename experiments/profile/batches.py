@@ -1,0 +1,113 @@
+"""Which batches are measured: at both sides of every step in the time of an iteration, and evenly between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from experiments.profile.laboratory import Batch
+
+CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Tokens of a chunk whose attention is measured."""
+
+BEFORE = (1024, 2048, 4096, 7168)
+"""Contexts before it."""
+
+CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+"""Contexts of decodes."""
+
+WHOLE = 1024
+"""Tokens of each prompt where an iteration holds several."""
+
+WAVES = 4
+
+GROWTH = 1.4
+"""Of the tokens of large iterations, from one to the next."""
+
+LONG = (1024, 4096)
+"""Contexts of a single long decode among short ones."""
+
+ONE_IN, LONGER = 8, 4
+
+
+def decode_counts(captured: Sequence[int]) -> list[int]:
+    """Numbers of decodes: each captured size, which all up to it are padded to, and one more than it."""
+    largest = captured[-1]
+    return sorted({1, *captured, *(size + 1 for size in captured if size < largest)})
+
+
+def attention_counts(captured: Sequence[int], at_once: float = 0.0) -> list[int]:
+    """Numbers of decodes whose attention is measured: beside `decode_counts` three between large captured sizes.
+
+    A GPU reads `at_once` contexts at a time, if that is known, and the next ones when they are done: both sides of the first
+    `WAVES` of these steps, which are not those of the graphs, are measured too.
+    """
+    between = {
+        low + (high - low) * quarter // 4
+        for low, high in pairwise(captured)
+        if high - low >= 16
+        for quarter in (1, 2, 3)
+    }
+    edges = {int(wave * at_once) + beyond for wave in range(1, WAVES + 1) for beyond in (0, 1) if at_once >= 1}
+    return sorted({*decode_counts(captured), *between, *(edge for edge in edges if 0 < edge <= captured[-1])})
+
+
+def mixed_totals(captured: Sequence[int], tile: int, most: int) -> list[int]:
+    """Tokens of iterations with prompts, ascending.
+
+    Captured sizes: each, and one token more than the one before; and the chunks, which are measured anyway. Beyond the
+    last of them nothing is padded, and time rises by tiles: both sides of each tile over the next half of `WHOLE` tokens,
+    then, as the steps lose their weight, the middle of a tile at growing distances.
+    """
+    totals = {2, *captured, *(size + 1 for size in captured), *(size for size in CHUNKS if size <= WHOLE)}
+    edge = captured[-1] if captured else tile
+    totals |= {edge, edge + 1}
+    for tiles in range(tile, WHOLE // 2 + 1, tile):
+        totals |= {edge + tiles, edge + tiles + 1}
+    size: float = edge + WHOLE
+    while size < most:
+        totals.add(round(size / tile) * tile - tile // 2)
+        size *= GROWTH
+    totals.add(most - tile // 2)
+    return sorted(total for total in totals if 2 <= total <= most)
+
+
+def prompts(num_tokens: int) -> tuple[tuple[int, int], ...]:
+    """So many tokens as whole prompts of `WHOLE` tokens; the last one may be shorter, and has two at least."""
+    whole, rest = divmod(num_tokens, WHOLE)
+    if rest == 1 and whole:
+        return ((WHOLE, 0),) * (whole - 1) + ((WHOLE - 1, 0), (2, 0))
+    return ((WHOLE, 0),) * whole + (((rest, 0),) if rest else ())
+
+
+def decodes_and(num_tokens: int, decodes: Sequence[int]) -> Batch:
+    """An iteration of `num_tokens`: the decodes, and one prompt's chunk for the rest."""
+    return Batch(((num_tokens - len(decodes), 0),), tuple(decodes))
+
+
+def uneven(number: int, mean: int, most: int) -> tuple[int, ...]:
+    """Contexts that differ: one in `ONE_IN`, here and there, is `LONGER` times as long as the mean."""
+    long = min(LONGER * mean, most)
+    count = -(-number // ONE_IN)
+    short = max((number * mean - count * long) // max(number - count, 1), 1)
+    return tuple(long if index % ONE_IN == ONE_IN // 2 or (number <= ONE_IN // 2 and index == 0) else short
+                 for index in range(number))  # fmt: skip
+
+
+def fit_in(sizes: Iterable[int], most: int) -> list[int]:
+    """Those up to `most`, and `most` itself where the next one lies beyond."""
+    sizes = sorted(sizes)
+    kept = [size for size in sizes if size <= most]
+    return kept if len(kept) == len(sizes) else sorted({*kept, most})
+
+
+def held_out(captured: Sequence[int], max_batch: int, longest: int) -> list[Batch]:
+    """Batches between the measured ones, to see how far what is interpolated is from what is measured."""
+    between = [round(math.sqrt(low * high)) for low, high in pairwise(captured)]
+    half, context = max(max_batch // 2 - 3, 1), longest // 6
+    batches = [Batch((), (context,) * number) for number in between]
+    batches += [Batch(((size, before),), (context,) * half) for size in (200, 450, 900) for before in (0, longest // 3)]
+    batches += [Batch((), uneven(number, context, longest)) for number in (half, max_batch)]
+    batches.append(Batch(((700, 0), (900, 0), (300, 700)), uneven(half, context, longest)))
+    return batches

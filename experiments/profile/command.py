@@ -1,0 +1,184 @@
+"""What `experiments.profile` does: build, measure, take apart, compare, write."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from bisect import bisect_left
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cbatch import ConfigError
+from cbatch.model import ModelSpec
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.curve import Curve
+from cbatch.sim.profile import PROFILES, HostTime, load_profile
+from experiments.bench.presets import load_spec
+from experiments.bench.report import slug, versions
+from experiments.profile.batches import held_out, prompts
+from experiments.profile.host import host_time
+from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
+from experiments.profile.laboratory import Batch, Laboratory
+from experiments.profile.machine import Machine, build, memory_bytes
+from experiments.profile.measure import Iterations, Report, measure, mixed_bases
+from experiments.profile.tables import UNCOMPARED, model_tables, read_existing, rows_table, write_profile
+from experiments.profile.transfers import ceilings, copy_times, link_times
+
+
+def profile(
+    model: str,
+    batch: str = "16,128",
+    max_tokens: str = "16384",
+    longest: str = "8192",
+    backend: str = "cuda",
+    output: str = "",
+    report: Report = print,
+) -> Path:
+    """Measure models and write their tables into a profile, one after the other; returns its path.
+
+    model, batch: lists. For the rest see `experiments.profile.__main__`.
+
+    Raises:
+        ConfigError: an option that cannot be used. ProfileError: the file is no profile. CapacityError: no room for a model.
+    """
+    specs = [load_spec(name) for name in model.split(",")]
+    batches = sorted({_whole("batch", text) for text in batch.split(",")})
+    limits = {"max_tokens": _whole("max_tokens", max_tokens), "longest": _whole("longest", longest)}
+    for spec in specs:
+        path = _one(spec, batches, limits, backend, output, report)
+    return path
+
+
+def _one(
+    spec: ModelSpec, batches: list[int], limits: dict[str, int], backend: str, output: str, report: Report
+) -> Path:
+    """One model, into the file that is there."""
+    make = partial(build, backend, spec, **limits)
+    machine = make(batch=batches[-1])
+    path = Path(output) if output else PROFILES / f"{slug(machine.name)}.json"
+    data = read_existing(path) or _blank(machine, backend, path.stem)
+    report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
+    laboratory = machine.laboratory(spec)
+    found = measure(laboratory, machine.decode_sizes, machine.mixed_sizes, report, machine.at_once)
+    report("batches between the measured ones")
+    between = _between(laboratory, machine)
+    report("host time")
+    data["host"] = {loop: _host(machine, spec, loop == "async") for loop in ("sync", "async")}
+    report("shares of kernels, copies")
+    alone, mixed = _shares(laboratory, machine, found, on_gpu=backend == "cuda")
+    data.setdefault("links", {}).update(_transfers(backend, report))
+    sizes, measured = machine.mixed_sizes, laboratory.measured
+    machine.executor.close()
+    del laboratory, machine  # their memory is the next machine's
+    bases = {number: _bases_of(make(batch=number), spec, sizes, found, report) for number in batches[:-1]}
+    tables = model_tables(found, alone, mixed, batches[-1], rows_table({**bases, batches[-1]: found.mixed}, sizes))
+    data.setdefault("models", {})[spec.name] = {
+        "from": _source(spec, limits, batches), "num_layers": spec.num_layers, "tensor_parallel": {"1": tables}}  # fmt: skip
+    data["error"] = UNCOMPARED
+    write_profile(path, data)
+    _compare(path, spec, measured, between, report)
+    report(f"written: {path}")
+    return path
+
+
+def _between(laboratory: Laboratory, machine: Machine) -> list[Batch]:
+    """Batches between those of the tables, measured too."""
+    batches = held_out(machine.decode_sizes, machine.limits.max_batch, machine.limits.max_request_tokens)
+    held = [batch for batch in batches if laboratory.holds(batch)]
+    for batch in held:
+        laboratory.seconds(batch)
+    return held
+
+
+def _blank(machine: Machine, backend: str, name: str) -> dict[str, Any]:
+    """A file of a machine of which nothing is known yet."""
+    device = torch.device("cuda" if backend == "cuda" else "cpu")
+    return {
+        "name": name,
+        "hardware": machine.name,
+        "source": "measured by python -m experiments.profile, each model as it says",
+        "error": UNCOMPARED,
+        "memory_bytes": memory_bytes(backend),
+        "ceilings": {**ceilings(device), "tile": machine.limits.tile},
+    }
+
+
+def _host(machine: Machine, spec: ModelSpec, asynchronous: bool) -> dict[str, float]:
+    time: HostTime = host_time(machine.executor, machine.limits, machine.num_blocks, machine.block_size, spec.vocab_size,
+                               asynchronous=asynchronous)  # fmt: skip
+    return {"seconds": round(time.seconds, 7), "seconds_per_request": round(time.seconds_per_request, 10)}
+
+
+def _shares(laboratory: Laboratory, machine: Machine, found: Iterations, *, on_gpu: bool) -> tuple[Any, Any]:
+    """Shares against the tokens of iterations without prompts, and with: those of the next size that was looked at."""
+    if not on_gpu:
+        return lambda size: UNKNOWN, lambda size: UNKNOWN
+    alone = {
+        size: shares(kernel_times(partial(laboratory.compute, Batch((), (1,) * size)))) for size in machine.decode_sizes
+    }
+    totals = [*machine.mixed_sizes, int(found.mixed.sizes[-1])]
+    mixed = {size: shares(kernel_times(partial(laboratory.compute, Batch(prompts(size))))) for size in totals}
+    return partial(_next_of, alone), partial(_next_of, mixed)
+
+
+def _next_of(known: dict[int, Shares], size: float) -> Shares:
+    sizes = sorted(known)
+    return known[sizes[min(bisect_left(sizes, size), len(sizes) - 1)]]
+
+
+def _transfers(backend: str, report: Report) -> dict[str, Any]:
+    if backend != "cuda":
+        return {}
+    num_gpus = torch.cuda.device_count()
+    if num_gpus > 1:
+        report(f"links of {num_gpus} GPUs")
+    return {**copy_times(torch.device("cuda")), **link_times("nccl", num_gpus)}
+
+
+def _bases_of(machine: Machine, spec: ModelSpec, sizes: Sequence[int], found: Iterations, report: Report) -> Curve:
+    """Bases of captured sizes on a machine with graphs for another batch."""
+    report(f"captured rows: graphs for batch {machine.limits.max_batch}")
+    both = [size for size in sizes if size in machine.mixed_sizes] or sizes
+    bases = mixed_bases(machine.laboratory(spec), both, found.chunks)
+    machine.executor.close()
+    return bases
+
+
+def _compare(path: Path, spec: ModelSpec, measured: dict[Batch, float], between: list[Batch], report: Report) -> None:
+    """Print how far predictions from the written file are from what was measured."""
+    cost = ProfileCost(load_profile(str(path)), spec)
+    errors = {batch: cost.predict(batch.shape()) / seconds - 1 for batch, seconds in measured.items()}
+    for batch in between:
+        report(f"between: {_words(batch)}: measured {measured[batch] * 1e3:.3f} ms, predicted {errors[batch]:+.1%}")
+    inside = np.abs([error for batch, error in errors.items() if batch not in between])
+    report(
+        f"{len(inside)} measured batches are predicted within {np.median(inside):.2%} (median), {inside.max():.1%} at most"
+    )
+
+
+def _words(batch: Batch) -> str:
+    chunks = " + ".join(f"{tokens} at {context}" for tokens, context in batch.chunks)
+    mean = sum(batch.decodes) / max(len(batch.decodes), 1)
+    return f"{len(batch.decodes)} decodes of {mean:.0f}, at most {max(batch.decodes, default=0)}" + (
+        f", chunks {chunks}" if chunks else ""
+    )
+
+
+def _source(spec: ModelSpec, limits: dict[str, int], batches: list[int]) -> str:
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("output=")]
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    return (f"python -m experiments.profile {shlex.join(arguments)}; {datetime.now(UTC):%Y-%m-%d}; {packages}; iterations as "
+            f"executed, with graphs for batches of {' and '.join(map(str, batches))}, up to {limits['max_tokens']} tokens, requests "
+            f"up to {min(limits['longest'], spec.max_positions)}")  # fmt: skip
+
+
+def _whole(key: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 2:
+        raise ConfigError(f"profile: {key}={text}: give a whole number, at least 2")
+    return int(text)

@@ -1,0 +1,50 @@
+"""Which operations an iteration's time goes to: the shares of its kernels, from a profiler's view of one iteration.
+
+Kernels overlap, so their times do not add up to the iteration; only their proportions are used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+ATTENTION = re.compile(r"flash|_attention_kernel|_combine_kernel")
+PRODUCT = re.compile(r"skinny|gemm|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECASE)
+NORM = "_add_norm_kernel"
+COPIES = ("Memcpy", "Memset")
+
+
+class Shares(NamedTuple):
+    """Of an iteration without its attention: matrix products of the layers, output head and sampling, all else."""
+
+    linear: float
+    head: float
+    other: float
+
+
+UNKNOWN = Shares(1.0, 0.0, 0.0)
+"""Where kernels cannot be told apart: all counts as matrix products."""
+
+
+def kernel_times(compute: Callable[[], object]) -> list[tuple[str, float]]:
+    """(name, microseconds) of the kernels that a call has the GPU run, in their order."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        compute()
+        torch.cuda.synchronize()
+    events = [event for event in profile.events() or [] if event.device_type == torch.profiler.DeviceType.CUDA]
+    events.sort(key=lambda event: event.time_range.start)
+    return [(event.name, event.time_range.elapsed_us()) for event in events if not event.name.startswith(COPIES)]
+
+
+def shares(kernels: list[tuple[str, float]]) -> Shares:
+    """The fused model's last norm stands before its output head; without one, the head counts among the others."""
+    norms = [place for place, (name, _) in enumerate(kernels) if NORM in name]
+    body, after = (kernels[: norms[-1] + 1], kernels[norms[-1] + 1 :]) if norms else (kernels, [])
+    body = [(name, time) for name, time in body if not ATTENTION.search(name)]
+    linear = sum(time for name, time in body if PRODUCT.search(name))
+    head = sum(time for _, time in after)
+    whole = sum(time for _, time in body) + head
+    return Shares(linear / whole, head / whole, 1 - (linear + head) / whole) if whole else UNKNOWN

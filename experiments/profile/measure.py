@@ -1,0 +1,191 @@
+"""Measures a model's iterations and takes them apart, by differences, into what the cost model adds up again.
+
+    mixed iteration      = base (tokens) + attention of each chunk (tokens, context) + of the decodes (number, context)
+    decodes alone        = base (decodes) + attention of the decodes (number, context)
+
+A base is an iteration with next to no attention. The attention of a chunk is what context before it adds, and of the
+chunk itself what half its length before it would add; that of decodes is what their contexts add to those of one token.
+So the sum is the measured iteration at every measured point, however kernels overlap. Attention beside large products
+also lets the clock rise (`experiments.profile.power`); what it gains by that is given back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from cbatch.sim.curve import Curve, Grid, curve, grid
+from cbatch.sim.power import PowerLimit
+from experiments.profile.batches import (
+    BEFORE,
+    CHUNKS,
+    CONTEXTS,
+    LONG,
+    WHOLE,
+    attention_counts,
+    decode_counts,
+    decodes_and,
+    fit_in,
+    mixed_totals,
+    prompts,
+)
+from experiments.profile.laboratory import Batch, Laboratory
+from experiments.profile.power import power_limit
+
+Report = Callable[[str], None]
+
+Point = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Iterations:
+    """Seconds of one model's iterations, of all layers together.
+
+    mixed: base of an iteration with prompts, against tokens. chunks: attention of one, against (tokens, context before).
+    mixed_decodes: attention of decodes beside a chunk, against (number, context).
+    alone, decodes: base and attention of iterations without prompts.
+    uneven, mixed_uneven: see `cbatch.sim.attention.TableAttention`.
+    power: how the clock follows what the GPU did before.
+    """
+
+    mixed: Curve
+    chunks: Grid
+    mixed_decodes: Grid
+    alone: Curve
+    decodes: Grid
+    uneven: Curve
+    mixed_uneven: Curve
+    power: PowerLimit
+
+
+def measure(
+    laboratory: Laboratory,
+    decode_sizes: Sequence[int],
+    mixed_sizes: Sequence[int],
+    report: Report,
+    at_once: float = 0.0,
+) -> Iterations:
+    """
+    Args:
+        decode_sizes, mixed_sizes, at_once: as in `Machine`.
+        report: told what was measured.
+    """
+    limits = laboratory.limits
+    report("decodes alone")
+    alone = curve((number, laboratory.seconds(Batch((), (1,) * number))) for number in decode_counts(decode_sizes))
+    counts = attention_counts(decode_sizes, at_once)
+    decodes = _contexts(laboratory, counts, _alone, alone.at)
+    uneven = _uneven(laboratory, counts, _alone)
+    report("chunks of prompts")
+    sizes = fit_in(CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
+    small = _chunks(laboratory, [size for size in sizes if size <= WHOLE])
+    report("iterations with prompts")
+    mixed = mixed_bases(laboratory, mixed_totals(mixed_sizes, limits.tile, limits.max_tokens), grid(small))
+    large = _chunks(laboratory, [size for size in sizes if size > WHOLE], mixed)
+    report("power")
+    power = power_limit(laboratory, mixed)
+    chunks = grid(_unrelieved(point, mixed, power) for point in (*small, *large))
+    report("decodes beside a chunk")
+    beside = _Beside(mixed_sizes or [2 * limits.max_batch], mixed, chunks)
+    most = min(limits.max_batch - 1, limits.max_tokens - 2)
+    mixed_counts = sorted({*(number for number in decode_sizes if number < most), max(3 * most // 4, 1), most})
+    mixed_decodes = _contexts(laboratory, mixed_counts, beside.batch, beside.without)
+    return Iterations(
+        mixed, chunks, mixed_decodes, alone, decodes, uneven, _uneven(laboratory, mixed_counts, beside.batch), power
+    )
+
+
+def _alone(contexts: tuple[int, ...]) -> Batch:
+    return Batch((), contexts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """Decodes beside a small chunk, in the smallest captured iteration that holds them: its products draw little power."""
+
+    sizes: Sequence[int]
+    mixed: Curve
+    chunks: Grid
+
+    def _total(self, number: int) -> int:
+        return next((size for size in self.sizes if size >= number + 2), self.sizes[-1])
+
+    def batch(self, contexts: tuple[int, ...]) -> Batch:
+        return decodes_and(self._total(len(contexts)), contexts)
+
+    def without(self, number: int) -> float:
+        """Seconds of such an iteration but for the decodes' attention."""
+        total = self._total(number)
+        return self.mixed.at(total) + self.chunks.at(total - number, 0)
+
+
+def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: Grid) -> Curve:
+    """The base of iterations of so many prompt tokens, as whole prompts: what is left without their attention."""
+    points = []
+    for total in totals:
+        batch = Batch(prompts(total))
+        if laboratory.holds(batch):
+            attention = sum(chunks.at(tokens, 0) for tokens, _ in batch.chunks)
+            points.append((total, laboratory.seconds(batch) - attention))
+    return curve(points)
+
+
+def _chunks(laboratory: Laboratory, sizes: Iterable[int], base: Curve | None = None) -> list[Point]:
+    """Attention of a chunk against (tokens, context before it).
+
+    What the chunk itself adds is what half its length before it would add; with a base at hand, what exceeds that.
+    """
+    limits = laboratory.limits
+    points: list[Point] = []
+    for tokens in sizes:
+        contexts = fit_in(BEFORE, limits.max_request_tokens - tokens)
+        batches = {context: Batch(((tokens, context),)) for context in (0, *contexts)}
+        seconds = {context: laboratory.seconds(batch) for context, batch in batches.items() if laboratory.holds(batch)}
+        slope = _slope([(context, value) for context, value in seconds.items() if context or len(seconds) < 3])
+        itself = slope * (tokens + 1) / 2 if base is None else max(seconds[0] - base.at(tokens), 0.0)
+        points += [(tokens, context, max(value - seconds[0], 0.0) + itself) for context, value in seconds.items()]
+    return points
+
+
+def _contexts(
+    laboratory: Laboratory,
+    counts: Sequence[int],
+    batch_of: Callable[[tuple[int, ...]], Batch],
+    base: Callable[[int], float],
+) -> Grid:
+    """Attention of decodes against (number, context): what an iteration takes beyond its base."""
+    points: list[Point] = []
+    for number in counts:
+        batches = {
+            context: batch_of((context,) * number) for context in fit_in(CONTEXTS, laboratory.limits.max_request_tokens)
+        }
+        row = [(context, max(laboratory.seconds(batch) - base(number), 0.0))
+               for context, batch in batches.items() if laboratory.holds(batch)]  # fmt: skip
+        points += [(number, 1, min(_slope(row), row[0][1])), *((number, context, seconds) for context, seconds in row)]
+    return grid(points)
+
+
+def _uneven(laboratory: Laboratory, counts: Sequence[int], batch_of: Callable[[tuple[int, ...]], Batch]) -> Curve:
+    """Seconds that each token of a single long context takes among decodes of one token, against their number."""
+    points = [(1.0, 0.0)]
+    for number in counts:
+        batches = {context: batch_of((1,) * (number - 1) + (context,))
+                   for context in fit_in(LONG, laboratory.limits.max_request_tokens)}  # fmt: skip
+        row = [(context, laboratory.seconds(batch)) for context, batch in batches.items() if laboratory.holds(batch)]
+        if number > 1 and row:
+            points.append((number, _slope(row)))
+    return curve(points)
+
+
+def _unrelieved(point: Point, mixed: Curve, power: PowerLimit) -> Point:
+    """The attention of a chunk without what the clock gains by it: measured was attention - min(gain, recovery * attention)."""
+    tokens, context, seconds = point
+    gain = power.share_of(int(tokens)) * mixed.at(tokens)
+    recovered = seconds / (1 - power.recovery) if power.recovery < 1 else float("inf")
+    return tokens, context, min(recovered, seconds + gain)
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    """Seconds for each token of context, from the first of the points to the last; 0 where there is but one."""
+    (first, low), (last, high) = points[0], points[-1]
+    return max(high - low, 0.0) / (last - first) if last > first else 0.0

@@ -1,0 +1,145 @@
+"""Measured iterations as a profile's file holds them: a model's tables, and their place in the file.
+
+A file keeps what others have measured: only the model at hand, the host times and the links are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cbatch.errors import ProfileError
+from cbatch.sim.curve import Curve, Grid
+from cbatch.sim.power import PowerLimit
+from cbatch.sim.profile_file import profile_text
+from experiments.profile.kernels import Shares
+from experiments.profile.measure import Iterations
+
+DIGITS = 5
+"""Of the numbers in a file."""
+
+UNCOMPARED = "not compared with real runs since it was measured"
+
+ShareOf = Callable[[float], Shares]
+"""Shares of an iteration's kernels against its tokens."""
+
+
+def model_tables(
+    found: Iterations, alone: ShareOf, mixed: ShareOf, max_batch: int, rows: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What one degree of tensor parallelism of a model holds in the file.
+
+    Args:
+        max_batch: for which graphs were captured.
+        alone, mixed: shares of iterations without prompts and with.
+        rows: the table of captured rows; None where nothing is captured.
+    """
+    tables = {
+        **_mixed_parts(found.mixed, mixed, max_batch),
+        "embedding": {"from": "counted in other", "tokens": [1, int(found.mixed.sizes[-1])], "seconds": [0, 0]},
+        "decode_only": _decode_parts(found.alone, alone),
+        "chunks": _grid(found.chunks),
+        "decodes": _grid(found.decodes),
+        "mixed_decodes": _grid(found.mixed_decodes),
+        "uneven": _curve(found.uneven, "requests"),
+        "mixed_uneven": _curve(found.mixed_uneven, "requests"),
+        "power": _power(found.power),
+    }
+    return tables if rows is None else {**tables, "captured_rows": dict(rows)}
+
+
+def rows_table(bases: Mapping[int, Curve], sizes: Sequence[int]) -> dict[str, Any] | None:
+    """What captured rows cost: see `cbatch.sim.profile.CapturedRows`.
+
+    Args:
+        bases: bases of mixed iterations, by the largest batch for which graphs were captured.
+        sizes: tokens of captured iterations.
+    """
+    if not sizes or len(bases) < 2:
+        return None
+    smallest = bases[min(bases)]
+    seconds: list[float] = []
+    for batch in sorted(bases):
+        over = sorted(bases[batch].at(size) - smallest.at(size) for size in sizes)
+        seconds.append(max(over[len(over) // 2], *seconds, 0.0))
+    return {"requests": sorted(bases), "seconds": _rounded(seconds), "most_tokens": max(sizes)}
+
+
+def _decode_parts(base: Curve, share_of: ShareOf) -> dict[str, Any]:
+    """The base of iterations without prompts, divided: of these, the head has a row for each decode."""
+    heads = [share_of(size).head * seconds for size, seconds in zip(base.sizes, base.seconds, strict=True)]
+    sizes = [int(size) for size in base.sizes]
+    return {**_divided(base, share_of, heads), "head": {"requests": sizes, "seconds": _rounded(heads)}}
+
+
+def _mixed_parts(base: Curve, share_of: ShareOf, max_batch: int) -> dict[str, Any]:
+    """The base of iterations with prompts, divided: a captured head has a row for each request of the largest batch."""
+    head = share_of(base.sizes[0]).head * base.seconds[0]
+    divided = _divided(base, share_of, [head] * len(base.sizes))
+    return {**divided, "head": {"requests": [1, max_batch], "seconds": _rounded([head, head])}}
+
+
+def _divided(base: Curve, share_of: ShareOf, heads: Sequence[float]) -> dict[str, Any]:
+    """What the head leaves of a base, divided between the layers' products and all else."""
+    linear, other = [], []
+    for size, seconds, head in zip(base.sizes, base.seconds, heads, strict=True):
+        share = share_of(size)
+        linear.append((seconds - head) * share.linear / (share.linear + share.other))
+        other.append(seconds - head - linear[-1])
+    sizes = [int(size) for size in base.sizes]
+    return {
+        "linear": {"tokens": sizes, "seconds": _rounded(linear)},
+        "other": {"tokens": sizes, "seconds": _rounded(other)},
+    }
+
+
+def _curve(curve: Curve, sizes: str) -> dict[str, Any]:
+    return {sizes: [int(size) for size in curve.sizes], "seconds": _rounded(curve.seconds)}
+
+
+def _power(power: PowerLimit) -> dict[str, Any]:
+    numbers = _rounded([power.reserve_seconds, power.recovery, power.idle_recovery])
+    share = {"tokens": [int(size) for size in power.share.sizes], "share": _rounded(power.share.seconds)}
+    return {**share, **dict(zip(("reserve_seconds", "recovery", "idle_recovery"), numbers, strict=True))}
+
+
+def _grid(grid: Grid) -> dict[str, Any]:
+    contexts = sorted({context for row in grid.columns for context in row})
+    rows = [
+        dict(zip(columns, _rounded(seconds), strict=True))
+        for columns, seconds in zip(grid.columns, grid.seconds, strict=True)
+    ]
+    return {
+        "sizes": [int(size) for size in grid.sizes],
+        "contexts": [int(context) for context in contexts],
+        "seconds": [[row.get(context) for context in contexts] for row in rows],
+    }
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values]
+
+
+def read_existing(path: Path) -> dict[str, Any]:
+    """The file as it is; empty if there is none.
+
+    Raises:
+        ProfileError: it is no profile.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        data: dict[str, Any] = json.loads(path.read_text())
+        return data
+    except ValueError as error:
+        raise ProfileError(f"{path}: cannot read the profile: {error}; move it away to measure a new one") from error
+
+
+def write_profile(path: Path, data: Mapping[str, Any]) -> None:
+    """Write the file at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".tmp")
+    partial.write_text(profile_text(data))
+    partial.replace(path)
