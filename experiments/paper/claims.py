@@ -1,34 +1,45 @@
-"""Claims of the paper as data, and the one place where they are checked.
+"""Claims as data, and the one place where they are checked.
 
-A claim in a YAML file:
+claims/<source>.yaml holds what one source states, a claim an entry:
 
-    id: unique.  where: in the paper.  hardware: simulated on.
-    quantity, setting: what is measured, and its arguments.
-    printed: the value in the paper.
+    id: unique.  figure: that shows it, a module of experiments/paper/figures.  where: in the source.
+    hardware: the machine it is checked on, see `machines`; none where the figure's data are of one measured run.
+    quantity, setting: what is measured, and its arguments: a function of `quantities`, which is given the machine, or a
+        function of the figure's module whose first parameter is `data`. Not a number: what was measured does not reach it.
+    printed: the value in the source.
     within: most absolute difference, or share: most relative one, or at_least / at_most / bounds: the value itself.
-    note: what the reader should know.  tested: false where the paper's own numbers exclude the value; the note says why.
+    note: what the reader should know.  tested: false where the printed value cannot be met; the note says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from inspect import signature
+from math import isnan
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import pandas as pd
 import yaml
-from tabulate import tabulate
 
 from cbatch.errors import ConfigError
+from experiments.paper.machines import Machines
+from experiments.paper.quantities import QUANTITIES
+from experiments.paper.steady import SteadyState
+from experiments.settings import nearest
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parent / "claims"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
     id: str
+    figure: str
     where: str
     quantity: str
+    source: str = ""
     hardware: str = ""
     setting: Mapping[str, Any] = field(default_factory=dict)
     printed: float | None = None
@@ -45,13 +56,14 @@ class Claim:
         if self.within is not None:
             return f"{self.printed} +- {self.within}"
         if self.share is not None:
-            return f"{self.printed} +- {self.share:.0%}"
+            return f"{self.printed} +- {100 * self.share:g}%"
         return " ".join(
             f"{sign} {bound}" for sign, bound in ((">=", self.at_least), ("<=", self.at_most)) if bound is not None
         )
 
     def holds(self, value: float) -> bool:
-        if self.printed is not None:
+        if self.within is not None or self.share is not None:
+            assert self.printed is not None, "checked when it was read"
             slack = self.within if self.within is not None else (self.share or 0.0) * self.printed
             return abs(value - self.printed) <= slack
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
@@ -59,6 +71,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
+    """A claim and our value. extra: values beside it, by name."""
+
     claim: Claim
     value: float
     extra: Mapping[str, float] = field(default_factory=dict)
@@ -67,50 +81,105 @@ class Verdict:
     def holds(self) -> bool:
         return self.claim.holds(self.value)
 
-    def row(self) -> dict[str, Any]:
-        """As it stands in a results file."""
-        claim = self.claim
-        return {"id": claim.id, "where": claim.where, "asked": claim.asked, "printed": claim.printed, "simulated": self.value,
-                **self.extra, "holds": self.holds, "tested": claim.tested, "note": claim.note}  # fmt: skip
-
     @property
     def failed(self) -> bool:
         """Whether a claim that is tested does not hold."""
         return self.claim.tested and not self.holds
 
-
-def read_claims(name: str, quantities: Collection[str]) -> list[Claim]:
-    """The claims of a file beside this one. Raises ConfigError for a claim that cannot be checked."""
-    path = FOLDER / f"{name}.yaml"
-    claims = [Claim(**entry) for entry in yaml.safe_load(path.read_text())]
-    for claim in claims:
-        if claim.quantity not in quantities:
-            raise ConfigError(
-                f"{path}: claim {claim.id}: quantity {claim.quantity} is unknown; known: {', '.join(quantities)}"
-            )
-        if not claim.asked:
-            raise ConfigError(f"{path}: claim {claim.id} asks for nothing; give within, share, at_least or at_most")
-    return claims
+    def row(self) -> dict[str, Any]:
+        """As it stands in a results file."""
+        claim = self.claim
+        return {"id": claim.id, "source": claim.source, "where": claim.where, "hardware": claim.hardware, "asked": claim.asked,
+                "printed": claim.printed, "ours": self.value, **self.extra, "holds": self.holds, "tested": claim.tested,
+                "note": claim.note}  # fmt: skip
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
-    """The verdicts as text, a line each."""
-    columns = sorted({name for verdict in verdicts for name in verdict.extra})
-    rows = [
-        (
-            verdict.claim.id,
-            verdict.claim.where,
-            verdict.claim.asked,
-            f"{verdict.value:.3f}",
-            *(f"{verdict.extra[name]:.3f}" if name in verdict.extra else "" for name in columns),
-            ("yes" if verdict.holds else "no") + ("" if verdict.claim.tested else " (not tested)"),
-            verdict.claim.note,
-        )
-        for verdict in verdicts
+def read_claims(figure: str = "") -> list[Claim]:
+    """The claims of all sources, or those of one figure.
+
+    Raises:
+        ConfigError: a claim has an unknown or lacks a needed key, asks for nothing, or has another one's id.
+    """
+    claims = [
+        _claim(path, entry)
+        for path in sorted(FOLDER.glob("*.yaml"))
+        for entry in yaml.safe_load(path.read_text()) or ()
     ]
-    return tabulate(rows, ("claim", "where", "asked", "simulated", *columns, "holds", "note"), disable_numparse=True)
+    ids: set[str] = set()
+    for claim in claims:
+        if claim.id in ids:
+            raise ConfigError(
+                f"{FOLDER / claim.source}.yaml: claim {claim.id}: a claim of that id exists; give it another"
+            )
+        ids.add(claim.id)
+    return [claim for claim in claims if figure in ("", claim.figure)]
 
 
-def conclusion(verdicts: Sequence[Verdict]) -> str:
-    tested = sum(verdict.claim.tested for verdict in verdicts)
-    return f"{tested - sum(verdict.failed for verdict in verdicts)} of {tested} tested claims hold"
+def _claim(path: Path, entry: Mapping[str, Any]) -> Claim:
+    known, name = [field.name for field in fields(Claim)], f"{path}: claim {entry.get('id', '?')}"
+    for key in entry:
+        if key not in known:
+            raise ConfigError(f"{name}: {key} is no key of a claim; {nearest(key, known)}")
+    try:
+        claim = Claim(**{"source": path.stem, **entry})
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if not claim.asked or (claim.printed is None and (claim.within, claim.share) != (None, None)):
+        raise ConfigError(f"{name} asks for nothing; give printed with within or share, or at_least or at_most")
+    return claim
+
+
+def quantity_of(claim: Claim, figure: ModuleType) -> tuple[Callable[..., float], bool]:
+    """What measures a claim, and whether it does so from the figure's data.
+
+    Raises:
+        ConfigError: neither `quantities` nor the figure's module has it.
+    """
+    function = getattr(figure, claim.quantity, None)
+    if callable(function) and next(iter(signature(function).parameters), "") == "data":
+        return function, True
+    if claim.quantity not in QUANTITIES:
+        raise ConfigError(
+            f"claim {claim.id}: quantity {claim.quantity} is unknown; {nearest(claim.quantity, QUANTITIES)}"
+        )
+    return QUANTITIES[claim.quantity], False
+
+
+def check(
+    claims: Sequence[Claim],
+    machines: Machines,
+    figure: ModuleType,
+    data: pd.DataFrame,
+    note: Callable[[str], None] | None = None,
+) -> Iterator[Verdict]:
+    """Measure claims of a figure; those whose machine is not at hand, or of which `data` has nothing, are left out.
+
+    Args:
+        note: is given a line for each claim that is left out since what was measured does not reach it.
+    """
+    for claim in claims:
+        verdict = _measure(claim, machines, figure, data)
+        if verdict is None:
+            continue
+        if not isnan(verdict.value):
+            yield verdict
+        elif note:
+            note(f"left out: claim {claim.id}, {claim.where}: what was measured does not reach it")
+
+
+def _measure(claim: Claim, machines: Machines, figure: ModuleType, data: pd.DataFrame) -> Verdict | None:
+    function, from_data = quantity_of(claim, figure)
+    if from_data:
+        if not len(data) or (claim.hardware and claim.hardware not in set(data["hardware"])):
+            return None
+        known = {"hardware": claim.hardware} if "hardware" in signature(function).parameters else {}
+        return Verdict(claim, float(function(data, **{**known, **claim.setting})))
+    if at := machines.get(claim.hardware):
+        return Verdict(claim, float(function(at, **claim.setting)), _by_hand(claim, at))
+    return None
+
+
+def _by_hand(claim: Claim, at: SteadyState) -> dict[str, float]:
+    """Sarathi's gain without running it, beside the one that was run."""
+    is_gain = claim.quantity == "gain" and "scheme" not in claim.setting
+    return {"by_hand": QUANTITIES["closed_form"](at, **claim.setting)} if is_gain else {}

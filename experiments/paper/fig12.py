@@ -1,11 +1,15 @@
 """Fig 12 of the SARATHI paper: GPT-3 on 64 A100s, 10,000 requests, three ways to serve them.
 
-    python -m experiments.paper fig12 tables=.../aiconfigurator/a100_sxm links=.../vidur/network/a100_dgx
+    python -m experiments.paper fig12_systems tables=.../aiconfigurator/a100_sxm links=.../vidur/network/a100_dgx
                                       [num_requests=10000] [step=1] [folder=results]
 
 orca: 8 pipeline stages of 8 GPUs, whole prompts mixed with decodes, 27 requests in each of 8 iterations in flight.
 sarathi: the same with chunks, 256 tokens an iteration. tp: 8 replicas of 8 GPUs without a pipeline, Orca, 11 requests each.
 P:D = 10, lengths by Zipf's law (theta 0.4) from 1K to 4K; `step` draws them in steps of so many tokens.
+
+The paper does not say whether 27 requests are in each iteration or in the whole pipeline. Memory does: beside 350 GB of
+weights, 90% of 64 x 80 GB holds 220 requests of 4K, 27 for each of 8 iterations in flight, and of 8 x 80 GB 11 requests.
+What else it leaves open, and what that does to the ratios: `fig12_sensitivity`.
 
 A request's bubble time: seconds that stages waited for the iterations it was part of, mean over the stages.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -31,8 +35,8 @@ from cbatch.sim.profile import Profile, load_profile
 from cbatch.sim.stages import Span, StageAccount
 from cbatch.sim.topology import Topology
 from experiments.bench.presets import load_spec
-from experiments.paper.claims import Verdict, conclusion, read_claims, table
-from experiments.paper.report import write
+from experiments.paper.claims import Claim, Verdict, read_claims
+from experiments.paper.report import conclusion, table, write
 from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
 from policies.chunking import TileAligned
 from policies.orca import Orca
@@ -47,9 +51,11 @@ class BubbleTimes(SimExecutor):
     def __init__(self, cost: ProfileCost) -> None:
         super().__init__(cost)
         self.bubbles: defaultdict[int, float] = defaultdict(float)
+        self.prompts_started: list[int] = []
 
     def launch(self, step: Step) -> Span:
         span = super().launch(step)
+        self.prompts_started.append(len(step.start) - int(np.count_nonzero(step.start)))
         if span.bubbles:
             for request in step.requests:
                 self.bubbles[request.id] += span.bubbles
@@ -58,35 +64,46 @@ class BubbleTimes(SimExecutor):
 
 @dataclass(frozen=True)
 class Outcome:
-    """seconds: to the end of the last request. ends: of each request, sorted. bubbles: of each request, mean over stages."""
+    """One system's run.
+
+    seconds: to the end of the last request.
+    ends: of each request, sorted. bubbles: of each request, mean over stages.
+    prompts_started: requests whose prompt begins in each iteration, [iterations of all replicas].
+    """
 
     seconds: float
     ends: list[float]
     bubbles: list[float]
     stages: list[StageAccount]
     num_iterations: int
+    prompts_started: list[int]
     wall_seconds: float
     provenance: dict[str, Any]
 
 
 def main(tables: str, links: str, num_requests: str = "10000", step: str = "1", folder: str = "results") -> int:
-    """Run the three systems, print and check their ratios, write fig12.json; 1 if a tested claim fails."""
-    count, width = _whole("num_requests", num_requests), _whole("step", step)
+    """Run the three systems, print and check their ratios, write fig12_systems.json; 1 if a tested claim fails."""
+    count, width = whole("num_requests", num_requests), whole("step", step)
     profile = replace(load_profile(tables), links=read_links(Path(links)))
-    outcomes = {
-        "orca": run(profile, Topology(8, 8), 27, Orca(), requests(count, width)),
-        "sarathi": run(profile, Topology(8, 8), 27, Sarathi(TileAligned(256)), requests(count, width)),
-        "tp": run(profile, Topology(8, replicas=8), 11, Orca(), requests(count, width)),
-    }
+    outcomes = dict(systems(profile, count, width))
     print(_systems(outcomes))
     values = ratios(outcomes)
-    verdicts = [Verdict(claim, values[claim.quantity]) for claim in read_claims("fig12", values)]
+    verdicts = [Verdict(claim, values[_key(claim)]) for claim in read_claims("fig12")]
     print(f"\n{table(verdicts)}\n\n{conclusion(verdicts)}")
     figures = {"num_requests": count, "step": width, "claims": [verdict.row() for verdict in verdicts],
                "systems": {name: _figures(outcome) for name, outcome in outcomes.items()}}  # fmt: skip
     provenance = {name: outcome.provenance for name, outcome in outcomes.items()}
-    print(f"written: {write('fig12' if width == 1 else f'fig12_step{width}', figures, provenance, Path(folder))}")
+    print(
+        f"written: {write('fig12_systems' if width == 1 else f'fig12_systems_step{width}', figures, provenance, Path(folder))}"
+    )
     return 1 if any(verdict.failed for verdict in verdicts) else 0
+
+
+def systems(profile: Profile, count: int, step: int = 1) -> Iterator[tuple[str, Outcome]]:
+    """Serve `count` requests with each of the three, one after the other."""
+    yield "orca", run(profile, Topology(8, 8), 27, Orca(), requests(count, step))
+    yield "sarathi", run(profile, Topology(8, 8), 27, Sarathi(TileAligned(256)), requests(count, step))
+    yield "tp", run(profile, Topology(8, replicas=8), 11, Orca(), requests(count, step))
 
 
 def requests(count: int, step: int = 1) -> list[Request]:
@@ -113,9 +130,9 @@ def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: 
     bubbles = [sum(executor.bubbles[request.id] for executor in executors) / topology.pipeline_stages
                for request in record.requests]  # fmt: skip
     ends = [request.finished_at or 0.0 for request in record.requests]
-    return Outcome(
-        ends[-1], ends, bubbles, cluster.executor.accounts(), len(record.steps), wall_seconds, cost.provenance()
-    )
+    started = [number for executor in executors for number in executor.prompts_started]
+    return Outcome(ends[-1], ends, bubbles, cluster.executor.accounts(), len(record.steps), started, wall_seconds,
+                   cost.provenance())  # fmt: skip
 
 
 def ratios(outcomes: dict[str, Outcome]) -> dict[str, float]:
@@ -126,6 +143,12 @@ def ratios(outcomes: dict[str, Outcome]) -> dict[str, float]:
         "tp time / sarathi time": tp.seconds / sarathi.seconds,
         "orca time / tp time": orca.seconds / tp.seconds,
     }
+
+
+def _key(claim: Claim) -> str:
+    """Of `ratios`."""
+    what = "bubbles" if claim.quantity == "bubbles_over" else "time"
+    return f"{claim.setting['over']} {what} / {claim.setting['under']} {what}"
 
 
 def _systems(outcomes: dict[str, Outcome]) -> str:
@@ -151,7 +174,7 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
             "stages": [{name: getattr(stage, name) for name in StageAccount.__slots__} for stage in outcome.stages]}  # fmt: skip
 
 
-def _whole(key: str, value: str) -> int:
+def whole(key: str, value: str) -> int:
     if not value.isdecimal() or int(value) < 1:
         raise ConfigError(f"{key}={value}: give a whole number, at least 1")
     return int(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cbatch import BatchShape
@@ -14,6 +14,11 @@ def gain(at: SteadyState, scheme: Scheme = "sarathi", chunk: int = 256, **load: 
     return at.gain(scheme, Load(**load), chunk)
 
 
+def gain_over(at: SteadyState, other: Mapping[str, Any], **load: Any) -> float:
+    """The gain over that of a load which differs in what `other` says."""
+    return gain(at, **load) / gain(at, **{**load, **other})
+
+
 def closed_form(at: SteadyState, chunk: int = 256, **load: Any) -> float:
     """The same for Sarathi, without running it."""
     return closed_form_gain(at.cost, Load(**load), chunk)
@@ -22,6 +27,11 @@ def closed_form(at: SteadyState, chunk: int = 256, **load: Any) -> float:
 def lead(at: SteadyState, chunk: int = 256, **load: Any) -> float:
     """Sarathi's throughput over that of Orca's best case."""
     return gain(at, "sarathi", chunk, **load) / gain(at, "orca_best", **load)
+
+
+def orca_best_over_whole(at: SteadyState, **load: Any) -> float:
+    """Throughput of Orca's best case over Sarathi's with chunks as long as requests, which is the same in other words."""
+    return gain(at, "orca_best", **load) / gain(at, "sarathi", load["length"], **load)
 
 
 def share_lost_unaligned(at: SteadyState, chunk: int = 256, **load: Any) -> float:
@@ -88,6 +98,6 @@ def _prefill(seconds: Callable[[BatchShape], float], chunk: int, length: int) ->
 
 QUANTITIES: dict[str, Callable[..., float]] = {
     function.__name__: function
-    for function in (gain, closed_form, lead, share_lost_unaligned, peak_pd_ratio, peak_gain, decode_speedup, prefill_slowdown,
+    for function in (gain, gain_over, closed_form, lead, orca_best_over_whole, share_lost_unaligned, peak_pd_ratio, peak_gain, decode_speedup, prefill_slowdown,
                      prefill_loss, attention_slowdown, iteration_ms, cost_ratio)
 }  # fmt: skip

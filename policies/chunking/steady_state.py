@@ -1,0 +1,71 @@
+"""The steady state that a total of tokens an iteration leads to: SARATHI, sections 4.3 and 5.1.3 (arXiv 2308.16369).
+
+    B = 3, a prompt in 2 chunks, 4 decodes      iteration   0  1  2  3  4  5  6  7  8  9 10 11
+                                                slot 0      P  P  d  d  d  d  P  P  d  d  d  d
+                                                slot 1      d  d  P  P  d  d  d  d  P  P  d  d
+                                                slot 2      d  d  d  d  P  P  d  d  d  d  P  P
+
+Too small a total computes prompts inefficiently; too large a one spends the prompts before the decodes, which then run
+alone. The paper's optimum balances both: P:D = C / (B - 1). Here it is worked out in whole iterations, with times from the
+cost model, so that the steps of the hardware at hand weigh in - and attention, a last chunk that is nearly empty, and a
+batch that prompts cannot fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import ceil
+
+from cbatch import BatchShape, CostModel, Limits
+
+
+def best_total(cost: CostModel, limits: Limits, prompts: Collection[float], output: float) -> int:
+    """The tokens of an iteration with the highest steady-state throughput, among multiples of the tile.
+
+    Args:
+        prompts: tokens of typical prompts. What suits the mean one may leave all others a nearly empty last chunk.
+        output: mean tokens of an output.
+    """
+    mean = sum(prompts) / len(prompts)
+    longest = min(limits.max_tokens, max(prompts) + limits.max_batch + limits.tile)
+    totals = [total for total in range(limits.tile, int(longest) + 1, limits.tile) if total >= limits.max_batch]
+    if not totals:  # the tile is larger than an iteration may be, or than the batch leaves room for
+        return limits.max_tokens
+
+    def seconds(total: int) -> float:
+        """Of all prompts, each with its share of the decodes."""
+        return sum(steady_state_seconds(cost, total, limits.max_batch, prompt, 1 + (output - 1) * prompt / mean)
+                   for prompt in prompts)  # fmt: skip
+
+    return min(totals, key=seconds)
+
+
+def steady_state_seconds(cost: CostModel, total: int, batch: int, prompt: float, output: float) -> float:
+    """Seconds of the device for each request when `batch` equal ones are served at a time, without pause.
+
+    Prompts come one after the other, each in k iterations of `total` tokens, the last of which samples the first of
+    `output` tokens. Either the decodes run out - then those k hold output - 1 of them, one request's worth - or there are
+    batch - 1 in each, and a request lives k + output - 1 iterations, of which (k + output - 1) / batch pass between two
+    ends: k mixed ones, the others with `batch` decodes and no prompt.
+    """
+    later = max(output - 1, 0.0)
+    num_chunks = ceil((prompt + later) / total)
+    if total >= batch:
+        num_chunks = min(num_chunks, ceil(prompt / (total - batch + 1)))
+    decodes = min(batch - 1, later / num_chunks)
+    context = prompt + output / 2  # of a decode, on average
+    chunk = min(total - decodes, prompt)
+    last = max(prompt - (num_chunks - 1) * chunk, 1.0)
+    seconds = cost.predict(_shape(last, prompt - last, decodes, context))
+    if num_chunks > 1:
+        seconds += (num_chunks - 1) * cost.predict(_shape(chunk, (num_chunks - 2) * chunk / 2, decodes, context))
+    decode_only = (num_chunks + later) / batch - num_chunks
+    if decode_only > 0:
+        seconds += decode_only * cost.predict(_shape(0, 0, batch, context))
+    return seconds
+
+
+def _shape(chunk: float, chunk_context: float, decodes: float, decode_context: float) -> BatchShape:
+    count = round(decodes)
+    chunks = ((round(chunk), round(chunk_context)),) if chunk else ()
+    return BatchShape(chunks, count, round(count * decode_context))
