@@ -6,31 +6,37 @@ import json
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from cbatch import BatchShape
 from cbatch.errors import ConfigError
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import PROFILES, load_profile
-from experiments.bench.presets import load_spec
+from cbatch.sim.profile import PROFILES
 from experiments.paper import __main__ as command
-from experiments.paper import a6000, claims
-from experiments.paper.claims import Claim, Verdict, read_claims, table
-from experiments.paper.closure import check
-from experiments.paper.quantities import QUANTITIES
+from experiments.paper import a6000, claims, quantities
+from experiments.paper.claims import Claim, Verdict, check, quantity_of, read_claims
+from experiments.paper.closure import claims_of_closure
+from experiments.paper.machines import Machines
+from experiments.paper.report import table
 from experiments.paper.steady import COUNTED, WARM_UP, Load, SteadyState, closed_form_gain
 
-CLAIMS = read_claims("closure", QUANTITIES)
+CLAIMS = claims_of_closure()
 
 
 @cache
+def machines() -> Machines:
+    return Machines()
+
+
 def at_hand() -> SteadyState:
-    return SteadyState(ProfileCost(load_profile(a6000.NAME), load_spec(a6000.MODEL)))
+    found = machines().get("a6000")
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.hardware == "a6000"], ids=lambda claim: claim.id)
 def test_a_printed_result_is_met(claim: Claim) -> None:
-    (verdict,) = check([claim], {"a6000": at_hand()})
+    (verdict,) = check([claim], machines(), quantities, pd.DataFrame())
     if not claim.tested:
         assert claim.note and not verdict.holds, "a claim is left out only where it cannot hold, and the note says why"
     assert not verdict.failed, f"{claim.where}: {claim.asked}, simulated {verdict.value:.3f}"
@@ -83,7 +89,7 @@ def test_the_order_of_the_schemes() -> None:
 
 def test_a_claim_holds_or_fails_by_what_it_asks() -> None:
     def claim(**asked: float) -> Claim:
-        return Claim(id="c", where="there", hardware="a6000", quantity="gain", setting={}, **asked)
+        return Claim(id="c", figure="fig9", where="there", hardware="a6000", quantity="gain", setting={}, **asked)
 
     assert claim(printed=1.0, within=0.06).holds(1.059) and not claim(printed=1.0, within=0.05).holds(1.06)
     assert claim(printed=20.0, share=0.1).holds(22.0) and not claim(printed=20.0, share=0.1).holds(22.1)
@@ -92,25 +98,41 @@ def test_a_claim_holds_or_fails_by_what_it_asks() -> None:
     assert failing.failed and "no" in table([failing])
 
 
-def test_claims_that_cannot_be_checked_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("id: x, figure: fig9, where: y, quantity: gain", "claim x asks for nothing"),
+        ("id: x, figure: fig9, where: y, quantity: gain, within: 0.1", "claim x asks for nothing"),
+        ("id: x, figure: fig9, where: y, quantity: gain, atleast: 1", "claim x: atleast is no key of a claim; did you mean at_least"),
+        ("id: x, where: y, quantity: gain, at_least: 1", "claim x: .*missing.*figure"),
+        ("id: x, figure: fig9, where: y, quantity: gain, at_least: 1}\n- {id: x, figure: fig9, where: y, quantity: gain, at_least: 1",
+         "claim x: a claim of that id exists"),
+    ],
+)  # fmt: skip
+def test_claims_that_cannot_be_read_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, says: str
+) -> None:
     monkeypatch.setattr(claims, "FOLDER", tmp_path)
-    (tmp_path / "c.yaml").write_text("- {id: x, where: y, quantity: gian, at_least: 1}")
-    with pytest.raises(ConfigError, match="claim x: quantity gian is unknown; known: gain"):
-        read_claims("c", QUANTITIES)
-    (tmp_path / "c.yaml").write_text("- {id: x, where: y, quantity: gain}")
-    with pytest.raises(ConfigError, match="claim x asks for nothing"):
-        read_claims("c", QUANTITIES)
+    (tmp_path / "c.yaml").write_text(f"- {{{entry}}}")
+    with pytest.raises(ConfigError, match=says):
+        read_claims()
+
+
+def test_a_quantity_that_nobody_measures_is_refused() -> None:
+    claim = Claim(id="x", figure="fig9", where="y", hardware="a6000", quantity="gian", at_least=1)
+    with pytest.raises(ConfigError, match="claim x: quantity gian is unknown; did you mean gain"):
+        quantity_of(claim, quantities)
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["clousre"], "command 'clousre' is unknown; did you mean closure?"),
-        (["closure", "table=x"], "table=x: closure has no such option; known: tables, folder"),
+        (["clousre"], "'clousre' is no figure, command or option of the form key=value; did you mean closure?"),
+        (["closure", "table=x"], "closure: table: no such key; did you mean tables?"),
         (["served"], "served needs tables=..."),
-        (["closure", "tables"], "option 'tables' is not of the form key=value"),
+        (["closure", "tables"], "'tables' is no figure, command or option of the form key=value"),
         (["fig12", "tables=/nowhere", "links=/nowhere"], "hardware=/nowhere: no such profile"),
-        (["fig12", "tables=x", "links=y", "step=0"], "step=0: give a whole number, at least 1"),
+        (["fig12_systems", "tables=x", "links=y", "step=0"], "step=0: give a whole number, at least 1"),
         (["served", "tables=/nowhere"], "requests.jsonl.gz: cannot read the run"),
     ],
 )

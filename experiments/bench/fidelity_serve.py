@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,29 +42,35 @@ def serve_cases(
     by_name = {run.name: run for run in runs}
     machine: Machine | None = None
     before: Case | None = None
-    for case in cases:
-        requests = workload(case, path, numbers, capacity_of(by_name))
-        lengths = requests.requests(None)
-        longest = max(request.max_tokens for request in lengths)
-        spec = load_spec(case.model)
-        if machine is None or before is None or not case.fits(before) or longest > machine.limits.max_request_tokens:
-            if machine is not None:
-                machine.executor.close()
-            machine = None  # its memory is the next one's
-            machine = build(backend, spec, batch=case.batch, max_tokens=case.max_tokens, longest=longest)
-            _compile(machine.laboratory(spec))
-        before = case
-        print(f"{case.name}: {spec.name}, batch {case.batch}, {len(lengths)} requests", flush=True)
-        for policy in case.policies:
-            run = serve(machine, spec, case, policy, requests)
-            by_name[run.name] = run
-            print(
-                f"  {policy:28} {run.figures['total time']:7.2f} s, {run.figures['throughput']:8.0f} tokens/s",
-                flush=True,
-            )
-        about = {"hardware": machine.name, "attention": machine.attention, "trace": Path(path).name, "versions": versions(),
-                 "date": datetime.now(UTC).strftime("%Y-%m-%d")}  # fmt: skip
-        yield about, list(by_name.values())
+    with ExitStack() as in_use:
+        for case in cases:
+            requests = workload(case, path, numbers, capacity_of(by_name))
+            lengths = requests.requests(None)
+            longest = max(request.max_tokens for request in lengths)
+            spec = load_spec(case.model)
+            if (
+                machine is None
+                or before is None
+                or not case.fits(before)
+                or longest > machine.limits.max_request_tokens
+            ):
+                machine = None  # its memory is the next one's
+                in_use.close()
+                machine = build(backend, spec, batch=case.batch, max_tokens=case.max_tokens, longest=longest)
+                in_use.callback(machine.executor.close)
+                _compile(machine.laboratory(spec))
+            before = case
+            print(f"{case.name}: {spec.name}, batch {case.batch}, {len(lengths)} requests", flush=True)
+            for policy in case.policies:
+                run = serve(machine, spec, case, policy, requests)
+                by_name[run.name] = run
+                print(
+                    f"  {policy:28} {run.figures['total time']:7.2f} s, {run.figures['throughput']:8.0f} tokens/s",
+                    flush=True,
+                )
+            about = {"hardware": machine.name, "attention": machine.attention, "trace": Path(path).name, "versions": versions(),
+                     "date": datetime.now(UTC).strftime("%Y-%m-%d")}  # fmt: skip
+            yield about, list(by_name.values())
 
 
 def capacity_of(runs: Mapping[tuple[str, str], ServedRun]) -> float | None:

@@ -88,7 +88,13 @@ def start(
     num_blocks = min(needed, fitting)
     executor = gpu.build(spec, limits, num_blocks=num_blocks, block_size=gpu.BLOCK_SIZE, graphs=graphs, fused=fused,
                          compiled=compiled)  # fmt: skip
-    return Server(executor, limits, ProfileCost(load_profile(PROFILE), spec), num_blocks, gpu.BLOCK_SIZE)
+    return Server(
+        executor,
+        limits,
+        ProfileCost(load_profile(PROFILE), spec, max_batch=limits.max_batch),
+        num_blocks,
+        gpu.BLOCK_SIZE,
+    )
 
 
 def release() -> None:

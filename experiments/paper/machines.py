@@ -27,6 +27,9 @@ TITLES = {"a6000": "A6000, LLaMA-13B", "a100": "A100, LLaMA-33B", "h200": "H200,
           "gpu": "GPU, LLaMA-13B"}  # fmt: skip
 """Of panels, by machine."""
 
+LARGEST_BATCH = 18
+"""Requests for which an H200's graphs are captured: the most that a figure serves. A graph computes their rows, taken or not."""
+
 REAL = "gpu"
 TABLES_OPTION = "tables=.../aiconfigurator/a100_sxm"
 
@@ -47,8 +50,8 @@ class Machines:
         self._makers: Mapping[str, Callable[[], SteadyState | None]] = {REAL: lambda: real} if real else {
             "a6000": lambda: _simulated(NAME, MODEL),
             "a100": lambda: _simulated(tables, "nanogpt-33b") if tables else None,
-            "h200": lambda: _simulated("h200", "llama-3.1-8b"),
-            "h200-13b": lambda: _simulated("h200", "llama-13b"),
+            "h200": lambda: _simulated("h200", "llama-3.1-8b", LARGEST_BATCH),
+            "h200-13b": lambda: _simulated("h200", "llama-13b", LARGEST_BATCH),
         }  # fmt: skip
         self._made: dict[str, SteadyState | None] = {}
         self._asked: set[str] = set()
@@ -113,5 +116,5 @@ def _forget(at: SteadyState | None) -> None:
         at.num_asked = 0
 
 
-def _simulated(profile: str, model: str) -> SteadyState:
-    return SteadyState(ProfileCost(load_profile(profile), load_spec(model)))
+def _simulated(profile: str, model: str, max_batch: int | None = None) -> SteadyState:
+    return SteadyState(ProfileCost(load_profile(profile), load_spec(model), max_batch=max_batch))

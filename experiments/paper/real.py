@@ -83,7 +83,7 @@ def on_gpu() -> RealSteadyState:
     spec = load_spec(MODEL)
     limits, num_blocks = _largest(gpu.BLOCK_SIZE)
     executor = gpu.build(spec, limits, num_blocks=num_blocks, block_size=gpu.BLOCK_SIZE)
-    return _state(spec, executor, torch.cuda.get_device_name(), num_blocks, gpu.BLOCK_SIZE)
+    return _state(spec, executor, limits, torch.cuda.get_device_name(), num_blocks, gpu.BLOCK_SIZE)
 
 
 def on_cpu(spec: ModelSpec, largest: Load, block_size: int = 16) -> RealSteadyState:
@@ -94,7 +94,7 @@ def on_cpu(spec: ModelSpec, largest: Load, block_size: int = 16) -> RealSteadySt
     num_blocks = _blocks(largest, block_size)
     limits = Limits(largest.batch, largest.batch * largest.length, largest.length)
     executor = cpu.build(spec, limits, num_blocks=num_blocks, block_size=block_size)
-    return _state(spec, executor, cpu_name(), num_blocks, block_size)
+    return _state(spec, executor, limits, cpu_name(), num_blocks, block_size)
 
 
 def _largest(block_size: int) -> tuple[Limits, int]:
@@ -110,7 +110,7 @@ def _blocks(load: Load, block_size: int) -> int:
 
 
 def _state(
-    spec: ModelSpec, executor: StreamExecutor, hardware: str, num_blocks: int, block_size: int
+    spec: ModelSpec, executor: StreamExecutor, limits: Limits, hardware: str, num_blocks: int, block_size: int
 ) -> RealSteadyState:
-    cost = ProfileCost(load_profile(PROFILE), spec)
+    cost = ProfileCost(load_profile(PROFILE), spec, max_batch=limits.max_batch)
     return RealSteadyState(cost, executor=executor, hardware=hardware, num_blocks=num_blocks, block_size=block_size)

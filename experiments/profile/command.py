@@ -6,6 +6,7 @@ import shlex
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -61,20 +62,20 @@ def _one(
     """One model, into the file that is there."""
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
-    path = Path(output) if output else PROFILES / f"{slug(machine.name)}.json"
-    data = read_existing(path) or _blank(machine, backend, path.stem)
-    report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
-    laboratory = machine.laboratory(spec)
-    found = measure(laboratory, machine.decode_sizes, machine.mixed_sizes, report, machine.at_once)
-    report("batches between the measured ones")
-    between = _between(laboratory, machine)
-    report("host time")
-    data["host"] = {loop: _host(machine, spec, loop == "async") for loop in ("sync", "async")}
-    report("shares of kernels, copies")
-    alone, mixed = _shares(laboratory, machine, found, on_gpu=backend == "cuda")
-    data.setdefault("links", {}).update(_transfers(backend, report))
-    sizes, measured = machine.mixed_sizes, laboratory.measured
-    machine.executor.close()
+    with closing(machine.executor):
+        path = Path(output) if output else PROFILES / f"{slug(machine.name)}.json"
+        data = read_existing(path) or _blank(machine, backend, path.stem)
+        report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
+        laboratory = machine.laboratory(spec)
+        found = measure(laboratory, machine.decode_sizes, machine.mixed_sizes, report, machine.at_once)
+        report("batches between the measured ones")
+        between = _between(laboratory, machine)
+        report("host time")
+        data["host"] = {loop: _host(machine, spec, loop == "async") for loop in ("sync", "async")}
+        report("shares of kernels, copies")
+        alone, mixed = _shares(laboratory, machine, found, on_gpu=backend == "cuda")
+        data.setdefault("links", {}).update(_transfers(backend, report))
+        sizes, measured = machine.mixed_sizes, laboratory.measured
     del laboratory, machine  # their memory is the next machine's
     bases = {number: _bases_of(make(batch=number), spec, sizes, found, report) for number in batches[:-1]}
     tables = model_tables(found, alone, mixed, batches[-1], rows_table({**bases, batches[-1]: found.mixed}, sizes))
@@ -145,9 +146,8 @@ def _bases_of(machine: Machine, spec: ModelSpec, sizes: Sequence[int], found: It
     """Bases of captured sizes on a machine with graphs for another batch."""
     report(f"captured rows: graphs for batch {machine.limits.max_batch}")
     both = [size for size in sizes if size in machine.mixed_sizes] or sizes
-    bases = mixed_bases(machine.laboratory(spec), both, found.chunks)
-    machine.executor.close()
-    return bases
+    with closing(machine.executor):
+        return mixed_bases(machine.laboratory(spec), both, found.chunks)
 
 
 def _compare(path: Path, spec: ModelSpec, measured: dict[Batch, float], between: list[Batch], report: Report) -> None:

@@ -1,0 +1,73 @@
+"""The notebooks run from top to bottom without a GPU, and are stored with their pictures and without a trace of a machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from commands import ROOT, environment
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+LARGEST = 200_000  # bytes
+
+
+def read(path: Path) -> NotebookNode:
+    notebook: NotebookNode = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+    return notebook
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def pictures(cells: list[NotebookNode]) -> int:
+    return sum("image/png" in output.get("data", {}) for cell in cells for output in cell.outputs)
+
+
+def test_the_notebooks_are_those_the_readme_names() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["01_write_a_policy", "02_sweep_to_plot", "03_where_the_time_goes"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As stored: the same cells print, show a table or draw a picture, and none fails."""
+    for key, value in environment().items():
+        monkeypatch.setenv(key, value)
+    notebook = read(path)
+    NotebookClient(
+        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+    ).execute()
+    ran, stored_cells = code_cells(notebook), code_cells(read(path))
+    for cell, stored in zip(ran, stored_cells, strict=True):
+        kinds = [[output.output_type for output in found.outputs] for found in (cell, stored)]
+        assert kinds[0] == kinds[1], cell.source
+    assert pictures(ran) == pictures(stored_cells)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_stored_executed_and_light(path: Path) -> None:
+    cells = code_cells(read(path))
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    assert pictures(cells) >= 1
+    assert path.stat().st_size < LARGEST
+    nbformat.validate(read(path))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_keeps_nothing_of_the_machine_it_ran_on(path: Path) -> None:
+    notebook = read(path)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert set(notebook.metadata.language_info) == {"name"}
+    assert all(not cell.metadata for cell in notebook.cells)
+    shown = re.sub(r'"image/png": "[^"]*"', "", path.read_text(encoding="utf-8"))
+    assert not re.search(r"/(home|root|tmp|work|usr|Users|opt)/", shown)
+
+
+def test_the_policy_of_the_notebook_has_twenty_lines() -> None:
+    [source] = [cell.source for cell in code_cells(read(NOTEBOOKS[0])) if "class ShortestFirst" in cell.source]
+    assert len(source.splitlines()) <= 20

@@ -1,0 +1,217 @@
+"""`python -m experiments.paper`: the contract of figures, claims as data, and what a figure leaves, simulated and with real tokens."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from cbatch import ConfigError
+from experiments.bench.presets import load_spec
+from experiments.paper import __main__ as command
+from experiments.paper import gallery, panels
+from experiments.paper.claims import Claim, Verdict, check, quantity_of, read_claims
+from experiments.paper.figures import fig9, fig11
+from experiments.paper.machines import Machines
+from experiments.paper.panels import Panel
+from experiments.paper.real import RealSteadyState, on_cpu
+from experiments.paper.steady import Load, SteadyState
+from experiments.paper.sweeps import swept_numbers
+
+CLAIMS = read_claims()
+PROFILED = ("fig8", "fig10", "table4")
+"""Figures that take a second."""
+
+
+def silent(text: str) -> None:
+    """Nobody listens."""
+
+
+@pytest.mark.parametrize("name", gallery.names())
+def test_a_figure_keeps_the_contract(name: str) -> None:
+    """`measure` and `draw`, perhaps `text`; every other public function of the module is a quantity of its data."""
+    module = gallery.module_of(name)
+    assert list(inspect.signature(module.measure).parameters) == ["machines", "say"]
+    assert list(inspect.signature(module.draw).parameters) == ["data", "printed"]
+    assert gallery.about(name), "the docstring's first line says what is shown"
+    for other, function in inspect.getmembers(module, inspect.isfunction):
+        if function.__module__ == module.__name__ and not other.startswith("_"):
+            assert function.__doc__ or "data" in inspect.signature(function).parameters, f"{other} says what it is"
+
+
+def test_every_figure_and_table_of_the_paper_is_there() -> None:
+    assert set(gallery.OF_THE_PAPER) <= set(gallery.names())
+    assert gallery.names()[: len(gallery.OF_THE_PAPER)] == list(gallery.OF_THE_PAPER), "in the paper's order"
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_a_claim_can_be_checked(claim: Claim) -> None:
+    quantity_of(claim, gallery.module_of(claim.figure))
+    assert claim.tested or claim.note, "what is not tested says why"
+
+
+def test_every_figure_of_the_paper_has_claims() -> None:
+    assert set(gallery.OF_THE_PAPER) <= {claim.figure for claim in CLAIMS if claim.source == "sarathi"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the command has made the figures that take a second."""
+    folder = tmp_path_factory.mktemp("results")
+    assert command.main([*PROFILED, f"folder={folder}"]) == 0
+    return folder / "paper"
+
+
+@pytest.mark.parametrize("name", PROFILED)
+def test_a_figure_leaves_its_files(made: Path, name: str) -> None:
+    assert {path.name for path in made.glob(f"*{name}*")} == {
+        f"{name}.{ending}" for ending in ("png", "pdf", "csv", "json")
+    }
+    left = json.loads((made / f"{name}.json").read_text())
+    assert left["command"].startswith("python -m experiments.paper") and left["date"] and left["versions"]
+    assert left["machines"]["a6000"]["profile"] == "a6000-llama-13b" and left["machines"]["a6000"]["error"]
+    checked = [claim.id for claim in read_claims(name) if claim.hardware in ("a6000", "h200", "h200-13b")]
+    assert [row["id"] for row in left["claims"]] == checked, "those whose machine is at hand"
+
+
+@pytest.mark.parametrize("name", PROFILED)
+def test_drawing_needs_nothing_but_the_table(made: Path, name: str) -> None:
+    data = pd.read_csv(made / f"{name}.csv")
+    assert {"hardware", "series", "value"} <= set(data.columns) and len(data)
+    figure: Figure = gallery.module_of(name).draw(data, read_claims(name))
+    for axes in figure.axes:
+        drawn = axes.axison
+        assert not drawn or axes.get_ylabel() or axes.get_shared_y_axes().get_siblings(axes) != [axes], (
+            "axes have labels"
+        )
+
+
+def test_what_is_absent_is_left_out_and_said(made: Path) -> None:
+    assert json.loads((made / "table4.json").read_text())["left_out"] == [
+        "a100 is left out: give tables=.../aiconfigurator/a100_sxm"
+    ]
+
+
+def test_an_interrupted_figure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(machines: Machines, say: object) -> pd.DataFrame:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gallery.module_of("fig8"), "measure", interrupt)
+    assert command.main(["fig8", f"folder={tmp_path}"]) == 130
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_a_claim_that_fails_is_explained_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    claim = Claim(id="c", figure="fig8", where="Fig 8", quantity="largest", at_least=20, note="because of this")
+    module = gallery.module_of("fig8")
+    data = pd.DataFrame({"hardware": ["a6000"], "series": [1024], "batch": [2], "value": [9.8]})
+    assert not list(check([Claim(**{**vars(claim), "hardware": "a100"})], Machines(), module, data)), "no data of it"
+    (verdict,) = check([Claim(**{**vars(claim), "hardware": "a6000"})], Machines(), module, data)
+    assert verdict.value == 9.8 and verdict.failed
+    held = Verdict(Claim(id="d", figure="fig8", where="", quantity="largest", at_least=1), 9.8)
+    text = gallery.totals([gallery.Shown("fig8", [verdict, held], 1.0, [], "")])
+    assert text.startswith("1 of 2 (50.0%) claims hold") and "Fig 8: >= 20, ours 9.8: because of this" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["fig99"], "'fig99' is no figure, command or option of the form key=value; did you mean fig9?"),
+        (["fig8", "hardware=tpu"], "hardware=tpu: give sim, or gpu for the one at hand"),
+        (["fig8", "table=x"], "table: no such key; did you mean tables?"),
+        (["fig8", "tables=/nowhere"], "hardware=/nowhere: no such profile"),
+    ],
+)
+def test_wrong_commands_are_answered_in_one_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(arguments) == 2
+    message = capsys.readouterr().err
+    assert says in message and message.count("\n") == 1
+
+
+def test_the_sweep_of_figs_9_and_11_holds_every_point_that_is_served_with_real_tokens() -> None:
+    assert set(panels.FEWER) < set(panels.FEW) and set(panels.FEW) - {28} <= set(
+        swept_numbers("fig9", "workload.pd_ratio")
+    )
+    assert panels.predicted_peak(256, 18) == pytest.approx(14.06, abs=0.01)
+    for panel in panels.PANELS:
+        assert panels.predicted_peak(256, panel.batch) in [
+            pytest.approx(ratio, abs=0.01) for ratio in panels.ratios(panel, 256, real=False)
+        ]
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[RealSteadyState]:
+    """A small model, whose tokens are computed on this machine."""
+    state = on_cpu(load_spec("tiny"), Load(64, 4, 3))
+    yield state
+    state.close()
+
+
+def test_loads_are_served_with_real_tokens(real: RealSteadyState) -> None:
+    """One executor serves several loads and schemes; a load that was served is known."""
+    first = real.seconds("sarathi", Load(64, 4, 3), 16)
+    assert first > 0 and real.seconds("sarathi", Load(64, 4, 3), 16) == first
+    assert real.seconds("orca_best", Load(32, 2, 3)) > 0 and real.gain("orca_worst", Load(64, 4, 3)) > 0
+
+
+def test_figures_are_made_with_real_tokens(
+    real: RealSteadyState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same code as with hardware=gpu: figures that serve, with small requests."""
+    for module in (fig9, fig11, panels):
+        monkeypatch.setattr(module, "PANELS", (Panel(64, 4), Panel(48, 3)))
+    for module in (fig9, fig11):
+        monkeypatch.setattr(module, "CHUNK" if module is fig11 else "CHUNKS", 16 if module is fig11 else (16,))
+        monkeypatch.setattr(module, "read_claims", lambda name: [], raising=False)
+    monkeypatch.setattr(gallery, "read_claims", lambda name: [])
+    monkeypatch.setattr(panels, "FEW", (2, 5))
+    monkeypatch.setattr(panels, "FEWER", (2,))
+    machines = Machines(real=real)
+    shown = gallery.show("fig11", machines, tmp_path, silent)
+    data = pd.read_csv(tmp_path / "paper" / "fig11.csv")
+    assert set(data["hardware"]) == {"gpu"} and set(data["pd_ratio"]) == {2, 5} and shown.notes == []
+    left = json.loads((tmp_path / "paper" / "fig11.json").read_text())
+    assert (
+        left["machines"]["gpu"]["model"] == "tiny" and left["machines"]["gpu"]["single_iterations"]["profile"] == "h200"
+    )
+    assert "served with real tokens" in machines.origin()
+    assert machines.get("a6000") is None, "nothing else is there beside it"
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig7", "fig8", "table2"])
+def test_single_iterations_are_those_of_the_profile_of_the_gpu(
+    real: RealSteadyState, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "read_claims", lambda name: [])
+    machines = Machines(real=real)
+    gallery.show(name, machines, tmp_path, silent)
+    assert set(pd.read_csv(tmp_path / "paper" / f"{name}.csv")["hardware"]) == {"gpu"}
+    assert machines.origin() == "nothing is served; single iterations are predicted by profile h200"
+
+
+def test_hardware_gpu_needs_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("experiments.paper.real.count_gpus", lambda: 0)
+    assert command.main(["fig9", "hardware=gpu"]) == 2
+    assert "hardware=gpu, but there is no GPU; leave it out to simulate" in capsys.readouterr().err
+
+
+def test_an_unknown_figure_is_refused() -> None:
+    with pytest.raises(ConfigError, match="figure 'fig6' is unknown; did you mean fig"):
+        gallery.module_of("fig6")
+
+
+def test_a_steady_state_counts_what_it_was_asked() -> None:
+    machines = Machines()
+    at = machines.get("a6000")
+    assert isinstance(at, SteadyState) and machines.get("a6000") is at
+    at.seconds("sarathi", Load(1024, 2, 100))
+    assert at.num_asked == 1
+    machines.begin()
+    assert at.num_asked == 0 and machines.provenance() == {} and machines.origin() == ""
