@@ -23,7 +23,8 @@ from cbatch.kv import BlockPool, CountingPool
 from cbatch.plan import Plan
 from cbatch.policy import Limits, Policy, View
 from cbatch.record import RunRecord, StepRecord
-from cbatch.request import Request, RequestTable, Status
+from cbatch.request import Request, Status
+from cbatch.request_table import RequestTable
 from cbatch.state import State
 from cbatch.validate import validate
 

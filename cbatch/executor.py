@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from cbatch.cost import BatchShape
 from cbatch.kv import BlockPool
-from cbatch.request import ONE, Ints, Request, RequestTable
+from cbatch.request import Request
+from cbatch.request_table import ONE, Ints, RequestTable
 
 Tokens = NDArray[np.int32]
 

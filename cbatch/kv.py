@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request import ONE, ZERO, Ints
+from cbatch.request_table import ONE, ZERO, Ints
 
 
 class BlockPool:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from cbatch.errors import ConfigError
-from cbatch.request import Counters, Ints, Request, Status
+from cbatch.request import Request, Status
+from cbatch.request_table import Counters, Ints
 
 if TYPE_CHECKING:
     from cbatch.policy import View

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request import Ints, Request
+from cbatch.request import Request
+from cbatch.request_table import Ints
 
 
 class StepRecord(NamedTuple):

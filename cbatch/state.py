@@ -15,7 +15,9 @@ from sortedcontainers import SortedKeyList
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool
 from cbatch.plan import CheckedPlan
-from cbatch.request import NEVER, ONE, FinishReason, Ints, Request, RequestSet, RequestTable, Status
+from cbatch.request import FinishReason, Request, Status
+from cbatch.request_set import RequestSet
+from cbatch.request_table import NEVER, ONE, Ints, RequestTable
 
 
 class Absorbed(NamedTuple):

@@ -11,7 +11,8 @@ from cbatch.errors import PlanError
 from cbatch.malformed import malformed
 from cbatch.plan import CheckedPlan, Plan
 from cbatch.policy import Limits
-from cbatch.request import ONE, Counters, Ints, Request, Status
+from cbatch.request import Request, Status
+from cbatch.request_table import ONE, Counters, Ints
 from cbatch.state import State
 
 

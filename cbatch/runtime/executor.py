@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cbatch.executor import Step, StepResult
-from cbatch.request import Ints
+from cbatch.request_table import Ints
 from cbatch.runtime.batch import host_views, pack
 from cbatch.runtime.iteration import Iteration, Work
 from cbatch.runtime.slots import Slot

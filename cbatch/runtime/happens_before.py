@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request import Ints
+from cbatch.request_table import Ints
 
 HOST = 0
 """The host's number among the agents."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from cbatch.errors import RaceError
-from cbatch.request import Ints
+from cbatch.request_table import Ints
 from cbatch.runtime.happens_before import HOST, WHOLE, Clock, History
 from cbatch.runtime.streams import Event, Items, Operation, Stream, Streams, Touched
 

@@ -27,7 +27,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
 from cbatch.errors import DeviceError
-from cbatch.request import Ints
+from cbatch.request_table import Ints
 
 Operation = Callable[[], None]
 

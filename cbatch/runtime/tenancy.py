@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.executor import Step
-from cbatch.request import NEVER, Ints
+from cbatch.request_table import NEVER, Ints
 from cbatch.runtime.batch import Fields
 
 PAGE = "KV page"

@@ -15,7 +15,7 @@ import numpy as np
 
 from cbatch import BatchShape, Executor, Limits, Request, Step, StepResult
 from cbatch.kv import BlockPool
-from cbatch.request import NEVER, RequestTable
+from cbatch.request_table import NEVER, RequestTable
 
 WARM_UP_SECONDS = 0.1
 """Iterations with prompts come to draw all the power that the GPU is allowed, and its clocks follow within about this time;

@@ -1,0 +1,62 @@
+"""Requests in order, as the engine changes them and a policy sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import attrgetter
+
+import numpy as np
+
+from cbatch.request import Request
+from cbatch.request_table import Ints
+
+
+class RequestSet:
+    """An ordered set of requests, with a list and the rows of them that are built again only after a change.
+
+    To a policy it is a read-only `Collection[Request]`; `State` alone adds and removes.
+    """
+
+    __slots__ = ("_list", "_members", "_rows")
+
+    def __init__(self) -> None:
+        self._members: dict[Request, None] = {}
+        self._rows: Ints | None = None
+        self._list: list[Request] | None = None
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._members)
+
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._members)
+
+    def __contains__(self, request: object) -> bool:
+        return request in self._members
+
+    @property
+    def members(self) -> list[Request]:
+        """In order; not to be changed."""
+        if self._list is None:
+            self._list = list(self._members)
+        return self._list
+
+    @property
+    def rows(self) -> Ints:
+        if self._rows is None:
+            self._rows = np.fromiter(map(attrgetter("row"), self._members), np.int64, len(self._members))
+        return self._rows
+
+    def without(self, requests: set[Request]) -> set[Request]:
+        """Those of `requests` that are not members."""
+        return requests.difference(self._members)
+
+    def add(self, request: Request) -> None:
+        self._members[request] = None
+        self._rows = self._list = None
+
+    def discard(self, request: Request) -> None:
+        if self._members.pop(request, self) is None:
+            self._rows = self._list = None

@@ -1,0 +1,157 @@
+"""The counters of admitted requests, a column each, so that the engine updates a whole batch with one array operation.
+
+Counters are *predicted*: what iterations in flight will have done is counted as done, so that a policy plans the next
+iteration without knowing whether the engine runs asynchronously.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from cbatch.request import Request
+
+Ints = NDArray[np.int64]
+
+NEVER = -1
+"""The row of a request that has none, and the iteration of what has not happened."""
+
+ZERO, ONE = np.array(0), np.array(1)
+"""For arithmetic on the columns of a batch: numpy converts a Python integer anew each time, which takes as long as the rest."""
+
+
+class Counters(NamedTuple):
+    """Columns of some requests, [requests] each.
+
+    known: tokens whose values the host has. total: those and the tokens that iterations in flight generate.
+    computed: tokens in the KV cache, iterations in flight counted. limit: tokens at which the request ends by length.
+    """
+
+    known: Ints
+    total: Ints
+    computed: Ints
+    limit: Ints
+
+
+class RequestTable:
+    """Counters of the requests that have been admitted, a row each, from the first admission until the end.
+
+    Owner and only writer: `State`. A row is given back when no iteration in flight refers to it any more, as its KV
+    blocks are, so a step in flight can name its rows without holding a lock on them.
+
+    Columns, all int64 [rows] unless noted:
+        prompt: prompt tokens.
+        known: prompt tokens plus generated tokens whose values the host has.
+        sampling: tokens that iterations in flight generate.
+        computed: tokens in the KV cache, iterations in flight counted.
+        limit: tokens at which the request ends by length.
+        scheduled_at: the last iteration that computes tokens of the request.
+        sampled_at: the last iteration that samples a token of the request.
+        sampled_row: the request's place in that iteration's batch.
+        decoding: bool; all but the newest token is computed, so that each further iteration computes one.
+        can_stop: bool; the request has stop tokens.
+        temperature, top_k, top_p, seed: its `Sampling`; float32, int32, float32, uint64.
+        ended: bool; the request has ended, whatever iterations in flight still generate.
+        tokens: int32 [rows, width]; prompt and known output, where token values matter. None in simulation.
+    """
+
+    def __init__(self, num_rows: int, num_stages: int, token_width: int | None = None) -> None:
+        """num_stages: how many iterations lie between sampling a token and being able to feed it back on the device."""
+        self.num_stages = num_stages
+        self.iteration = 0  # the iteration that is being planned
+        self.id = np.full(num_rows, NEVER, np.int64)
+        self.prompt = np.zeros(num_rows, np.int64)
+        self.known = np.zeros(num_rows, np.int64)
+        self.sampling = np.zeros(num_rows, np.int64)
+        self.computed = np.zeros(num_rows, np.int64)
+        self.limit = np.zeros(num_rows, np.int64)
+        self.scheduled_at = np.full(num_rows, NEVER, np.int64)
+        self.sampled_at = np.full(num_rows, NEVER, np.int64)
+        self.sampled_row = np.full(num_rows, NEVER, np.int64)
+        self.decoding = np.zeros(num_rows, np.bool_)
+        self.can_stop = np.zeros(num_rows, np.bool_)
+        self.temperature = np.zeros(num_rows, np.float32)
+        self.top_k = np.zeros(num_rows, np.int32)
+        self.top_p = np.ones(num_rows, np.float32)
+        self.seed = np.zeros(num_rows, np.uint64)
+        self.ended = np.zeros(num_rows, np.bool_)
+        self.tokens = None if token_width is None else np.zeros((num_rows, token_width), np.int32)
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.known)
+
+    def counters(self, rows: Ints) -> Counters:
+        """What plans are checked against and carried out from."""
+        known = self.known[rows]
+        return Counters(known, known + self.sampling[rows], self.computed[rows], self.limit[rows])
+
+    def ready(self, rows: Ints, counters: Counters | None = None) -> Ints:
+        """Tokens that each request could compute in the iteration being planned, [len(rows)].
+
+        The rest of the prompt (after a preemption, of prompt and output); 1 for a decode whose input the host knows or
+        the device can carry over; 0 while that input is still deeper in the pipeline, and once the end is in flight.
+
+        counters: those of `rows`, if they are at hand.
+        """
+        known, total, computed, limit = counters or self.counters(rows)
+        ready = total - computed
+        if self.num_stages > 1:
+            ready -= (total - known) * (self.sampled_at[rows] > self.iteration - self.num_stages)
+        ready[total >= limit] = 0
+        return ready
+
+    def ready_of(self, row: int) -> int:
+        """`ready` of one row, without the cost of arrays."""
+        known, sampling = self.known.item(row), self.sampling.item(row)
+        if known + sampling >= self.limit.item(row):
+            return 0
+        carried = sampling if self.sampled_at.item(row) <= self.iteration - self.num_stages else 0
+        return int(known + carried - self.computed.item(row))
+
+    def admit(self, request: Request) -> None:
+        """Give the request a row and write its start values."""
+        if not self._free_rows:
+            self._grow()
+        row = self._free_rows.pop()
+        request.table, request.row = self, row
+        self.id[row] = request.id
+        self.prompt[row] = self.known[row] = request.num_prompt_tokens
+        self.limit[row] = request.max_tokens
+        self.sampling[row] = self.computed[row] = 0
+        self.scheduled_at[row] = self.sampled_at[row] = self.sampled_row[row] = NEVER
+        self.decoding[row] = self.ended[row] = False
+        self.can_stop[row] = bool(request.stop_tokens)
+        sampling = request.sampling
+        self.temperature[row], self.seed[row] = sampling.temperature, sampling.seed
+        self.top_k[row], self.top_p[row] = sampling.top_k, sampling.top_p
+        if self.tokens is not None:
+            if request.prompt is None:
+                raise ValueError(f"request {request.id} has no prompt tokens, and this executor computes real ones")
+            self.tokens[row, : request.num_prompt_tokens] = request.prompt
+
+    def close(self, request: Request) -> None:
+        """End the request: it keeps its output and loses its row, which stays taken until `free`."""
+        row = request.row
+        known = int(self.known[row])
+        request.num_output_tokens = known - request.num_prompt_tokens
+        if self.tokens is not None:
+            request.output = self.tokens[row, request.num_prompt_tokens : known].tolist()
+        request.table, request.row = None, NEVER
+        self.ended[row] = True
+
+    def free(self, row: int) -> None:
+        self.id[row] = NEVER
+        self._free_rows.append(row)
+
+    def _grow(self) -> None:
+        """Double the table: preempted requests keep their rows, so the batch limit does not bound them."""
+        old = self.num_rows
+        for name, column in list(vars(self).items()):
+            if isinstance(column, np.ndarray):
+                setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
+        self._free_rows = list(range(2 * old - 1, old - 1, -1))
