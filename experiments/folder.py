@@ -30,6 +30,7 @@ import yaml
 from cbatch import ConfigError, FinishReason, Request, RunRecord, StepRecord
 from cbatch.metrics import Served, arrival_of
 from cbatch.timeline import write_timeline
+from experiments.stamp import write_json
 from experiments.unfinished import UNFINISHED, Facts, told
 
 CONFIG, SUMMARY, REQUESTS, STEPS, TOKENS, OUTPUTS, TIMELINE, DECISIONS, _ = FILES = (
@@ -152,9 +153,7 @@ def write_results(
         (folder / OUTPUTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
     if timeline_title is not None:
         write_timeline(folder / TIMELINE, record, timeline_title, requests)
-    partial = folder / f"{SUMMARY}.tmp"
-    partial.write_text(json.dumps(_without_nan(summary), indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / SUMMARY)
+    write_json(folder / SUMMARY, _without_nan(summary))
 
 
 def _output(request: Request, decode: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
@@ -188,7 +187,7 @@ def _check_ours(folder: Path, replace: bool) -> None:
 
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
-    for name in (*FILES, f"{SUMMARY}.tmp", f"{UNFINISHED}.tmp"):
+    for name in FILES:
         if name not in but:
             (folder / name).unlink(missing_ok=True)
 

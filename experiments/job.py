@@ -26,12 +26,12 @@ from cbatch.metrics import served
 from cbatch.sim.cluster import Cluster
 from cbatch.summary import summarize
 from experiments.assemble import Run, assemble, closed_on_error
-from experiments.bench.report import versions
 from experiments.decisions import written_decisions
 from experiments.folder import DECISIONS, is_finished, opened, write_results
 from experiments.messages import one_line
 from experiments.progress import progress
 from experiments.report import DIGEST, name_of, origin_of, run_line, run_text
+from experiments.stamp import versions
 
 ERRORS = "errors.log"
 """In a sweep's folder: a line for each run that failed."""

@@ -9,7 +9,6 @@ It is gone when the run is complete, which `summary.json` shows.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch.errors import CbatchError, Interruption, ResultsError
+from experiments.stamp import write_json
 
 UNFINISHED = "unfinished.json"
 
@@ -44,14 +44,14 @@ def told(folder: Path, facts: Facts) -> Iterator[None]:
     """
     begun = {"process": os.getpid(), "host": socket.gethostname(), "begun": _now()}
     try:
-        _write(folder, {"status": "begun", **begun})
+        write_json(folder / UNFINISHED, {"status": "begun", **begun})
         with sigterm_raises():
             yield
         (folder / UNFINISHED).unlink()
     except (Exception, TerminatedError) as error:
         status = "terminated" if isinstance(error, TerminatedError) else "failed"
         with suppress(OSError):  # the disk may be what failed
-            _write(folder, {"status": status, **begun, "ended": _now(), "error": _message(error), **facts(),
+            write_json(folder / UNFINISHED, {"status": status, **begun, "ended": _now(), "error": _message(error), **facts(),
                             "traceback": "".join(traceback.format_exception(error)).splitlines()})  # fmt: skip
         raise _named(error, folder) from error
 
@@ -87,13 +87,6 @@ def sigterm_raises() -> Iterator[None]:
 
 def _raise_terminated(signum: int, frame: object) -> None:
     raise TerminatedError("terminated")
-
-
-def _write(folder: Path, content: Mapping[str, Any]) -> None:
-    """At once: whoever looks finds the old file or the new one."""
-    partial = folder / f"{UNFINISHED}.tmp"
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / UNFINISHED)
 
 
 def _message(error: BaseException) -> str:

@@ -20,6 +20,7 @@ from experiments.bench import fidelity_run
 from experiments.bench.fidelity_cases import CASES, chosen_cases
 from experiments.bench.fidelity_compare import compare, error_line, pair, show
 from experiments.bench.report import write
+from experiments.stamp import at_once
 
 
 def main(
@@ -74,9 +75,8 @@ def main(
 def _stamp(path: Path, error: str) -> None:
     """Write into the profile how far its simulations are from real runs."""
     data = json.loads(path.read_text())
-    partial = path.with_suffix(".tmp")
-    partial.write_text(profile_text({**data, "error": error}))
-    partial.replace(path)
+    with at_once(path) as partial:
+        partial.write_text(profile_text({**data, "error": error}))
     print(f"{path}: {error}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from cbatch.sim.profile import Profile
 from experiments.bench.fidelity_cases import POLICIES
 from experiments.bench.fidelity_run import ServedRun, figures
 from experiments.bench.presets import load_spec
+from experiments.stamp import today
 
 TARGETS = {"total time": 0.03, "throughput": 0.03, "TTFT P50": 0.05, "TTFT P99": 0.10, "TBT P50": 0.05, "TBT P99": 0.10}
 """Relative errors that are not to be exceeded."""
@@ -179,7 +179,7 @@ def error_line(result: dict[str, Any]) -> str:
     errors = ", ".join(f"{name} {result['median_error'][name]:.1%} (at most {result['largest_error'][name]:.1%})"
                        for name in TARGETS if name != "throughput")  # fmt: skip
     return (f"against {number} real runs of {' and '.join(models)}, median error: {errors}; "
-            f"python -m experiments.bench fidelity, {datetime.now(UTC):%Y-%m-%d}")  # fmt: skip
+            f"python -m experiments.bench fidelity, {today()}")  # fmt: skip
 
 
 def _row(name: str, found: dict[str, Any]) -> Sequence[str]:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from cbatch import BatchShape, Executor, Request, RunRecord, Step, StepResult
 from cbatch.errors import ConfigError
 from cbatch.metrics import served, statistics, step_columns
+from experiments.stamp import at_once
 
 Columns = Mapping[str, NDArray[np.int64]]
 
@@ -155,10 +156,8 @@ def save(path: Path, about: Mapping[str, Any], runs: list[ServedRun]) -> None:
     arrays = {
         f"{index}/{name}": _packed(column) for index, run in enumerate(runs) for name, column in run.columns.items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp.npz")
-    np.savez_compressed(partial, head=np.array(json.dumps(head)), **arrays)  # type: ignore[arg-type]
-    partial.replace(path)
+    with at_once(path) as partial:
+        np.savez_compressed(partial, head=np.array(json.dumps(head)), **arrays)  # type: ignore[arg-type]
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[ServedRun]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,10 @@ from cbatch.runtime.vocabulary import Vocabulary
 from experiments.bench.fidelity_cases import CAPACITY_OF, POLICIES, Case, workload
 from experiments.bench.fidelity_run import ServedRun, Watched, run_of
 from experiments.bench.presets import load_spec
-from experiments.bench.report import versions
 from experiments.profile.host import Unknown
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import Machine, build
+from experiments.stamp import today, versions
 from experiments.workloads import Workload
 
 WARM_UP = (64, 16)
@@ -69,7 +68,7 @@ def serve_cases(
                     flush=True,
                 )
             about = {"hardware": machine.name, "attention": machine.attention, "trace": Path(path).name, "versions": versions(),
-                     "date": datetime.now(UTC).strftime("%Y-%m-%d")}  # fmt: skip
+                     "date": today()}  # fmt: skip
             yield about, list(by_name.values())
 
 

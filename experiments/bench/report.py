@@ -1,21 +1,16 @@
-"""What every benchmark result carries: the command, the date, the versions and the hardware it was measured on."""
+"""The results file of a benchmark: by the hardware that it was measured on."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
-import shlex
 import statistics
-import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-core")
+from experiments.stamp import stamp, write_json
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -31,25 +26,8 @@ def write(
     command: str = "python -m experiments.bench",
 ) -> Path:
     """Write one benchmark's figures, stamped, to `folder`/<hardware>/<name>.json; return the path."""
-    stamped = {
-        "benchmark": name,
-        "command": f"{command} {shlex.join(_without_folder(sys.argv[1:]))}",
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "hardware": hardware,
-        "versions": versions(),
-        **figures,
-    }
-    path = folder / slug(hardware) / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(stamped, indent=1) + "\n")
-    partial.replace(path)
-    return path
-
-
-def _without_folder(arguments: Sequence[str]) -> list[str]:
-    """Where the results were written says nothing about them."""
-    return [argument for argument in arguments if not argument.startswith("folder=")]
+    stamped = {"benchmark": name, "hardware": hardware, **stamp(command), **figures}
+    return write_json(folder / slug(hardware) / f"{name}.json", stamped)
 
 
 def cpu_name() -> str:
@@ -66,13 +44,3 @@ def slug(hardware: str) -> str:
     if gpu is None or "cores" in hardware:
         return "cpu"
     return re.sub(r"[^a-z0-9]+", "-", gpu.group(1).lower()).strip("-")
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -25,6 +25,7 @@ from experiments.paper.machines import Machines
 from experiments.paper.report import write
 from experiments.plots import style
 from experiments.settings import nearest
+from experiments.stamp import at_once
 
 FOLDER = Path(__file__).parent / "figures"
 
@@ -123,7 +124,5 @@ def _sign(figure: Figure, origin: str) -> None:
 
 
 def _write_table(data: pd.DataFrame, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".csv.tmp")
-    data.to_csv(partial, index=False, float_format="%.6g")
-    partial.replace(path)
+    with at_once(path) as partial:
+        data.to_csv(partial, index=False, float_format="%.6g")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from experiments.bench.report import versions
 from experiments.paper.claims import Verdict
+from experiments.stamp import stamp, write_json
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -50,27 +47,5 @@ def write(name: str, figures: Mapping[str, Any], machines: Mapping[str, Any], fo
 
     machines: the `provenance` of each machine or cost model.
     """
-    stamped = {
-        "command": f"python -m experiments.paper {' '.join(_shown(sys.argv[1:]))}".rstrip(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "versions": versions(),
-        "machines": machines,
-        **figures,
-    }
-    path = folder / "paper" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(stamped, indent=1) + "\n")
-    partial.replace(path)
-    return path
-
-
-def _shown(options: Sequence[str]) -> list[str]:
-    """Of a path, its last two parts, and nothing of where the results went: neither says anything about them."""
-    return [_shortened(option) for option in options if not option.startswith("folder=")]
-
-
-def _shortened(option: str) -> str:
-    key, equals, value = option.partition("=")
-    parts = Path(value).parts
-    return option if len(parts) < 3 else f"{key}{equals}.../{'/'.join(parts[-2:])}"
+    stamped = {**stamp("python -m experiments.paper"), "machines": machines, **figures}
+    return write_json(folder / "paper" / f"{name}.json", stamped)

@@ -19,6 +19,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.report import origin_of_row
+from experiments.stamp import at_once
 
 PAGE = 7.0  # inches, the width of a printed page's text
 _ORIGIN_WIDTH = 165  # characters of its small type that a page is wide
@@ -125,11 +126,9 @@ def headed(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write NAME.pdf and NAME.png, each at once; returns the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
     for path in paths:
-        partial = path.with_name(f".{path.name}")
-        figure.savefig(partial, dpi=220, format=path.suffix[1:])
-        partial.replace(path)
+        with at_once(path) as partial:
+            figure.savefig(partial, dpi=220)
     plt.close(figure)
     return paths

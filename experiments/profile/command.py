@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import closing
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.curve import Curve
 from cbatch.sim.profile import PROFILES, HostTime, load_profile
 from experiments.bench.presets import load_spec
-from experiments.bench.report import slug, versions
+from experiments.bench.report import slug
 from experiments.profile.batches import held_out, prompts
 from experiments.profile.host import host_time
 from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
@@ -30,6 +27,7 @@ from experiments.profile.machine import Machine, build, memory_bytes
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
 from experiments.profile.tables import UNCOMPARED, model_tables, read_existing, rows_table, write_profile
 from experiments.profile.transfers import ceilings, copy_times, link_times
+from experiments.stamp import arguments, today, versions
 
 
 def profile(
@@ -171,9 +169,8 @@ def _words(batch: Batch) -> str:
 
 
 def _source(spec: ModelSpec, limits: dict[str, int], batches: list[int]) -> str:
-    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("output=")]
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
-    return (f"python -m experiments.profile {shlex.join(arguments)}; {datetime.now(UTC):%Y-%m-%d}; {packages}; iterations as "
+    return (f"python -m experiments.profile {arguments(but='output')}; {today()}; {packages}; iterations as "
             f"executed, with graphs for batches of {' and '.join(map(str, batches))}, up to {limits['max_tokens']} tokens, requests "
             f"up to {min(limits['longest'], spec.max_positions)}")  # fmt: skip
 

@@ -16,6 +16,7 @@ from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile_file import profile_text
 from experiments.profile.kernels import Shares
 from experiments.profile.measure import Iterations
+from experiments.stamp import at_once
 
 DIGITS = 5
 """Of the numbers in a file."""
@@ -139,7 +140,5 @@ def read_existing(path: Path) -> dict[str, Any]:
 
 def write_profile(path: Path, data: Mapping[str, Any]) -> None:
     """Write the file at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".tmp")
-    partial.write_text(profile_text(data))
-    partial.replace(path)
+    with at_once(path) as partial:
+        partial.write_text(profile_text(data))
