@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request_table import ONE, ZERO, Ints
+from cbatch.request_table import ZERO, Ints
 
 
 class BlockPool:
@@ -19,7 +19,7 @@ class BlockPool:
     *retiring*: they count as taken until that iteration has ended.
 
     `tables` is int32 [rows, blocks per request]: the blocks of each row of the `RequestTable`, in token order. Entries
-    beyond `held[row]` are stale.
+    beyond `held[row]` are stale. `room` is int64 [rows]: tokens that the blocks of each row hold.
     """
 
     def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
@@ -29,8 +29,7 @@ class BlockPool:
         self.block_size = block_size
         width = min(self.blocks_for(max_tokens_per_request), num_blocks)
         self.tables = np.zeros((num_rows, width), np.int32)
-        self.held = np.zeros(num_rows, np.int64)  # blocks of each row
-        self.room = np.zeros(num_rows, np.int64)  # tokens that they hold
+        self.room = np.zeros(num_rows, np.int64)
         self.num_free = num_blocks
         self.num_retiring = 0
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # a stack; the top is at num_free
@@ -42,12 +41,21 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     @property
+    def held(self) -> Ints:
+        """Blocks of each row, [rows]."""
+        return self.room // self.block_size
+
+    @property
     def num_tokens(self) -> int:
         """Tokens that the whole cache holds."""
         return self.num_blocks * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+    def held_by(self, row: int) -> int:
+        """Blocks of one row."""
+        return self.room.item(row) // self.block_size
 
     def lacking(self, room: Ints, num_tokens: Ints) -> tuple[Ints, list[int]]:
         """The places of requests with `room` tokens that shall hold `num_tokens`, and the blocks that each of them lacks."""
@@ -57,24 +65,21 @@ class BlockPool:
 
     def extend(self, row: int, num_blocks: int) -> None:
         """Append blocks to one row's table. The plan was validated: they are free."""
-        held = int(self.held[row])
+        held = self.held_by(row)
         self.tables[row, held : held + num_blocks] = self._take(num_blocks)
-        self.held[row] = held + num_blocks
         self.room[row] += num_blocks * self.block_size
 
     def extend_each(self, rows: Ints) -> None:
         """Append one block to each row's table."""
-        held = self.held[rows]
-        self.tables[rows, held] = self._take(len(rows))
-        held += 1
-        self.held[rows] = held
-        self.room[rows] = held * self.block_size
+        room = self.room[rows]
+        self.tables[rows, room // self.block_size] = self._take(len(rows))
+        self.room[rows] = room + self.block_size
 
     def release(self, row: int, after: int | None) -> None:
         """Give up a row's blocks: at once, or after the end of an iteration in flight that still uses them."""
-        held = int(self.held[row])
+        held = self.held_by(row)
         blocks = self.tables[row, :held].copy()
-        self.held[row] = self.room[row] = 0
+        self.room[row] = 0
         if after is None:
             self._give(blocks)
         else:
@@ -89,8 +94,7 @@ class BlockPool:
 
     def grow(self, num_rows: int) -> None:
         """Follow the `RequestTable` to more rows."""
-        extra = num_rows - len(self.held)
-        self.held = np.concatenate([self.held, np.zeros(extra, np.int64)])
+        extra = num_rows - len(self.room)
         self.room = np.concatenate([self.room, np.zeros(extra, np.int64)])
         self.tables = np.concatenate([self.tables, np.zeros((extra, self.tables.shape[1]), np.int32)])
 
@@ -110,20 +114,19 @@ class CountingPool(BlockPool):
     def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
         super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)
         self._num_retiring_after: dict[int, int] = {}
+        self._tokens_of_a_block = np.array(block_size)
 
     def extend(self, row: int, num_blocks: int) -> None:
         self.num_free -= num_blocks
-        self.held[row] += num_blocks
         self.room[row] += num_blocks * self.block_size
 
     def extend_each(self, rows: Ints) -> None:
         self.num_free -= len(rows)
-        self.held[rows] += ONE
-        self.room[rows] += self.block_size
+        self.room[rows] += self._tokens_of_a_block
 
     def release(self, row: int, after: int | None) -> None:
-        held = int(self.held[row])
-        self.held[row] = self.room[row] = 0
+        held = self.held_by(row)
+        self.room[row] = 0
         if after is None:
             self.num_free += held
         else:

@@ -61,9 +61,9 @@ class CheckedPlan(NamedTuple):
 
     newcomers: the waiting requests among `plan.requests`, in plan order.
     rows: int64 [batch], table rows; -1 before the first admission.
-    num_tokens: int64 [batch], tokens to compute.
+    num_tokens: int64 [batch], tokens to compute. end: int64 [batch], those in the KV cache thereafter.
     taking, num_blocks: places of the requests that take KV blocks, and how many each.
-    num_batch_tokens: tokens to compute in all.
+    num_batch_tokens: tokens to compute in all, and num_decodes requests that have only their newest token left.
     counters: of the batch, before the plan is carried out.
     """
 
@@ -71,9 +71,11 @@ class CheckedPlan(NamedTuple):
     newcomers: list[Request]
     rows: Ints
     num_tokens: Ints
+    end: Ints
     taking: Ints
     num_blocks: list[int]
     num_batch_tokens: int
+    num_decodes: int
     counters: Counters
 
 
@@ -163,11 +165,12 @@ class PlanBuilder:
         ready, missing = self._view.ready_decodes(room)
         if missing > self.free_blocks:
             return self._add_decodes_singly(room, preempt_newest)
+        num_ready = len(ready)
         self.free_blocks -= missing
         self.plan.requests.extend(ready)
-        self.plan.num_tokens.extend([1] * len(ready))
-        self._count(len(ready), len(ready))
-        return len(ready)
+        self.plan.num_tokens.extend([1] * num_ready)
+        self._count(num_ready, num_ready)
+        return num_ready
 
     def preempt(self, request: Request) -> None:
         """Take the request's KV blocks; it waits again and will be recomputed.

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from itertools import compress
 from typing import Protocol
 
-import numpy as np
-
 from cbatch.cost import CostModel
 from cbatch.errors import ConfigError
 from cbatch.plan import Plan, PlanBuilder
@@ -111,7 +109,7 @@ class KVView:
 
     def num_held(self, request: Request) -> int:
         """Blocks that a request holds."""
-        return int(self._pool.held[request.row]) if request.table is not None else 0
+        return self._pool.held_by(request.row) if request.table is not None else 0
 
 
 class View:
@@ -160,7 +158,7 @@ class View:
             rows, requests = rows[ready], list(compress(requests, ready.tolist()))
         if len(rows) > at_most:
             rows, requests = rows[:at_most], requests[:at_most]
-        return requests, int(np.count_nonzero(table.computed[rows] >= self._state.pool.room[rows]))
+        return requests, len((table.computed[rows] >= self._state.pool.room[rows]).nonzero()[0])
 
     def plan(self) -> PlanBuilder:
         """A fresh, empty plan for this iteration."""

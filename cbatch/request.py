@@ -157,14 +157,14 @@ class Request:
         """Prompt tokens plus the generated tokens whose values the host has."""
         if self.table is None:
             return self.num_prompt_tokens + self.num_output_tokens
-        return int(self.table.known[self.row])
+        return self.table.known.item(self.row)
 
     @property
     def num_tokens(self) -> int:
         """Prompt tokens plus generated tokens, those that iterations in flight generate counted."""
         if self.table is None:
             return self.num_prompt_tokens + self.num_output_tokens
-        return int(self.table.known[self.row] + self.table.sampling[self.row])
+        return self.table.total.item(self.row)
 
     @property
     def num_new_tokens(self) -> int:

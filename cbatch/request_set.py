@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 
 import numpy as np
@@ -48,6 +48,10 @@ class RequestSet:
         if self._rows is None:
             self._rows = np.fromiter(map(attrgetter("row"), self._members), np.int64, len(self._members))
         return self._rows
+
+    def among(self, requests: Iterable[Request]) -> list[Request]:
+        """Those of `requests` that are members, in the order given."""
+        return [request for request in requests if request in self._members]
 
     def without(self, requests: set[Request]) -> set[Request]:
         """Those of `requests` that are not members."""

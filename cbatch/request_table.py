@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 NEVER = -1
 """The row of a request that has none, and the iteration of what has not happened."""
 
-ZERO, ONE = np.array(0), np.array(1)
+ZERO, ONE, NONE = np.array(0), np.array(1), np.array(NEVER)
 """For arithmetic on the columns of a batch: numpy converts a Python integer anew each time, which takes as long as the rest."""
 
 
@@ -27,13 +27,12 @@ class Counters(NamedTuple):
     """Columns of some requests, [requests] each.
 
     known: tokens whose values the host has. total: those and the tokens that iterations in flight generate.
-    computed: tokens in the KV cache, iterations in flight counted. limit: tokens at which the request ends by length.
+    computed: tokens in the KV cache, iterations in flight counted.
     """
 
     known: Ints
     total: Ints
     computed: Ints
-    limit: Ints
 
 
 class RequestTable:
@@ -42,16 +41,17 @@ class RequestTable:
     Owner and only writer: `State`. A row is given back when no iteration in flight refers to it any more, as its KV
     blocks are, so a step in flight can name its rows without holding a lock on them.
 
+    carries: whether an executor asks which iteration samples an input token; `sampled_at` and `sampled_row` are kept only
+        then. A simulation of one stage does not.
+
     Columns, all int64 [rows] unless noted:
-        prompt: prompt tokens.
         known: prompt tokens plus generated tokens whose values the host has.
-        sampling: tokens that iterations in flight generate.
+        total: those and the tokens that iterations in flight generate.
         computed: tokens in the KV cache, iterations in flight counted.
         limit: tokens at which the request ends by length.
         scheduled_at: the last iteration that computes tokens of the request.
         sampled_at: the last iteration that samples a token of the request.
         sampled_row: the request's place in that iteration's batch.
-        decoding: bool; all but the newest token is computed, so that each further iteration computes one.
         can_stop: bool; the request has stop tokens.
         temperature, top_k, top_p, seed: its `Sampling`; float32, int32, float32, uint64.
         ended: bool; the request has ended, whatever iterations in flight still generate.
@@ -61,17 +61,16 @@ class RequestTable:
     def __init__(self, num_rows: int, num_stages: int, token_width: int | None = None) -> None:
         """num_stages: how many iterations lie between sampling a token and being able to feed it back on the device."""
         self.num_stages = num_stages
+        self.carries = num_stages > 1 or token_width is not None
         self.iteration = 0  # the iteration that is being planned
         self.id = np.full(num_rows, NEVER, np.int64)
-        self.prompt = np.zeros(num_rows, np.int64)
         self.known = np.zeros(num_rows, np.int64)
-        self.sampling = np.zeros(num_rows, np.int64)
+        self.total = np.zeros(num_rows, np.int64)
         self.computed = np.zeros(num_rows, np.int64)
         self.limit = np.zeros(num_rows, np.int64)
         self.scheduled_at = np.full(num_rows, NEVER, np.int64)
         self.sampled_at = np.full(num_rows, NEVER, np.int64)
         self.sampled_row = np.full(num_rows, NEVER, np.int64)
-        self.decoding = np.zeros(num_rows, np.bool_)
         self.can_stop = np.zeros(num_rows, np.bool_)
         self.temperature = np.zeros(num_rows, np.float32)
         self.top_k = np.zeros(num_rows, np.int32)
@@ -87,31 +86,30 @@ class RequestTable:
 
     def counters(self, rows: Ints) -> Counters:
         """What plans are checked against and carried out from."""
-        known = self.known[rows]
-        return Counters(known, known + self.sampling[rows], self.computed[rows], self.limit[rows])
+        return Counters(self.known[rows], self.total[rows], self.computed[rows])
 
     def ready(self, rows: Ints, counters: Counters | None = None) -> Ints:
-        """Tokens that each request could compute in the iteration being planned, [len(rows)].
+        """Tokens that each of these requests, which run or wait, could compute in the iteration being planned, [len(rows)].
 
         The rest of the prompt (after a preemption, of prompt and output); 1 for a decode whose input the host knows or
-        the device can carry over; 0 while that input is still deeper in the pipeline, and once the end is in flight.
+        the device can carry over; 0 while that input is still deeper in the pipeline.
 
         counters: those of `rows`, if they are at hand.
         """
-        known, total, computed, limit = counters or self.counters(rows)
+        known, total, computed = counters or self.counters(rows)
         ready = total - computed
         if self.num_stages > 1:
             ready -= (total - known) * (self.sampled_at[rows] > self.iteration - self.num_stages)
-        ready[total >= limit] = 0
         return ready
 
     def ready_of(self, row: int) -> int:
-        """`ready` of one row, without the cost of arrays."""
-        known, sampling = self.known.item(row), self.sampling.item(row)
-        if known + sampling >= self.limit.item(row):
+        """`ready` of one row, without the cost of arrays; 0 once its end is in flight."""
+        total = self.total.item(row)
+        if total >= self.limit.item(row):
             return 0
-        carried = sampling if self.sampled_at.item(row) <= self.iteration - self.num_stages else 0
-        return int(known + carried - self.computed.item(row))
+        if self.sampled_at.item(row) > self.iteration - self.num_stages:
+            total = self.known.item(row)
+        return int(total - self.computed.item(row))
 
     def admit(self, request: Request) -> None:
         """Give the request a row and write its start values."""
@@ -120,11 +118,11 @@ class RequestTable:
         row = self._free_rows.pop()
         request.table, request.row = self, row
         self.id[row] = request.id
-        self.prompt[row] = self.known[row] = request.num_prompt_tokens
+        self.known[row] = self.total[row] = request.num_prompt_tokens
         self.limit[row] = request.max_tokens
-        self.sampling[row] = self.computed[row] = 0
+        self.computed[row] = 0
         self.scheduled_at[row] = self.sampled_at[row] = self.sampled_row[row] = NEVER
-        self.decoding[row] = self.ended[row] = False
+        self.ended[row] = False
         self.can_stop[row] = bool(request.stop_tokens)
         sampling = request.sampling
         self.temperature[row], self.seed[row] = sampling.temperature, sampling.seed

@@ -17,7 +17,7 @@ from cbatch.kv import BlockPool
 from cbatch.plan import CheckedPlan
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_set import RequestSet
-from cbatch.request_table import NEVER, ONE, Ints, RequestTable
+from cbatch.request_table import NONE, ONE, Ints, RequestTable
 
 
 class Absorbed(NamedTuple):
@@ -46,6 +46,7 @@ class State:
         self.prefilling = RequestSet()
         self.num_ended = 0
         self.num_overshoot_tokens = 0  # computed for requests that had already ended with an end-of-sequence token
+        self._ending: dict[int, list[Request]] = {}  # by the iteration in flight that samples their last token
         self._leaving_rows: dict[int, list[int]] = {}  # by the iteration in flight that still uses them
 
     @property
@@ -67,18 +68,18 @@ class State:
 
     def apply(self, checked: CheckedPlan, now: float) -> Step:
         """Carry out a validated plan that computes something."""
-        plan, newcomers, rows, num_tokens, taking, num_blocks, num_batch_tokens, counters = checked
-        known, total, start, limit = counters
+        plan, newcomers, rows, num_tokens, end, taking, num_blocks, num_batch_tokens, num_decodes, counters = checked
+        known, total, start = counters
         if newcomers:
             for request in newcomers:
                 self._admit(request, now)
             rows = np.fromiter(map(attrgetter("row"), plan.requests), np.int64, len(plan))
         table = self.table
-        end = start + num_tokens
         self._extend(rows, taking, num_blocks)
         sampled = (end == total).nonzero()[0]
         carry = table.sampled_row[rows]
-        carry[end <= known] = NEVER
+        if table.carries:
+            carry[end <= known] = NONE
         step = Step(
             index=table.iteration,
             requests=plan.requests,
@@ -88,7 +89,7 @@ class State:
             sampled=sampled,
             carry=carry,
             num_batch_tokens=num_batch_tokens,
-            num_decode_tokens=int(np.count_nonzero(table.decoding[rows])),
+            num_decode_tokens=num_decodes,
             pad_to=plan.pad_to or num_batch_tokens,
             table=table,
             pool=self.pool,
@@ -96,7 +97,7 @@ class State:
         )
         table.computed[rows] = end
         table.scheduled_at[rows] = table.iteration
-        self._expect_samples(step, total[sampled], limit[sampled])
+        self._expect_samples(step)
         table.iteration += 1
         return step
 
@@ -104,7 +105,7 @@ class State:
         self.waiting.remove(request)
         if request.table is None:
             self.table.admit(request)
-            if self.table.num_rows > len(self.pool.held):
+            if self.table.num_rows > len(self.pool.room):
                 self.pool.grow(self.table.num_rows)
         if request.admitted_at is None:
             request.admitted_at = now
@@ -114,30 +115,32 @@ class State:
 
     def _extend(self, rows: Ints, taking: Ints, num_blocks: list[int]) -> None:
         """Take the KV blocks of a step: mostly one for a few of the requests, and several for a chunk."""
+        if not num_blocks:
+            return
+        takers = rows[taking]
+        self.pool.extend_each(takers)
         if len(num_blocks) > num_blocks.count(1):
-            for place, number in zip(taking.tolist(), num_blocks, strict=True):
+            for row, number in zip(takers.tolist(), num_blocks, strict=True):
                 if number > 1:
-                    self.pool.extend(int(rows[place]), number)
-            taking = taking[[number == 1 for number in num_blocks]]
-        if len(taking):
-            self.pool.extend_each(rows[taking])
+                    self.pool.extend(row, number - 1)
 
-    def _expect_samples(self, step: Step, total: Ints, limit: Ints) -> None:
-        """Count the tokens that the step will sample, and move the requests that thereby change their part.
-
-        total, limit: of the sampled requests, before they are counted.
-        """
-        table, rows = self.table, step.rows[step.sampled]
-        table.sampling[rows] += ONE
-        table.sampled_at[rows] = step.index
-        table.sampled_row[rows] = step.sampled
-        for place in step.sampled[~table.decoding[rows]].tolist():
-            request = step.requests[place]
-            table.decoding[request.row] = True
-            self.prefilling.discard(request)
-            self.decoding.add(request)
-        for place in step.sampled[total + ONE >= limit].tolist():
-            self._leave(step.requests[place])  # its last token is in flight
+    def _expect_samples(self, step: Step) -> None:
+        """Count the tokens that the step will sample, and move the requests that thereby change their part."""
+        table, places = self.table, step.sampled
+        rows = step.rows[places]
+        total = table.total[rows] + ONE
+        table.total[rows] = total
+        if table.carries:
+            table.sampled_at[rows] = step.index
+            table.sampled_row[rows] = places
+        if len(places) > step.num_decode_tokens:  # every decode samples; the others have their prompts behind them
+            for request in self.prefilling.among(map(step.requests.__getitem__, places.tolist())):
+                self.prefilling.discard(request)
+                self.decoding.add(request)
+        if ending := [step.requests[place] for place in places[total >= table.limit[rows]].tolist()]:
+            self._ending[step.index] = ending
+            for request in ending:
+                self._leave(request)
 
     def preempt(self, request: Request) -> None:
         """Take the request's blocks and send it back to wait; it keeps its output."""
@@ -146,7 +149,6 @@ class State:
         request.num_preemptions += 1
         request.num_recomputed_tokens += int(self.table.computed[row])
         self.table.computed[row] = 0
-        self.table.decoding[row] = False
         self.pool.release(row, self.in_flight_until(request))
         self.arrive(request)
 
@@ -159,7 +161,6 @@ class State:
         """
         table, places = self.table, step.sampled
         rows = step.rows[places]
-        table.sampling[rows] -= ONE
         if tokens is not None:  # else no end-of-sequence token is seen, and nothing is generated past one
             ended = table.ended[rows]
             self.num_overshoot_tokens += int(np.count_nonzero(ended))
@@ -169,24 +170,22 @@ class State:
         known = table.known[rows]
         if tokens is not None and table.tokens is not None:
             table.tokens[rows, known] = tokens[places]
-        known += ONE
-        table.known[rows] = known
-        finished = self._finished(step, places, rows, known, tokens, now)
+        table.known[rows] = known + ONE
+        finished = self._finished(step, places, rows, tokens, now)
         self.pool.retire(step.index)
         for row in self._leaving_rows.pop(step.index, ()):
             table.free(row)
         return Absorbed(receivers, finished)
 
-    def _finished(
-        self, step: Step, places: Ints, rows: Ints, known: Ints, tokens: Tokens | None, now: float
-    ) -> list[Request]:
+    def _finished(self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float) -> list[Request]:
         done: dict[Request, FinishReason] = {}
         if tokens is not None:
             for place in places[self.table.can_stop[rows]].tolist():
                 if int(tokens[place]) in step.requests[place].stop_tokens:
                     done[step.requests[place]] = FinishReason.STOP
-        for place in places[known >= self.table.limit[rows]].tolist():
-            done.setdefault(step.requests[place], FinishReason.LENGTH)
+        for request in self._ending.pop(step.index, ()):
+            if request.status is not Status.FINISHED:  # by an end-of-sequence token before
+                done.setdefault(request, FinishReason.LENGTH)
         for request, reason in done.items():
             if request.status is Status.WAITING:  # preempted while the token that ends it was in flight
                 self.waiting.remove(request)

@@ -73,7 +73,7 @@ class _Check:
         requests = self.plan.requests
         if self.plan.preempt or self.plan.reject:
             self._check_departures()
-        newcomers, rows = self._check_members()
+        newcomers, rows, num_decodes = self._check_members()
         counts = np.array(self.plan.num_tokens or np.zeros(0, np.int64))
         counters, room = self.state.table.counters(rows), self.state.pool.room[rows]
         if newcomers:
@@ -83,16 +83,18 @@ class _Check:
             self._check_counts(counts, self.state.table.ready(rows, counters))
             num_tokens = sum(self.plan.num_tokens)
             self._check_limits(len(newcomers), num_tokens)
-        taking, num_blocks = self._check_blocks(counters.computed + counts, room)
-        return CheckedPlan(self.plan, newcomers, rows, counts, taking, num_blocks, num_tokens, counters)
+        end = counters.computed + counts
+        taking, num_blocks = self._check_blocks(end, room)
+        return CheckedPlan(
+            self.plan, newcomers, rows, counts, end, taking, num_blocks, num_tokens, num_decodes, counters
+        )
 
     def _set_start_values(self, rows: Ints, counters: Counters, room: Ints) -> None:
         """Requests that were never admitted have no row yet: nothing computed, no blocks held."""
-        known, total, computed, limit = counters
+        known, total, computed = counters
         for place in (rows < 0).nonzero()[0].tolist():
             request = self.plan.requests[place]
             known[place] = total[place] = request.num_prompt_tokens
-            limit[place] = request.max_tokens
             computed[place] = room[place] = 0
 
     def _check_departures(self) -> None:
@@ -108,16 +110,20 @@ class _Check:
             if departing.count(request) > 1 or request in self.plan.requests:
                 self._fail("a request is named once in a plan", request, "it is preempted or rejected, and named again")
 
-    def _check_members(self) -> tuple[list[Request], Ints]:
-        """Every request runs or waits, and stands in the plan once. Returns those that wait, and the rows of all.
+    def _check_members(self) -> tuple[list[Request], Ints, int]:
+        """Every request runs or waits, and stands in the plan once.
+
+        Returns those that wait, the rows of all, and how many decode.
 
         Most plans begin with all decodes in their order: those are known to run, and their rows are at hand.
         """
         requests, decoding = self.plan.requests, self.state.decoding
-        num_known = len(decoding) if requests[: len(decoding)] == decoding.members else 0
+        num_known = len(decoding.members)
+        if requests[:num_known] != decoding.members:
+            num_known = 0
         others = requests[num_known:]
         if num_known and not others:
-            return [], decoding.rows
+            return [], decoding.rows, num_known
         unique = decoding.without(set(others)) if num_known else set(others)
         if len(unique) < len(others):
             twice = next(request for request in requests if requests.count(request) > 1)
@@ -129,30 +135,35 @@ class _Check:
                 self._fail("a planned request is waiting, or running with tokens left", request,
                            f"it is {_standing(request)}")  # fmt: skip
         rows = np.fromiter(map(attrgetter("row"), others), np.int64, len(others))
-        return newcomers, np.concatenate((decoding.rows, rows)) if num_known else rows
+        if num_known:
+            return newcomers, np.concatenate((decoding.rows, rows)), num_known
+        return newcomers, rows, len(unique) - len(decoding.without(unique))
 
     def _check_counts(self, counts: Ints, ready: Ints) -> None:
         requests = self.plan.requests
         if counts.dtype != np.int64:
             self._fail("token counts are whole numbers", requests[0], f"got {self.plan.num_tokens}")
-        wrong = (counts < ONE) | (counts > ready)
-        if np.count_nonzero(wrong):
-            place = int(np.argmax(wrong))
+        wrong = counts > ready
+        if min(self.plan.num_tokens) < 1:
+            wrong |= counts < ONE
+        place = int(wrong.argmax())
+        if wrong[place]:
             self._fail("a request computes at least 1 token and no more than are ready", requests[place],
                        f"{counts[place]} planned, {ready[place]} ready")  # fmt: skip
 
     def _check_limits(self, num_newcomers: int, num_tokens: int) -> None:
         plan, limits = self.plan, self.limits
-        if len(plan) > limits.max_batch:
+        if len(plan.requests) > limits.max_batch:
             self._fail(f"an iteration holds at most max_batch={limits.max_batch} requests", plan.requests[limits.max_batch],
-                       f"{len(plan)} planned")  # fmt: skip
+                       f"{len(plan.requests)} planned")  # fmt: skip
         if num_tokens > limits.max_tokens:
             self._fail(f"an iteration holds at most max_tokens={limits.max_tokens} tokens", plan.requests[-1],
                        f"{num_tokens} planned")  # fmt: skip
-        running = len(self.state.running) - len(plan.preempt) + num_newcomers
-        if num_newcomers and running > limits.max_running:
-            self._fail(f"at most {limits.max_running} requests are admitted at once", plan.requests[-1],
-                       f"{running} with this plan")  # fmt: skip
+        if num_newcomers:
+            running = len(self.state.running) - len(plan.preempt) + num_newcomers
+            if running > limits.max_running:
+                self._fail(f"at most {limits.max_running} requests are admitted at once", plan.requests[-1],
+                           f"{running} with this plan")  # fmt: skip
         if plan.pad_to is not None and not num_tokens <= plan.pad_to <= limits.max_tokens:
             self._fail("pad_to lies between the tokens planned and max_tokens", plan.requests[0],
                        f"pad_to={plan.pad_to}, {num_tokens} planned, max_tokens={limits.max_tokens}")  # fmt: skip
@@ -166,7 +177,7 @@ class _Check:
         """
         plan, pool = self.plan, self.state.pool
         if plan.reserve:
-            self._raise_to_reserved(end)
+            end = self._raised_to_reserved(end)
         taking, num_blocks = pool.lacking(room, end)
         needed, free = sum(num_blocks), pool.num_free
         if plan.preempt:
@@ -177,7 +188,8 @@ class _Check:
                        f"{needed} blocks planned, {free} free")  # fmt: skip
         return taking, num_blocks
 
-    def _raise_to_reserved(self, end: Ints) -> None:
+    def _raised_to_reserved(self, end: Ints) -> Ints:
+        end = end.copy()
         for request, num_tokens in self.plan.reserve.items():
             try:
                 place = self.plan.requests.index(request)
@@ -189,11 +201,12 @@ class _Check:
                 self._fail("a request reserves no more KV cache than its longest length", request,
                            f"{num_tokens} tokens reserved, {request.max_tokens} at most")  # fmt: skip
             end[place] = max(end[place], num_tokens)
+        return end
 
     def _blocks_coming_free(self) -> int:
         """By the plan's own preemptions, of requests that no iteration in flight still uses."""
         state = self.state
-        return sum(int(state.pool.held[request.row]) for request in self.plan.preempt
+        return sum(state.pool.held_by(request.row) for request in self.plan.preempt
                    if state.in_flight_until(request) is None)  # fmt: skip
 
     def _fail(self, rule: str, request: Request, found: str) -> NoReturn:

@@ -72,14 +72,14 @@ class Grid(NamedTuple):
     def _along(self, row: int, column: float) -> float:
         columns, seconds = self.columns[row], self.seconds[row]
         right = bisect_right(columns, column)
-        if right == len(columns):
+        if 0 < right < len(columns):
+            left = right - 1
+            share = (column - columns[left]) / (columns[right] - columns[left])
+            return seconds[left] + share * (seconds[right] - seconds[left])
+        if right:
             slope = (seconds[-1] - seconds[0]) / (columns[-1] - columns[0]) if len(columns) > 1 else 0.0
             return seconds[-1] + (column - columns[-1]) * max(slope, 0.0)
-        if right == 0:
-            return seconds[0]
-        left = right - 1
-        share = (column - columns[left]) / (columns[right] - columns[left])
-        return seconds[left] + share * (seconds[right] - seconds[left])
+        return seconds[0]
 
 
 def curve(points: Iterable[tuple[float, float]]) -> Curve:

@@ -41,6 +41,7 @@ def read(folder: Path) -> Profile:
     if folder.name not in DEVICES:
         raise ProfileError(f"hardware={folder}: device {folder.name} is unknown; known: {', '.join(DEVICES)}")
     hardware, memory, bandwidth, flops = DEVICES[folder.name]
+    network = folder.parent.parent / "network" / f"{folder.name}_dgx"
     return Profile(
         name=f"vidur-{folder.name}",
         hardware=hardware,
@@ -49,7 +50,7 @@ def read(folder: Path) -> Profile:
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),
         tables=VidurTables(folder),
-        links=read_links(folder.parent.parent / "network" / f"{folder.name}_dgx"),
+        links=read_links(network) if network.is_dir() else Links(),
     )
 
 
@@ -118,9 +119,13 @@ def _read_attention(path: Path) -> TableAttention:
 
 
 def read_links(folder: Path) -> Links:
-    """Collectives of one kind of node; all-reduces are those within a node."""
+    """Collectives of one kind of node; all-reduces are those within a node.
+
+    Raises:
+        ProfileError: there is no such folder.
+    """
     if not folder.is_dir():
-        return Links()
+        raise ProfileError(f"links={folder}: no such folder; give .../vidur/network/DEVICE_dgx")
     reduces, sends = _collective(folder, "all_reduce"), _collective(folder, "send_recv")
     return Links(
         all_reduce={workers: found for (workers, per_node), found in reduces.items() if workers == per_node},

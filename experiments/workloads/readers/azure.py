@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.workloads.readers import fields
 from experiments.workloads.readers.source import TextFile
-from experiments.workloads.readers.table import column, csv_columns
+from experiments.workloads.readers.table import column, csv_columns, token_counts
 from experiments.workloads.trace import Trace
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -20,11 +20,11 @@ COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 def read_azure(file: TextFile) -> Trace:
     """The requests of the file; times count from the first row."""
     time, prompt, output = csv_columns(file, COLUMNS).values()
-    timestamps = np.array(column(file, COLUMNS[0], time, fields.timestamp, 2), "datetime64[us]")
+    moments = column(file, COLUMNS[0], time, fields.timestamp, 2)
     return Trace(
         source=file.name,
-        prompt_tokens=np.array(column(file, COLUMNS[1], prompt, fields.token_count, 2)),
-        output_tokens=np.array(column(file, COLUMNS[2], output, fields.token_count, 2)),
-        arrival_time=(timestamps - timestamps[0]) / np.timedelta64(1, "s"),
+        prompt_tokens=token_counts(file, COLUMNS[1], prompt),
+        output_tokens=token_counts(file, COLUMNS[2], output),
+        arrival_time=np.array([(moment - moments[0]).total_seconds() for moment in moments]),
         line=np.arange(2, len(time) + 2),
     )

@@ -47,9 +47,10 @@ def not_negative(value: object) -> float:
 def timestamp(value: object) -> datetime:
     """A wall-clock time, to 1 us. A time zone, if there is one, is taken to be that of the whole file."""
     try:
-        return datetime.fromisoformat(str(value)).replace(tzinfo=None)
+        moment = datetime.fromisoformat(str(value))
     except ValueError:
         raise ValueError("must be a time such as 2023-11-16 18:15:46.6805900") from None
+    return moment if moment.tzinfo is None else moment.replace(tzinfo=None)
 
 
 def text(value: object) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from experiments.workloads.readers import fields
 from experiments.workloads.readers.source import TextFile
-from experiments.workloads.readers.table import column, csv_columns
+from experiments.workloads.readers.table import csv_columns, token_counts
 from experiments.workloads.trace import Trace
 
 COLUMNS = ("num_prefill_tokens", "num_decode_tokens")
@@ -21,7 +20,7 @@ def read_length_table(file: TextFile) -> Trace:
     prompt, output = csv_columns(file, COLUMNS).values()
     return Trace(
         source=file.name,
-        prompt_tokens=np.array(column(file, COLUMNS[0], prompt, fields.token_count, 2)),
-        output_tokens=np.array(column(file, COLUMNS[1], output, fields.token_count, 2)),
+        prompt_tokens=token_counts(file, COLUMNS[0], prompt),
+        output_tokens=token_counts(file, COLUMNS[1], output),
         line=np.arange(2, len(prompt) + 2),
     )

@@ -8,7 +8,11 @@ from csv import Error as CSVError
 from csv import reader as csv_reader
 from typing import Any, TypeVar
 
+import numpy as np
+
+from experiments.workloads.readers import fields
 from experiments.workloads.readers.source import TextFile
+from experiments.workloads.trace import MOST_TOKENS, Ints
 
 T = TypeVar("T")
 
@@ -30,6 +34,17 @@ def column(
         return [converter(value) for value in values]
     except ValueError:  # which line it is, is asked only then
         return [convert(file, line, name, value, converter) for line, value in enumerate(values, first_line)]
+
+
+def token_counts(file: TextFile, name: str, texts: Sequence[str]) -> Ints:
+    """A column of lengths below a header, [lines]. Raises WorkloadError, naming file, line and column."""
+    try:
+        counts = list(map(int, texts)) if "".join(texts).isdecimal() else []
+    except ValueError:  # one is empty, or of thousands of digits
+        counts = []
+    if not counts or min(counts) < 1 or max(counts) > MOST_TOKENS:
+        counts = column(file, name, texts, fields.token_count, first_line=2)
+    return np.array(counts)
 
 
 def csv_columns(file: TextFile, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
