@@ -160,7 +160,10 @@ class Engine:
             launched.num_running, step.note,
         )  # fmt: skip
         self.record.add_step(record, absorbed.receivers)
-        self._call(self._on_step, record)
+        if result.copies is not None:
+            self.record.copies.append(result.copies)
+        if self._on_step is not _ignore:
+            self._call(self._on_step, record)
         for request in absorbed.finished:
             self._ended(request)
 

@@ -33,7 +33,7 @@ class Step:
     start: tokens of each request already in the KV cache = position of the first token computed.
     sampled: places of the requests of which this iteration samples a token (those whose last known token it computes).
     carry: for each request, the place in iteration `index - table.num_stages` whose sampled token is this request's last
-        input token; -1 where the host knows all input tokens.
+        input token; -1 where the host knows all input tokens, or nobody carries them (`RequestTable.carries`).
     num_batch_tokens: tokens of the batch, and num_decode_tokens those of requests with only their newest token left.
     pad_to: tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. Live: an executor reads them inside `launch` and never later.
@@ -69,16 +69,27 @@ class Step:
         return BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding, max(start) + 1)
 
 
+class CopyTimes(NamedTuple):
+    """When an iteration's inputs were copied to the device, and its tokens back; seconds on the executor's clock."""
+
+    upload_started: float
+    upload_ended: float
+    download_started: float
+    download_ended: float
+
+
 class StepResult(NamedTuple):
     """What an iteration brought.
 
     tokens: int32 [batch], the token sampled at each place (only those in `Step.sampled` mean anything); None in simulation.
     started, ended: when the device began and finished computing, seconds on the executor's clock.
+    copies: None where nothing is copied, or nobody asked when.
     """
 
     tokens: Tokens | None
     started: float
     ended: float
+    copies: CopyTimes | None = None
 
 
 class Executor(Protocol):

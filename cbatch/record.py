@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cbatch.executor import CopyTimes
 from cbatch.request import Request
 from cbatch.request_table import Ints
 
@@ -54,6 +55,7 @@ class RunRecord:
         self.steps: list[StepRecord] = []
         self.requests: list[Request] = []  # in the order of their ends
         self.receivers: list[Ints] = []  # ids of the requests that received a token, of each step
+        self.copies: list[CopyTimes] = []  # of each step, if the executor told
 
     def add_step(self, step: StepRecord, receivers: Ints) -> None:
         """receivers: ids of the requests that received a token, [receivers]."""

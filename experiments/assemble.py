@@ -69,7 +69,7 @@ def assemble(config: Mapping[str, Any]) -> Run:
         loading_bars(settings.progress)
     engines = [
         Engine(policy if replica == 0 else make_policy(config, settings, chosen),
-               backend.executor(spec, cost, limits, runtime, num_blocks, block_size), limits, cost,
+               backend.executor(spec, cost, limits, runtime, num_blocks, block_size, settings.timeline), limits, cost,
                num_blocks=num_blocks, block_size=block_size, asynchronous=runtime.asynchronous)
         for replica in range(cost.topology.replicas)
     ]  # fmt: skip

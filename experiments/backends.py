@@ -80,8 +80,17 @@ class Backend(Protocol):
         ...
 
     def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
-    ) -> Executor: ...
+        self,
+        spec: ModelSpec,
+        cost: ProfileCost,
+        limits: Limits,
+        runtime: Runtime,
+        num_blocks: int,
+        block_size: int,
+        times_copies: bool = False,
+    ) -> Executor:
+        """times_copies: tell when copies to and from the device ran, where there are any."""
+        ...
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         """What is to be known of a run that has ended: which kernels ran, or where simulated times come from."""
@@ -140,7 +149,14 @@ class Simulated:
         return profile.kv_tokens(spec, self._topology), f"beside the weights on {profile.name}"
 
     def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
+        self,
+        spec: ModelSpec,
+        cost: ProfileCost,
+        limits: Limits,
+        runtime: Runtime,
+        num_blocks: int,
+        block_size: int,
+        times_copies: bool = False,
     ) -> Executor:
         if self.host_seconds == "auto":
             return SimExecutor(cost, cost.profile.host(runtime.asynchronous))
@@ -177,12 +193,21 @@ class Cpu:
         return limits.max_running * longest, "the largest batch at its longest"
 
     def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
+        self,
+        spec: ModelSpec,
+        cost: ProfileCost,
+        limits: Limits,
+        runtime: Runtime,
+        num_blocks: int,
+        block_size: int,
+        times_copies: bool = False,
     ) -> Executor:
         from cbatch.runtime import cpu
 
-        return cpu.build(spec, limits, num_blocks=num_blocks, block_size=block_size, compiled=runtime.compile,
-                         poison=runtime.check == "poison", races=runtime.check == "races")  # fmt: skip
+        executor = cpu.build(spec, limits, num_blocks=num_blocks, block_size=block_size, compiled=runtime.compile,
+                             poison=runtime.check == "poison", races=runtime.check == "races")  # fmt: skip
+        executor.times_copies = times_copies
+        return executor
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         return {}
@@ -227,13 +252,22 @@ class Cuda:
         return gpu.kv_tokens_beside(spec, limits), "beside weights and iterations in the free memory"
 
     def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
+        self,
+        spec: ModelSpec,
+        cost: ProfileCost,
+        limits: Limits,
+        runtime: Runtime,
+        num_blocks: int,
+        block_size: int,
+        times_copies: bool = False,
     ) -> Executor:
         from cbatch.runtime import gpu
 
-        return gpu.build(spec, limits, num_blocks=num_blocks, block_size=block_size, graphs=runtime.graphs,
-                         attention=self.attention, compiled=runtime.compile, poison=runtime.check == "poison",
-                         races=runtime.check == "races")  # fmt: skip
+        executor = gpu.build(spec, limits, num_blocks=num_blocks, block_size=block_size, graphs=runtime.graphs,
+                             attention=self.attention, compiled=runtime.compile, poison=runtime.check == "poison",
+                             races=runtime.check == "races")  # fmt: skip
+        executor.times_copies = times_copies
+        return executor
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         iteration = executor.iteration

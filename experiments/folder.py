@@ -3,6 +3,7 @@
     config.yaml         every setting, resolved
     requests.csv        a row a request: times, lengths, latencies, how it ended
     steps.csv           a row an iteration: the columns of `cbatch.record.StepRecord`
+    copies.csv          with real tokens and a timeline, a row an iteration: the columns of `cbatch.executor.CopyTimes`
     tokens.npz          request_id and time (seconds) of every generated token
     outputs.jsonl       the generated token ids by request, where they are real; with a tokenizer, also the text
     timeline.json.gz    for chrome://tracing or ui.perfetto.dev
@@ -19,8 +20,10 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +31,18 @@ import numpy as np
 import yaml
 
 from cbatch import ConfigError, FinishReason, Request, RunRecord, StepRecord
+from cbatch.executor import CopyTimes
 from cbatch.metrics import Served, arrival_of
 from cbatch.timeline import write_timeline
-from experiments.stamp import write_json
-from experiments.unfinished import UNFINISHED, Facts, told
+from experiments.stamp import partial_name, write_json
+from experiments.unfinished import UNFINISHED, Facts, told, was_killed
 
-CONFIG, SUMMARY, REQUESTS, STEPS, TOKENS, OUTPUTS, TIMELINE, DECISIONS, _ = FILES = (
-    "config.yaml", "summary.json", "requests.csv", "steps.csv", "tokens.npz", "outputs.jsonl", "timeline.json.gz",
-    "decisions.jsonl.gz", UNFINISHED,
+CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, _ = FILES = (
+    "config.yaml", "summary.json", "requests.csv", "steps.csv", "copies.csv", "tokens.npz", "outputs.jsonl",
+    "timeline.json.gz", "decisions.jsonl.gz", UNFINISHED,
 )  # fmt: skip
+
+_PARTIAL = (partial_name(UNFINISHED), partial_name(SUMMARY))  # of a run that was killed
 
 PLOTS = "plots"
 """Where `experiments.plot` writes, in the folder of a run or of a sweep."""
@@ -97,14 +103,7 @@ def opened(folder: Path, config: Mapping[str, Any], facts: Facts = dict, *, repl
     if folder not in missing:
         _check_ours(folder, replace)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_files(folder)
-        (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{folder}: cannot be written ({error.strerror}); choose another folder with output="
-        ) from error
-    try:
+        _begin(folder, config)
         with told(folder, facts), _without_partial_results(folder):
             yield
     except KeyboardInterrupt:
@@ -113,6 +112,29 @@ def opened(folder: Path, config: Mapping[str, Any], facts: Facts = dict, *, repl
             for path in missing:
                 path.rmdir()
         raise
+
+
+def remove_killed(root: Path, since: datetime) -> None:
+    """Remove what runs of a sweep left that began at `since` or later and were killed.
+
+    After Ctrl-C a launcher may kill its workers while they remove their folders themselves.
+    """
+    for folder in [path for path in root.glob("*") if path.is_dir()]:
+        if was_killed(folder, since) and read_summary(folder) is None:
+            _remove_files(folder)
+        with suppress(OSError):  # it holds something
+            folder.rmdir()
+
+
+def _begin(folder: Path, config: Mapping[str, Any]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_files(folder)
+        (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written ({error.strerror}); choose another folder with output="
+        ) from error
 
 
 @contextmanager
@@ -142,9 +164,12 @@ def write_results(
         decode: the text of token ids, where there is a tokenizer.
     """
     with (folder / STEPS).open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([StepRecord._fields, *record.steps])
+        csv.writer(file).writerows(chain([StepRecord._fields], _step_rows(record.steps)))
+    if record.copies:
+        with (folder / COPIES).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([CopyTimes._fields, *record.copies])
     with (folder / REQUESTS).open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([REQUEST_COLUMNS, *_request_rows(record, requests)])
+        csv.writer(file).writerows(chain([REQUEST_COLUMNS], _request_rows(record, requests)))
     np.savez_compressed(folder / TOKENS, request_id=requests.token_ids.astype(np.int32), time=requests.token_times)
     if any(request.output for request in record.requests):
         lines = [
@@ -159,6 +184,16 @@ def write_results(
 def _output(request: Request, decode: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
     text = {} if decode is None else {"text": decode(request.output)}
     return {"id": request.id, "output": request.output, **text}
+
+
+def _step_rows(steps: Sequence[StepRecord]) -> Iterable[Iterable[object]]:
+    """The steps with their times as text. Most moments stand in several columns, and are turned into digits once."""
+    first, last = (StepRecord._fields.index(name) for name in ("planned_at", "ended"))
+    columns = [*zip(*steps, strict=True)]
+    times = set().union(*columns[first : last + 1])
+    text = dict(zip(times, map(repr, times), strict=True))
+    columns[first : last + 1] = [tuple(map(text.__getitem__, column)) for column in columns[first : last + 1]]
+    return zip(*columns, strict=True)
 
 
 def _request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object, ...]]:
@@ -180,14 +215,14 @@ def _request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object,
 def _check_ours(folder: Path, replace: bool) -> None:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another folder with output=")
-    if any(path.name not in (*FILES, PLOTS) for path in folder.iterdir()):
+    if any(path.name not in (*FILES, *_PARTIAL, PLOTS) for path in folder.iterdir()):
         raise ConfigError(f"{folder} holds files that are no run's; choose another folder with output=")
     if not replace and read_summary(folder) is not None:
         raise ConfigError(f"{folder} holds a complete run with other settings; choose another folder with output=")
 
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
-    for name in FILES:
+    for name in (*_PARTIAL, *FILES):
         if name not in but:
             (folder / name).unlink(missing_ok=True)
 

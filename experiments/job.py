@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
 import re
+import socket
 import sys
 import time
 import traceback
@@ -26,7 +28,6 @@ from cbatch.metrics import served
 from cbatch.sim.cluster import Cluster
 from cbatch.summary import summarize
 from experiments.assemble import Run, assemble, closed_on_error
-from experiments.decisions import written_decisions
 from experiments.folder import DECISIONS, is_finished, opened, write_results
 from experiments.messages import one_line
 from experiments.progress import progress
@@ -48,9 +49,14 @@ def run_job(config: DictConfig) -> None:
 
     In a sweep a run that has finished before is left alone. One that fails does not end the others: it is noted in the
     sweep's errors.log.
+
+    Raises:
+        ConfigError: this is a sweep, and a worker on a machine that does not share the folder in which it was started.
     """
     hydra = HydraConfig.get()
     sweeping = hydra.mode is RunMode.MULTIRUN
+    if sweeping:
+        _go_to_the_sweep(hydra)
     try:
         settings: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
         (_run_of_sweep if sweeping else _single_run)(settings, hydra)
@@ -65,7 +71,19 @@ def run_job(config: DictConfig) -> None:
             message = f"{type(error).__name__}: {error}"
         line = f"{folder_name(hydra.job.override_dirname)}: {message}\n"
         sys.stderr.write(f"error: {line}")
-        _note_error(Path(hydra.sweep.dir) / ERRORS, line)
+        _note_error(_sweep_folder(hydra) / ERRORS, line)
+
+
+def _go_to_the_sweep(hydra: HydraConf) -> None:
+    """Relative paths are meant from where the command was given; the workers of a running cluster begin elsewhere."""
+    if not (Path(hydra.sweep.dir) / "multirun.yaml").is_file():  # Hydra makes the folder on every machine
+        raise ConfigError(f"{hydra.sweep.dir}: not shared with {socket.gethostname()}; give the command in a folder that all "
+                          "machines of the cluster see")  # fmt: skip
+    os.chdir(hydra.runtime.cwd)
+
+
+def _sweep_folder(hydra: HydraConf) -> Path:
+    return Path(os.path.relpath(hydra.sweep.dir))
 
 
 def _note_error(path: Path, line: str) -> None:
@@ -93,7 +111,7 @@ def _single_run(settings: Mapping[str, Any], hydra: HydraConf) -> None:
 def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf) -> None:
     if settings["output"] is not None:
         raise ConfigError(f"output={settings['output']} names the folder of a single run; name a sweep with sweep=")
-    folder = Path(hydra.sweep.dir) / folder_name(hydra.job.override_dirname)
+    folder = _sweep_folder(hydra) / folder_name(hydra.job.override_dirname)
     if is_finished(folder, settings):
         print(f"{folder.name}: finished before", flush=True)
     else:
@@ -140,7 +158,7 @@ def _execute(settings: Mapping[str, Any], hydra: HydraConf, folder: Path, sweepi
         with _decisions_of(run, hydra, folder), bar as on_step:
             gc.freeze()  # what is there by now stays: the collector need not look at it while requests are served
             record = run.engine.run(on_step)
-            gc.unfreeze()
+            gc.freeze()  # nor at what they left, while it is written
         run.engine.executor.close()
         metrics, requests = run.settings.metrics, served(record)
         figures = summarize(
@@ -157,6 +175,7 @@ def _execute(settings: Mapping[str, Any], hydra: HydraConf, folder: Path, sweepi
         title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
         summary = {"about": about, **figures}
         write_results(folder, record, requests, summary, timeline_title=title, decode=_decoder(run))
+        gc.unfreeze()
     return summary
 
 
@@ -175,6 +194,8 @@ def _decisions_of(run: Run, hydra: HydraConf, folder: Path) -> AbstractContextMa
         return nullcontext()
     if not isinstance(run.engine, Engine):
         raise ConfigError("decisions=true writes down what one replica decides; set backend.replicas=1")
+    from experiments.decisions import written_decisions  # loaded only where it is asked for
+
     return written_decisions(folder / DECISIONS, run.engine, run.requests, hydra.overrides.task)
 
 

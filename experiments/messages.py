@@ -20,6 +20,10 @@ from experiments.settings import GROUPS, nearest
 
 CONFIG_FOLDER = Path(__file__).resolve().parent.parent / "conf"
 
+_RAY_ADDRESS = (
+    "hydra.launcher.ray.init.address=HOST:PORT, and RAY_AUTH_MODE=token in the environment if it asks for one"
+)
+
 _LAUNCHERS = ("hydra/launcher/joblib", "hydra/launcher/ray", "hydra/launcher/submitit")
 
 
@@ -43,6 +47,8 @@ def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str | None:
             text = _unknown_key(str(error.full_key), overrides)
         case InterpolationResolutionError():
             text = f"{error.full_key}: {_first_line(error)}; mend the ${{...}} in it"
+        case ConnectionError():
+            text = f"hydra/launcher=ray_cluster: {_first_line(error)}; start one with ray start --head, or give its {_RAY_ADDRESS}"
         case OSError() if error.filename:
             text = f"{error.filename}: {error.strerror}; run where it can be read and written"
         case YAMLError():

@@ -14,7 +14,8 @@ import pandas as pd
 import yaml
 
 from cbatch import ConfigError, StepRecord
-from experiments.folder import CONFIG, REQUESTS, STEPS, SUMMARY, TOKENS, read_summary, run_folders
+from cbatch.executor import CopyTimes
+from experiments.folder import CONFIG, COPIES, REQUESTS, STEPS, SUMMARY, TOKENS, read_summary, run_folders
 from experiments.report import name_of
 
 _LATENCIES = ("scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_to_end_seconds")
@@ -47,6 +48,13 @@ def load_requests(folder: str | Path) -> pd.DataFrame:
 def load_steps(folder: str | Path) -> pd.DataFrame:
     """A row for each iteration of one run: the columns of `cbatch.record.StepRecord`, times in seconds."""
     return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note"])
+
+
+def load_copies(folder: str | Path) -> pd.DataFrame:
+    """A row for each iteration of one run: the columns of `cbatch.executor.CopyTimes`, seconds; none where none were timed."""
+    if not (Path(folder) / COPIES).is_file():
+        return pd.DataFrame(columns=CopyTimes._fields, dtype=float)
+    return _table(folder, COPIES, CopyTimes._fields)
 
 
 def load_tokens(folder: str | Path) -> pd.DataFrame:

@@ -54,11 +54,16 @@ def write_json(path: Path, content: Mapping[str, Any]) -> Path:
     return path
 
 
+def partial_name(name: str) -> str:
+    """What a file is called while `at_once` writes it, and for ever if the process is killed then."""
+    return f".{name}"
+
+
 @contextmanager
 def at_once(path: Path) -> Iterator[Path]:
     """A file beside it, of the same suffix, to be written inside the `with`; it takes the path's place if nothing fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}")
+    partial = path.with_name(partial_name(path.name))
     try:
         yield partial
         partial.replace(path)

@@ -9,6 +9,7 @@ It is gone when the run is complete, which `summary.json` shows.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -54,6 +55,26 @@ def told(folder: Path, facts: Facts) -> Iterator[None]:
             write_json(folder / UNFINISHED, {"status": status, **begun, "ended": _now(), "error": _message(error), **facts(),
                             "traceback": "".join(traceback.format_exception(error)).splitlines()})  # fmt: skip
         raise _named(error, folder) from error
+
+
+def was_killed(folder: Path, since: datetime) -> bool:
+    """Whether a run began in this folder at `since` or later, on this machine, and its process is gone without a word."""
+    try:
+        said = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    whole_second = since.astimezone().replace(microsecond=0)  # as it is written
+    recent = datetime.fromisoformat(said["begun"]) >= whole_second
+    begun_here = said["status"] == "begun" and said["host"] == socket.gethostname()
+    return recent and begun_here and not _is_alive(said["process"])
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # it is somebody else's
+    return True
 
 
 def _named(error: BaseException, folder: Path) -> BaseException:

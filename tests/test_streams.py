@@ -193,9 +193,9 @@ def test_close_drops_work_that_has_not_begun_and_lets_nobody_wait() -> None:
     first.record(event)
     second.wait(event)
     assert begun.wait(5)
-    threading.Timer(0.05, gate.set).start()
     second.close()  # in the middle of its wait for the first
-    first.close()
+    first.close(patience=0)  # its operation is not to end yet
+    gate.set()
     first.close()
     assert done == []
     with pytest.raises(StreamError, match="closed before its work was done"):

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 from commands import QUICK, command, environment, summary
+from hydra.conf import HydraConf, SweepDir
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
 
-from experiments.job import folder_name
+from cbatch import ConfigError
+from experiments.folder import remove_killed
+from experiments.job import folder_name, run_job
+from experiments.messages import one_line
 from experiments.report import sweep_text
 from experiments.results import load
+from experiments.stamp import write_json
 
 GRID = ("-m", "sweep=grid", "policy=orca,sarathi", "chunk=128,256", *QUICK)
 
@@ -32,7 +42,7 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     before = runs_of(folder)
     assert len(before) == 4
     half_written, untouched = sorted(before)[:2]
-    (folder / half_written / "summary.json").unlink()
+    (folder / half_written / "summary.json").rename(folder / half_written / ".summary.json")  # killed while it wrote
 
     second = command("run", *GRID, cwd=tmp_path)
     assert second.returncode == 0, second.stderr
@@ -71,7 +81,9 @@ def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launcher: str) -> None:
+@pytest.mark.parametrize("interrupt", ["killpg", "kill"])
+def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launcher: str, interrupt: str) -> None:
+    """A terminal tells all processes of the sweep; `kill -INT` only the one that launches the others, and kills them."""
     long = ("-m", "sweep=long", f"hydra/launcher={launcher}", "workload.num_requests=20,100000", "workload.length=64")
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.run", *long],
@@ -79,17 +91,46 @@ def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launch
         start_new_session=True,
     )  # fmt: skip
     folder = tmp_path / "multirun" / "long"
-    while not runs_of(folder):
+    finished, cut_short = (f"workload.length=64,workload.num_requests={number}" for number in (20, 100000))
+    while not runs_of(folder) or [path.parent.name for path in folder.glob("*/unfinished.json")] != [cut_short]:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
-    time.sleep(1.0)
-    os.killpg(process.pid, signal.SIGINT)
+    getattr(os, interrupt)(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == ("interrupted; 1 finished runs are in multirun/long; "
                                        "the same command with sweep=long runs the others")  # fmt: skip
-    assert list(runs_of(folder)) == ["workload.length=64,workload.num_requests=20"]
-    assert {path.name for path in folder.iterdir()} == {"multirun.yaml", "workload.length=64,workload.num_requests=20"}
+    assert list(runs_of(folder)) == [finished]
+    assert {path.name for path in folder.iterdir()} == {"multirun.yaml", finished}
+
+
+def test_only_what_killed_runs_of_this_sweep_left_is_removed(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    now = datetime.now().astimezone()
+    killed = {
+        "status": "begun",
+        "process": gone.pid,
+        "host": socket.gethostname(),
+        "begun": f"{now:%Y-%m-%dT%H:%M:%S%z}",
+    }
+    for name, difference in {
+        "killed": {},
+        "alive": {"process": os.getpid()},
+        "elsewhere": {"host": "another machine"},
+        "earlier": {"begun": f"{now - timedelta(minutes=1):%Y-%m-%dT%H:%M:%S%z}"},
+        "failed": {"status": "failed"},
+        "complete": {},
+    }.items():
+        write_json(tmp_path / name / "unfinished.json", killed | difference)
+        (tmp_path / name / "config.yaml").touch()
+    write_json(tmp_path / "complete" / "summary.json", {"about": {}})
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "errors.log").touch()
+    remove_killed(tmp_path, since=now)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "alive", "elsewhere", "earlier", "failed", "complete", "errors.log"
+    }  # fmt: skip
 
 
 def test_submitit_runs_a_sweep_with_its_local_executor(tmp_path: Path) -> None:
@@ -111,6 +152,49 @@ def test_ray_runs_a_sweep_on_a_local_instance(tmp_path: Path) -> None:
     assert (
         summary(tmp_path / "multirun" / "ray" / f"policy=orca,{','.join(sorted(QUICK))}")["about"]["policy"] == "orca"
     )
+
+
+CLUSTER = """
+import sys, ray
+print(ray.init(num_cpus=2, include_dashboard=False).address_info["address"], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ray_runs_a_sweep_on_a_running_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cluster was started in another folder, where its workers begin."""
+    pytest.importorskip("ray", reason="the sweep extra is not installed")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # no tokens, which Ray else keeps in the user's home
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    with subprocess.Popen([sys.executable, "-c", CLUSTER], cwd=elsewhere, env=environment(), text=True,
+                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cluster:  # fmt: skip
+        assert cluster.stdin is not None and cluster.stdout is not None
+        monkeypatch.setenv("RAY_ADDRESS", cluster.stdout.readline().strip())
+        done = command("run", "-m", "sweep=ray", "hydra/launcher=ray_cluster", "policy=orca,sarathi", *QUICK, cwd=here)
+        cluster.stdin.close()
+    assert done.returncode == 0, done.stderr
+    assert set(load(here / "multirun" / "ray")["policy"]) == {"orca", "sarathi"}
+    assert not list(elsewhere.iterdir())
+
+
+def test_a_cluster_that_does_not_answer_is_named() -> None:
+    message = one_line(ConnectionError("Failed to connect to Ray cluster at host:1"))
+    assert message is not None
+    assert message.startswith(
+        "hydra/launcher=ray_cluster: Failed to connect to Ray cluster at host:1; start one with ray"
+    )
+
+
+def test_a_worker_that_does_not_see_the_folder_of_the_sweep_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = SweepDir(dir=str(tmp_path / "multirun" / "long"))
+    hydra = HydraConf(mode=RunMode.MULTIRUN, sweep=sweep)
+    monkeypatch.setattr(HydraConfig, "get", lambda: hydra)
+    with pytest.raises(ConfigError, match=r"multirun/long: not shared with .*; give the command in a folder that all"):
+        run_job(DictConfig({}))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 from schedules import UnitCost
 
 from cbatch import Engine, Limits, Request, RunRecord
+from cbatch.executor import CopyTimes
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
 from cbatch.timeline import write_timeline
@@ -57,6 +58,22 @@ def test_slices_of_a_lane_do_not_overlap(events: list[Event]) -> None:
         ordered = sorted(slices, key=lambda event: (event["ts"], event["ts"] + event["dur"]))
         assert all(first["ts"] + first["dur"] <= second["ts"] + 1e-3 for first, second in pairwise(ordered))
         assert all(event["dur"] >= 0 for event in slices)
+
+
+def test_copies_have_lanes_where_they_were_timed(record: RunRecord, events: list[Event], tmp_path: Path) -> None:
+    lanes = ["host", "device", "requests", "counters"]
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == lanes
+    record.copies = [
+        CopyTimes(step.planned_at, step.launched_at, step.ended, step.received_at) for step in record.steps
+    ]
+    write_timeline(tmp_path / "with.json.gz", record, "")
+    events = json.loads(gzip.decompress((tmp_path / "with.json.gz").read_bytes()))["traceEvents"]
+    lanes = ["host", "copies in", "device", "copies out", "requests", "counters"]
+    assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == lanes
+    for name, part, first in (("copies in", "upload", "planned_at"), ("copies out", "download", "ended")):
+        slices = [event for event in events if event["ph"] == "X" and event["pid"] == lane(events, name)]
+        assert [event["name"] for event in slices] == [f"{part} {step.iteration}" for step in record.steps]
+        assert [event["ts"] for event in slices] == pytest.approx([getattr(step, first) * 1e6 for step in record.steps])
 
 
 def test_compute_slices_say_what_was_computed(record: RunRecord, events: list[Event]) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cbatch.executor import Step, StepResult
+from cbatch.executor import CopyTimes, Step, StepResult
 from cbatch.request_table import Ints
 from cbatch.runtime.batch import host_views, pack
 from cbatch.runtime.iteration import Iteration, Work
@@ -40,6 +40,7 @@ class StreamExecutor:
     """Implements `cbatch.executor.Executor`.
 
     vocabulary: token ids and tokenizer of the model, for workloads.
+    times_copies: whether results tell when the copies ran, for timelines; two more events an iteration. Set before a run.
     """
 
     num_stages = 1
@@ -49,6 +50,7 @@ class StreamExecutor:
         """slots: two, of these streams."""
         assert len(slots) == 2, "with one stage, one iteration is computed while the next is packed"
         self.vocabulary = vocabulary
+        self.times_copies = False
         self._streams = streams
         self._slots = slots
         self._iteration = iteration
@@ -67,6 +69,8 @@ class StreamExecutor:
         work = Work.of(shape, packed)
 
         h2d, compute, d2h = self._streams
+        if self.times_copies:
+            h2d.record(slot.upload_started)
         h2d.run(partial(slot.upload, shape.size), reads=(slot.host,), writes=(slot.device,))
         h2d.record(slot.uploaded)
 
@@ -79,6 +83,8 @@ class StreamExecutor:
 
         tokens_of = Items(ROW, lambda: step.rows)
         d2h.wait(slot.computed)
+        if self.times_copies:
+            d2h.record(slot.download_started)
         d2h.run(partial(slot.download, len(step.rows)), reads=(slot.sampled,), writes=(slot.tokens, tokens_of))
         d2h.record(slot.downloaded)
         return InFlight(slot, len(step.rows), step.sampled)
@@ -101,7 +107,7 @@ class StreamExecutor:
             raise RuntimeError(
                 f"poison: rows {np.flatnonzero(tokens < 0).tolist()} sampled from what was never written"
             )
-        return StepResult(tokens, started, ended)
+        return StepResult(tokens, started, ended, self._copy_times(slot, origin) if self.times_copies else None)
 
     def now(self) -> float:
         """Seconds since the clock was first read, by the engine at the start of its run."""
@@ -123,6 +129,10 @@ class StreamExecutor:
             Items(PAGE, partial(self._tenancy.new_pages, step)),
             Items(ROW, partial(self._tenancy.new_rows, step)),
         )
+
+    def _copy_times(self, slot: Slot, origin: float) -> CopyTimes:
+        events = slot.upload_started, slot.uploaded, slot.download_started, slot.downloaded
+        return CopyTimes(*(event.time() - origin for event in events))
 
     def _start(self) -> float:
         if self._origin is None:

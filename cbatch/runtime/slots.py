@@ -27,6 +27,7 @@ class Slot:
     sampled, tokens: int32 [rows]; the token sampled for each row, on the device and on the host.
     uploaded, computed, downloaded: recorded by h2d, compute and d2h after their work for this iteration.
     started: recorded by compute before its work; nobody waits for it, it only tells the time.
+    upload_started, download_started: the same of h2d and d2h; recorded only where the copies are timed.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Slot:
         self.tokens = torch.full((largest.num_rows,), fill, dtype=torch.int32, pin_memory=pinned)
         self.host_array = self.host.numpy()  # the same memory
         self.token_array = self.tokens.numpy()  # the same memory
+        self.upload_started = streams.h2d.event()
         self.uploaded = streams.h2d.event()
         self.started = streams.compute.event()
         self.computed = streams.compute.event()
+        self.download_started = streams.d2h.event()
         self.downloaded = streams.d2h.event()
         for name in ("host", "device", "sampled", "tokens"):
             streams.name(getattr(self, name), f"slot {index}'s buffer '{name}'")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from cbatch import ConfigError
-from experiments.results import load_steps
+from experiments.results import load_copies, load_steps
 
 BENCHMARK = "async.json"
 
@@ -17,7 +17,8 @@ BENCHMARK = "async.json"
 class Panel(NamedTuple):
     """One pair of lanes.
 
-    steps: rows of `cbatch.record.StepRecord`, in seconds; some before and after the window where there are any.
+    steps: rows of `cbatch.record.StepRecord`, in seconds; some before and after the window where there are any. With the
+        columns of `cbatch.executor.CopyTimes`, where copies were timed.
     begin, end: when the device begins the first iteration that is shown and ends the last.
     host_share, device_share: of the time of the whole run, in which the host works and the device computes.
     """
@@ -79,7 +80,8 @@ def _of_loop(loop: str, figures: dict[str, Any]) -> Panel:
 
 def _window(folder: str, first: int, iterations: int) -> tuple[pd.DataFrame, float, float]:
     """All iterations of a run, and the seconds when the shown ones begin and end on the device."""
-    steps = load_steps(folder)
+    copies = load_copies(folder)
+    steps = load_steps(folder) if copies.empty else load_steps(folder).join(copies)
     shown = steps[(steps["iteration"] >= first) & (steps["iteration"] < first + iterations)]
     if shown.empty:
         raise ConfigError(

@@ -25,6 +25,7 @@ PAGE = 7.0  # inches, the width of a printed page's text
 _ORIGIN_WIDTH = 165  # characters of its small type that a page is wide
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
+COPY = "#009E73"
 """Fills; they differ in lightness as well."""
 
 # Okabe and Ito's colours, which the colour-blind tell apart; markers and dashes do it in grey.
@@ -120,8 +121,12 @@ def headed(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] 
         )
     else:
         figure.suptitle(heading, fontsize=9)
-    lines = [line for text in origin.splitlines() for line in wrap(text, _ORIGIN_WIDTH)]
-    figure.supxlabel("\n".join(lines), fontsize=6, color="#555555")
+    figure.supxlabel(wrapped(origin), fontsize=6, color="#555555")
+
+
+def wrapped(origin: str) -> str:
+    """Where the times come from, in lines that a page is wide."""
+    return "\n".join(line for text in origin.splitlines() for line in wrap(text, _ORIGIN_WIDTH))
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
