@@ -23,9 +23,10 @@ from cbatch.following import Followed, follow
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import load_profile
 from experiments.assemble import make_model, make_policy
+from experiments.command_line import run
 from experiments.decisions import DecisionsFile, read_decisions
 from experiments.folder import CONFIG, DECISIONS
-from experiments.messages import CONFIG_FOLDER, one_line
+from experiments.messages import CONFIG_FOLDER
 from experiments.settings import Settings, read_settings
 
 _SHOWN = 12
@@ -34,23 +35,11 @@ _SHOWN = 12
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit status: 0 or 1 as `diff`, 2 for an error of the user's, 130 after Ctrl-C."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(__doc__)
-        return 0 if arguments else 2
-    try:
-        return _replay(Path(arguments[0]), arguments[1:])
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    except Exception as error:
-        message = one_line(error, arguments[1:])
-        if message is None:
-            raise
-        print(f"error: {message}", file=sys.stderr)
-        return 2
+    return run(_replay, arguments, lambda: str(__doc__))
 
 
-def _replay(folder: Path, overrides: Sequence[str]) -> int:
+def _replay(run_folder: str, *overrides: str) -> int:
+    folder = Path(run_folder)
     file = read_decisions(folder / DECISIONS)
     settings = _settings(folder)
     policy = make_policy(*_policy_settings(settings, file, overrides), {})

@@ -5,16 +5,23 @@ With -m, comma-separated values are swept; the same command with the same `sweep
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from argparse import ArgumentError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, open_dict
 
-from experiments.folder import read_summary, run_folders
+from cbatch import ConfigError
+from experiments.command_line import no_such_option
+from experiments.folder import read_summary, remove_killed, run_folders
 from experiments.job import ERRORS, Refused, run_job
 from experiments.messages import CONFIG_FOLDER, one_line
 from experiments.report import sweep_text
@@ -25,15 +32,23 @@ _FULL_ERROR = "HYDRA_FULL_ERROR"
 
 def main() -> int:
     """Run the command line; returns the exit status: 0, 2 for an error, 130 after Ctrl-C, 143 after SIGTERM."""
+    gc.set_threshold(20_000)  # in allocations; of the settings and requests about to be made, little is garbage
+    began = datetime.now()
     arguments = sys.argv[1:]
     sweep = _name_sweep(arguments)
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
+        _check_dashed(arguments)
         if sweep is not None:
             (_folder(sweep) / ERRORS).unlink(missing_ok=True)
         with sigterm_raises(), _hydra_raises():
-            hydra.main(config_path=str(CONFIG_FOLDER), config_name="config", version_base="1.3")(run_job)()
+            if _speaks_to_hydra(arguments):
+                hydra.main(config_path=str(CONFIG_FOLDER), config_name="config", version_base="1.3")(run_job)()
+            else:
+                run_job(_composed(arguments))
     except KeyboardInterrupt:
+        if sweep is not None:
+            remove_killed(_folder(sweep), since=began)
         print(f"\ninterrupted; {_how_to_resume(sweep)}", file=sys.stderr)
         return 130
     except TerminatedError as error:
@@ -64,6 +79,36 @@ def _name_sweep(arguments: list[str]) -> str | None:
     name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
     sys.argv.append(f"sweep={name}")
     return name
+
+
+def _check_dashed(arguments: list[str]) -> None:
+    """Raise ConfigError for what Hydra's parser would answer with its usage, over many lines."""
+    parser = get_args_parser()
+    parser.exit_on_error = False
+    try:
+        _, unknown = parser.parse_known_args(arguments)
+    except ArgumentError as error:
+        raise ConfigError(f"{error.argument_name}: {error.message}; see --hydra-help") from error
+    for argument in unknown:
+        if argument.startswith("-"):
+            raise no_such_option(argument)
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: stands apart from the other keys; give options with dashes first")
+
+
+def _speaks_to_hydra(arguments: list[str]) -> bool:
+    """Whether an argument is an option, or names Hydra's own settings; all else asks for one run."""
+    return any(argument.startswith("-") or "hydra" in argument for argument in arguments)
+
+
+def _composed(overrides: list[str]) -> DictConfig:
+    """The settings of one run. Hydra's own command line would compose them twice, first to see whether they are a sweep."""
+    with hydra.initialize_config_dir(str(CONFIG_FOLDER), job_name="run", version_base="1.3"):
+        config = hydra.compose("config", overrides, return_hydra_config=True)
+    HydraConfig.instance().set_config(config)
+    with open_dict(config):
+        del config["hydra"]
+    return config
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,12 +13,15 @@ from tiny_models import LLAMA
 from cbatch import ConfigError, Limits
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.graphs import GraphedIteration
+from experiments.backends import GRAPHS
 from experiments.bench import graph_memory, graphs, loops
 from experiments.bench.__main__ import BENCHMARKS
 from experiments.bench.graphs import Asked
 from experiments.bench.serving import same_requests
 from experiments.workloads import AllAtOnce, OpenLoop, UniformLengths
+from policies.chunking import TileAligned
 from policies.orca import Orca
+from policies.sarathi_serve import SarathiServe
 
 
 def test_a_way_is_measured_batch_by_batch() -> None:
@@ -54,11 +58,12 @@ def test_ways_are_chosen_by_name() -> None:
         graphs.choose("fused")
 
 
-@pytest.mark.parametrize("kind", loops.GRAPHS)
+@pytest.mark.parametrize("kind", GRAPHS)
 def test_both_loops_are_measured_on_the_same_traffic(kind: str) -> None:
     lengths = UniformLengths(min_length=12, max_length=40, pd_ratio=3)
     workload = OpenLoop(num_requests=9, arrivals=AllAtOnce(), lengths=lengths)
-    found = loops.measure(LLAMA, Limits(3, 64, 40, tile=16), workload, 16, kind, 2, cpu_server)
+    policy = partial(SarathiServe, TileAligned(16))
+    found = loops.measure(LLAMA, Limits(3, 64, 40, tile=16), workload, policy, kind, 2, cpu_server)
     assert list(found) == [f"sync, graphs {kind}", f"async, graphs {kind}"]
     for figures in found.values():
         assert figures["tokens_per_second"]["repeats"] == 2

@@ -13,7 +13,7 @@ from cbatch import ConfigError
 from experiments.plot import NAMES, main
 from experiments.plots import composition, lanes, latency_cdf, table, throughput_vs_pd
 from experiments.plots.series import few
-from experiments.results import load, load_requests, load_steps
+from experiments.results import load, load_copies, load_requests, load_steps
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,16 @@ def test_long_runs_are_drawn_as_means(one: Path, monkeypatch: pytest.MonkeyPatch
     assert "means over" in figure.get_suptitle()
 
 
+def test_lanes_of_real_tokens_show_their_copies(tmp_path: Path) -> None:
+    done = command("run", "backend=cpu", "output=out", "workload.num_requests=3", "workload.length=40", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    copies = load_copies(tmp_path / "out")
+    assert len(copies) == len(load_steps(tmp_path / "out"))
+    figure = lanes.draw(tmp_path / "out", first=1, iterations=3)
+    [axes] = figure.axes
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["host", "copy in", "device", "copy out"]
+
+
 def test_lanes_show_the_gaps_that_async_closes(loops: Path) -> None:
     figure = lanes.draw(loops, first=5, iterations=4)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
@@ -134,7 +144,7 @@ def test_the_command_writes_files(name: str, sweep: Path, one: Path, capsys: pyt
         (["lanes", "first=3"], "plot lanes: needs the folder"),
         (["table", "/no/such/folder"], "/no/such/folder: no such folder"),
         (["table", "{empty}"], "holds no finished run"),
-        (["lanes", "{one}", "frist=3"], "option frist=3: no such option; did you mean first?"),
+        (["lanes", "{one}", "frist=3"], "plot lanes: frist: no such key; did you mean first?"),
         (["lanes", "{one}", "first=three"], "option first=three: give first=NUMBER"),
         (["lanes", "{one}", "first=100000"], "has iterations 0 to"),
         (["composition", "{sweep}"], "this plot shows one run, the folder holds 8"),

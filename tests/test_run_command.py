@@ -274,7 +274,9 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stdout.readline().startswith("chosen:")
-    time.sleep(0.5)
+    while not list(tmp_path.glob("runs/*/unfinished.json")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130

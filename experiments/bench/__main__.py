@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from difflib import get_close_matches
+from collections.abc import Sequence
 from importlib import import_module
 
-from cbatch import CbatchError, ConfigError
+from cbatch import ConfigError
 from experiments.backends import count_gpus
-from experiments.settings import check_known
+from experiments.command_line import check_name, keyword_arguments, listed, run
 
 BENCHMARKS = {
     "host": "host time of an iteration against running and waiting requests (no GPU needed)",
@@ -34,37 +33,21 @@ MODULES = {"async": "overlap", "report": "performance"}
 """Where a benchmark's name cannot be a module's."""
 
 
-def main(arguments: list[str]) -> int:
-    try:
-        name, options = _parse(arguments)
-        if WITHOUT_GPU not in BENCHMARKS[name] and count_gpus() == 0:
-            raise ConfigError(f"benchmark {name} needs a GPU and finds none; host, sim and checks need none")
-        run = import_module(f"experiments.bench.{MODULES.get(name, name)}").main
-        check_known(options, inspect.signature(run).parameters, f"{name}: ")
-        run(**options)
-    except CbatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return 130
-    return 0
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; returns its exit status."""
+    return run(_bench, arguments, _usage, interrupted="interrupted; nothing was written")
 
 
-def _parse(arguments: list[str]) -> tuple[str, dict[str, str]]:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        lines = [f"  {name:12} {what}" for name, what in BENCHMARKS.items()]
-        raise ConfigError("name a benchmark: python -m experiments.bench NAME\n" + "\n".join(lines))
-    name = arguments[0]
-    if name not in BENCHMARKS:
-        near = get_close_matches(name, BENCHMARKS, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"benchmark {name!r} is unknown; {hint}known: {', '.join(BENCHMARKS)}")
-    pairs = [argument.partition("=") for argument in arguments[1:]]
-    wrong = [key for key, equals, _ in pairs if not equals]
-    if wrong:
-        raise ConfigError(f"option {wrong[0]!r} is not of the form key=value")
-    return name, {key: value for key, _, value in pairs}
+def _bench(name: str, *options: str) -> None:
+    check_name("benchmark", name, BENCHMARKS)
+    if WITHOUT_GPU not in BENCHMARKS[name] and count_gpus() == 0:
+        raise ConfigError(f"benchmark {name} needs a GPU and finds none; host, sim and checks need none")
+    benchmark = import_module(f"experiments.bench.{MODULES.get(name, name)}").main
+    benchmark(**keyword_arguments(benchmark, options, name))
+
+
+def _usage() -> str:
+    return f"{__doc__}\n{listed(BENCHMARKS)}"
 
 
 if __name__ == "__main__":

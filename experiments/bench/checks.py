@@ -18,6 +18,7 @@ from cbatch.sim.profile import load_profile
 from experiments.backends import Backend, Cpu, Cuda, Runtime, count_gpus
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
+from experiments.command_line import Count
 from experiments.workloads import ClosedBatch
 from policies.prefill_first import PrefillFirst
 
@@ -59,23 +60,22 @@ class Server:
 
 def main(
     model: str = "auto",
-    batch: str = "auto",
-    prompt: str = "64",
-    new: str = "256",
-    repeats: str = "5",
+    batch: tuple[Count, ...] = (),
+    prompt: Count = 64,
+    new: Count = 256,
+    repeats: Count = 5,
     backend: str = "auto",
     folder: str = "results",
 ) -> None:
-    """Measure, print and write checks.json. auto: tiny at batches of 1, 32 and 128 on a CPU, llama-3.1-8b at 32 on a GPU."""
+    """Measure, print and write checks.json. auto, no batch: tiny at 1, 32 and 128 on a CPU, llama-3.1-8b at 32 on a GPU."""
     place = _place(backend)
     on_cpu = isinstance(place, Cpu)
     spec = load_spec(("tiny" if on_cpu else "llama-3.1-8b") if model == "auto" else model)
-    batches = [int(number) for number in (("1,32,128" if on_cpu else "32") if batch == "auto" else batch).split(",")]
-    num_prompt, num_new = int(prompt), int(new)
+    batches = batch or ((1, 32, 128) if on_cpu else (32,))
     hardware = place.hardware(PROFILE)
-    print(f"{spec.name}, requests of {num_prompt} + {num_new} tokens on {hardware}", flush=True)
-    found = {f"batch {number}": _measure(place, spec, number, num_prompt, num_new, int(repeats)) for number in batches}
-    figures = {"unit": "ms per iteration", "model": spec.name, "prompt": num_prompt, "new": num_new, "figures": found}
+    print(f"{spec.name}, requests of {prompt} + {new} tokens on {hardware}", flush=True)
+    found = {f"batch {number}": _measure(place, spec, number, prompt, new, repeats) for number in batches}
+    figures = {"unit": "ms per iteration", "model": spec.name, "prompt": prompt, "new": new, "figures": found}
     print(f"written: {write('checks', hardware, figures, Path(folder))}")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 from cbatch import ConfigError
 from cbatch.sim.profile import PROFILES, load_profile
@@ -20,7 +21,10 @@ from experiments.bench import fidelity_run
 from experiments.bench.fidelity_cases import CASES, chosen_cases
 from experiments.bench.fidelity_compare import compare, error_line, pair, show
 from experiments.bench.report import write
+from experiments.command_line import AtLeast
 from experiments.stamp import at_once
+
+Requests = Annotated[int, AtLeast(1, "a number of requests")]
 
 
 def main(
@@ -28,9 +32,9 @@ def main(
     measured: str = "",
     cases: str = "",
     policies: str = "",
-    pd: str = "144",
-    trace: str = "512",
-    poisson: str = "256",
+    pd: Requests = 144,
+    trace: Requests = 512,
+    poisson: Requests = 256,
     hardware: str = "h200",
     stamp: str = "off",
     folder: str = "results",
@@ -55,7 +59,7 @@ def main(
     if path:
         from experiments.bench.fidelity_serve import serve_cases  # loads torch
 
-        numbers = {name: _whole(name, text) for name, text in (("pd", pd), ("trace", trace), ("poisson", poisson))}
+        numbers = {"pd": pd, "trace": trace, "poisson": poisson}
         for about, served in serve_cases(chosen, path, numbers, tuple(runs)):
             fidelity_run.save(kept, about, runs := served)
         print(f"written: {kept}")
@@ -78,9 +82,3 @@ def _stamp(path: Path, error: str) -> None:
     with at_once(path) as partial:
         partial.write_text(profile_text({**data, "error": error}))
     print(f"{path}: {error}")
-
-
-def _whole(key: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ConfigError(f"fidelity: {key}={text}: give a number of requests")
-    return int(text)

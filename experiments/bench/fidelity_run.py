@@ -44,8 +44,8 @@ class Watched:
         return in_flight
 
     def wait(self, in_flight: Any) -> StepResult:
-        tokens, started, ended = self.executor.wait(in_flight)
-        return StepResult(tokens, started - self._start, ended - self._start)
+        result = self.executor.wait(in_flight)
+        return StepResult(result.tokens, result.started - self._start, result.ended - self._start)
 
     def now(self) -> float:
         return self.executor.now() - self._start

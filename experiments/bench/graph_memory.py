@@ -19,6 +19,7 @@ from cbatch.runtime.batch import Shape
 from cbatch.runtime.graphs import CaptureReport, GraphedIteration, default_shapes
 from experiments.bench.presets import load_spec
 from experiments.bench.report import write
+from experiments.command_line import Count
 
 
 class Way(NamedTuple):
@@ -61,15 +62,15 @@ class Recaptured(GraphedIteration):
 
 def main(
     model: str = "llama-3.1-8b",
-    batch: str = "32",
-    max_tokens: str = "2048",
-    length: str = "2048",
+    batch: Count = 32,
+    max_tokens: Count = 2048,
+    length: Count = 2048,
     folder: str = "results",
 ) -> None:
     """Measure, print and write graph_memory.json."""
     from cbatch.runtime import gpu  # its kernels are written in Triton, which machines without a GPU lack
 
-    spec, limits = load_spec(model), Limits(int(batch), int(max_tokens), int(length))
+    spec, limits = load_spec(model), Limits(batch, max_tokens, length)
     executor = gpu.build(spec, limits, num_blocks=limits.max_batch, block_size=gpu.BLOCK_SIZE, graphs="off")
     shapes = default_shapes(limits, gpu.BLOCK_SIZE, "all")
     Recaptured(executor.iteration, shapes[:1], Way(shared=False))  # what the driver takes once is no graph's

@@ -25,6 +25,7 @@ from cbatch.model import ModelSpec
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
 from experiments.bench.serving import Server, release, same_requests, start
+from experiments.command_line import Count
 from experiments.settings import nearest
 from policies.orca import Orca
 
@@ -78,16 +79,16 @@ class Asked(NamedTuple):
 
 def main(
     model: str = "llama-2-7b",
-    batches: str = "1,2,4,8,16,32,64",
-    prompt: str = "32",
-    new: str = "512",
-    window: str = "64",
+    batches: tuple[Count, ...] = (1, 2, 4, 8, 16, 32, 64),
+    prompt: Count = 32,
+    new: Count = 512,
+    window: Count = 64,
     ways: str = "",
     folder: str = "results",
 ) -> None:
-    """Measure, print and write graphs.json. `batches` is a list; `ways` is one of names, separated by ";"."""
+    """Measure, print and write graphs.json. `ways` is a list of names, separated by ";"."""
     spec = load_spec(model)
-    asked = Asked(tuple(sorted(map(int, batches.split(",")))), int(prompt), int(new), int(window))
+    asked = Asked(tuple(sorted(batches)), prompt, new, window)
     chosen = choose(ways)
     figures: dict[str, Any] = {}
 

@@ -9,49 +9,39 @@ together they leave the device nothing to wait for, and the figures say what eit
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cbatch import Limits, RunRecord
+from cbatch import Limits, Policy, RunRecord
 from cbatch.model import ModelSpec
-from experiments.bench.presets import load_spec
+from experiments.assemble import make_model, make_policy
 from experiments.bench.report import spread, write
 from experiments.bench.serving import Server, release, same_requests, start, summarize
-from experiments.workloads import AllAtOnce, OpenLoop, UniformLengths
-from policies.chunking import TileAligned
-from policies.sarathi_serve import SarathiServe
+from experiments.command_line import Count
+from experiments.experiment import composed, swept, workload
+from experiments.settings import read_settings
+from experiments.workloads import Workload
 
-GRAPHS = ("off", "decode", "all")
 LOOPS = {"sync": False, "async": True}
 
 
-def main(
-    model: str = "llama-3.1-8b",
-    batch: str = "32",
-    chunk: str = "512",
-    requests: str = "96",
-    shortest: str = "512",
-    longest: str = "1536",
-    ratio: str = "5",
-    repeats: str = "3",
-    folder: str = "results",
-) -> None:
-    """Measure, print and write loops.json, anew after each executor. Lengths are drawn evenly, P:D = `ratio`."""
-    spec, limits = load_spec(model), Limits(int(batch), 2048, int(longest))
-    workload = OpenLoop(
-        num_requests=int(requests),
-        arrivals=AllAtOnce(),
-        lengths=UniformLengths(min_length=int(shortest), max_length=int(longest), pd_ratio=float(ratio)),
-    )
-    stamped: dict[str, Any] = {"model": spec.name, "batch": limits.max_batch, "chunk": int(chunk), "requests": int(requests),
-                               "lengths": [int(shortest), int(longest)], "ratio": float(ratio), "figures": {}}  # fmt: skip
-    print(f"{spec.name}, batch {limits.max_batch}, {requests} requests of {shortest} to {longest} tokens, P:D {ratio}, "
-          f"sarathi_serve with {chunk} tokens an iteration")  # fmt: skip
-    for graphs in GRAPHS:
-        stamped["figures"] |= measure(spec, limits, workload, int(chunk), graphs, int(repeats))
+def main(repeats: Count = 3, folder: str = "results") -> None:
+    """Measure, print and write loops.json, anew after each executor; the settings are those of conf/experiment/loops.yaml."""
+    config, requests = composed("loops"), workload("loops")
+    settings, spec, lengths = read_settings(config), make_model(config, {}), config["workload"]["lengths"]
+    policy = partial(make_policy, config, settings, {})
+    limits = Limits(config["batch"], config["max_tokens"], lengths["max_length"])
+    stamped: dict[str, Any] = {"model": spec.name, "batch": config["batch"], "chunk": config["chunk"],
+                               "requests": requests.num_requests, "lengths": [lengths["min_length"], lengths["max_length"]],
+                               "ratio": lengths["pd_ratio"], "figures": {}}  # fmt: skip
+    print(f"{spec.name}, batch {stamped['batch']}, {stamped['requests']} requests of {lengths['min_length']} to "
+          f"{lengths['max_length']} tokens, P:D {lengths['pd_ratio']}, {stamped['chunk']} tokens an iteration")  # fmt: skip
+    for graphs in swept("loops", "runtime.graphs"):
+        stamped["figures"] |= measure(spec, limits, requests, policy, graphs, repeats)
         release()
         path = write("loops", torch.cuda.get_device_name(), stamped, Path(folder))
     print(f"written: {path}")
@@ -60,21 +50,21 @@ def main(
 def measure(
     spec: ModelSpec,
     limits: Limits,
-    workload: OpenLoop,
-    chunk: int,
+    requests: Workload,
+    policy: Callable[[], Policy],
     graphs: str,
     repeats: int,
     start: Callable[..., Server] = start,
 ) -> dict[str, Any]:
     """Figures of both loops on one executor, by "LOOP, graphs GRAPHS"."""
     server = start(spec, limits, graphs=graphs)
-    server.serve(SarathiServe(TileAligned(chunk)), same_requests(limits.max_batch, chunk, 4, spec.vocab_size))
+    server.serve(policy(), same_requests(limits.max_batch, limits.max_request_tokens // 2, 4, spec.vocab_size))
     found: dict[str, Any] = {}
     for loop, asynchronous in LOOPS.items():
         iteration = server.executor.iteration
         before = iteration.num_eager
-        records = [server.record(SarathiServe(TileAligned(chunk)), workload.requests(server.executor.vocabulary),
-                                 asynchronous=asynchronous) for _ in range(repeats)]  # fmt: skip
+        records = [server.record(policy(), requests.requests(server.executor.vocabulary), asynchronous=asynchronous)
+                   for _ in range(repeats)]  # fmt: skip
         name = f"{loop}, graphs {graphs}"
         found[name] = {**figures(records), "eager_iterations": (iteration.num_eager - before) // repeats,
                        "graphs": iteration.report.num_graphs, "capture_seconds": iteration.report.seconds}  # fmt: skip

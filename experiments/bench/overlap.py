@@ -19,6 +19,7 @@ from experiments.bench.coverage import covered_share
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
 from experiments.bench.serving import Server, release, same_requests, start, summarize
+from experiments.command_line import Count
 from policies.prefill_first import PrefillFirst
 
 WARM_UP_TOKENS = 64
@@ -28,34 +29,34 @@ WINDOW = (100, 130)
 
 def main(
     model: str = "llama-3.1-8b",
-    batch: str = "32",
-    prompt: str = "256",
-    new: str = "2048,8192",
-    repeats: str = "3,1",
-    loops: str = "async,sync",
+    batch: Count = 32,
+    prompt: Count = 256,
+    new: tuple[Count, ...] = (2048, 8192),
+    repeats: tuple[Count, ...] = (3, 1),
+    loops: tuple[str, ...] = ("async", "sync"),
     folder: str = "results",
 ) -> None:
-    """Measure, print and write async.json. `new` and `repeats` are lists of equal length, `loops` one of loops."""
-    if new.count(",") != repeats.count(","):
+    """Measure, print and write async.json. `new` and `repeats` are of equal length."""
+    if len(new) != len(repeats):
         raise ConfigError(
-            f"async: new={new} and repeats={repeats} differ in length; give one of repeats for each of new"
+            f"async: {len(new)} of new and {len(repeats)} of repeats; give one of repeats for each of new"
         )
-    if unknown := set(loops.split(",")) - {"async", "sync"}:
+    if unknown := set(loops) - {"async", "sync"}:
         raise ConfigError(f"async: loop {min(unknown)} is unknown; known: async, sync")
-    spec, num_rows, num_prompt = load_spec(model), int(batch), int(prompt)
+    spec = load_spec(model)
     hardware = torch.cuda.get_device_name()
     figures: dict[str, Any] = {}
-    for num_new, num_repeats in zip(map(int, new.split(",")), map(int, repeats.split(",")), strict=True):
-        server = start(spec, Limits(num_rows, max(num_rows * num_prompt, 2048), num_prompt + num_new))
-        ask = partial(same_requests, num_rows, num_prompt, vocabulary=spec.vocab_size)
+    for num_new, num_repeats in zip(new, repeats, strict=True):
+        server = start(spec, Limits(batch, max(batch * prompt, 2048), prompt + num_new))
+        ask = partial(same_requests, batch, prompt, vocabulary=spec.vocab_size)
         server.serve(PrefillFirst(), ask(new=WARM_UP_TOKENS))
         found: dict[str, Any] = {}
-        for loop in loops.split(","):
+        for loop in loops:
             asynchronous = loop == "async"
             records = [
                 server.record(PrefillFirst(), ask(new=num_new), asynchronous=asynchronous) for _ in range(num_repeats)
             ]
-            middle = same_requests(num_rows, num_prompt + num_new // 2, 200, spec.vocab_size)
+            middle = same_requests(batch, prompt + num_new // 2, 200, spec.vocab_size)
             found[loop] = {**loop_figures(records), "kernel_share": kernel_share(server, middle, asynchronous)}
             show(f"{num_new} new tokens, {loop}", found[loop])
         if len(found) == 2:
@@ -65,7 +66,7 @@ def main(
         server.executor.close()
         del server
         release()
-    stamped = {"model": spec.name, "batch": num_rows, "prompt": num_prompt, "figures": figures}
+    stamped = {"model": spec.name, "batch": batch, "prompt": prompt, "figures": figures}
     print(f"written: {write('async', hardware, stamped, Path(folder))}")
 
 

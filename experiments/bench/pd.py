@@ -12,6 +12,7 @@ from cbatch import Limits, Policy
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
 from experiments.bench.serving import start
+from experiments.command_line import Count
 from experiments.workloads import ClosedBatch
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.orca import Orca
@@ -34,29 +35,29 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 def main(
     model: str = "llama-13b",
-    batch: str = "18",
-    length: str = "1024",
-    ratios: str = "2,5,14,28,50",
-    requests: str = "144",
+    batch: Count = 18,
+    length: Count = 1024,
+    ratios: tuple[float, ...] = (2, 5, 14, 28, 50),
+    requests: Count = 144,
     policies: str = "",
-    repeats: str = "1",
+    repeats: Count = 1,
     folder: str = "results",
 ) -> None:
-    """Measure, print and write pd.json. `ratios`, P:D, is a list, `policies` one of beginnings of names."""
-    spec, num_rows, num_tokens = load_spec(model), int(batch), int(length)
-    server = start(spec, Limits(num_rows, num_rows * num_tokens, num_tokens))
+    """Measure, print and write pd.json. `ratios` are P:D, `policies` beginnings of names, separated by ";"."""
+    spec = load_spec(model)
+    server = start(spec, Limits(batch, batch * length, length))
     figures: dict[str, Any] = {}
-    for ratio in map(float, ratios.split(",")):
-        workload = ClosedBatch(length=num_tokens, pd_ratio=ratio, batch=num_rows, num_requests=int(requests))
-        warm_up = ClosedBatch(length=num_tokens, pd_ratio=ratio, batch=num_rows, num_requests=2)
-        print(f"{spec.name}, batch {num_rows}, {num_tokens} tokens a request, P:D {ratio:g}: tokens/s")
+    for ratio in ratios:
+        workload = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=requests)
+        warm_up = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=2)
+        print(f"{spec.name}, batch {batch}, {length} tokens a request, P:D {ratio:g}: tokens/s")
         figures[f"{ratio:g}"] = {}
         for name, make in POLICIES.items():
             if policies and not name.startswith(tuple(policies.split(";"))):
                 continue
             server.serve(make(), warm_up.requests(server.executor.vocabulary))
             policy = make()
-            runs = [server.serve(policy, workload.requests(server.executor.vocabulary)) for _ in range(int(repeats))]
+            runs = [server.serve(policy, workload.requests(server.executor.vocabulary)) for _ in range(repeats)]
             found = {
                 "tokens_per_second": spread([run.tokens_per_second for run in runs]),
                 "iterations": runs[0].iterations,
@@ -67,6 +68,6 @@ def main(
             print(f"  {name:24} {found['tokens_per_second']['median']:8.0f}  "  # type: ignore[index]
                   f"{runs[0].milliseconds:7.3f} ms/iteration, {runs[0].iterations} iterations", flush=True)  # fmt: skip
     iteration = server.executor.iteration
-    stamped = {"model": spec.name, "batch": num_rows, "length": num_tokens, "requests": int(requests), "figures": figures,
+    stamped = {"model": spec.name, "batch": batch, "length": length, "requests": requests, "figures": figures,
                "replayed": iteration.num_replayed, "eager": iteration.num_eager}  # fmt: skip
     print(f"written: {write('pd', torch.cuda.get_device_name(), stamped, Path(folder))}")

@@ -15,35 +15,36 @@ import torch
 from cbatch.model import ModelSpec
 from cbatch.runtime.argmax import argmax
 from cbatch.runtime.attention.choice import choose_attention
-from cbatch.runtime.batch import Fields, Shape, device_views
+from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fused_model import FusedModel
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.weights import load_model
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
+from experiments.command_line import Count
 
 PAGE = 128
 COPY_BANDWIDTH = 4.27e12
 """Bytes a second that a device-to-device copy moves on an H200, reads and writes counted."""
 
 
-def main(model: str = "llama-3.1-8b", batch: str = "32", context: str = "1280", folder: str = "results") -> None:
+def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, folder: str = "results") -> None:
     """Measure, print and write step.json."""
-    spec, num_rows, num_context = load_spec(model), int(batch), int(context)
-    fused = build(spec, num_rows, num_context)
-    inputs = decode_inputs(spec, num_rows, num_context)
-    graph = capture(lambda: argmax(fused(inputs.token_ids, inputs, 1, num_context)))
+    spec = load_spec(model)
+    fused = build(spec, batch, context)
+    inputs = decode_inputs(spec, batch, context)
+    graph = capture(lambda: argmax(fused(inputs.token_ids, inputs, Bounds(1, context, 0))))
     times = spread(replay_times(graph, 50))
-    bound = (spec.weight_bytes + num_rows * num_context * spec.kv_bytes_per_token) / COPY_BANDWIDTH * 1e3
+    bound = (spec.weight_bytes + batch * context * spec.kv_bytes_per_token) / COPY_BANDWIDTH * 1e3
     parts = breakdown(graph)
     hardware = torch.cuda.get_device_name()
-    print(f"{spec.name}, {num_rows} decodes at context {num_context}, one graph on {hardware}")
+    print(f"{spec.name}, {batch} decodes at context {context}, one graph on {hardware}")
     print(f"  {times['median']:.3f} ms ({times['min']:.3f} to {times['max']:.3f}); bytes alone {bound:.3f} ms")
     for name, (milliseconds, calls) in parts.items():
         print(f"  {milliseconds:7.3f} ms  {calls:4d} x  {name}")
-    figures = {"unit": "ms per iteration", "model": spec.name, "batch": num_rows, "context": num_context, "time": times,
+    figures = {"unit": "ms per iteration", "model": spec.name, "batch": batch, "context": context, "time": times,
                "bytes_bound": bound, "kernels": parts}  # fmt: skip
-    print(f"written: {write(f'step-{spec.name}-{num_rows}x{num_context}', hardware, figures, Path(folder))}")
+    print(f"written: {write(f'step-{spec.name}-{batch}x{context}', hardware, figures, Path(folder))}")
 
 
 def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
@@ -58,7 +59,6 @@ def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
         spec,
         cache,
         attention,
-        max_requests=num_rows,
         max_rows=num_rows,
         max_positions=num_context,
     )

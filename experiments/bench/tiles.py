@@ -9,32 +9,33 @@ from pathlib import Path
 
 import torch
 
-from cbatch.runtime.batch import Fields, Shape, device_views
+from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
 from experiments.bench.step import PAGE, build, capture, replay_times
+from experiments.command_line import Count
 
 AROUND = 4
 """Tokens on either side of an edge that are measured one by one."""
 
 
 def main(
-    model: str = "llama-3.1-8b", largest: str = "1024", edge: str = "64", repeats: str = "5", folder: str = "results"
+    model: str = "llama-3.1-8b", largest: Count = 1024, edge: Count = 64, repeats: Count = 5, folder: str = "results"
 ) -> None:
     """Measure, print and write tiles.json. Edges are the multiples of `edge`; half-way points are measured too."""
-    spec, most, step = load_spec(model), int(largest), int(edge)
-    fused = build(spec, 1, most + AROUND)
-    sizes = {most + offset for most in range(step, most + 1, step) for offset in range(-AROUND, AROUND + 1)}
-    sizes |= {1, 2, 4, 8, 16, 32, *range(step // 2, most, step)}
+    spec = load_spec(model)
+    fused = build(spec, 1, largest + AROUND)
+    sizes = {most + offset for most in range(edge, largest + 1, edge) for offset in range(-AROUND, AROUND + 1)}
+    sizes |= {1, 2, 4, 8, 16, 32, *range(edge // 2, largest, edge)}
     times = {}
     print(f"{spec.name}: milliseconds of an iteration by its tokens")
-    for size in sorted(size for size in sizes if size <= most + AROUND):
+    for size in sorted(size for size in sizes if size <= largest + AROUND):
         inputs = chunk(size, spec.vocab_size)
-        graph = capture(lambda inputs=inputs, size=size: fused(inputs.token_ids, inputs, size, size))  # type: ignore[misc]
-        times[size] = spread(replay_times(graph, int(repeats), 1))
-        if size % step in (0, 1):
+        graph = capture(lambda inputs=inputs, size=size: fused(inputs.token_ids, inputs, Bounds(size, size, 1)))  # type: ignore[misc]
+        times[size] = spread(replay_times(graph, repeats, 1))
+        if size % edge in (0, 1):
             print(f"  {size:5d}  {times[size]['median']:7.3f} ms", flush=True)
-    figures = {"unit": "ms per iteration", "model": spec.name, "edge": step, "times": times}
+    figures = {"unit": "ms per iteration", "model": spec.name, "edge": edge, "times": times}
     print(f"written: {write('tiles', torch.cuda.get_device_name(), figures, Path(folder))}")
 
 

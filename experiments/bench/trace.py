@@ -13,6 +13,7 @@ from cbatch.errors import ConfigError
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
 from experiments.bench.serving import same_requests, start
+from experiments.command_line import Count
 from experiments.workloads import TraceReplay
 from policies.chunking import TileAligned
 from policies.longest_first import LongestFirst
@@ -43,30 +44,28 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 def main(
     path: str = "",
     model: str = "llama-3.1-8b",
-    batch: str = "128",
-    requests: str = "512",
+    batch: Count = 128,
+    requests: Count = 512,
     policies: str = "",
-    repeats: str = "1",
+    repeats: Count = 1,
     folder: str = "results",
 ) -> None:
     """Measure, print and write trace.json. `path` is the trace's file; `policies` a list of beginnings of names."""
     if not path:
         raise ConfigError("trace: give the trace's file, path=azure_llm_2023_conv.csv.gz")
-    spec, num_rows = load_spec(model), int(batch)
-    workload = TraceReplay(path=path, num_requests=int(requests), queued=True)
+    spec = load_spec(model)
+    workload = TraceReplay(path=path, num_requests=requests, queued=True)
     lengths = workload.requests(None)
     longest = max(request.max_tokens for request in lengths)
-    server = start(spec, Limits(num_rows, 16384, longest))
-    server.serve(Orca(), same_requests(num_rows, 64, 16, spec.vocab_size))
+    server = start(spec, Limits(batch, 16384, longest))
+    server.serve(Orca(), same_requests(batch, 64, 16, spec.vocab_size))
     chosen = [name for name in POLICIES if not policies or name.startswith(tuple(policies.split(";")))]
-    print(f"{spec.name}, batch {num_rows}, {len(lengths)} requests of {Path(path).name}: tokens/s")
+    print(f"{spec.name}, batch {batch}, {len(lengths)} requests of {Path(path).name}: tokens/s")
     figures: dict[str, Any] = {}
     for name in chosen:
         iteration = server.executor.iteration
         before = iteration.num_eager
-        runs = [
-            server.serve(POLICIES[name](), workload.requests(server.executor.vocabulary)) for _ in range(int(repeats))
-        ]
+        runs = [server.serve(POLICIES[name](), workload.requests(server.executor.vocabulary)) for _ in range(repeats)]
         figures[name] = {
             "tokens_per_second": spread([run.tokens_per_second for run in runs]),
             "seconds": spread([run.seconds for run in runs]),
@@ -80,7 +79,7 @@ def main(
     stamped = {
         "trace": Path(path).name,
         "model": spec.name,
-        "batch": num_rows,
+        "batch": batch,
         "requests": len(lengths),
         "figures": figures,
     }

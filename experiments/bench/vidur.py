@@ -27,6 +27,7 @@ from tabulate import tabulate
 
 from cbatch import ConfigError
 from experiments.bench.report import cpu_name, spread, write
+from experiments.command_line import Count
 
 SETTING = (
     "policy=sarathi_serve", "chunking=tile_aligned", "chunk=512", "batch=128", f"kv_tokens={13 * 4096}",
@@ -57,16 +58,14 @@ class Process(NamedTuple):
     memory: float
 
 
-def main(path: str, tables: str, num_requests: str = "5000", repeats: str = "5", folder: str = "results") -> None:
+def main(path: str, tables: str, num_requests: Count = 5000, repeats: Count = 5, folder: str = "results") -> None:
     """Measure, print and write vidur.json."""
-    if not repeats.isdecimal() or int(repeats) < 1:
-        raise ConfigError(f"repeats={repeats}: give a whole number, at least 1")
     setting = (*SETTING, f"workload.num_requests={num_requests}", f"workload.lengths.path={path}", f"hardware={tables}")
     figures = {}
     rows = []
     for outputs, options in OUTPUTS.items():
         runs = []
-        for repeat in range(int(repeats)):
+        for repeat in range(repeats):
             run, summary = measured((*setting, *options))
             runs.append(run)
             print(f"  {outputs}, {repeat + 1} of {repeats}: {run.wall:.2f} s, of them {run.cpu:.2f} s of a core, "

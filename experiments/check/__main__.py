@@ -25,7 +25,8 @@ from experiments.assemble import make_policy
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.report import text
 from experiments.check.search import search
-from experiments.messages import CONFIG_FOLDER, one_line
+from experiments.command_line import listed, run
+from experiments.messages import CONFIG_FOLDER
 from experiments.settings import nearest, read_settings
 
 CHUNK = 4
@@ -40,23 +41,15 @@ class Options(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit status: 0 or 1 as above, 2 for an error of the user's, 130 after Ctrl-C."""
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(__doc__, *(f"  {prop.name:16} {prop.text}" for prop in PROPERTIES), sep="\n")
-        return 0 if arguments else 2
-    try:
-        return _check(arguments)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    except Exception as error:
-        message = one_line(error, arguments)
-        if message is None:
-            raise
-        print(f"error: {message}", file=sys.stderr)
-        return 2
+    return run(_check, arguments, _usage)
 
 
-def _check(arguments: Sequence[str]) -> int:
+def _usage() -> str:
+    properties = {prop.name: prop.text for prop in PROPERTIES}
+    return f"{__doc__}\n{listed(properties)}"
+
+
+def _check(*arguments: str) -> int:
     options, overrides = _options(arguments)
     policy, chunk = _policy(overrides)
     with _counted() as counter:

@@ -1,28 +1,29 @@
-"""`python -m experiments.paper [FIGURE ...] [tables=FOLDER] [links=FILE] [hardware=sim|gpu] [folder=results]`
+"""`python -m experiments.paper [FIGURE ...] [tables=FOLDER] [links=FOLDER] [hardware=sim|gpu] [folder=results]`
 
 Without a name: every figure. Each is drawn, its claims are checked, and it leaves folder/paper/<name>.png, .pdf, .csv and
 .json. Times are simulated; with hardware=gpu requests are served with real tokens on the GPU at hand, and results go to
 folder/<gpu>/paper.
 
-tables: published A100 kernel timings, .../aiconfigurator/a100_sxm; links: the file of NCCL timings beside them. What needs
-one of them is left out without it.
+tables: published A100 kernel timings, .../aiconfigurator/a100_sxm; links: those of NCCL between GPUs, .../vidur/network/a100_dgx.
+What needs one of them is left out without it.
 """
 
 from __future__ import annotations
 
-import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 from cbatch import CbatchError, ConfigError
 from experiments.bench.report import slug
+from experiments.command_line import keyword_arguments, listed, run
 from experiments.paper import gallery
 from experiments.paper.machines import Machines
 from experiments.paper.report import table
-from experiments.settings import check_known, nearest
+from experiments.settings import nearest
 
 COMMANDS = {
     "a6000": "write the profile of the A6000 with LLaMA-13B from the paper's printed numbers",
@@ -36,24 +37,23 @@ MODULES = {"fig12_systems": "fig12"}
 """Where a command is not named as its module, because a figure is."""
 
 
-def main(arguments: list[str]) -> int:
-    if "-h" in arguments or "--help" in arguments:
-        print(_help())
-        return 0
-    try:
-        names, options = _parse(arguments)
-        if len(names) == 1 and names[0] in COMMANDS:
-            command = import_module(f"experiments.paper.{MODULES.get(names[0], names[0])}").main
-            _check(names[0], options, inspect.signature(command).parameters)
-            return command(**options) or 0
-        check_known(options, inspect.signature(figures).parameters, "experiments.paper: ")
-        return figures(names, **options)
-    except CbatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; what is written is whole", file=sys.stderr)
-        return 130
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; returns its exit status."""
+    return run(_paper, arguments, _usage, bare=True, interrupted="interrupted; what is written is whole")
+
+
+def _paper(*arguments: str) -> int:
+    options = [argument for argument in arguments if "=" in argument]
+    names = [argument for argument in arguments if "=" not in argument]
+    known = [*gallery.names(), *COMMANDS]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{name!r} is no figure, command or option of the form key=value; {nearest(name, known)}")
+    if len(names) == 1 and names[0] in COMMANDS:
+        command = import_module(f"experiments.paper.{MODULES.get(names[0], names[0])}").main
+        return command(**keyword_arguments(command, options, names[0])) or 0
+    make = partial(figures, names)
+    return make(**keyword_arguments(make, options, "experiments.paper"))
 
 
 def figures(names: Sequence[str], tables: str | None = None, links: str | None = None, hardware: str = "sim",
@@ -108,31 +108,9 @@ def _report(shown: gallery.Shown, folder: Path, *, in_full: bool) -> None:
     )
 
 
-def _help() -> str:
-    """Figures and commands, a line each."""
-    drawn = [f"  {name:18} {gallery.about(name)}" for name in gallery.names()]
-    other = [f"  {name:18} {what}" for name, what in COMMANDS.items()]
-    return "\n".join([str(__doc__), "figures:", *drawn, "\nother commands:", *other])
-
-
-def _parse(arguments: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Names, which come first, and options."""
-    names = [argument for argument in arguments if "=" not in argument]
-    known = [*gallery.names(), *COMMANDS]
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"{name!r} is no figure, command or option of the form key=value; {nearest(name, known)}")
-    pairs = [argument.partition("=") for argument in arguments if "=" in argument]
-    return names, {key: value for key, _, value in pairs}
-
-
-def _check(name: str, options: Mapping[str, str], parameters: Mapping[str, inspect.Parameter]) -> None:
-    check_known(options, parameters, f"{name}: ")
-    for key, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and key not in options:
-            raise ConfigError(
-                f"{name} needs {key}=...; see the docstring of experiments/paper/{MODULES.get(name, name)}.py"
-            )
+def _usage() -> str:
+    figures = {name: gallery.about(name) for name in gallery.names()}
+    return f"{__doc__}\nfigures:\n{listed(figures)}\n\nother commands:\n{listed(COMMANDS)}"
 
 
 if __name__ == "__main__":

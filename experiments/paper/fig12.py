@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from cbatch import ConfigError, Engine, Limits, Policy, Request, Step
+from cbatch import Engine, Limits, Policy, Request, Step
 from cbatch.sim.cluster import Cluster, RoundRobin
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
@@ -35,6 +35,7 @@ from cbatch.sim.profile import Profile, load_profile
 from cbatch.sim.stages import Span, StageAccount
 from cbatch.sim.topology import Topology
 from experiments.bench.presets import load_spec
+from experiments.command_line import Count
 from experiments.paper.claims import Claim, Verdict, read_claims
 from experiments.paper.report import conclusion, table, write
 from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
@@ -81,20 +82,19 @@ class Outcome:
     provenance: dict[str, Any]
 
 
-def main(tables: str, links: str, num_requests: str = "10000", step: str = "1", folder: str = "results") -> int:
+def main(tables: str, links: str, num_requests: Count = 10_000, step: Count = 1, folder: str = "results") -> int:
     """Run the three systems, print and check their ratios, write fig12_systems.json; 1 if a tested claim fails."""
-    count, width = whole("num_requests", num_requests), whole("step", step)
     profile = replace(load_profile(tables), links=read_links(Path(links)))
-    outcomes = dict(systems(profile, count, width))
+    outcomes = dict(systems(profile, num_requests, step))
     print(_systems(outcomes))
     values = ratios(outcomes)
     verdicts = [Verdict(claim, values[_key(claim)]) for claim in read_claims("fig12")]
     print(f"\n{table(verdicts)}\n\n{conclusion(verdicts)}")
-    figures = {"num_requests": count, "step": width, "claims": [verdict.row() for verdict in verdicts],
+    figures = {"num_requests": num_requests, "step": step, "claims": [verdict.row() for verdict in verdicts],
                "systems": {name: _figures(outcome) for name, outcome in outcomes.items()}}  # fmt: skip
     provenance = {name: outcome.provenance for name, outcome in outcomes.items()}
     print(
-        f"written: {write('fig12_systems' if width == 1 else f'fig12_systems_step{width}', figures, provenance, Path(folder))}"
+        f"written: {write('fig12_systems' if step == 1 else f'fig12_systems_step{step}', figures, provenance, Path(folder))}"
     )
     return 1 if any(verdict.failed for verdict in verdicts) else 0
 
@@ -172,9 +172,3 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
     return {"seconds": outcome.seconds, "iterations": outcome.num_iterations, "wall_seconds": outcome.wall_seconds,
             "bubble_seconds_percentiles": percentiles.tolist(), "end_percentiles": ends.tolist(),
             "stages": [{name: getattr(stage, name) for name in StageAccount.__slots__} for stage in outcome.stages]}  # fmt: skip
-
-
-def whole(key: str, value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise ConfigError(f"{key}={value}: give a whole number, at least 1")
-    return int(value)

@@ -30,7 +30,8 @@ from cbatch.sim.importers.vidur import read_links
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Profile, load_profile
 from cbatch.sim.topology import Topology
-from experiments.paper.fig12 import LONGEST, SHORTEST, Outcome, ratios, requests, run, whole
+from experiments.command_line import Count
+from experiments.paper.fig12 import LONGEST, SHORTEST, Outcome, ratios, requests, run
 from experiments.paper.report import write
 from experiments.workloads.lengths import split
 from policies.chunking import Fixed, TileAligned
@@ -157,19 +158,18 @@ READINGS = (
 )  # fmt: skip
 
 
-def main(tables: str, links: str, num_requests: str = "3000", folder: str = "results") -> int:
+def main(tables: str, links: str, num_requests: Count = 3000, folder: str = "results") -> int:
     """Simulate every reading, print its ratios and write fig12_sensitivity.json."""
-    count = whole("num_requests", num_requests)
     profile = replace(load_profile(tables), links=read_links(Path(links)))
     rows = []
     provenance = {}
-    for reading, outcomes in _simulated(profile, count):
+    for reading, outcomes in _simulated(profile, num_requests):
         values = ratios(outcomes)
         rows.append((reading.name, *values.values(), prompts_in_a_round(outcomes["orca"]), reading.why))
         provenance = {name: outcome.provenance for name, outcome in outcomes.items()}
         print(f"{reading.name}: orca/sarathi {values['orca time / sarathi time']:.2f}", flush=True)
     print(f"\n{tabulate(rows, HEADERS, floatfmt='.2f')}")
-    figures = {"num_requests": count, "readings": [dict(zip(HEADERS, row, strict=True)) for row in rows]}
+    figures = {"num_requests": num_requests, "readings": [dict(zip(HEADERS, row, strict=True)) for row in rows]}
     print(f"written: {write('fig12_sensitivity', figures, provenance, Path(folder))}")
     return 0
 

@@ -34,18 +34,18 @@ BATCH, MAX_TOKENS, BLOCK = 128, 2048, 16  # of the run: see its meta.json
 Columns = Mapping[str, NDArray[np.float64]]
 
 
-def main(tables: str, host_ms: str = "0", folder: str = "results") -> None:
+def main(tables: str, host_ms: float = 0.0, folder: str = "results") -> None:
     """Simulate the run, print measured and simulated figures, write served.json."""
     measured = read_run(Path(tables) / "vllm_run" / "requests.jsonl.gz")
     cost = ProfileCost(load_profile(tables), load_spec("llama-3.1-8b"))
-    simulated = simulate(measured, cost, HostTime(_milliseconds(host_ms)))
+    simulated = simulate(measured, cost, HostTime(_host_seconds(host_ms)))
     real, virtual = figures(measured), figures(simulated)
     rows = [(name, real[name], virtual[name], f"{virtual[name] / real[name] - 1:+.1%}") for name in real]
     print(tabulate(rows, ("", "measured", "simulated", "error"), floatfmt=".4f"))
     errors = {name: virtual[name] / real[name] - 1 for name in real}
     each = float(np.mean(np.abs(_latency(simulated) / _latency(measured) - 1)))
     print(f"end-to-end latency of each request: mean absolute error {each:.1%}")
-    result = {"host_ms": float(host_ms), "measured": real, "simulated": virtual, "error": errors,
+    result = {"host_ms": host_ms, "measured": real, "simulated": virtual, "error": errors,
               "mean_absolute_error_of_latency": each}  # fmt: skip
     print(f"written: {write('served', result, {'sim': cost.provenance()}, Path(folder))}")
 
@@ -100,11 +100,7 @@ def _latency(run: Columns) -> NDArray[np.float64]:
     return run["last"] - run["arrival"]
 
 
-def _milliseconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1e3:
-        raise ConfigError(f"host_ms={text}: give milliseconds of host time for each iteration, from 0 to 1000")
-    return value / 1e3
+def _host_seconds(host_ms: float) -> float:
+    if not 0 <= host_ms < 1e3:
+        raise ConfigError(f"host_ms={host_ms:g}: give milliseconds of host time for each iteration, from 0 to 1000")
+    return host_ms / 1e3

@@ -11,42 +11,24 @@ The file keeps the other models' tables. What was interpolated is compared with 
 
 from __future__ import annotations
 
-import inspect
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
-from cbatch import CbatchError, ConfigError
-from experiments.settings import check_known
-
-HELP = ("-h", "--help")
+from experiments.command_line import keyword_arguments, run
 
 
-def main(arguments: list[str]) -> int:
-    """Run the command line; returns the exit status: 0, 2 for an error of the user's, 130 after Ctrl-C."""
-    if not arguments or arguments[0] in HELP:
-        print(__doc__)
-        return 0 if arguments else 2
-    try:
-        options = dict(_pair(argument) for argument in arguments)
-        from experiments.profile.command import profile  # loads torch
-
-        check_known(options, inspect.signature(profile).parameters, "profile: ")
-        profile(**options, report=_reporter())
-    except CbatchError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return 130
-    return 0
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; returns its exit status."""
+    return run(_profile, arguments, lambda: str(__doc__), interrupted="interrupted; nothing was written")
 
 
-def _pair(argument: str) -> tuple[str, str]:
-    key, equals, value = argument.partition("=")
-    if not equals or key == "report":
-        raise ConfigError(f"profile: option {argument!r} is not of the form key=value; see --help")
-    return key, value
+def _profile(*options: str) -> None:
+    from experiments.profile.command import profile  # loads torch
+
+    reported = partial(profile, _reporter())
+    reported(**keyword_arguments(reported, options, "profile"))
 
 
 def _reporter() -> Callable[[str], None]:

@@ -3,52 +3,53 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from cbatch import ConfigError
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.curve import Curve
 from cbatch.sim.profile import PROFILES, HostTime, load_profile
 from experiments.bench.presets import load_spec
 from experiments.bench.report import slug
-from experiments.profile.batches import held_out, prompts
+from experiments.command_line import AtLeast
+from experiments.profile.batches import captured_edges, held_out, prompts
 from experiments.profile.host import host_time
 from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
 from experiments.profile.laboratory import Batch, Laboratory
-from experiments.profile.machine import Machine, build, memory_bytes
+from experiments.profile.machine import TILES, Machine, build, hardware_name, memory_bytes
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
 from experiments.profile.tables import UNCOMPARED, model_tables, read_existing, rows_table, write_profile
 from experiments.profile.transfers import ceilings, copy_times, link_times
 from experiments.stamp import arguments, today, versions
 
+Size = Annotated[int, AtLeast(2)]
+
 
 def profile(
-    model: str,
-    batch: str = "16,128",
-    max_tokens: str = "16384",
-    longest: str = "8192",
+    report: Report,
+    model: tuple[str, ...],
+    batch: tuple[Size, ...] = (16, 128),
+    max_tokens: Size = 16384,
+    longest: Size = 8192,
     backend: str = "cuda",
     output: str = "",
-    report: Report = print,
 ) -> Path:
     """Measure models and write their tables into a profile, one after the other; returns its path.
 
-    model, batch: lists. For the rest see `experiments.profile.__main__`.
+    What the options mean: `experiments.profile.__main__`.
 
     Raises:
         ConfigError: an option that cannot be used. ProfileError: the file is no profile. CapacityError: no room for a model.
     """
-    specs = [load_spec(name) for name in model.split(",")]
-    batches = sorted({_whole("batch", text) for text in batch.split(",")})
-    limits = {"max_tokens": _whole("max_tokens", max_tokens), "longest": _whole("longest", longest)}
+    specs = [load_spec(name) for name in model]
+    batches = sorted(set(batch))
+    limits = {"max_tokens": max_tokens, "longest": longest}
     for spec in specs:
         path = _one(spec, batches, limits, backend, output, report)
     return path
@@ -58,14 +59,15 @@ def _one(
     spec: ModelSpec, batches: list[int], limits: dict[str, int], backend: str, output: str, report: Report
 ) -> Path:
     """One model, into the file that is there."""
+    hardware = hardware_name(backend)
+    path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
+    data = read_existing(path) or _blank(hardware, backend, path.stem)
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
     with closing(machine.executor):
-        path = Path(output) if output else PROFILES / f"{slug(machine.name)}.json"
-        data = read_existing(path) or _blank(machine, backend, path.stem)
         report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
         laboratory = machine.laboratory(spec)
-        found = measure(laboratory, machine.decode_sizes, machine.mixed_sizes, report, machine.at_once)
+        found = measure(laboratory, machine.decode_sizes, machine.mixed_ranges, report, machine.at_once)
         report("batches between the measured ones")
         between = _between(laboratory, machine)
         report("host time")
@@ -73,10 +75,10 @@ def _one(
         report("shares of kernels, copies")
         alone, mixed = _shares(laboratory, machine, found, on_gpu=backend == "cuda")
         data.setdefault("links", {}).update(_transfers(backend, report))
-        sizes, measured = machine.mixed_sizes, laboratory.measured
+        captured, measured = bool(machine.mixed_ranges), laboratory.measured
     del laboratory, machine  # their memory is the next machine's
-    bases = {number: _bases_of(make(batch=number), spec, sizes, found, report) for number in batches[:-1]}
-    tables = model_tables(found, alone, mixed, batches[-1], rows_table({**bases, batches[-1]: found.mixed}, sizes))
+    bases = {number: _bases_of(make(batch=number), spec, found, report) for number in batches[:-1] if captured}
+    tables = model_tables(found, alone, mixed, batches[-1], rows_table({**bases, batches[-1]: found.mixed}))
     data.setdefault("models", {})[spec.name] = {
         "from": _source(spec, limits, batches), "num_layers": spec.num_layers, "tensor_parallel": {"1": tables}}  # fmt: skip
     data["error"] = UNCOMPARED
@@ -95,16 +97,16 @@ def _between(laboratory: Laboratory, machine: Machine) -> list[Batch]:
     return held
 
 
-def _blank(machine: Machine, backend: str, name: str) -> dict[str, Any]:
-    """A file of a machine of which nothing is known yet."""
+def _blank(hardware: str, backend: str, name: str) -> dict[str, Any]:
+    """A file of a machine of which nothing is known yet; made before a model takes the memory."""
     device = torch.device("cuda" if backend == "cuda" else "cpu")
     return {
         "name": name,
-        "hardware": machine.name,
+        "hardware": hardware,
         "source": "measured by python -m experiments.profile, each model as it says",
         "error": UNCOMPARED,
         "memory_bytes": memory_bytes(backend),
-        "ceilings": {**ceilings(device), "tile": machine.limits.tile},
+        "ceilings": {**ceilings(device), "tile": TILES[backend]},
     }
 
 
@@ -140,12 +142,11 @@ def _transfers(backend: str, report: Report) -> dict[str, Any]:
     return {**copy_times(torch.device("cuda")), **link_times("nccl", num_gpus)}
 
 
-def _bases_of(machine: Machine, spec: ModelSpec, sizes: Sequence[int], found: Iterations, report: Report) -> Curve:
-    """Bases of captured sizes on a machine with graphs for another batch."""
+def _bases_of(machine: Machine, spec: ModelSpec, found: Iterations, report: Report) -> Curve:
+    """Bases of captured iterations on a machine with graphs for another batch."""
     report(f"captured rows: graphs for batch {machine.limits.max_batch}")
-    both = [size for size in sizes if size in machine.mixed_sizes] or sizes
     with closing(machine.executor):
-        return mixed_bases(machine.laboratory(spec), both, found.chunks)
+        return mixed_bases(machine.laboratory(spec), captured_edges(machine.mixed_ranges), found.chunks)
 
 
 def _compare(path: Path, spec: ModelSpec, measured: dict[Batch, float], between: list[Batch], report: Report) -> None:
@@ -173,9 +174,3 @@ def _source(spec: ModelSpec, limits: dict[str, int], batches: list[int]) -> str:
     return (f"python -m experiments.profile {arguments(but='output')}; {today()}; {packages}; iterations as "
             f"executed, with graphs for batches of {' and '.join(map(str, batches))}, up to {limits['max_tokens']} tokens, requests "
             f"up to {min(limits['longest'], spec.max_positions)}")  # fmt: skip
-
-
-def _whole(key: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise ConfigError(f"profile: {key}={text}: give a whole number, at least 2")
-    return int(text)

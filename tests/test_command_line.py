@@ -1,0 +1,177 @@
+"""How commands read their lines and end: options by a function's parameters, mistakes in one line, one status for each end."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Annotated, Any
+
+import pytest
+
+from cbatch import ConfigError
+from experiments import plot, replay
+from experiments import run as hydra_run
+from experiments.bench import __main__ as bench
+from experiments.check import __main__ as check
+from experiments.command_line import AtLeast, Count, keyword_arguments, run
+from experiments.paper import __main__ as paper
+from experiments.profile import __main__ as profile
+
+COMMANDS: list[Callable[[list[str]], int]] = [
+    bench.main,
+    check.main,
+    paper.main,
+    plot.main,
+    profile.main,
+    replay.main,
+]
+
+NEED_TRITON = {"step", "tiles"}
+
+
+def measure(
+    where: str,
+    path: str,
+    batches: tuple[Count, ...] = (1, 2),
+    pairs: Annotated[int, AtLeast(2, "a number of pairs")] = 2,
+    ratio: float = 0.5,
+    first: int = 0,
+    names: tuple[str, ...] = (),
+    tables: str | None = None,
+) -> None:
+    """A command's function; `where` is no option."""
+
+
+MEASURE = partial(measure, "here")
+
+
+def test_options_have_the_types_of_parameters() -> None:
+    options = ["path=a=b", "batches=4,8", "pairs=3", "ratio=2", "first=-1", "names=x,y", "tables=t"]
+    assert keyword_arguments(MEASURE, options, "it") == {
+        "path": "a=b", "batches": (4, 8), "pairs": 3, "ratio": 2.0, "first": -1, "names": ("x", "y"), "tables": "t",
+    }  # fmt: skip
+    assert keyword_arguments(MEASURE, ["path="], "it") == {"path": ""}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("path", "it: option 'path' is not of the form key=value; see --help"),
+        ("bathces=1", "it: bathces: no such key; did you mean batches? known: batches, first, names, pairs, path, "),
+        ("where=there", "it: where: no such key; "),
+        ("=3", "it: : no such key; known: "),
+        ("batches=1,two", "it: option batches=two: give a whole number, at least 1"),
+        ("batches=", "it: option batches=: give a whole number, at least 1"),
+        ("batches=1,0", "it: option batches=0: give a whole number, at least 1"),
+        ("batches=1.5", "it: option batches=1.5: give a whole number, at least 1"),
+        ("pairs=1", "it: option pairs=1: give a number of pairs"),
+        ("ratio=half", "it: option ratio=half: give ratio=NUMBER"),
+        ("first=0.5", "it: option first=0.5: give first=NUMBER"),
+        ("ratio=1", "it needs path=...; see the docstring of test_command_line"),
+    ],
+)
+def test_mistakes_name_the_option_and_the_remedy(options: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        keyword_arguments(MEASURE, options.split(), "it")
+    assert str(caught.value).startswith(message)
+
+
+def raising(error: BaseException) -> Callable[..., int]:
+    def command(*arguments: str) -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        (lambda *arguments: None, 0, ""),
+        (lambda *arguments: len(arguments), 1, ""),
+        (raising(ConfigError("chunk=0: give\n   more")), 2, "error: chunk=0: give more\n"),
+        (raising(FileNotFoundError(2, "No such file", "x")), 2, "error: x: No such file; run where it can be read and written\n"),
+        (raising(KeyboardInterrupt()), 130, "\ninterrupted; all is lost\n"),
+    ],
+)  # fmt: skip
+def test_each_end_has_its_status(
+    command: Callable[..., int | None], status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(command, ["x"], lambda: "usage", interrupted="interrupted; all is lost") == status
+    assert capsys.readouterr().err == said
+
+
+def test_what_is_no_mistake_of_the_users_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run(lambda _: 1 // 0, ["x"], lambda: "usage")
+
+
+def test_usage_is_printed_when_asked_for_and_when_nothing_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(raising(AssertionError()), ["x", "-h"], lambda: "usage") == 0
+    assert run(raising(AssertionError()), [], lambda: "usage") == 2
+    assert capsys.readouterr() == ("usage\nusage\n", "")
+    assert run(lambda: 3, [], lambda: "usage", bare=True) == 3
+
+
+@pytest.mark.parametrize("main", COMMANDS)
+def test_every_command_tells_its_usage(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("`python -m experiments.") and printed.count("\n") > 5
+
+
+@pytest.mark.parametrize("main", COMMANDS)
+def test_options_with_dashes_are_answered_in_one_line(
+    main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["host", "--nonsense"]) == 2
+    assert capsys.readouterr().err.startswith("error: --nonsense: no such option; give key=value, without dashes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nonsense"], "--nonsense: no such option; give key=value, without dashes"),
+        (["chunk=3", "--batch=3"], "--batch=3: no such option; give key=value, without dashes"),
+        (["-m", "-z", "chunk=3,4"], "-z: no such option; "),
+        (["--config-name"], "--config-name/-cn: expected one argument; see --hydra-help"),
+        (["--cfg", "jobs"], "--cfg/-c: invalid choice: 'jobs' (choose from "),
+        (["chunk=3", "-m", "policy=orca"], "policy=orca: stands apart from the other keys; give options with dashes first"),
+    ],
+)  # fmt: skip
+def test_hydras_options_are_checked_in_one_line(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run", *arguments])
+    assert hydra_run.main() == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+
+
+def test_an_unknown_benchmark_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["hots"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: benchmark hots: no such benchmark; did you mean host? known: ")
+    assert error.count("\n") == 1
+
+
+def text_of(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [f"experiments.bench.{bench.MODULES.get(name, name)}" for name in bench.BENCHMARKS if name not in NEED_TRITON]
+    + [f"experiments.paper.{paper.MODULES.get(name, name)}" for name in paper.COMMANDS],
+)
+def test_defaults_can_be_given_as_options(module: str) -> None:
+    function = import_module(module).main
+    defaults = {key: parameter.default for key, parameter in inspect.signature(function).parameters.items()}
+    given = {
+        key: "x" if value is inspect.Parameter.empty else value
+        for key, value in defaults.items()
+        if value not in ((), None)
+    }
+    assert keyword_arguments(function, [f"{key}={text_of(value)}" for key, value in given.items()], "it") == given
