@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from cbatch import ConfigError
 from experiments.bench.presets import load_spec
+from experiments.experiment import swept_numbers
 from experiments.paper import __main__ as command
 from experiments.paper import gallery, panels
 from experiments.paper.claims import Claim, Verdict, check, quantity_of, read_claims
@@ -21,7 +22,6 @@ from experiments.paper.machines import Machines
 from experiments.paper.panels import Panel
 from experiments.paper.real import RealSteadyState, on_cpu
 from experiments.paper.steady import Load, SteadyState
-from experiments.paper.sweeps import swept_numbers
 
 CLAIMS = read_claims()
 PROFILED = ("fig8", "fig10", "table4")

@@ -19,6 +19,7 @@ from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Measured, Tables
+from experiments.experiment import FOLDER, composed, swept, swept_numbers, workload
 from experiments.paper import measured as files
 from experiments.paper.claims import check, read_claims
 from experiments.paper.closed_batch import seconds_per_request
@@ -35,7 +36,6 @@ from experiments.paper.figures import (
 )
 from experiments.paper.machines import LARGEST_BATCH, Machines
 from experiments.paper.steady import Load
-from experiments.paper.sweeps import swept, swept_numbers
 from policies.chunking import PDAware, TileAligned
 from policies.chunking.steady_state import steady_state_seconds
 from policies.orca import Orca
@@ -106,11 +106,11 @@ def test_the_steady_state_by_hand_is_that_of_a_run(name: str, pd_ratio: float, t
 
 
 def test_a_chosen_chunk_is_within_2_percent_of_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_regret, "BATCHES", {"a6000": 18})
+    monkeypatch.setattr(chunk_regret, "HARDWARE", ("a6000",))
     monkeypatch.setattr(chunk_regret, "swept_numbers", lambda *_: [14.0, 50.0])
     data = chunk_regret.measure(machines(), quiet)
     assert chunk_regret.worst_regret(data, hardware="a6000") <= 2.0
-    assert chunk_regret.worst_regret(data, "fixed 256", "a6000") > 10
+    assert chunk_regret.worst_regret(data, "fixed", "a6000") > 10
     assert (chunk_regret.regret(data)["value"] >= 0).all()
     assert len(chunk_regret.draw(data, []).axes) == 1
     assert "P:D-aware" in chunk_regret.text(data)
@@ -119,8 +119,9 @@ def test_a_chosen_chunk_is_within_2_percent_of_the_sweep(monkeypatch: pytest.Mon
 def chosen_at_the_end_of_each_phase(drift: chunk_drift.Drift) -> list[int]:
     """The total of an iteration when the last request of each P:D ended."""
     in_force = [(begin, end, total) for (begin, total), (end, _) in pairwise(drift.chunks)]
-    last_ends = drift.ends[chunk_drift.EACH - 1 :: chunk_drift.EACH]
-    return [next(total for begin, end, total in in_force if begin < second <= end) for second in last_ends]
+    each = len(drift.ends) // len(composed("chunk_drift")["workload"]["lengths"]["pd_ratios"])
+    last_ends = drift.ends[each - 1 :: each]
+    return [next(total for begin, end, total in in_force if begin < second <= end) for second, _ in last_ends]
 
 
 @pytest.mark.parametrize("hardware", chunk_drift.HARDWARE)
@@ -128,17 +129,20 @@ def test_the_chosen_chunk_follows_a_drift(hardware: str) -> None:
     """What is chosen in each phase is within 2% of that phase's best fixed total, which one total for all is not."""
     at = machines().get(hardware)
     assert at is not None
-    aware, tile = chunk_drift.run(at.cost, PDAware()), at.cost.profile.ceilings.tile
-    chosen, totals = chosen_at_the_end_of_each_phase(aware), range(tile, chunk_drift.LENGTH + 1, tile)
+    aware, config = chunk_drift.run(at.cost, PDAware()), composed("chunk_drift")
+    chosen, totals = (
+        chosen_at_the_end_of_each_phase(aware),
+        [int(chunk) for chunk in swept("chunk_drift", "chunk")[:-1]],
+    )
     slowdowns: list[dict[int, float]] = []  # of each phase, by total, over its best
-    for ratio in chunk_drift.RATIOS:
-        load = Load(chunk_drift.LENGTH, chunk_drift.BATCH, ratio)
+    for ratio in config["workload"]["lengths"]["pd_ratios"]:
+        load = Load(config["workload"]["lengths"]["length"], config["batch"], ratio)
         times = {total: seconds_per_request(at.cost, Sarathi(TileAligned(total)), load) for total in totals}
         slowdowns.append({total: seconds / min(times.values()) for total, seconds in times.items()})
     for total, of_phase in zip(chosen, slowdowns, strict=True):
         assert of_phase[total] <= 1.02, (total, min(of_phase, key=of_phase.__getitem__))
     assert all(max(of_phase[total] for of_phase in slowdowns) > 1.02 for total in totals)
-    assert aware.ends[-1] < chunk_drift.run(at.cost, TileAligned(256)).ends[-1]
+    assert aware.seconds < chunk_drift.run(at.cost, TileAligned(256)).seconds
 
 
 def test_orca_gains_with_the_stagger_and_sarathi_does_not() -> None:
@@ -146,7 +150,7 @@ def test_orca_gains_with_the_stagger_and_sarathi_does_not() -> None:
     assert stagger.worst_case(data, "a6000") == pytest.approx(1.0, abs=0.005)
     assert stagger.best_case(data, "a6000") == pytest.approx(1.11, abs=0.06)
     assert stagger.reached(data, "a6000", 14) > 0.98
-    sarathi = data[data["series"] != "orca"].groupby(["hardware", "pd_ratio"])["value"]
+    sarathi = data[data["series"] != "Orca"].groupby(["hardware", "pd_ratio"])["value"]
     assert (sarathi.max() - sarathi.min()).max() < 0.01
     assert len(stagger.draw(data, read_claims("stagger")).axes) == 2
 
@@ -166,6 +170,17 @@ def test_sweeps_are_those_of_the_configuration() -> None:
     assert swept("chunk_regret", "chunk")[-1] == "auto"
     with pytest.raises(ConfigError, match="sweeps no policy"):
         swept("chunk_regret", "policy")
+    with pytest.raises(ConfigError, match="no such experiment; did you mean chunk_drift"):
+        composed("chunk_drif")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
+def test_every_experiment_is_composed_with_all_that_it_sweeps(name: str) -> None:
+    """Nothing is read but the configuration: an experiment on a GPU or of a trace is composed here as well."""
+    config = composed(name)
+    assert {"policy", "workload", "backend"} <= set(config)
+    if name != "chat_replay":
+        assert workload(name).requests(None)
 
 
 def test_a_closed_batch_serves_any_policy() -> None:
@@ -238,12 +253,14 @@ def test_loops_and_graphs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {f"{loop}, graphs {graphs}": {"tokens_per_second": {"median": rate}, "active_share": {"median": 0.9},
                                             "eager_iterations": 5, "iterations": 10}
                for loop, graphs, rate in (("sync", "off", 100.0), ("async", "off", 110.0), ("sync", "all", 150.0), ("async", "all", 180.0))}  # fmt: skip
-    given(monkeypatch, loops, {"hardware": GPU, "figures": figures})
+    traffic = {"model": "small", "batch": 4, "chunk": 16, "requests": 9, "lengths": [12, 40], "ratio": 3.0}
+    given(monkeypatch, loops, {"hardware": GPU, **traffic, "figures": figures})
     data = loops.measure(machines(), quiet)
     assert loops.gain(data, "async", "all") == pytest.approx(1.8)
     assert loops.gain(data, "async", "all", "sync", "all") == pytest.approx(1.2)
     assert len(loops.draw(data, []).axes) == 3
     assert "50.0%" in loops.text(data)
+    assert "9 requests of 12 to 40 tokens, P:D 3, C = 16, B = 4" in data.attrs["traffic"]
 
 
 def test_the_gain_of_graphs_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:

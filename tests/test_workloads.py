@@ -25,6 +25,7 @@ from cbatch.errors import WorkloadError
 from experiments.workloads import (
     AllAtOnce,
     ClosedBatch,
+    DriftingLengths,
     FixedLengths,
     GammaArrivals,
     OpenLoop,
@@ -254,6 +255,13 @@ def test_any_valid_arrivals_are_finite_and_in_order(cv: float, rate: float, num:
     assert (np.diff(times) >= 0).all()
 
 
+def test_drifting_lengths_take_the_ratios_in_turn() -> None:
+    lengths = DriftingLengths(length=60, pd_ratios=[5, 1, 2])
+    prompt, output = lengths.draw(generator(0, Stream.LENGTHS), 7)
+    assert output.tolist() == [10, 10, 10, 30, 30, 20, 20]
+    assert (prompt + output == 60).all()
+
+
 def test_uniform_lengths_reach_both_ends() -> None:
     prompt, output = UniformLengths(min_length=8, max_length=12, pd_ratio=1).draw(generator(0, Stream.LENGTHS), 2000)
     assert set((prompt + output).tolist()) == {8, 9, 10, 11, 12}
@@ -471,6 +479,9 @@ BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: FixedLengths(length=1, pd_ratio=1), "lengths.length=1: give a whole number, at least 2"),
     (lambda: FixedLengths(length=4, pd_ratio=4), ("lengths.pd_ratio=4: requests of 4 tokens allow 0.3333 to 3; "
                                                  "give a ratio in that range or longer requests")),
+    (lambda: DriftingLengths(length=1, pd_ratios=[1]), "lengths.length=1: give a whole number, at least 2"),
+    (lambda: DriftingLengths(length=4, pd_ratios=[]), "lengths.pd_ratios=[]: give a list of ratios, as in [50,5,14]"),
+    (lambda: DriftingLengths(length=4, pd_ratios=[2, 0]), f"lengths.pd_ratios=0: {PD}"),
     (lambda: uniform(min_length=1), "lengths.min_length=1: give a whole number, at least 2"),
     (lambda: zipf(theta=-1), "lengths.theta=-1: give a finite number, at least 0 (0 is uniform)"),
     (lambda: zipf(max_length=2.5), "lengths.max_length=2.5: give a whole number, at least 2"),
@@ -509,7 +520,7 @@ def composed(*overrides: str) -> Workload:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_builds_its_workload(name: str) -> None:
     paths = {"sharegpt": ["lengths.path"], "arxiv": ["lengths.path"], "servegen": ["path", "dataset"]}
-    keys = paths.get(name, [] if name in ("closed", "open_loop", "zipf") else ["path"])
+    keys = paths.get(name, [] if name in ("closed", "drift", "open_loop", "queued", "zipf") else ["path"])
     workload = composed(f"+workload={name}", *(f"workload.{key}=some.file" for key in keys))
     assert workload.seed == 3
     assert not workload.use_stop_tokens

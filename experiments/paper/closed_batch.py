@@ -7,8 +7,15 @@ from typing import Literal
 from cbatch import Engine, Policy
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
+from experiments.experiment import composed
 from experiments.paper.steady import BLOCK, COUNTED, WARM_UP, Load, counted, limits_of
 from experiments.workloads import ClosedBatch
+
+
+def load_of(experiment: str, pd_ratio: float) -> Load:
+    """The closed batch that an experiment serves, at this P:D."""
+    workload = composed(experiment)["workload"]
+    return Load(workload["length"], workload["batch"], pd_ratio)
 
 
 def seconds_per_request(

@@ -120,7 +120,8 @@ def _sign(figure: Figure, origin: str) -> None:
     """Say below a figure where its times come from, after what it says there itself."""
     if origin:
         said = figure.get_supxlabel()
-        figure.supxlabel(f"{said}\n{origin}" if said else origin, fontsize=7 if said else 5.5, color="#444444")
+        text = style.wrapped(origin)
+        figure.supxlabel(f"{said}\n{text}" if said else text, fontsize=6, color="#444444")
 
 
 def _write_table(data: pd.DataFrame, path: Path) -> None:

@@ -37,7 +37,7 @@ TABLES_OPTION = "tables=.../aiconfigurator/a100_sxm"
 class Machines:
     """Gives a `SteadyState` by name.
 
-    tables: folder of published A100 kernel timings. links: file of link bandwidths. None where they were not given.
+    tables: folder of published A100 kernel timings. links: folder of published NCCL timings. None where they were not given.
     """
 
     def __init__(self, tables: str | None = None, links: str | None = None, real: SteadyState | None = None) -> None:
@@ -96,8 +96,9 @@ class Machines:
 
     def origin(self) -> str:
         """The same in a line, to stand below a figure; empty if nobody was asked."""
-        asked = [at for name in sorted(self._asked) if (at := self._made[name])]
-        return "; ".join(dict.fromkeys(at.origin() for at in asked))
+        asked = [at.origin() for name in sorted(self._asked) if (at := self._made[name])]
+        noted = [f"{found['model']} simulated with profile {found['profile']}" for found in self._noted.values()]
+        return "; ".join(dict.fromkeys([*asked, *noted]))
 
     def left_out(self) -> str:
         """Who was asked for since `begin` but needs an option, and which; empty if nobody."""

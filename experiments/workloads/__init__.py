@@ -9,7 +9,14 @@ from __future__ import annotations
 from experiments.workloads.arrivals import AllAtOnce, Arrivals, GammaArrivals
 from experiments.workloads.base import Vocabulary, Workload, sampling
 from experiments.workloads.closed import ClosedBatch
-from experiments.workloads.lengths import FixedLengths, Lengths, TraceLengths, UniformLengths, ZipfLengths
+from experiments.workloads.lengths import (
+    DriftingLengths,
+    FixedLengths,
+    Lengths,
+    TraceLengths,
+    UniformLengths,
+    ZipfLengths,
+)
 from experiments.workloads.open_loop import OpenLoop
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.readers import read_trace
@@ -21,6 +28,7 @@ __all__ = [
     "AllAtOnce",
     "Arrivals",
     "ClosedBatch",
+    "DriftingLengths",
     "FixedLengths",
     "GammaArrivals",
     "Lengths",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -19,7 +20,7 @@ from experiments.workloads.checks import (
 from experiments.workloads.fit import TooLong, fit
 from experiments.workloads.histogram import Histogram
 from experiments.workloads.readers import Format, read_trace
-from experiments.workloads.trace import Ints
+from experiments.workloads.trace import Floats, Ints
 
 LONGEST = 10_000_000
 """Tokens of a request; beyond any model's positions."""
@@ -41,7 +42,7 @@ def check_pd_ratio(key: str, pd_ratio: float, shortest: int) -> None:
                                          "give a ratio in that range or longer requests")  # fmt: skip
 
 
-def split(length: Ints, pd_ratio: float) -> tuple[Ints, Ints]:
+def split(length: Ints, pd_ratio: float | Floats) -> tuple[Ints, Ints]:
     """Prompt and output tokens that sum to `length`, in the ratio P:D as closely as whole tokens allow."""
     output_tokens = np.floor(length / (1 + pd_ratio) + 0.5).astype(np.int64)
     return length - output_tokens, output_tokens
@@ -60,6 +61,28 @@ class FixedLengths:
 
     def draw(self, _: np.random.Generator, num: int) -> tuple[Ints, Ints]:
         return split(np.full(num, self.length), self.pd_ratio)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftingLengths:
+    """Every request has `length` tokens in all, and P:D changes on the way: each of `pd_ratios` in turn.
+
+    The ratios have equal shares of the requests, give or take one.
+    """
+
+    length: int
+    pd_ratios: Sequence[float]
+
+    def __post_init__(self) -> None:
+        check_whole("lengths.length", self.length, 2)
+        if not isinstance(self.pd_ratios, Sequence) or isinstance(self.pd_ratios, str) or not self.pd_ratios:
+            raise bad_setting("lengths.pd_ratios", self.pd_ratios, "give a list of ratios, as in [50,5,14]")
+        for ratio in self.pd_ratios:
+            check_pd_ratio("lengths.pd_ratios", ratio, self.length)
+
+    def draw(self, _: np.random.Generator, num: int) -> tuple[Ints, Ints]:
+        phase = np.arange(num) * len(self.pd_ratios) // num
+        return split(np.full(num, self.length), np.asarray(self.pd_ratios, dtype=np.float64)[phase])
 
 
 @dataclass(frozen=True, kw_only=True)

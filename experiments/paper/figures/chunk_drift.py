@@ -14,31 +14,39 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cbatch import Engine, Limits, Request
+from cbatch import Engine, Limits
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
+from experiments.experiment import composed, swept, workload
 from experiments.paper.claims import Claim
-from experiments.paper.machines import Machines
-from experiments.paper.steady import BLOCK, Load
+from experiments.paper.machines import TITLES, Machines
+from experiments.paper.steady import BLOCK
 from experiments.plots.style import line_style, new_figure
 from experiments.plots.style import printed as page
 from policies.chunking import ChunkSelector, PDAware, TileAligned
 from policies.sarathi import Sarathi
 
-LENGTH, BATCH = 1024, 18
-RATIOS, EACH = (50, 5, 14), 180
-"""P:D of the requests, and how many come of each."""
+EXPERIMENT = "chunk_drift"
 HARDWARE = ("a6000", "h200")
 AWARE, FIXED = "P:D-aware", "best fixed total"
-STRETCH = BATCH
-"""Ends of requests between two points of the throughput's line."""
+CHOSEN = "auto"
+"""What stands among the swept chunks for the one that is chosen on the way."""
 
 
 class Drift(NamedTuple):
-    """One run. chunks: (second, total of tokens) where it changed. ends: seconds at which requests ended, [requests]."""
+    """One run.
+
+    chunks: (second, total of tokens) where it changed.
+    ends: (second, tokens of the request) where requests ended, in this order.
+    """
 
     chunks: list[tuple[float, int]]
-    ends: list[float]
+    ends: list[tuple[float, int]]
+
+    @property
+    def seconds(self) -> float:
+        """To the end of the last request."""
+        return self.ends[-1][0]
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
@@ -51,9 +59,8 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
         if (at := machines.get(hardware)) is None:
             continue
         say(hardware)
-        tile = at.cost.profile.ceilings.tile
-        sweep = {total: run(at.cost, TileAligned(total)) for total in range(tile, LENGTH + 1, tile)}
-        best = min(sweep.values(), key=lambda drift: drift.ends[-1])
+        totals = [int(chunk) for chunk in swept(EXPERIMENT, "chunk") if chunk != CHOSEN]
+        best = min((run(at.cost, TileAligned(total)) for total in totals), key=lambda drift: drift.seconds)
         for series, drift in ((AWARE, run(at.cost, PDAware())), (FIXED, best)):
             rows += [(hardware, series, "total", second, total) for second, total in drift.chunks]
             rows += [(hardware, series, "rate", second, rate) for second, rate in _rates(drift.ends)]
@@ -61,12 +68,13 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 
 
 def run(cost: ProfileCost, selector: ChunkSelector) -> Drift:
-    """Serve all requests, in the order of the ratios, on a host that takes no time."""
-    limits = Limits(BATCH, BATCH * LENGTH, LENGTH, tile=cost.profile.ceilings.tile)
-    engine = Engine(Sarathi(selector), SimExecutor(cost), limits, cost, num_blocks=BATCH * -(-LENGTH // BLOCK),
-                    block_size=BLOCK, asynchronous=False)  # fmt: skip
-    outputs = [Load(LENGTH, BATCH, ratio).output for ratio in RATIOS for _ in range(EACH)]
-    engine.submit(Request(index, LENGTH - output, output) for index, output in enumerate(outputs))
+    """Serve the requests of the experiment on a host that takes no time."""
+    config, requests = composed(EXPERIMENT), workload(EXPERIMENT).requests(None)
+    longest = max(request.max_tokens for request in requests)
+    limits = Limits(config["batch"], config["batch"] * longest, longest, tile=cost.profile.ceilings.tile)
+    engine = Engine(Sarathi(selector), SimExecutor(cost), limits, cost, num_blocks=config["kv_tokens"] // BLOCK,
+                    block_size=BLOCK, asynchronous=config["runtime"]["asynchronous"])  # fmt: skip
+    engine.submit(requests)
     chunks: list[tuple[float, int]] = []
 
     def note(engine: Engine) -> None:
@@ -75,14 +83,16 @@ def run(cost: ProfileCost, selector: ChunkSelector) -> Drift:
             chunks.append((engine.record.steps[-1].started, total))
 
     record = engine.run(note)
-    ends = [request.finished_at or 0.0 for request in record.requests]
-    return Drift([*chunks, (ends[-1], chunks[-1][1])], ends)
+    ends = [(request.finished_at or 0.0, request.max_tokens) for request in record.requests]
+    return Drift([*chunks, (ends[-1][0], chunks[-1][1])], ends)
 
 
-def _rates(ends: Sequence[float]) -> list[tuple[float, float]]:
-    """(second in the middle, tokens a second) of every stretch of requests; each has `LENGTH` tokens."""
-    edges = np.array([0.0, *ends[STRETCH - 1 :: STRETCH]])
-    return list(zip((edges[1:] + edges[:-1]) / 2, STRETCH * LENGTH / np.diff(edges), strict=True))
+def _rates(ends: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
+    """(second in the middle, tokens a second) of every stretch in which as many requests ended as the batch holds."""
+    batch = composed(EXPERIMENT)["batch"]
+    edges = np.array([0.0, *(second for second, _ in ends[batch - 1 :: batch])])
+    tokens = [sum(num for _, num in ends[first : first + batch]) for first in range(0, len(ends) - batch + 1, batch)]
+    return list(zip((edges[1:] + edges[:-1]) / 2, np.array(tokens) / np.diff(edges), strict=True))
 
 
 def seconds_of(data: pd.DataFrame, hardware: str, series: str) -> float:
@@ -99,6 +109,7 @@ def lead_over_fixed(data: pd.DataFrame, hardware: str) -> float:
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A column for each machine: the total above, throughput below. No paper has this."""
     machines = list(dict.fromkeys(data["hardware"]))
+    ratios = composed(EXPERIMENT)["workload"]["lengths"]["pd_ratios"]
     with page():
         figure, (totals, rates) = new_figure(2, len(machines), 3.8)
         for upper, lower, hardware in zip(totals, rates, machines, strict=True):
@@ -107,8 +118,10 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                 mine = shown[shown["series"] == series]
                 label = f"{series}: {seconds_of(data, hardware, series):,.1f} s in all"
                 _lines(upper, lower, mine, {**line_style(index), "label": label})
-            upper.set_title(f"{hardware}, P:D {', then '.join(map(str, RATIOS))}", loc="left")
-            upper.set_ylabel("tokens an iteration")
+            upper.sharex(lower)
+            upper.tick_params(labelbottom=False)
+            upper.set_title(f"{TITLES[hardware]}: P:D {', then '.join(map(str, ratios))}", loc="left")
+            upper.set_ylabel("chunk and decodes [tokens]")
             upper.set_ylim(bottom=0)
             lower.set_ylabel("throughput [tokens/s]")
             lower.set_ylim(bottom=0)
@@ -116,6 +129,10 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             upper.legend(loc="upper right")
             upper.grid(visible=True)
             lower.grid(visible=True)
+        figure.supxlabel(
+            f"throughput: a point for every {composed(EXPERIMENT)['batch']} requests that end, with all their tokens; the last "
+            "ones leave the batch to run empty"
+        )
     return figure
 
 

@@ -7,27 +7,29 @@ model, as the run goes on. Regret is the throughput lost against the best total 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
+from experiments.experiment import composed, swept_numbers
 from experiments.paper.claims import Claim
-from experiments.paper.closed_batch import seconds_per_request
-from experiments.paper.machines import Machines
+from experiments.paper.closed_batch import load_of, seconds_per_request
+from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import Load, SteadyState
-from experiments.paper.sweeps import swept_numbers
 from experiments.plots.style import fill_style, new_figure
 from experiments.plots.style import printed as page
 from policies.chunking import ChunkSelector, Fixed, PDAware, TileAligned
 from policies.sarathi import Sarathi
 
-LENGTH, CHUNK = 1024, 256
-BATCHES = {"a6000": 18, "a100": 10, "h200": 18, "h200-13b": 18}
-"""Requests at a time by machine: for the paper's models, as many as its Table 4 and Fig 9 have at 1,024 tokens."""
+EXPERIMENT = "chunk_regret"
+HARDWARE = ("a6000", "a100", "h200", "h200-13b")
+OTHER_BATCHES = {"a100": 10}
+"""Requests at a time where they are not those of the experiment: as many as fit in the paper's Table 4 at 1,024 tokens."""
 BOUND = 2.0  # percent
-SELECTORS = ("fixed 256", "tile-aligned 256", "P:D-aware")
+SELECTORS = ("fixed", "tile-aligned", "P:D-aware")
 BEST = "best of the sweep"
 
 
@@ -37,30 +39,36 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     Columns: hardware, series, pd_ratio, chunk (the total it runs at, or for `fixed` without the decodes), value.
     """
     rows = []
-    for hardware, batch in BATCHES.items():
+    for hardware in HARDWARE:
         if (at := machines.get(hardware)) is None:
             continue
-        for ratio in swept_numbers("chunk_regret", "workload.pd_ratio"):
+        for ratio in swept_numbers(EXPERIMENT, "workload.pd_ratio"):
             say(f"{hardware}, P:D {ratio:g}")
-            rows += [(hardware, series, ratio, chunk, LENGTH / seconds)
-                     for series, chunk, seconds in _at(at, Load(LENGTH, batch, ratio))]  # fmt: skip
+            load = _load(hardware, ratio)
+            rows += [(hardware, series, ratio, chunk, load.length / seconds)
+                     for series, chunk, seconds in _at(at, load, composed(EXPERIMENT)["chunk"])]  # fmt: skip
     return pd.DataFrame(rows, columns=["hardware", "series", "pd_ratio", "chunk", "value"])
 
 
-def _at(at: SteadyState, load: Load) -> list[tuple[str, int, float]]:
-    """(selector, chunk, seconds a request) at one load."""
+def _load(hardware: str, pd_ratio: float) -> Load:
+    load = load_of(EXPERIMENT, pd_ratio)
+    return replace(load, batch=OTHER_BATCHES.get(hardware, load.batch))
+
+
+def _at(at: SteadyState, load: Load, chunk: int) -> list[tuple[str, int, float]]:
+    """(selector, chunk, seconds a request) at one load; `chunk` is of those that do not choose."""
 
     def seconds(selector: ChunkSelector, tile: int | None = None) -> float:
         return seconds_per_request(at.cost, Sarathi(selector), load, tile=tile)
 
     half = max(at.cost.profile.ceilings.tile // 2, 1)
-    totals = [total for total in range(half, LENGTH + load.batch + half, half) if total >= load.batch]
+    totals = [total for total in range(half, load.length + load.batch + half, half) if total >= load.batch]
     sweep = {total: seconds(TileAligned(total), tile=half) for total in totals}
     best = min(sweep, key=lambda total: sweep[total])
     aware = PDAware()
-    fixed, aligned, chosen = seconds(Fixed(CHUNK)), sweep[CHUNK], seconds(aware)
+    fixed, aligned, chosen = seconds(Fixed(chunk)), sweep[chunk], seconds(aware)
     return [
-        *zip(SELECTORS, (CHUNK, CHUNK, aware.total), (fixed, aligned, chosen), strict=True),
+        *zip(SELECTORS, (chunk, chunk, aware.total), (fixed, aligned, chosen), strict=True),
         (BEST, best, sweep[best]),
     ]
 
@@ -87,9 +95,9 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     with page():
         figure, [panels] = new_figure(1, len(machines), 2.9)
         for panel, hardware in zip(panels, machines, strict=True):
-            _bars(panel, regrets[regrets["hardware"] == hardware], _chunks(data[data["hardware"] == hardware]))
-            panel.set_title(f"{hardware}, B = {BATCHES[hardware]}", loc="left")
             panel.sharey(panels[0])
+            _bars(panel, regrets[regrets["hardware"] == hardware], _chunks(data[data["hardware"] == hardware]))
+            panel.set_title(f"{TITLES[hardware]}\nB = {_load(hardware, 1).batch}", loc="left")
             panel.set_xlabel("P:D\nchosen total\n/ best total", fontsize=7)
         panels[0].set_ylabel("throughput lost against\nthe best of the sweep [%]")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4)
@@ -107,7 +115,8 @@ def _bars(panel: Axes, shown: pd.DataFrame, labels: dict[float, str]) -> None:
     width = 0.8 / len(SELECTORS)
     for index, series in enumerate(SELECTORS):
         places = [place + (index - 1) * width for place in range(len(table))]
-        panel.bar(places, table[series], width, label=series, **fill_style((3, 1, 0)[index]))
+        label = series if series == SELECTORS[2] else f"{series}, C = {composed(EXPERIMENT)['chunk']}"
+        panel.bar(places, table[series], width, label=label, **fill_style((3, 1, 0)[index]))
     panel.axhline(BOUND, color="black", linewidth=0.7, linestyle=(0, (4, 2)), label=f"{BOUND:g}%")
     panel.set_xticks(range(len(table)), [labels[ratio] for ratio in table.index], fontsize=6.5)
     panel.grid(visible=True, axis="y")

@@ -89,9 +89,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             panel.grid(visible=True, axis="y")
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(ORDER))
-        figure.supxlabel(
-            "matrix products split by their weights, 3 : 1 : 8; beside the bars: speedup (paper's range)", fontsize=7
-        )
+        figure.supxlabel("matrix products split by their weights, 3 : 1 : 8; beside the bars: speedup (paper's range)")
     return figure
 
 

@@ -73,7 +73,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                 _lines(axis, shown[shown["length"] == panel.length], claims, panel)
                 axis.sharey(row[1])
                 axis.set_title(panel.title, loc="left")
-            row[1].set_ylim(max(0.85, shown["value"].min() - 0.02), shown["value"].max() + 0.03)
+            row[1].set_ylim(shown["value"].min() - 0.02, shown["value"].max() + 0.03)
             row[0].set_title(TITLES[hardware], loc="left")
             row[0].set_ylabel("highest throughput / baseline's")
             row[1].set_ylabel("throughput / baseline's")

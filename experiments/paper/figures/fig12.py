@@ -75,7 +75,7 @@ def _seconds(data: pd.DataFrame, panel: str, name: str) -> float:
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """Bubbles as a distribution, and requests ended over time. The paper prints ratios: they are drawn from our Orca on."""
+    """Bubbles as a distribution, and requests ended over time. The paper prints ratios: they are drawn from our Sarathi on."""
     with page():
         figure, [[bubbles, ends]] = new_figure(1, 2, 2.7)
         for index, series in enumerate(NAMES.values()):
@@ -116,5 +116,6 @@ def _printed(bubbles: Axes, ends: Axes, data: pd.DataFrame, claims: Sequence[Cla
         panel, place = (bubbles, (seconds, 0.5)) if of_bubbles else (ends, (NUM_REQUESTS, seconds))
         panel.plot(*place, **(paper_style() | {"label": "_"}))
         side: dict[str, Any] = {"xytext": (6, 0)} if of_bubbles else {"xytext": (-6, 0), "ha": "right"}
-        panel.annotate(f"{over}: {claim.printed:g}\nhere {ours:.3g}", place, textcoords="offset points", va="center", fontsize=6,
+        name = NAMES[over].partition(",")[0]
+        panel.annotate(f"{name}: {claim.printed:g}x\nours {ours:.3g}x", place, textcoords="offset points", va="center", fontsize=6,
                        bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}, **side)  # fmt: skip

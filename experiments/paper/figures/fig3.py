@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from cbatch import BatchShape
 from experiments.paper.claims import Claim
-from experiments.paper.machines import Machines
+from experiments.paper.machines import TITLES, Machines
 from experiments.paper.operations import ORDER, seconds_by_operation
 from experiments.plots.style import fill_style, new_figure, paper_style
 from experiments.plots.style import printed as page
@@ -59,10 +59,11 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                 _stack(
                     panel, shown[shown["phase"] == phase].pivot_table(index="batch", columns="series", values="value")
                 )
-                panel.set_title(f"{hardware}: {phase}", loc="left")
+                panel.set_title(f"{TITLES[hardware]}: {phase}", loc="left")
             _ratios(panels[1], shown, [claim for claim in printed if claim.hardware == hardware])
         handles, labels = axes[0][1].get_legend_handles_labels()
         figure.legend(handles[::-1], labels[::-1], loc="outside right center")
+        figure.supxlabel("above the bars: a decode's time over a prompt token's (the paper's), others left out")
     return figure
 
 
@@ -74,6 +75,7 @@ def _stack(panel: Axes, table: pd.DataFrame) -> None:
         bottom += table[name]
     panel.set_xlabel("batch size B [requests]")
     panel.set_ylabel("time a token [ms]")
+    panel.margins(y=0.12)
     panel.set_xticks([batch for batch in table.index if batch == 1 or batch % 2 == 0])
     panel.grid(visible=True, axis="y")
 
@@ -85,7 +87,9 @@ def _ratios(panel: Axes, shown: pd.DataFrame, claims: Sequence[Claim]) -> None:
               if claim.quantity == "cost_ratio" and claim.printed is not None}  # fmt: skip
     for batch in ratios or (BATCHES[0], BATCHES[-1]):
         ours, prompt = times["decode", batch], times["prefill", batch]
-        panel.annotate(f"{ours / prompt:.3g}x", (batch, ours), (5, 5), textcoords="offset points", fontsize=7)
+        text = f"{ours / prompt:.3g}x" + (f" ({ratios[batch]:g}x)" if batch in ratios else "")
+        side = "left" if batch < BATCHES[-1] else "right"
+        panel.annotate(text, (batch, ours), (5, 5), textcoords="offset points", fontsize=7, ha=side)
         if batch in ratios:
             panel.plot(
                 batch, ratios[batch] * prompt, **(paper_style() | {"label": "paper" if batch == BATCHES[0] else "_"})

@@ -17,7 +17,7 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from cbatch import BatchShape
 from cbatch.sim.cost import ProfileCost
 from experiments.paper.claims import Claim
-from experiments.paper.machines import Machines
+from experiments.paper.machines import TITLES, Machines
 from experiments.paper.operations import intensity_by_operation
 from experiments.plots.style import fill_style, line_style, new_figure, paper_style
 from experiments.plots.style import printed as page
@@ -112,7 +112,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             prefill, decode, intensity = (shown[shown["panel"] == panel] for panel in (PREFILL, DECODE, INTENSITY))
             for panel, lines in ((panels[0], prefill), (panels[1], decode)):
                 _lines(panel, lines)
-                panel.set_title(f"{hardware}: {lines['panel'].iloc[0]}", loc="left")
+                panel.set_title(f"{TITLES[hardware]}: {lines['panel'].iloc[0]}", loc="left")
                 panel.set_ylim(0, 1.1 * prefill["value"].max())
             _peak(panels[0], [claim for claim in printed if claim.hardware == hardware])
             panels[0].legend(loc="lower right")

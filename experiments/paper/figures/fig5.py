@@ -22,7 +22,7 @@ from cbatch.sim.links import Link, Links
 from cbatch.sim.topology import Topology
 from experiments.paper.calendar import Calendar
 from experiments.paper.claims import Claim
-from experiments.paper.machines import SINGLE_ITERATIONS, Machines
+from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
 from experiments.plots.style import DECODE, IDLE, PREFILL, new_figure
 from experiments.plots.style import printed as page
 from policies.chunking import TileAligned
@@ -34,7 +34,7 @@ LINK = Link(latency_seconds=0.0, bandwidth_bytes_per_second=25e9)  # between the
 LONG, SHORT, OUTPUT = 2800, 512, 1000  # tokens of the prompts, and of the outputs: longer than what is shown
 ARRIVAL, SHOWN, BEFORE = 150, 7.5, 0.6  # in decode-only iterations: when prompts come, and what is shown around it
 LATER = 4  # the same, from the first two prompts to the third
-ORCA, SARATHI = "orca", f"sarathi, {CHUNK} tokens"
+ORCA, SARATHI = "Orca", f"Sarathi, C = {CHUNK}"
 
 CAUSES = {"pb1": "prompts differ", "pb2": "prompts against decodes", "pb3": "decodes differ"}
 """Causes of a bubble, as `cbatch.sim.stages.StageAccount` names them."""
@@ -103,7 +103,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         figure, axes = new_figure(len(groups), 1, 0.9 + 1.1 * len(groups), sharex=True)
         for [panel], ((hardware, series), shown) in zip(axes, groups, strict=True):
             _lanes(panel, shown)
-            panel.set_title(f"{hardware}, {series}: {_shares(shown)}", loc="left")
+            panel.set_title(f"{TITLES[str(hardware)]}, {series}: {_shares(shown)}", loc="left")
         axes[-1][0].set_xlabel("time since the first two prompts came [ms]")
         figure.legend(handles=_legend(), loc="outside upper center", ncols=3)
     return figure

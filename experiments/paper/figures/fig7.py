@@ -12,7 +12,7 @@ from matplotlib.ticker import MultipleLocator
 
 from cbatch import BatchShape
 from experiments.paper.claims import Claim
-from experiments.paper.machines import Machines
+from experiments.paper.machines import TITLES, Machines
 from experiments.plots.style import PREFILL, new_figure, paper_style
 from experiments.plots.style import printed as page
 
@@ -48,7 +48,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             _curve(whole, shown["value"], "time of the iteration [ms]", int(shown["tile"].iloc[0]))
             _curve(each, shown["value"] / shown.index, "time a token [ms]", int(shown["tile"].iloc[0]))
             each.set_ylim(0, 4 * (shown["value"] / shown.index).min())
-            whole.set_title(hardware, loc="left")
+            whole.set_title(TITLES[hardware], loc="left")
             _printed(whole, shown["value"], claims)
     return figure
 

@@ -108,7 +108,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             if marks:
                 panel.plot([1] * len(marks), marks, **{**paper_style(), "label": "post, LLaMA-2-7B on an A100"})
         _axes(speeds, f"LLaMA-2-7B on {data['hardware'].iloc[0]}", "output tokens/s")
-        _axes(gains, "gain of graphs", "tokens/s over the same without graphs")
+        _axes(gains, "gain of graphs", "tokens/s over those without")
         speeds.set_yscale("log")
         figure.legend(*speeds.get_legend_handles_labels(), loc="outside upper center", ncols=4)
     return figure

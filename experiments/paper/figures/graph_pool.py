@@ -44,7 +44,7 @@ def over_largest(data: pd.DataFrame, series: str = SHARED) -> float:
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """A line for each way; above the shared pool's, the tokens of each graph. The post prints no amounts."""
+    """A line for each way; above the panel, the tokens of each graph, largest first. The post prints no amounts."""
     with page():
         figure, [[panel]] = new_figure(1, 1, 2.9)
         for index, series in enumerate(dict.fromkeys(data["series"])):
@@ -53,14 +53,12 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                        **line_style(index))  # fmt: skip
         shared = data[data["series"] == SHARED]
         changes = shared[shared["tokens"] != shared["tokens"].shift()]
-        for place, tokens, taken in zip(changes["graphs"], changes["tokens"], changes["value"] / 1e6, strict=True):
-            panel.annotate(str(tokens), (place, taken), (0, 5), textcoords="offset points", fontsize=6, color="#555555")
+        above = panel.secondary_xaxis("top")
+        above.set_xticks(changes["graphs"], changes["tokens"].astype(str), fontsize=6)
+        above.set_xlabel("tokens of the graph from there on, where the largest is captured first", fontsize=7)
         panel.set_ylim(bottom=0)
-        panel.set_xlabel("graphs captured; above the first line, the tokens of the graph from there on")
+        panel.set_xlabel("graphs captured")
         panel.set_ylabel("device memory of the graphs [MB]")
-        panel.set_title(
-            f"{data['hardware'].iloc[0]}: each shape is captured once for each of two I/O slots", loc="left"
-        )
-        panel.legend(loc="upper left")
+        panel.legend(loc="center right", title=f"{data['hardware'].iloc[0]}, each shape once for each of two I/O slots")
         panel.grid(visible=True)
     return figure

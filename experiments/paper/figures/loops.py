@@ -1,25 +1,27 @@
 """Ablation of the runtime: both loops with no graphs, graphs of decodes alone, and graphs of all iterations, on mixed traffic.
 
-Measured by `python -m experiments.bench loops`. The posts on asynchronous batching and on CUDA graphs each have one of the
+Measured by `python -m experiments.bench loops`, with the settings of conf/experiment/loops.yaml. The posts on asynchronous batching and on CUDA graphs each have one of the
 two and pure decodes; with chunked prefills most iterations hold prompts, which graphs of decodes do not serve.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
+from experiments.backends import GRAPHS
 from experiments.paper.claims import Claim
 from experiments.paper.machines import Machines
 from experiments.paper.measured import left_out, measured, stamped
 from experiments.plots.style import fill_style, new_figure
 from experiments.plots.style import printed as page
 
-LOOPS, GRAPHS = ("sync", "async"), ("off", "decode", "all")
+LOOPS = ("sync", "async")
 WHAT = {
     "tokens_per_second": "throughput [1,000 tokens/s]",
     "active_share": "device active [% of the time]",
@@ -43,7 +45,9 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
             values = {"tokens_per_second": run["tokens_per_second"]["median"], "active_share": run["active_share"]["median"],
                       "eager_share": run["eager_iterations"] / run["iterations"]}  # fmt: skip
             rows += [(found["hardware"], loop, graphs, what, value) for what, value in values.items()]
-    return stamped(pd.DataFrame(rows, columns=columns), found)
+    data = stamped(pd.DataFrame(rows, columns=columns), found)
+    data.attrs["traffic"] = _traffic(found)
+    return data
 
 
 def gain(data: pd.DataFrame, loop: str, graphs: str, over_loop: str = "sync", over_graphs: str = "off") -> float:
@@ -62,10 +66,17 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             )
             _bars(panel, shown.reindex([graphs for graphs in GRAPHS if graphs in shown.index]))
             panel.set_ylabel(label)
-        panels[1].set_xlabel("iterations that are captured as graphs")
+            panel.set_xlabel("graphs of iterations")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2,
-                      title=f"{data['hardware'].iloc[0]}", title_fontsize=8)  # fmt: skip
+                      title=data.attrs["traffic"], title_fontsize=8)  # fmt: skip
     return figure
+
+
+def _traffic(found: Mapping[str, Any]) -> str:
+    """What was served, and where."""
+    shortest, longest = found["lengths"]
+    return (f"{found['model']} on {found['hardware']}: {found['requests']} requests of {shortest} to {longest} tokens, "
+            f"P:D {found['ratio']:g}, C = {found['chunk']}, B = {found['batch']}")  # fmt: skip
 
 
 def _bars(panel: Axes, table: pd.DataFrame) -> None:
@@ -73,7 +84,8 @@ def _bars(panel: Axes, table: pd.DataFrame) -> None:
     for index, loop in enumerate(loop for loop in LOOPS if loop in table):
         bars = panel.bar([place + 0.38 * (index - 0.5) for place in range(len(table))], table[loop], 0.36, label=loop,
                          **fill_style((3, 0)[index]))  # fmt: skip
-        panel.bar_label(bars, fmt="%.3g", fontsize=6.5)
+        panel.bar_label(bars, fmt="%.3g", fontsize=6)
+    panel.margins(y=0.1)
     panel.set_xticks(range(len(table)), table.index)
     panel.grid(visible=True, axis="y")
 

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cbatch import Policy
+from experiments.experiment import composed, swept, swept_numbers
 from experiments.paper.claims import Claim
-from experiments.paper.closed_batch import seconds_per_request
-from experiments.paper.machines import Machines
+from experiments.paper.closed_batch import load_of, seconds_per_request
+from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import Load
-from experiments.paper.sweeps import swept, swept_numbers
 from experiments.plots.style import line_style, new_figure, paper_style
 from experiments.plots.style import printed as page
 from policies.chunking import TileAligned
@@ -25,12 +25,8 @@ from policies.orca import Orca
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 
-LENGTH, BATCH, CHUNK = 1024, 18, 256
+EXPERIMENT = "stagger"
 HARDWARE = ("a6000", "h200")
-POLICIES: dict[str, Callable[[], Policy]] = {
-    "orca": Orca,
-    f"sarathi, {CHUNK} tokens": lambda: Sarathi(TileAligned(CHUNK)),
-}
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
@@ -38,25 +34,30 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 
     Columns: hardware, series (the policy), pd_ratio, stagger (iterations between two starts), value.
     """
-    rows = []
+    rows, policies = [], _policies(composed(EXPERIMENT)["chunk"])
     for hardware in HARDWARE:
         if (at := machines.get(hardware)) is None:
             continue
-        for ratio in swept_numbers("stagger", "workload.pd_ratio"):
+        for ratio in swept_numbers(EXPERIMENT, "workload.pd_ratio"):
             say(f"{hardware}, P:D {ratio:g}")
-            load = Load(LENGTH, BATCH, ratio)
+            load = load_of(EXPERIMENT, ratio)
             baseline = seconds_per_request(at.cost, RequestLevel(), load)
             for stagger in _staggers(load):
                 rows += [(hardware, series, ratio, stagger,
                           baseline / seconds_per_request(at.cost, make(), load, stagger=stagger))
-                         for series, make in POLICIES.items()]  # fmt: skip
+                         for series, make in policies.items()]  # fmt: skip
     return pd.DataFrame(rows, columns=["hardware", "series", "pd_ratio", "stagger", "value"])
+
+
+def _policies(chunk: int) -> dict[str, Callable[[], Policy]]:
+    """What makes each policy, by its name in the figure."""
+    return {"Orca": Orca, f"Sarathi, C = {chunk}": lambda: Sarathi(TileAligned(chunk))}
 
 
 def _staggers(load: Load) -> list[float]:
     """Iterations between two arrivals, up to the even spread over a life."""
     even = load.output / load.batch
-    given = [even if value == "even" else float(value) for value in swept("stagger", "workload.stagger")]
+    given = [even if value == "even" else float(value) for value in swept(EXPERIMENT, "workload.stagger")]
     return sorted(stagger for stagger in given if stagger <= even)
 
 
@@ -79,13 +80,14 @@ def reached(data: pd.DataFrame, hardware: str, pd_ratio: float, stagger: float =
 
 def _orca(data: pd.DataFrame, hardware: str) -> pd.Series[float]:
     """Orca's gains, [P:D, stagger]."""
-    lines = data[(data["hardware"] == hardware) & (data["series"] == "orca")]
+    lines = data[(data["hardware"] == hardware) & (data["series"] == "Orca")]
     return lines.set_index(["pd_ratio", "stagger"])["value"]
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A panel for each machine, a line for each policy and P:D; the paper's values at either end."""
     machines = list(dict.fromkeys(data["hardware"]))
+    load = load_of(EXPERIMENT, data["pd_ratio"].iloc[0])
     with page():
         figure, [panels] = new_figure(1, len(machines), 2.8)
         for panel, hardware in zip(panels, machines, strict=True):
@@ -93,7 +95,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             for index, ((series, ratio), line) in enumerate(shown.groupby(["series", "pd_ratio"], sort=False)):
                 panel.plot(line["stagger"], line["value"], label=f"{series}, P:D {ratio:g}", **line_style(index))
             _mark(panel, [claim for claim in printed if claim.hardware == hardware], _orca(data, hardware))
-            panel.set_title(f"{hardware}, L = {LENGTH}, B = {BATCH}", loc="left")
+            panel.set_title(f"{TITLES[hardware]}: L = {load.length}, B = {load.batch}", loc="left")
             panel.set_xlabel("stagger: iterations between two starts of a batch")
             panel.set_ylabel("throughput over the baseline's")
             panel.grid(visible=True)

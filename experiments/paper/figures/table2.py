@@ -16,7 +16,7 @@ from tabulate import tabulate
 from cbatch import BatchShape
 from cbatch.sim.cost import ProfileCost
 from experiments.paper.claims import Claim
-from experiments.paper.machines import Machines
+from experiments.paper.machines import TITLES, Machines
 from experiments.plots.style import new_figure
 from experiments.plots.style import printed as page
 
@@ -89,7 +89,7 @@ def _table(panel: Axes, hardware: str, ours: pd.Series[float], paper: Mapping[tu
     panel.set_axis_off()
     panel.set_xlim(LEFT - 0.05, len(COLUMNS) - 0.4)
     panel.set_ylim(len(SHAPES) - 0.4, -1.1)
-    panel.text(LEFT, -0.7, f"{hardware} [ms]", va="center")
+    panel.text(LEFT, -0.7, f"{TITLES[hardware]} [ms]", va="center")
     for place, column in enumerate(COLUMNS):
         panel.text(place + 0.4, -0.7, column, ha="right", va="center")
     for height in (-1.05, -0.4, len(SHAPES) - 0.45):

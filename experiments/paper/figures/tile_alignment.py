@@ -13,17 +13,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
+from experiments.experiment import composed, swept_numbers
 from experiments.paper.claims import Claim
-from experiments.paper.machines import Machines
-from experiments.paper.steady import Load, Scheme
-from experiments.paper.sweeps import swept_numbers
+from experiments.paper.closed_batch import load_of
+from experiments.paper.machines import TITLES, Machines
+from experiments.paper.steady import Scheme
 from experiments.plots.style import line_style, new_figure, paper_style
 from experiments.plots.style import printed as page
 
-LENGTH, BATCH, CHUNK = 1024, 18, 256
+EXPERIMENT = "tile_alignment"
 SCHEMES: dict[str, Scheme] = {
-    "aligned: 256 with the decodes": "sarathi",
-    "unaligned: 256 and the decodes": "sarathi_unaligned",
+    "aligned: C tokens with the decodes": "sarathi",
+    "unaligned: C tokens and the decodes": "sarathi_unaligned",
 }
 PAPER = {"a6000": (14, 1.27)}
 """(P:D, gain) that Fig 9 prints for aligned chunks."""
@@ -36,14 +37,14 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 
     Columns: hardware, series, pd_ratio, value.
     """
-    rows = []
+    rows, chunk = [], composed(EXPERIMENT)["chunk"]
     for hardware in HARDWARE:
         if (at := machines.get(hardware)) is None:
             continue
         say(hardware)
-        for ratio in REAL_RATIOS if machines.are_real else swept_numbers("tile_alignment", "workload.pd_ratio"):
-            load = Load(LENGTH, BATCH, ratio)
-            rows += [(hardware, series, ratio, at.gain(scheme, load, CHUNK)) for series, scheme in SCHEMES.items()]
+        for ratio in REAL_RATIOS if machines.are_real else swept_numbers(EXPERIMENT, "workload.pd_ratio"):
+            load = load_of(EXPERIMENT, ratio)
+            rows += [(hardware, series, ratio, at.gain(scheme, load, chunk)) for series, scheme in SCHEMES.items()]
     return pd.DataFrame(rows, columns=["hardware", "series", "pd_ratio", "value"])
 
 
@@ -60,8 +61,8 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             losses.plot(table.index, 100 * (1 - unaligned / aligned), **line_style(2))
             if hardware in PAPER:
                 gains.plot(*PAPER[hardware], **paper_style())
-            _axes(gains, f"{hardware}: gain", "throughput over the baseline's")
-            _axes(losses, f"{hardware}: what unaligned chunks cost", "throughput lost [%]")
+            _axes(gains, f"{TITLES[hardware]}: C = {composed(EXPERIMENT)['chunk']}", "throughput over the baseline's")
+            _axes(losses, f"{TITLES[hardware]}: what unaligned chunks cost", "throughput lost [%]")
             losses.set_ylim(bottom=min(0, losses.get_ylim()[0]))
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=3)

@@ -75,7 +75,9 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                  found[found["lost"] > LOST], {"marker": "o", "markersize": 7, "markerfacecolor": "none"})}  # fmt: skip
     with page():
         figure, axes = new_figure(2, 1, 4.2, sharex=True)
-        for [panel], column, label in zip(axes, ("value", "rate"), ("time [ms]", "tokens/ms"), strict=True):
+        for [panel], column, label in zip(
+            axes, ("value", "rate"), ("time of the iteration [ms]", "throughput [tokens/ms]"), strict=True
+        ):
             panel.plot(
                 found["tokens"], found[column], **{**line_style(0), "markersize": 2}, label="measured, median of 5"
             )
@@ -94,7 +96,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             f"{found['series'].iloc[0]} on {found['hardware'].iloc[0]}, one prompt's tokens", loc="left"
         )
         axes[0][0].legend(loc="upper left")
-        axes[1][0].set_xlabel("tokens of the iteration")
+        axes[1][0].set_xlabel("tokens in the iteration")
     return figure
 
 
