@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import scaled_dot_product_attention
 
 from cbatch.executor import Step
-from cbatch.runtime.batch import Fields, Shape, host_views, pack_dummies
+from cbatch.runtime.batch import Bounds, Fields, Shape, host_views, pack_dummies
 from cbatch.runtime.iteration import EagerIteration, Work
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.slots import Slot
@@ -31,18 +31,18 @@ class FixedShapeAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         batch: Fields[torch.Tensor],
+        bounds: Bounds,
         *,
         scaling: float,
-        max_query_len: int,
-        max_context_len: int,
     ) -> torch.Tensor:
-        """See `Attention`. Each query sees its row's pages up to `max_context_len`, masked to its own position."""
+        """See `Attention`. Each query sees its row's pages up to `bounds.max_context_len`, masked to its own position."""
         place = torch.arange(query.shape[0])
         row = torch.searchsorted(batch.query_starts[1:], place, right=True)  # [tokens]
+        row = row.clamp(max=len(batch.context_lens) - 1)  # padding is in none
         length = batch.context_lens[row] - (
             batch.query_starts[row + 1] - 1 - place
         )  # keys that each query sees, [tokens]
-        columns = -(-max_context_len // keys.shape[1])
+        columns = -(-bounds.max_context_len // keys.shape[1])
         tables = batch.block_tables[:, :columns][row]  # [tokens, pages]
         own, other = (pages[tables].flatten(1, 2).transpose(1, 2) for pages in (keys, values))
         seen = torch.arange(own.shape[2]) < length.clamp(min=1)[:, None]  # [tokens, keys]
@@ -67,7 +67,7 @@ class CpuGraphs:
 
     def shape(self, step: Step) -> Shape:
         return next(
-            shape for shape in self._shapes if shape.num_tokens >= step.pad_to and shape.num_rows > len(step.rows)
+            shape for shape in self._shapes if shape.num_tokens >= step.pad_to and shape.num_rows >= len(step.rows)
         )
 
     @torch.inference_mode()
@@ -82,7 +82,9 @@ class CpuGraphs:
 
     def work(self, shape: Shape) -> Work:
         """The most that an iteration of this shape may be."""
-        return Work(shape, shape.num_tokens, shape.num_blocks * self._cache.page_size, sampling=False)
+        return Work(
+            shape, Bounds(shape.num_tokens, shape.num_blocks * self._cache.page_size, shape.num_rows), sampling=False
+        )
 
     @torch.inference_mode()
     def _capture(self, shape: Shape, slot: Slot) -> Callable[[], Any]:

@@ -21,6 +21,7 @@ from rig import Rig, stress
 from cbatch.errors import RaceError
 from cbatch.runtime import executor as executor_module
 from cbatch.runtime.any_order import any_order
+from cbatch.runtime.batch import Bounds
 from cbatch.runtime.iteration import Work
 from cbatch.runtime.races import checked
 from cbatch.runtime.slots import Slot
@@ -230,7 +231,7 @@ MUTANTS = (
     Mutant("a token is counted for the iteration that made it", (ADVERSARY,), lambda rig, patch: swap(rig, "result")),
     Mutant("a token after the end of its request is nobody's", (ADVERSARY,), lambda rig, patch: ends_forgotten(rig)),
     Mutant("a graph holds the largest context that it may meet", (ADVERSARY,),
-           lambda rig, patch: recaptured(rig, lambda shape: Work(shape, 1, 8, sampling=False)), graphs=True),
+           lambda rig, patch: recaptured(rig, lambda shape: Work(shape, Bounds(1, 8, 1), sampling=False)), graphs=True),
     Mutant("a graph is replayed on its own slot's buffers", (ADVERSARY,),
            lambda rig, patch: swapped_graphs(rig), graphs=True),
 )  # fmt: skip

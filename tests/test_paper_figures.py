@@ -196,7 +196,7 @@ def test_fig5_covers_the_time_shown_on_both_stages() -> None:
 
 def test_fig5_names_each_bubble_by_what_differs() -> None:
     """Stage 0 waits in PB1 after the 256-token prompt, for the 768-token one is still on stage 1."""
-    orca = data_of(fig5)[lambda data: data["series"] == "orca"]
+    orca = data_of(fig5)[lambda data: data["series"] == fig5.ORCA]
     first = orca[orca["stage"] == 0].reset_index(drop=True)
     place = int(first.index[first["doing"] == "pb1"][0])
     assert list(first.loc[place - 2 : place - 1, "prompt"]) == [768, 256]

@@ -15,15 +15,25 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.power import PowerLimit, PowerReserve
 from cbatch.sim.profile import Profile, load_profile
 from experiments.profile.__main__ import main
-from experiments.profile.batches import attention_counts, decode_counts, fit_in, held_out, mixed_totals, prompts, uneven
+from experiments.profile.batches import (
+    attention_counts,
+    captured_edges,
+    decode_counts,
+    fit_in,
+    held_out,
+    mixed_totals,
+    prompts,
+    uneven,
+)
 from experiments.profile.kernels import shares
 from experiments.profile.laboratory import Batch, Laboratory
-from experiments.profile.measure import measure
+from experiments.profile.measure import measure, mixed_bases
 from experiments.profile.tables import model_tables, read_existing, rows_table, write_profile
 from experiments.profile.transfers import link_times
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
 CAPTURED = (64, 128, 256)
+RANGES = ((1, 64), (65, 128), (129, 256))
 SPEC = ModelSpec("made-up", "llama", 4, 64, 4, 2, 16, 160, 512, 4096)
 
 
@@ -92,13 +102,13 @@ def laboratory(rows: int = LIMITS.max_batch, power: PowerLimit | None = None) ->
 
 def profile_of(folder: Path, lab: Laboratory, small: Laboratory) -> Profile:
     """A file measured on the clockwork, loaded again."""
-    found = measure(lab, (1, 2, 4, 8), CAPTURED, lambda text: None)
-    bases = {2: measure(small, (1, 2, 4, 8), CAPTURED, lambda text: None).mixed, 8: found.mixed}
+    found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None)
+    bases = {2: mixed_bases(small, captured_edges(RANGES), found.chunks), 8: found.mixed}
 
     def share(size: float) -> object:
         return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
 
-    tables = model_tables(found, share, share, 8, rows_table(bases, CAPTURED))  # type: ignore[arg-type]
+    tables = model_tables(found, share, share, 8, rows_table(bases))  # type: ignore[arg-type]
     data = {"name": "x", "hardware": "x", "source": "x", "error": "x", "memory_bytes": 1e9,
             "ceilings": {"bandwidth_bytes_per_second": 1e12, "flops_per_second": 1e15, "tile": 64},
             "models": {SPEC.name: {"num_layers": SPEC.num_layers, "tensor_parallel": {"1": tables}}}}  # fmt: skip
@@ -136,13 +146,13 @@ POWER = PowerLimit(Curve((100, 300, 1000), (0.0, 0.1, 0.1)), 0.004, 0.2, 0.6)
 
 def test_the_clock_is_seen_to_follow_the_power() -> None:
     lab = laboratory(power=POWER)
-    found = measure(lab, (1, 2, 4, 8), CAPTURED, lambda text: None).power
+    found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None).power
     assert found.reserve_seconds == pytest.approx(POWER.reserve_seconds, rel=0.05)
     assert found.recovery == pytest.approx(POWER.recovery, rel=0.1)
     assert found.idle_recovery == pytest.approx(POWER.idle_recovery, rel=0.1)
     assert found.share_of(64) == pytest.approx(0.0, abs=0.003)
     assert [found.share_of(size) for size in (512, 1024, 4000)] == pytest.approx([0.1] * 3, rel=0.1)
-    steady = measure(laboratory(), (1, 2, 4, 8), CAPTURED, lambda text: None).power
+    steady = measure(laboratory(), (1, 2, 4, 8), RANGES, lambda text: None).power
     assert steady.reserve_seconds == pytest.approx(0.0, abs=1e-9)
 
 
@@ -188,11 +198,14 @@ def test_both_sides_of_every_step_are_measured() -> None:
     assert decode_counts([1, 2, 4, 8, 10]) == [1, 2, 3, 4, 5, 8, 9, 10]
     assert attention_counts([1, 4, 16, 48]) == [1, 2, 4, 5, 16, 17, 24, 32, 40, 48]
     assert attention_counts([1, 4, 16], at_once=6.6) == [1, 2, 4, 5, 6, 7, 13, 14, 16]
-    totals = mixed_totals((64, 128, 256), 64, 4096)
+    totals = mixed_totals(((1, 64), (65, 128), (129, 256)), 64, 4096)
     assert totals[:7] == [2, 16, 64, 65, 128, 129, 256]
     assert {257, 320, 321, 768, 769} <= set(totals)
     assert totals[-1] == 4064 and all(total % 64 == 32 for total in totals if total > 1024)
     assert all(total >= 2 for total in mixed_totals((), 16, 64))
+    assert captured_edges(((1, 64), (65, 128))) == [2, 64, 65, 128]
+    apart = mixed_totals(((1, 256), (1000, 1024)), 256, 2048)
+    assert [total for total in apart if 256 < total < 1024] == [257, 512, 513, 768, 769, 999, 1000]
     assert fit_in((1, 5, 9), 7) == [1, 5, 7] and fit_in((1, 5), 7) == [1, 5]
 
 
@@ -212,7 +225,7 @@ def test_a_laboratory_knows_what_it_cannot_hold() -> None:
     assert not lab.holds(Batch((), (512, 513)))  # blocks
     assert not lab.holds(Batch((), (1,) * 9))  # requests
     assert not lab.holds(Batch(((2000, 100),)))  # positions
-    assert rows_table({4: Curve((1,), (1.0,))}, (64,)) is None
+    assert rows_table({4: Curve((1,), (1.0,))}) is None
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbatch.runtime.attention.reference import ReferenceAttention
-from cbatch.runtime.batch import Fields
+from cbatch.runtime.attention.rows import chunk_rows
+from cbatch.runtime.batch import Bounds, Fields
 
 HEAD_DIM = 8
 SCALING = 0.3
@@ -62,7 +63,7 @@ def test_it_is_causal_attention_of_the_last_queries(
     num_heads, kv_heads = heads
     keys, values, batch, contexts = paged_batch(lengths, page_size, kv_heads, random)
     query = torch.from_numpy(random.normal(size=(sum(queries for queries, _ in lengths), num_heads, HEAD_DIM))).float()
-    output = ReferenceAttention()(query, keys, values, batch, scaling=SCALING, max_query_len=99, max_context_len=99)
+    output = ReferenceAttention()(query, keys, values, batch, Bounds(99, 99, 99), scaling=SCALING)
     assert output.shape == query.shape
     place = 0
     for (queries, context), (row_keys, row_values) in zip(lengths, contexts, strict=True):
@@ -76,14 +77,29 @@ def test_it_is_causal_attention_of_the_last_queries(
 def test_half_precision_stays_half_precision(dtype: torch.dtype) -> None:
     keys, values, batch, _ = paged_batch([(1, 9), (4, 7)], 4, 2, np.random.default_rng(2))
     query = torch.ones(5, 4, HEAD_DIM, dtype=dtype)
-    output = ReferenceAttention()(query, keys.to(dtype), values.to(dtype), batch, scaling=SCALING,
-                                  max_query_len=4, max_context_len=9)  # fmt: skip
+    output = ReferenceAttention()(query, keys.to(dtype), values.to(dtype), batch, Bounds(4, 9, 1), scaling=SCALING)
     assert output.dtype is dtype
     assert not output.isnan().any()
 
 
 def test_padding_with_more_queries_than_context_is_computed_without_harm() -> None:
     keys, values, batch, _ = paged_batch([(6, 4)], 4, 2, np.random.default_rng(3))
-    output = ReferenceAttention()(torch.ones(6, 4, HEAD_DIM), keys, values, batch, scaling=SCALING,
-                                  max_query_len=6, max_context_len=4)  # fmt: skip
+    output = ReferenceAttention()(torch.ones(6, 4, HEAD_DIM), keys, values, batch, Bounds(6, 4, 1), scaling=SCALING)
     assert not output.isnan().any()
+
+
+@given(lengths=row_lengths(), spare=st.integers(0, 2))
+def test_chunks_are_picked_out_of_all_rows(lengths: list[tuple[int, int]], spare: int) -> None:
+    _, _, batch, _ = paged_batch(lengths, 4, 2, np.random.default_rng(4))
+    chunks = sorted((queries for queries, _ in lengths if queries > 1), reverse=True)
+    bounds = Bounds(40, 40, min(len(chunks) + spare, len(lengths)))
+    rows = chunk_rows(batch, bounds)
+    assert rows.query_lens is not None
+    assert rows.query_lens.tolist() == chunks + [0] * (bounds.max_chunks - len(chunks))
+    assert len(rows.starts) == bounds.max_chunks + 1
+    starts, ends = batch.query_starts[:-1].tolist(), batch.query_starts[1:].tolist()
+    for place, queries in enumerate(chunks):
+        row = next(row for row, (begin, end) in enumerate(zip(starts, ends, strict=True))
+                   if begin == rows.starts[place] and end - begin == queries)  # fmt: skip
+        assert rows.context_lens[place] == batch.context_lens[row]
+        assert rows.block_tables[place].equal(batch.block_tables[row])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import timeit
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,16 @@ def test_a_model_without_a_table_is_estimated_from_the_ceilings_and_marked() -> 
     one, many = cost.parts(BatchShape((), 1, 1)).linear, cost.parts(BatchShape(((4096, 0),))).linear
     assert one == pytest.approx(2 * layers / h200.ceilings.bandwidth_bytes_per_second, rel=0.01)
     assert many == pytest.approx(2 * layers * 4096 / h200.ceilings.flops_per_second, rel=0.01)
+
+
+@pytest.mark.parametrize("tokens", [64, 256, 1024])
+def test_a_captured_row_less_is_taken_off_every_kernel(tokens: int) -> None:
+    """What the rows of the largest batch cost was measured within products and small operations, in proportion."""
+    shape, spec = BatchShape(((tokens, 0),)), replace(OTHER, name="llama-13b")
+    few, many = (ProfileCost(load_profile("h200"), spec, max_batch=batch).parts(shape) for batch in (18, 128))
+    assert 0 < few.linear / many.linear < 1
+    assert few.other / many.other == pytest.approx(few.linear / many.linear, rel=1e-3)  # the clock is in the products
+    assert (few.attention, few.head) == (many.attention, many.head)
 
 
 def test_the_parts_are_the_whole() -> None:
@@ -135,7 +146,7 @@ def test_missing_links_are_named() -> None:
 def test_kv_cache_is_what_the_weights_leave() -> None:
     h200 = load_profile("h200")
     tokens = h200.kv_tokens(LLAMA)
-    assert tokens * 131072 == pytest.approx(0.9 * 141e9 - LLAMA.weight_bytes, rel=1e-4)  # 128 KiB a token
+    assert tokens * 131072 == pytest.approx(0.9 * h200.memory_bytes - LLAMA.weight_bytes, rel=1e-4)  # 128 KiB a token
     assert h200.kv_tokens(LLAMA, Topology(2, 4)) > 8 * tokens
     huge = ModelSpec("huge", "llama", 200, 16384, 128, 8, 128, 53248, 128256, 8192)
     with pytest.raises(ConfigError, match=r"model=huge needs 1.* GB a GPU for its weights, hardware=h200"):

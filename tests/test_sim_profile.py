@@ -75,7 +75,7 @@ TABLE = "models.llama-3.1-8b.tensor_parallel.1"
         (f"{TABLE}.head", [], "head must be an object"),
         (f"{TABLE}.chunks", MISSING, "chunks and decodes belong together"),
         (f"{TABLE}.power.recovery", -1, "power.recovery must be a number of at least 0, is -1"),
-        (f"{TABLE}.captured_rows.most_tokens", MISSING, "captured_rows.most_tokens is missing"),
+        (f"{TABLE}.captured_rows.tokens", MISSING, "captured_rows.tokens is missing"),
         (f"{TABLE}.decode_only.head", MISSING, "decode_only.head is missing"),
         (f"{TABLE}.chunks", {"sizes": [1], "contexts": [1], "seconds": [[None]]}, "chunks.seconds must have a value"),
         ("models.llama-3.1-8b.num_layers", 0, "num_layers must be a number above 0, is 0"),

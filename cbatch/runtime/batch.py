@@ -3,8 +3,8 @@
     | token_ids carry positions kv_slots | query_starts context_lens temperature top_k top_p uniform | block_tables |
       int32 [tokens] each                  int32 [rows] each (query_starts one more)                   [rows, blocks]
 
-Padding is data, not a branch: rows and tokens beyond the real ones belong to dummy requests that read and write a page
-of their own, the one after the last page of the pool. Knows nothing of streams or models.
+Padding is data, not a branch: rows beyond the real ones are empty, and tokens beyond the real ones are in no row. Their keys
+and values go to a page of their own, the one after the last page of the pool. Knows nothing of streams or models.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ NOT_CARRIED = -1
 
 
 class Shape(NamedTuple):
-    """The padded size of an iteration: what a CUDA graph is captured for.
-
-    num_rows exceeds the real requests by at least one wherever num_tokens exceeds the real tokens.
-    """
+    """The padded size of an iteration: what a CUDA graph is captured for."""
 
     num_tokens: int
     num_rows: int
@@ -68,6 +65,23 @@ class Fields(Generic[Array]):
     top_p: Array
     uniform: Array
     block_tables: Array
+
+
+class Bounds(NamedTuple):
+    """What no row of an iteration exceeds, padding counted: plain numbers, as the host knows them.
+
+    max_query_len: tokens that a row computes. max_context_len: of its context. max_chunks: rows that compute several tokens.
+    """
+
+    max_query_len: int
+    max_context_len: int
+    max_chunks: int
+
+    @classmethod
+    def of(cls, packed: Fields[NDArray[Any]]) -> Bounds:
+        """The tightest bounds of a packed batch."""
+        query_lens = np.diff(packed.query_starts)
+        return cls(int(query_lens.max()), int(packed.context_lens.max()), int((query_lens > 1).sum()))
 
 
 _FLOATS = ("temperature", "top_p", "uniform")
@@ -137,20 +151,13 @@ def pack_dummies(shape: Shape, dummy_page: int, page: int, out: Fields[NDArray[A
 
 
 def _pad(num_tokens: int, num_rows: int, shape: Shape, dummy_page: int, page: int, out: Fields[NDArray[Any]]) -> None:
-    """Fill what lies beyond the real batch: each dummy row gets one token, the last one all that are left."""
-    if shape.num_rows == num_rows:
-        assert shape.num_tokens == num_tokens, "padding tokens need a dummy row"
-        return
-    counts = np.zeros(shape.num_rows - num_rows, np.int64)
-    spare = shape.num_tokens - num_tokens
-    counts[: min(spare, len(counts))] = 1
-    counts[-1] += max(spare - len(counts), 0)
-    out.query_starts[num_rows + 1 :] = num_tokens + np.cumsum(counts)
-    out.context_lens[num_rows:] = np.minimum(counts, shape.num_blocks * page)
+    """Fill what lies beyond the real batch."""
+    out.query_starts[num_rows + 1 :] = num_tokens
+    out.context_lens[num_rows:] = 0
     out.token_ids[num_tokens:] = PLACEHOLDER
     out.carry[num_tokens:] = NOT_CARRIED
     out.positions[num_tokens:] = 0
-    out.kv_slots[num_tokens:] = dummy_page * page + np.arange(spare) % page
+    out.kv_slots[num_tokens:] = dummy_page * page + np.arange(shape.num_tokens - num_tokens) % page
     out.block_tables[num_rows:] = dummy_page
     out.temperature[num_rows:] = 0
 

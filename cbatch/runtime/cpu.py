@@ -68,8 +68,8 @@ def assemble(
 
 
 def largest_shape(limits: Limits, page_size: int) -> Shape:
-    """The largest iteration within the limits, one dummy row counted."""
-    return Shape(limits.max_tokens, limits.max_batch + 1, -(-limits.max_request_tokens // page_size))
+    """The largest iteration within the limits."""
+    return Shape(limits.max_tokens, limits.max_batch, -(-limits.max_request_tokens // page_size))
 
 
 def check_positions(spec: ModelSpec, limits: Limits) -> None:

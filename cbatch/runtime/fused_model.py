@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import Attention
-from cbatch.runtime.batch import Fields
+from cbatch.runtime.batch import Bounds, Fields
 from cbatch.runtime.kernels import add_norm, rotate_and_store
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.products import Product
@@ -52,15 +52,13 @@ class FusedModel:
         cache: PagedCache,
         attention: Attention,
         *,
-        max_requests: int,
         max_rows: int,
         max_positions: int,
     ) -> None:
         """
         Args:
             model: on a GPU, as `weights.load_model` makes it; its projections are fused in place.
-            max_requests: real requests in an iteration; they are its first rows.
-            max_rows: requests in an iteration, padding counted.
+            max_rows: requests in an iteration.
             max_positions: of the longest request.
         """
         assert can_fuse(spec), "the caller chooses PagedModel for other models"
@@ -80,18 +78,15 @@ class FusedModel:
         self._norm: torch.Tensor = body.norm.weight
         self._head = self._product(head.weight)
         self._rotations = rotations(body.rotary_emb, max_positions, device)
-        self._max_requests = max_requests
         self._logits = torch.zeros((max_rows, spec.vocab_size), device=device)
 
     @torch.inference_mode()
-    def __call__(
-        self, token_ids: torch.Tensor, batch: Fields[torch.Tensor], max_query_len: int, max_context_len: int
-    ) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor:
         """See `PagedModel`.
 
         Returns:
             Logits, float32 [rows, vocabulary], in a buffer of the model's own: they stand until the next call, and a captured
-            graph always leaves them at the same place. Rows that only padding can have hold anything.
+            graph always leaves them at the same place. Those of empty rows mean nothing.
         """
         residual = embedding(token_ids, self._embedding)  # [tokens, hidden]
         parts: torch.Tensor | None = None
@@ -102,16 +97,16 @@ class FusedModel:
                 layer.qkv(x), self._rotations, batch.positions, batch.kv_slots, keys, values, self._num_heads,
                 bias=layer.qkv_bias, norms=layer.head_norms, epsilon=self._epsilon, dependent=self.dependent,
             )  # fmt: skip
-            attended = self._attention(query, keys, values, batch, scaling=self._scaling, max_query_len=max_query_len,
-                                       max_context_len=max_context_len)  # fmt: skip
+            attended = self._attention(query, keys, values, batch, bounds, scaling=self._scaling)
             x = add_norm(layer.output(attended.flatten(1)), residual, layer.feed_forward_norm, self._epsilon,
                          dependent=self.dependent)  # fmt: skip
             parts = layer.down(layer.gate_up(x)[0])
         x = add_norm(parts, residual, self._norm, self._epsilon, dependent=self.dependent)
-        if max_query_len > 1 or x.shape[0] != batch.context_lens.shape[0]:
+        if bounds.max_query_len > 1 or x.shape[0] != batch.context_lens.shape[0]:
             x = x[batch.query_starts[1:] - 1]  # [rows, hidden]: each row's last token
-        self._head.into(self._logits[: min(len(x), self._max_requests)], x[: self._max_requests])
-        return self._logits[: len(x)]
+        logits = self._logits[: len(x)]
+        self._head.into(logits, x)
+        return logits
 
     def _fuse(self, layer: Any) -> Layer:
         attention, feed_forward = layer.self_attn, layer.mlp

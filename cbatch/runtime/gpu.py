@@ -88,8 +88,7 @@ def build(
                 spec,
                 cache,
                 choice.attention,
-                max_requests=limits.max_batch,
-                max_rows=largest.num_rows,
+                max_rows=limits.max_batch,
                 max_positions=limits.max_request_tokens,
             )
             if fused and not compiled and can_fuse(spec)
@@ -129,7 +128,5 @@ def _device() -> torch.device:
 
 
 def _largest_shape(limits: Limits, page_size: int) -> Shape:
-    """The largest iteration within the limits, the dummy rows of a captured shape counted."""
-    return Shape(
-        max(limits.max_tokens, limits.max_batch), limits.max_batch + 2, -(-limits.max_request_tokens // page_size)
-    )
+    """The largest iteration within the limits, or of decodes alone."""
+    return Shape(max(limits.max_tokens, limits.max_batch), limits.max_batch, -(-limits.max_request_tokens // page_size))

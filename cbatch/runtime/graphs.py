@@ -1,8 +1,8 @@
 """CUDA graphs of whole iterations: carry-over, model and sampling in one launch, for a handful of padded shapes.
 
-An iteration of two hundred kernels takes the host longer to launch than the device to compute; a graph is one launch. Its
-shape is fixed, so a step is padded up to the nearest captured one with dummy requests, and a step that fits none runs
-operation by operation and is counted.
+A small iteration of several hundred kernels takes the host longer to launch than the device to compute; a graph is one
+launch. Its shape is fixed, so a step is padded up to the nearest captured one. A step that fits none
+runs operation by operation and is counted; so does a large one that padding would cost more than its launches.
 
 All graphs share one pool of memory for what they compute between inputs and tokens: they never run at the same time, and
 captured largest first, each of the others fits into what the first has taken. Inputs are views of the slot's buffer, so
@@ -12,8 +12,8 @@ each shape is captured once for each slot.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -21,13 +21,22 @@ import torch
 from cbatch.errors import CapacityError, ModelError
 from cbatch.executor import Step
 from cbatch.policy import Limits
-from cbatch.runtime.batch import Shape, host_views, pack_dummies
+from cbatch.runtime.batch import Bounds, Shape, host_views, pack_dummies
 from cbatch.runtime.iteration import EagerIteration, Work
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.slots import Slot
 
 SLOWER = 1.03
 """A shape this much slower than a larger one is left out: the larger one takes its steps."""
+
+CHUNK_TOKENS, LEAST_CHUNKS = 32, 4
+"""A captured shape takes a chunk for so many of its tokens, and at least so many."""
+
+WORTH = 0.85
+"""A step runs operation by operation where it then takes this share of the time of its padded shape, or less, ..."""
+
+HIDDEN = 0.75
+"""... and launching its operations this share of the time that they compute, or less."""
 
 
 class Captured(NamedTuple):
@@ -88,20 +97,26 @@ class GraphedIteration:
         self.num_replayed = 0
         self.num_eager = 0
         self.report = self._capture_all(sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True))
-        self._decodes = sorted(shape for shape in shapes if shape.num_rows == shape.num_tokens)
-        self._mixed = self._without_slow(sorted(shape for shape in shapes if shape.num_rows != shape.num_tokens))
+        self._decodes = {shape: 1 for shape in sorted(shapes) if shape.num_rows == shape.num_tokens}
+        self._mixed = self._measured(sorted(shape for shape in shapes if shape.num_rows != shape.num_tokens))
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """Tokens of the captured shapes that take any step, ascending."""
-        return tuple(shape.num_tokens for shape in self._mixed)
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Fewest and most tokens of the steps with prompts that each captured shape takes, ascending."""
+        sizes = [0, *(shape.num_tokens for shape in self._mixed)]
+        fewest = [max(least, below + 1) for least, below in zip(self._mixed.values(), sizes, strict=False)]
+        return tuple(zip(fewest, sizes[1:], strict=True))
 
     def shape(self, step: Step) -> Shape:
-        """The smallest captured shape that holds the step, else the step's own."""
-        decodes_only = step.pad_to == len(step.rows)
-        fitting = self._decodes if decodes_only else self._mixed
-        place = bisect_left(fitting, step.pad_to, key=lambda shape: shape.num_tokens)
-        return fitting[place] if place < len(fitting) else self._eager.shape(step)
+        """The smallest captured shape that holds the step and is worth its padding, else the step's own."""
+        if step.pad_to == len(step.rows):
+            fitting, num_chunks = self._decodes, 0
+        else:
+            fitting, num_chunks = self._mixed, int((step.num_tokens > 1).sum())
+        for shape, least in fitting.items():
+            if least <= step.pad_to <= shape.num_tokens and num_chunks <= max_chunks(shape):
+                return shape
+        return self._eager.shape(step)
 
     @torch.inference_mode()
     def __call__(self, slot: Slot, previous: torch.Tensor, work: Work) -> None:
@@ -150,7 +165,8 @@ class GraphedIteration:
     def _work(self, shape: Shape) -> Work:
         """The most that an iteration of this shape may be."""
         max_query_len = 1 if shape.num_rows == shape.num_tokens else shape.num_tokens
-        return Work(shape, max_query_len, shape.num_blocks * self.cache.page_size, sampling=False)
+        bounds = Bounds(max_query_len, shape.num_blocks * self.cache.page_size, max_chunks(shape))
+        return Work(shape, bounds, sampling=False)
 
     def _guard(self, shape: Shape, operation: Callable[[Shape], None]) -> None:
         what = f"a CUDA graph of {shape.num_tokens} tokens and {shape.num_rows} requests"
@@ -170,16 +186,12 @@ class GraphedIteration:
         free, total = torch.cuda.mem_get_info(self._stream.device)
         return total - free
 
-    def _without_slow(self, shapes: list[Shape]) -> list[Shape]:
-        """Leave out shapes that take longer than a larger one: matrix products of some sizes are slow (see `bench tiles`)."""
-        kept: list[Shape] = []
-        fastest = float("inf")
-        for shape in reversed(shapes):
-            seconds = self._replay_seconds(shape)
-            if seconds < SLOWER * fastest:
-                kept.insert(0, shape)
-                fastest = min(fastest, seconds)
-        return kept
+    def _measured(self, shapes: Sequence[Shape]) -> dict[Shape, int]:
+        """The mixed shapes that are worth it, ascending, each with the fewest tokens of the steps that it takes."""
+        if not shapes:
+            return {}
+        seconds = without_slow({shape: self._replay_seconds(shape) for shape in shapes})
+        return least_tokens(seconds, self._launch_seconds(shapes[-1]))
 
     def _replay_seconds(self, shape: Shape) -> float:
         """The shorter of two replays on padding."""
@@ -195,12 +207,64 @@ class GraphedIteration:
                 times.append(begin.elapsed_time(end) / 1e3)
         return min(times)
 
+    @torch.inference_mode()
+    def _launch_seconds(self, shape: Shape) -> float:
+        """Host time of an iteration that runs operation by operation; the shortest of three."""
+        times: list[float] = []
+        with torch.cuda.stream(self._stream):
+            self._put_dummies(shape)
+            for _ in range(3):
+                self._stream.synchronize()
+                begin = time.perf_counter()
+                self._eager(self._slots[0], self._slots[1].sampled, self._work(shape))
+                times.append(time.perf_counter() - begin)
+            self._stream.synchronize()  # the slot's buffers are the host's again
+        return min(times)
+
     def _put_dummies(self, shape: Shape) -> None:
         """Inputs of the first slot that are padding alone."""
         slot, cache = self._slots[0], self.cache
         self._stream.synchronize()
         pack_dummies(shape, cache.keys.shape[1] - 1, cache.page_size, host_views(slot.host_array, shape))
         slot.upload(shape.size)
+
+
+def max_chunks(shape: Shape) -> int:
+    """Requests with several tokens that a captured shape takes."""
+    return min(max(shape.num_tokens // CHUNK_TOKENS, LEAST_CHUNKS), shape.num_rows)
+
+
+def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
+    """Leave out shapes that take longer than a larger one: matrix products of some sizes are slow (see `bench tiles`).
+
+    seconds: of an iteration of each shape, ascending.
+    """
+    kept: dict[Shape, float] = {}
+    fastest = float("inf")
+    for shape in reversed(list(seconds)):
+        if seconds[shape] < SLOWER * fastest:
+            kept[shape] = seconds[shape]
+            fastest = min(fastest, seconds[shape])
+    return dict(reversed(kept.items()))
+
+
+def least_tokens(seconds: Mapping[Shape, float], launch_seconds: float) -> dict[Shape, int]:
+    """Fewest tokens of a step for which each shape is worth its padding.
+
+    Without padding, a step between two shapes would take a time between theirs; but while launching it takes the host about
+    as long as the device computes, padding is the better way.
+
+    Args:
+        seconds: of an iteration of each shape, ascending.
+        launch_seconds: of one that runs operation by operation, on the host.
+    """
+    least = dict.fromkeys(seconds, 0)
+    for below, shape in pairwise(seconds):
+        low, high = seconds[below], seconds[shape]
+        if low < WORTH * high and launch_seconds <= HIDDEN * low:
+            share = (WORTH * high - low) / (high - low)
+            least[shape] = below.num_tokens + int(share * (shape.num_tokens - below.num_tokens)) + 1
+    return least
 
 
 def default_shapes(limits: Limits, page_size: int, which: str) -> list[Shape]:
@@ -214,8 +278,7 @@ def default_shapes(limits: Limits, page_size: int, which: str) -> list[Shape]:
         return []
     shapes = [Shape(rows, rows, width) for rows in decode_sizes(limits.max_batch)]
     if which == "all":
-        rows = limits.max_batch + 1
-        shapes += [Shape(size, rows + (rows == size), width) for size in mixed_sizes(limits)]
+        shapes += [Shape(size, limits.max_batch, width) for size in mixed_sizes(limits)]
     return shapes
 
 

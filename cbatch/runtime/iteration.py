@@ -6,14 +6,13 @@ This is the unit that a captured graph replays. `EagerIteration` runs it operati
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from cbatch.executor import Step
-from cbatch.runtime.batch import Fields, Shape, device_views
+from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.carry import carry_over
 from cbatch.runtime.sampling import greedy, sample
 from cbatch.runtime.slots import Slot
@@ -23,24 +22,18 @@ class Work(NamedTuple):
     """What the host knows of an iteration besides its buffers; plain numbers that need not be read from the device.
 
     shape: padded size.
-    max_query_len, max_context_len: of any row, padding counted.
+    bounds: of its rows, padding counted.
     sampling: whether any row's temperature is above 0.
     """
 
     shape: Shape
-    max_query_len: int
-    max_context_len: int
+    bounds: Bounds
     sampling: bool
 
     @classmethod
-    def of(cls, shape: Shape, packed: Fields[NDArray[np.int32]]) -> Work:
-        """Read the numbers off the packed inputs."""
-        return cls(
-            shape,
-            int(np.diff(packed.query_starts).max()),
-            int(packed.context_lens.max()),
-            bool(packed.temperature.any()),
-        )
+    def of(cls, shape: Shape, packed: Fields[NDArray[Any]]) -> Work:
+        """Read off the packed inputs."""
+        return cls(shape, Bounds.of(packed), bool(packed.temperature.any()))
 
 
 Greedy = Callable[[torch.Tensor], torch.Tensor]
@@ -49,9 +42,7 @@ Greedy = Callable[[torch.Tensor], torch.Tensor]
 class Model(Protocol):
     """Computes the logits of each row's last token; see `PagedModel`, whose calls these are."""
 
-    def __call__(
-        self, token_ids: torch.Tensor, batch: Fields[torch.Tensor], max_query_len: int, max_context_len: int
-    ) -> torch.Tensor: ...
+    def __call__(self, token_ids: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor: ...
 
 
 class Iteration(Protocol):
@@ -70,10 +61,9 @@ class Iteration(Protocol):
 
 
 def smallest_shape(step: Step) -> Shape:
-    """The step as it is, with one dummy row where the plan asks for padding."""
-    num_tokens = int(step.num_tokens.sum())
+    """The step as it is, with the padding that the plan asks for."""
     num_blocks = step.pool.blocks_for(int((step.start + step.num_tokens).max()))
-    return Shape(step.pad_to, len(step.rows) + (step.pad_to > num_tokens), num_blocks)
+    return Shape(step.pad_to, len(step.rows), num_blocks)
 
 
 class EagerIteration:
@@ -100,7 +90,7 @@ class EagerIteration:
         """Carry-over and model: [rows, vocabulary]."""
         batch = device_views(slot.device, work.shape)
         token_ids = carry_over(batch.token_ids, batch.carry, previous)
-        return self._model(token_ids, batch, work.max_query_len, work.max_context_len)
+        return self._model(token_ids, batch, work.bounds)
 
     def sample(self, slot: Slot, logits: torch.Tensor, work: Work) -> None:
         tokens = sample(logits, device_views(slot.device, work.shape)) if work.sampling else self._greedy(logits)

@@ -36,7 +36,7 @@ def needs(spec: ModelSpec, limits: Limits, kv_tokens: int) -> Needs:
     # residual, normalised and attended; q, k, v and query; gates and ups and their product
     values = 3 * spec.hidden_size + 2 * widths["qkv"][1] + widths["gate_up"][1] + spec.intermediate_size
     tokens = limits.max_tokens * values * DTYPE_BYTES[spec.dtype]
-    logits = 3 * (limits.max_batch + 2) * spec.vocab_size * 4
+    logits = 3 * limits.max_batch * spec.vocab_size * 4
     activations = round(tokens * (1 + GRAPH_SHARE)) + logits
     return Needs(spec.weight_bytes, kv_tokens * spec.kv_bytes_per_token, activations)
 

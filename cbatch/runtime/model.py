@@ -13,7 +13,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from cbatch.runtime.attention import Attention
-from cbatch.runtime.batch import Fields
+from cbatch.runtime.batch import Bounds, Fields
 from cbatch.runtime.kv_cache import PagedCache
 
 ATTENTION_NAME = "cbatch_paged"
@@ -32,8 +32,7 @@ class PagedCall:
     attention: Attention
     batch: Fields[torch.Tensor]
     slots: torch.Tensor
-    max_query_len: int
-    max_context_len: int
+    bounds: Bounds
 
 
 def register_attention() -> None:
@@ -68,9 +67,8 @@ def paged_attention(
         query[0].transpose(0, 1),
         *paged.cache.layer(layer),
         paged.batch,
+        paged.bounds,
         scaling=scaling,
-        max_query_len=paged.max_query_len,
-        max_context_len=paged.max_context_len,
     )
     return output[None], None
 
@@ -92,20 +90,18 @@ class PagedModel:
         self._model = model
         self._attention = attention
 
-    def __call__(
-        self, token_ids: torch.Tensor, batch: Fields[torch.Tensor], max_query_len: int, max_context_len: int
-    ) -> torch.Tensor:
+    def __call__(self, token_ids: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor:
         """Compute one iteration.
 
         Args:
             token_ids: int32 [tokens]; carry-over done.
             batch: the other inputs.
-            max_query_len, max_context_len: of any row.
+            bounds: of its rows.
 
         Returns:
             Logits of each row's last token, [rows, vocabulary]. The output head sees no other token.
         """
-        paged = PagedCall(self.cache, self._attention, batch, batch.kv_slots.long(), max_query_len, max_context_len)
+        paged = PagedCall(self.cache, self._attention, batch, batch.kv_slots.long(), bounds)
         output = self._model(
             input_ids=token_ids[None],
             position_ids=batch.positions[None],

@@ -123,23 +123,24 @@ class ProfileCost:
         alone = self.operations.decode_only
         self._decode_only = _Tables(alone.linear, alone.other, alone.head, {}, {}) if alone else self._mixed
         self._most_decodes = alone.linear.sizes[-1] if alone else 0.0
-        rows = self.operations.captured_rows
-        self._rows = (rows.over_measured(max_batch), rows.most_tokens) if rows and max_batch else (0.0, 0.0)
+        self._max_batch = max_batch
 
     def predict(self, shape: BatchShape) -> float:
         """Seconds that the busiest device, the one of the last stage, has to do with an iteration of this shape."""
-        times = self._times(shape, self._of_tokens(shape))
+        tables = self._tables(shape)
+        times = self._times(shape, tables, self._of_tokens(tables, shape.num_tokens))
         first = times.embedding if not times.transfers else 0.0
         return times.lasting + times.communication + first + times.head
 
     def parts(self, shape: BatchShape) -> Parts:
         """The operations of one iteration: `total` is the time from its start in the first stage to its end in the last."""
-        of_tokens, stages = self._of_tokens(shape), self.topology.pipeline_stages
-        times = self._times(shape, of_tokens)
+        tables, stages = self._tables(shape), self.topology.pipeline_stages
+        of_tokens = self._of_tokens(tables, shape.num_tokens)
+        times = self._times(shape, tables, of_tokens)
         return Parts(
             stages * (of_tokens.linear + times.lasting - times.compute),
             stages * self._layers * self._attention.seconds(shape),
-            self._head(shape),
+            times.head,
             stages * of_tokens.other + of_tokens.embedding,
             stages * of_tokens.communication + sum(of_tokens.transfers),
         )
@@ -152,14 +153,15 @@ class ProfileCost:
         Raises:
             ProfileError: `outside` is "error", and the shape lies outside what was measured.
         """
-        of_tokens = self._of_tokens(shape)
+        tables = self._tables(shape)
+        of_tokens = self._of_tokens(tables, shape.num_tokens)
         if not of_tokens.covered or not self._attention.covers(shape):
             if self.outside == "error":
                 raise ProfileError(f"hardware={self.profile.name}: an iteration of {shape.num_tokens} tokens in "
                                    f"{shape.num_requests} requests lies outside what was measured for model={self.spec.name}; "
                                    "lower batch or max_tokens, or set outside=mark to extrapolate")  # fmt: skip
             self.num_outside += 1
-        return self._times(shape, of_tokens)
+        return self._times(shape, tables, of_tokens)
 
     def provenance(self) -> dict[str, Any]:
         """What every simulated result says of itself."""
@@ -174,14 +176,18 @@ class ProfileCost:
             "iterations_outside_measured_range": self.num_outside,
         }
 
-    def _times(self, shape: BatchShape, of_tokens: _OfTokens) -> StageTimes:
+    def _times(self, shape: BatchShape, tables: _Tables, of_tokens: _OfTokens) -> StageTimes:
         linear, other, gain, communication, embedding, transfers, _ = of_tokens
         attention = self._layers * self._attention.seconds(shape)
         compute = linear + other + attention
         relief = 0.0
         if self.power is not None:
             relief = self.power.recovery * (attention if shape.chunks else compute)
-        return StageTimes(compute, communication, embedding, self._head(shape), transfers, gain, relief)
+        num_requests = len(shape.chunks) + shape.num_decodes
+        head = tables.heads.get(num_requests)
+        if head is None:
+            head = tables.heads[num_requests] = tables.head.at(num_requests)
+        return StageTimes(compute, communication, embedding, head, transfers, gain, relief)
 
     def _tables(self, shape: BatchShape) -> _Tables:
         """More decodes than were measured alone take at least their products: what as many prompt tokens do is nearer."""
@@ -189,8 +195,7 @@ class ProfileCost:
             return self._mixed
         return self._decode_only
 
-    def _of_tokens(self, shape: BatchShape) -> _OfTokens:
-        tables, num_tokens = self._tables(shape), shape.num_tokens
+    def _of_tokens(self, tables: _Tables, num_tokens: int) -> _OfTokens:
         found = tables.by_tokens.get(num_tokens)
         if found is None:
             found = tables.by_tokens[num_tokens] = self._compute_of_tokens(tables, num_tokens)
@@ -201,27 +206,21 @@ class ProfileCost:
         message = num_tokens * self._hidden_bytes
         all_reduces = 2 * layers * self._all_reduce.at(message) if self._all_reduce else 0.0
         messages = [*self._links, *([self._all_reduce] if self._all_reduce else [])]
-        more, up_to = self._rows
         mixed = tables is self._mixed
         linear = layers * tables.linear.at(num_tokens)
         other = layers * tables.other.at(num_tokens)
-        if mixed and num_tokens <= up_to:
-            other += more / self.topology.pipeline_stages
-        share = self.power.share_of(num_tokens) if self.power is not None and mixed else 0.0
+        if mixed and self._max_batch and (rows := self.operations.captured_rows):
+            more = rows.over_measured(self._max_batch, num_tokens) / self.topology.pipeline_stages
+            share = more / (linear + other)  # measured within both, and divided as they are
+            linear, other = linear * (1 + share), other * (1 + share)
+        gain = self.power.share_of(num_tokens) if self.power is not None and mixed else 0.0
         return _OfTokens(
             linear,
             other,
-            share * (linear + other),
+            gain * (linear + other),
             all_reduces,
             embedding.at(num_tokens),
             tuple(link.at(message) for link in self._links),
             all(part.covers(num_tokens) for part in (tables.linear, tables.other, embedding))
             and all(part.covers(message) for part in messages),
         )
-
-    def _head(self, shape: BatchShape) -> float:
-        tables, num_requests = self._tables(shape), shape.num_requests
-        found = tables.heads.get(num_requests)
-        if found is None:
-            found = tables.heads[num_requests] = tables.head.at(num_requests)
-        return found

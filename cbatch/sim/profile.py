@@ -10,7 +10,7 @@ from typing import Protocol
 from cbatch.errors import ConfigError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.sim.attention import Attention, AttentionRates
-from cbatch.sim.curve import Curve
+from cbatch.sim.curve import Curve, Grid
 from cbatch.sim.estimate import Ceilings, PerToken, Seconds, head_product, layer_products, small_operations
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
@@ -58,17 +58,17 @@ class DecodeOnly:
 class CapturedRows:
     """What the rows of a captured graph cost, taken or not: one for each request of the largest batch.
 
-    seconds: of a mixed iteration, over that of the smallest batch, against the largest batch; the tables beside it were
-        measured at the last of these batches.
-    most_tokens: of a captured iteration; larger ones have no rows but those of their requests.
+    seconds: of a mixed iteration, over that of the smallest batch, against (largest batch, tokens); the tables beside it were
+        measured at the last of these batches. Iterations of more tokens have no rows but those of their requests.
     """
 
-    seconds: Curve
-    most_tokens: float
+    seconds: Grid
 
-    def over_measured(self, max_batch: int) -> float:
+    def over_measured(self, max_batch: int, num_tokens: float) -> float:
         """Seconds that an iteration takes more with graphs for this batch than with those that were measured."""
-        return self.seconds.at(max_batch) - self.seconds.seconds[-1]
+        if num_tokens > self.seconds.columns[0][-1]:
+            return 0.0
+        return self.seconds.at(max_batch, num_tokens) - self.seconds.at(self.seconds.sizes[-1], num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@
          "linear": {"tokens": [], one list of seconds for each product}, "other", "embedding": {"tokens", "seconds"},
          "head": {"requests", "seconds"}, "chunks", "decodes", "mixed_decodes": {"sizes", "contexts", "seconds": [[]]},
          "decode_only": {"linear", "other", "head"},  "uneven", "mixed_uneven": {"requests", "seconds"},   (optional)
-         "captured_rows": {"requests", "seconds", "most_tokens"},                                          (optional)
+         "captured_rows": {"requests": [], "tokens": [], "seconds": [[]]},                                 (optional)
          "power": {"tokens", "share", "reserve_seconds", "recovery", "idle_recovery"}}}}}}                 (optional)
 
 A model's tables are of one GPU and of all its layers together; null in a grid is a place not measured. "from", anywhere,
@@ -181,8 +181,7 @@ def _decode_only(node: Node, layer: float) -> DecodeOnly:
 
 
 def _captured_rows(node: Node) -> CapturedRows:
-    node.only("requests", "seconds", "most_tokens")
-    return CapturedRows(_curve(node, "requests", zero=True), node.number("most_tokens"))
+    return CapturedRows(_grid(node, 1.0, "requests", "tokens"))
 
 
 def _power(node: Node) -> PowerLimit:
@@ -209,17 +208,17 @@ def _curve(node: Node, sizes_key: str, seconds_key: str = "seconds", *, zero: bo
     return Curve(sizes, seconds)
 
 
-def _grid(node: Node, factor: float) -> Grid:
-    node.only("sizes", "contexts", "seconds")
-    sizes, contexts, rows = node.ascending("sizes"), node.ascending("contexts", zero=True), node.get("seconds")
+def _grid(node: Node, factor: float, sizes_key: str = "sizes", columns_key: str = "contexts") -> Grid:
+    node.only(sizes_key, columns_key, "seconds")
+    sizes, columns, rows = node.ascending(sizes_key), node.ascending(columns_key, zero=True), node.get("seconds")
     if not isinstance(rows, list) or len(rows) != len(sizes):
-        node.fail("seconds", f"must have a row for each of {len(sizes)} sizes")
+        node.fail("seconds", f"must have a row for each of {len(sizes)} {sizes_key}")
     points = []
     for size, row in zip(sizes, rows, strict=True):
-        if not isinstance(row, list) or len(row) != len(contexts) or not any(value is not None for value in row):
-            node.fail("seconds", f"must have a value or null for each of {len(contexts)} contexts in every row")
-        points += [(size, context, factor * node.check(value, "seconds", zero=True))
-                   for context, value in zip(contexts, row, strict=True) if value is not None]  # fmt: skip
+        if not isinstance(row, list) or len(row) != len(columns) or not any(value is not None for value in row):
+            node.fail("seconds", f"must have a value or null for each of {len(columns)} {columns_key} in every row")
+        points += [(size, column, factor * node.check(value, "seconds", zero=True))
+                   for column, value in zip(columns, row, strict=True) if value is not None]  # fmt: skip
     return grid(points)
 
 

@@ -53,24 +53,37 @@ def attention_counts(captured: Sequence[int], at_once: float = 0.0) -> list[int]
     return sorted({*decode_counts(captured), *between, *(edge for edge in edges if 0 < edge <= captured[-1])})
 
 
-def mixed_totals(captured: Sequence[int], tile: int, most: int) -> list[int]:
+def mixed_totals(ranges: Sequence[tuple[int, int]], tile: int, most: int) -> list[int]:
     """Tokens of iterations with prompts, ascending.
 
-    Captured sizes: each, and one token more than the one before; and the chunks, which are measured anyway. Beyond the
-    last of them nothing is padded, and time rises by tiles: both sides of each tile over the next half of `WHOLE` tokens,
-    then, as the steps lose their weight, the middle of a tile at growing distances.
+    What captured shapes take: each at its fewest and most tokens, and one token before and after; and the chunks, which are
+    measured anyway. Between these ranges, and beyond the last one, nothing is padded and time rises by tiles: both sides of
+    each tile up to the next range, or over the next half of `WHOLE` tokens; then, as the steps lose their weight, the middle
+    of a tile at growing distances.
+
+    Args:
+        ranges: fewest and most tokens of the iterations that each captured shape takes, ascending.
     """
-    totals = {2, *captured, *(size + 1 for size in captured), *(size for size in CHUNKS if size <= WHOLE)}
-    edge = captured[-1] if captured else tile
+    totals = {2, *(size for size in CHUNKS if size <= WHOLE)}
+    for fewest, largest in ranges:
+        totals |= {fewest - 1, fewest, largest, largest + 1}
+    edge = ranges[-1][1] if ranges else tile
     totals |= {edge, edge + 1}
-    for tiles in range(tile, WHOLE // 2 + 1, tile):
-        totals |= {edge + tiles, edge + tiles + 1}
+    gaps = [(below, fewest) for (_, below), (fewest, _) in pairwise(ranges)]
+    for begin, end in [*gaps, (edge, edge + WHOLE // 2 + 1)]:
+        for tiles in range(begin + tile, end, tile):
+            totals |= {tiles, tiles + 1}
     size: float = edge + WHOLE
     while size < most:
         totals.add(round(size / tile) * tile - tile // 2)
         size *= GROWTH
     totals.add(most - tile // 2)
     return sorted(total for total in totals if 2 <= total <= most)
+
+
+def captured_edges(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """Both ends of what each captured shape takes, ascending; `ranges` as in `mixed_totals`."""
+    return sorted({max(edge, 2) for both in ranges for edge in both})
 
 
 def prompts(num_tokens: int) -> tuple[tuple[int, int], ...]:

@@ -104,8 +104,8 @@ class Laboratory:
             if before is not None:
                 ended = self.executor.wait(before).ended
             before = after
-        _, started, last = self.executor.wait(before)
-        return last - max(started, ended), max(started - ended, 0.0)
+        last = self.executor.wait(before)
+        return last.ended - max(last.started, ended), max(last.started - ended, 0.0)
 
     def compute(self, batch: Batch) -> StepResult:
         """Compute the batch once, and wait for it."""

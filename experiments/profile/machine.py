@@ -13,14 +13,18 @@ from experiments.backends import count_gpus
 from experiments.bench.report import cpu_name
 from experiments.profile.laboratory import Laboratory
 
-CPU_BLOCK, CPU_TILE = 16, 16
+CPU_BLOCK = 16
+
+TILES = {"cuda": 128, "cpu": 16}
+"""Tokens in steps of which the matrix products' time rises."""
 
 
 class Machine(NamedTuple):
     """An executor and what is known of it.
 
-    name: of the hardware. decode_sizes, mixed_sizes: requests of captured iterations without prompts, and tokens of those
-    with; without graphs the powers of two, and none. attention: which kernels attend.
+    name: of the hardware. decode_sizes: requests of captured iterations without prompts; without graphs the powers of two.
+    mixed_ranges: fewest and most tokens of the iterations with prompts that each captured shape takes; without graphs none.
+    attention: which kernels attend.
     at_once: contexts of decodes that are read at a time, a program for each kv head and two on a multiprocessor; 0: not known.
     """
 
@@ -30,13 +34,33 @@ class Machine(NamedTuple):
     num_blocks: int
     block_size: int
     decode_sizes: Sequence[int]
-    mixed_sizes: Sequence[int]
+    mixed_ranges: Sequence[tuple[int, int]]
     attention: str
     at_once: float = 0.0
+
+    @property
+    def mixed_sizes(self) -> list[int]:
+        """Tokens that the captured iterations with prompts are padded to."""
+        return [size for _, size in self.mixed_ranges]
 
     def laboratory(self, spec: ModelSpec) -> Laboratory:
         return Laboratory(self.executor, self.limits, num_blocks=self.num_blocks, block_size=self.block_size,
                           vocabulary_size=spec.vocab_size)  # fmt: skip
+
+
+def hardware_name(backend: str) -> str:
+    """What is measured.
+
+    Raises:
+        ConfigError: no such backend, or no GPU.
+    """
+    if backend not in TILES:
+        raise ConfigError(f"profile: backend={backend} is unknown; give {' or '.join(TILES)}")
+    if backend == "cpu":
+        return cpu_name()
+    if count_gpus() == 0:
+        raise ConfigError("profile: backend=cuda needs a GPU and finds none; backend=cpu measures this machine's CPU")
+    return torch.cuda.get_device_name()
 
 
 def build(backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest: int) -> Machine:
@@ -46,21 +70,14 @@ def build(backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest
         batch, max_tokens: of an iteration. longest: tokens of a request.
 
     Raises:
-        ConfigError: no such backend, or no GPU. CapacityError: the model does not fit.
+        ConfigError: see `hardware_name`. CapacityError: the model does not fit.
     """
-    longest = min(longest, spec.max_positions)
-    if backend == "cuda":
-        if count_gpus() == 0:
-            raise ConfigError(
-                "profile: backend=cuda needs a GPU and finds none; backend=cpu measures this machine's CPU"
-            )
-        return _gpu(spec, Limits(batch, max_tokens, longest))
-    if backend == "cpu":
-        return _cpu(spec, Limits(batch, max_tokens, longest, tile=CPU_TILE))
-    raise ConfigError(f"profile: backend={backend} is unknown; give cuda or cpu")
+    name = hardware_name(backend)
+    limits = Limits(batch, max_tokens, min(longest, spec.max_positions), tile=TILES[backend])
+    return _gpu(name, spec, limits) if backend == "cuda" else _cpu(name, spec, limits)
 
 
-def _gpu(spec: ModelSpec, limits: Limits) -> Machine:
+def _gpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
     from cbatch.runtime.gpu import BLOCK_SIZE  # needs triton
     from cbatch.runtime.graphs import decode_sizes
     from experiments.bench.serving import release, start
@@ -73,18 +90,18 @@ def _gpu(spec: ModelSpec, limits: Limits) -> Machine:
         pages.normal_()  # a model's own keys and values are about so large; zeros compute faster
     torch.cuda.synchronize()
     processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
-    return Machine(torch.cuda.get_device_name(), executor, limits, server.num_blocks, BLOCK_SIZE,
-                   decode_sizes(limits.max_batch), executor.iteration.sizes, executor.attention,
+    return Machine(name, executor, limits, server.num_blocks, BLOCK_SIZE,
+                   decode_sizes(limits.max_batch), executor.iteration.ranges, executor.attention,
                    2 * processors / spec.num_kv_heads)  # fmt: skip
 
 
-def _cpu(spec: ModelSpec, limits: Limits) -> Machine:
+def _cpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
     from cbatch.runtime import cpu
 
     num_blocks = limits.max_batch * -(-limits.max_request_tokens // CPU_BLOCK)
     executor = cpu.build(spec, limits, num_blocks=num_blocks, block_size=CPU_BLOCK)
     sizes = [2**power for power in range(limits.max_batch.bit_length()) if 2**power < limits.max_batch]
-    return Machine(cpu_name(), executor, limits, num_blocks, CPU_BLOCK, [*sizes, limits.max_batch], (), "reference")
+    return Machine(name, executor, limits, num_blocks, CPU_BLOCK, [*sizes, limits.max_batch], (), "reference")
 
 
 def memory_bytes(backend: str) -> float:

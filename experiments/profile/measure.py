@@ -61,13 +61,13 @@ class Iterations:
 def measure(
     laboratory: Laboratory,
     decode_sizes: Sequence[int],
-    mixed_sizes: Sequence[int],
+    mixed_ranges: Sequence[tuple[int, int]],
     report: Report,
     at_once: float = 0.0,
 ) -> Iterations:
     """
     Args:
-        decode_sizes, mixed_sizes, at_once: as in `Machine`.
+        decode_sizes, mixed_ranges, at_once: as in `Machine`.
         report: told what was measured.
     """
     limits = laboratory.limits
@@ -80,13 +80,13 @@ def measure(
     sizes = fit_in(CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
     small = _chunks(laboratory, [size for size in sizes if size <= WHOLE])
     report("iterations with prompts")
-    mixed = mixed_bases(laboratory, mixed_totals(mixed_sizes, limits.tile, limits.max_tokens), grid(small))
+    mixed = mixed_bases(laboratory, mixed_totals(mixed_ranges, limits.tile, limits.max_tokens), grid(small))
     large = _chunks(laboratory, [size for size in sizes if size > WHOLE], mixed)
     report("power")
     power = power_limit(laboratory, mixed)
     chunks = grid(_unrelieved(point, mixed, power) for point in (*small, *large))
     report("decodes beside a chunk")
-    beside = _Beside(mixed_sizes or [2 * limits.max_batch], mixed, chunks)
+    beside = _Beside([size for _, size in mixed_ranges] or [2 * limits.max_batch], mixed, chunks)
     most = min(limits.max_batch - 1, limits.max_tokens - 2)
     mixed_counts = sorted({*(number for number in decode_sizes if number < most), max(3 * most // 4, 1), most})
     mixed_decodes = _contexts(laboratory, mixed_counts, beside.batch, beside.without)

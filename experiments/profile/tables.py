@@ -51,21 +51,21 @@ def model_tables(
     return tables if rows is None else {**tables, "captured_rows": dict(rows)}
 
 
-def rows_table(bases: Mapping[int, Curve], sizes: Sequence[int]) -> dict[str, Any] | None:
+def rows_table(bases: Mapping[int, Curve]) -> dict[str, Any] | None:
     """What captured rows cost: see `cbatch.sim.profile.CapturedRows`.
 
+    A smaller batch has more captured sizes, so part of what it saves is padding.
+
     Args:
-        bases: bases of mixed iterations, by the largest batch for which graphs were captured.
-        sizes: tokens of captured iterations.
+        bases: bases of mixed iterations, by the largest batch for which graphs were captured; all but the last of captured
+            sizes alone. Of one batch, nothing is known.
     """
-    if not sizes or len(bases) < 2:
+    if len(bases) < 2:
         return None
     smallest = bases[min(bases)]
-    seconds: list[float] = []
-    for batch in sorted(bases):
-        over = sorted(bases[batch].at(size) - smallest.at(size) for size in sizes)
-        seconds.append(max(over[len(over) // 2], *seconds, 0.0))
-    return {"requests": sorted(bases), "seconds": _rounded(seconds), "most_tokens": max(sizes)}
+    sizes = [int(size) for size in smallest.sizes]
+    seconds = [[max(bases[batch].at(size) - smallest.at(size), 0.0) for size in sizes] for batch in sorted(bases)]
+    return {"requests": sorted(bases), "tokens": sizes, "seconds": [_rounded(row) for row in seconds]}
 
 
 def _decode_parts(base: Curve, share_of: ShareOf) -> dict[str, Any]:

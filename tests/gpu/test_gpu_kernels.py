@@ -10,6 +10,7 @@ from torch.nn.functional import rms_norm, silu
 from cbatch.runtime.argmax import argmax
 from cbatch.runtime.attention.decode import Chunks, Decodes, SplitAttention, TritonChunks
 from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.batch import Bounds
 from cbatch.runtime.kernels import add_norm, gate, rotate_and_store
 from cbatch.runtime.skinny import skinny_product, tiling_for
 
@@ -141,8 +142,9 @@ def test_attention(kind: str, heads: int, kv_heads: int, dim: int, chunks: Chunk
     query = random(sum(queries for queries, _ in rows), heads, dim, dtype=dtype)
     keys, values = random(2, len(rows) * width + 1, page, kv_heads, dim, dtype=dtype)
     longest = max(queries for queries, _ in rows)
+    max_chunks = min(sum(queries > 1 for queries, _ in rows) + 1, len(rows))  # one of them empty
     out = SplitAttention(chunks, Decodes(PROCESSORS, dependent=DEPENDENT))(
-        query, keys, values, batch, scaling=dim**-0.5, max_query_len=longest, max_context_len=page * width
+        query, keys, values, batch, Bounds(longest, page * width, max_chunks), scaling=dim**-0.5
     )
     real = [row for row, (queries, _) in enumerate(rows) if queries]
     expected = torch.empty_like(query, dtype=torch.float64)
@@ -154,9 +156,8 @@ def test_attention(kind: str, heads: int, kv_heads: int, dim: int, chunks: Chunk
             keys.double(),
             values.double(),
             part,
+            Bounds(0, 0, 0),
             scaling=dim**-0.5,
-            max_query_len=0,
-            max_context_len=0,
         )
     assert error(out, expected) < DTYPES[dtype]
 

@@ -10,6 +10,7 @@ import torch
 from gpu_models import CUDA, LARGE, make_batch
 
 from cbatch.runtime.attention.choice import choose_attention
+from cbatch.runtime.batch import Bounds
 from cbatch.runtime.fused_model import FusedModel
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
@@ -29,7 +30,7 @@ def fused() -> Iterator[FusedModel]:
 def make_model(spec) -> FusedModel:  # type: ignore[no-untyped-def]
     cache = PagedCache(spec, 2 * WIDTH, PAGE, CUDA)
     attention = choose_attention(spec, PAGE, CUDA).attention
-    return FusedModel(load_model(spec, CUDA), spec, cache, attention, max_requests=4, max_rows=4, max_positions=LENGTH)
+    return FusedModel(load_model(spec, CUDA), spec, cache, attention, max_rows=4, max_positions=LENGTH)
 
 
 def log_probabilities(model: FusedModel, text: torch.Tensor, cuts: list[int]) -> torch.Tensor:
@@ -41,7 +42,7 @@ def log_probabilities(model: FusedModel, text: torch.Tensor, cuts: list[int]) ->
         batch.block_tables.copy_(table[None])
         positions = torch.arange(begin, end)
         batch.kv_slots.copy_(table[positions // PAGE] * PAGE + positions % PAGE)
-        logits = model(text[begin:end], batch, end - begin, WIDTH * PAGE)
+        logits = model(text[begin:end], batch, Bounds(end - begin, WIDTH * PAGE, 1))
         found.append(logits[0].log_softmax(-1)[text[end]])
     return torch.stack(found)
 
@@ -60,10 +61,11 @@ def test_the_fused_model_is_the_model_of_transformers() -> None:
     attention = choose_attention(spec, PAGE, CUDA).attention
     caches = [PagedCache(spec, 3 * WIDTH, PAGE, CUDA) for _ in range(2)]
     plain = PagedModel(weights, caches[0], attention)
-    fused = FusedModel(weights, spec, caches[1], attention, max_requests=4, max_rows=4, max_positions=LENGTH)
+    fused = FusedModel(weights, spec, caches[1], attention, max_rows=4, max_positions=LENGTH)
     batch = make_batch([(200, 200), (300, 300), (1, 1)], PAGE, WIDTH)
     tokens = torch.randint(0, spec.vocab_size, (501,), device=CUDA, dtype=torch.int32)
+    bounds = Bounds(300, 300, 2)
     with torch.inference_mode():
-        expected = plain(tokens, batch, 300, 300).float().log_softmax(-1)
-        got = fused(tokens, batch, 300, 300).log_softmax(-1)
+        expected = plain(tokens, batch, bounds).float().log_softmax(-1)
+        got = fused(tokens, batch, bounds).log_softmax(-1)
     assert (got - expected).abs().max() < TOLERANCE

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from cbatch.runtime.batch import Fields
+from cbatch.runtime.batch import Bounds, Fields
 
 
 class Attention(Protocol):
@@ -33,19 +33,17 @@ class Attention(Protocol):
         keys: torch.Tensor,
         values: torch.Tensor,
         batch: Fields[torch.Tensor],
+        bounds: Bounds,
         *,
         scaling: float,
-        max_query_len: int,
-        max_context_len: int,
     ) -> torch.Tensor:
         """
         Args:
             query: [tokens, heads, head dim].
             keys, values: [pages + 1, page size, kv heads, head dim]; the last page belongs to padding.
             batch: `query_starts`, `context_lens` and `block_tables` are read.
+            bounds: what the host knows of the rows; a kernel need not read it from the device.
             scaling: factor of the products of query and key.
-            max_query_len, max_context_len: upper bounds of any row's queries and context. Plain numbers, so that a kernel
-                need not read the device; in a captured graph they are those of the graph's shape.
 
         Returns:
             [tokens, heads, head dim]. What stands at padding tokens means nothing.

@@ -11,12 +11,13 @@ from typing import Protocol
 import torch
 
 from cbatch.runtime.attention import Attention
+from cbatch.runtime.attention.rows import Rows, chunk_rows
 from cbatch.runtime.attention.triton_kernel import BLOCK, attend_chunks, attend_decodes
-from cbatch.runtime.batch import Fields
+from cbatch.runtime.batch import Bounds, Fields
 
 
 class Chunks(Protocol):
-    """Attention that can leave requests out."""
+    """Attention of the requests with several queries."""
 
     name: str
 
@@ -25,20 +26,15 @@ class Chunks(Protocol):
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        batch: Fields[torch.Tensor],
-        query_lens: torch.Tensor,
+        rows: Rows,
+        bounds: Bounds,
         *,
         scaling: float,
-        max_query_len: int,
-        max_context_len: int,
     ) -> torch.Tensor:
-        """As an `Attention` of the requests with several queries.
-
-        Args:
-            query_lens: int32 [rows]; queries of each of them, 0 for a request to be left out.
+        """As an `Attention`, of these rows.
 
         Returns:
-            [tokens, heads, head dim]; anything at the tokens of requests left out.
+            [tokens, heads, head dim]; anything at the tokens of other requests.
         """
         ...
 
@@ -62,12 +58,12 @@ class Decodes:
         keys: torch.Tensor,
         values: torch.Tensor,
         batch: Fields[torch.Tensor],
+        bounds: Bounds,
         scaling: float,
-        max_context_len: int,
     ) -> torch.Tensor:
         """Write their tokens' rows of `out`, [tokens, heads, head dim], and return it."""
         num_contexts = len(batch.context_lens) * keys.shape[2]
-        num_parts = self._num_parts(num_contexts, -(-max_context_len // BLOCK))
+        num_parts = self._num_parts(num_contexts, -(-bounds.max_context_len // BLOCK))
         deep = num_contexts * num_parts <= 2 * self._num_processors
         attend_decodes(
             query, keys, values, batch, scaling, out, num_parts=num_parts, deep=deep, dependent=self._dependent
@@ -96,16 +92,14 @@ class DecodeAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         batch: Fields[torch.Tensor],
+        bounds: Bounds,
         *,
         scaling: float,
-        max_query_len: int,
-        max_context_len: int,
     ) -> torch.Tensor:
         query = query.contiguous()
-        if max_query_len > 1:
-            return self._mixed(query, keys, values, batch, scaling=scaling, max_query_len=max_query_len,
-                               max_context_len=max_context_len)  # fmt: skip
-        return self._decodes.write(torch.empty_like(query), query, keys, values, batch, scaling, max_context_len)
+        if bounds.max_query_len > 1:
+            return self._mixed(query, keys, values, batch, bounds, scaling=scaling)
+        return self._decodes.write(torch.empty_like(query), query, keys, values, batch, bounds, scaling)
 
 
 class SplitAttention:
@@ -116,7 +110,7 @@ class SplitAttention:
         self._chunks = chunks
         self._decodes = decodes
         self._batch: Fields[torch.Tensor] | None = None
-        self._query_lens = torch.empty(0)
+        self._rows: Rows | None = None
 
     def __call__(
         self,
@@ -124,25 +118,22 @@ class SplitAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         batch: Fields[torch.Tensor],
+        bounds: Bounds,
         *,
         scaling: float,
-        max_query_len: int,
-        max_context_len: int,
     ) -> torch.Tensor:
         query = query.contiguous()
-        if max_query_len > 1:
-            out = self._chunks(query, keys, values, batch, self._lens(batch), scaling=scaling, max_query_len=max_query_len,
-                               max_context_len=max_context_len)  # fmt: skip
+        if bounds.max_query_len > 1:
+            out = self._chunks(query, keys, values, self._chunk_rows(batch, bounds), bounds, scaling=scaling)
         else:
             out = torch.empty_like(query)
-        return self._decodes.write(out, query, keys, values, batch, scaling, max_context_len)
+        return self._decodes.write(out, query, keys, values, batch, bounds, scaling)
 
-    def _lens(self, batch: Fields[torch.Tensor]) -> torch.Tensor:
-        """Queries of each chunk, 0 for a decode. Made once an iteration: the calls of its layers share a batch."""
-        if batch is not self._batch:
-            lens = batch.query_starts.diff()
-            self._batch, self._query_lens = batch, torch.where(lens > 1, lens, 0)
-        return self._query_lens
+    def _chunk_rows(self, batch: Fields[torch.Tensor], bounds: Bounds) -> Rows:
+        """Picked once an iteration: the calls of its layers share a batch."""
+        if batch is not self._batch or self._rows is None:
+            self._batch, self._rows = batch, chunk_rows(batch, bounds)
+        return self._rows
 
 
 class TritonChunks:
@@ -162,13 +153,13 @@ class TritonChunks:
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        batch: Fields[torch.Tensor],
-        query_lens: torch.Tensor,
+        rows: Rows,
+        bounds: Bounds,
         *,
         scaling: float,
-        max_query_len: int,
-        max_context_len: int,
     ) -> torch.Tensor:
         out = torch.empty_like(query)
-        attend_chunks(query, keys, values, batch, scaling, out, max_query_len=max_query_len, dependent=self._dependent)
+        attend_chunks(
+            query, keys, values, rows, scaling, out, max_query_len=bounds.max_query_len, dependent=self._dependent
+        )
         return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from flash_attn import flash_attn_varlen_func
 
-from cbatch.runtime.batch import Fields
+from cbatch.runtime.batch import Bounds, Fields
 
 PAGE_MULTIPLE = 256
 
@@ -21,10 +21,9 @@ class Flash2Attention:
         keys: torch.Tensor,
         values: torch.Tensor,
         batch: Fields[torch.Tensor],
+        bounds: Bounds,
         *,
         scaling: float,
-        max_query_len: int,
-        max_context_len: int,
     ) -> torch.Tensor:
         ends = torch.nn.functional.pad(batch.context_lens.cumsum(0, dtype=torch.int32), (1, 0))  # read as lengths
         output: torch.Tensor = flash_attn_varlen_func(
@@ -33,8 +32,8 @@ class Flash2Attention:
             values,
             cu_seqlens_q=batch.query_starts,
             cu_seqlens_k=ends,
-            max_seqlen_q=max_query_len,
-            max_seqlen_k=max_context_len,
+            max_seqlen_q=bounds.max_query_len,
+            max_seqlen_k=bounds.max_context_len,
             softmax_scale=scaling,
             causal=True,
             block_table=batch.block_tables,

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from flash_attn.cute import flash_attn_varlen_func
 
-from cbatch.runtime.batch import Fields
+from cbatch.runtime.attention.rows import Rows
+from cbatch.runtime.batch import Bounds
 
 
 class Flash4Chunks:
@@ -23,24 +24,22 @@ class Flash4Chunks:
         query: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        batch: Fields[torch.Tensor],
-        query_lens: torch.Tensor | None,
+        rows: Rows,
+        bounds: Bounds,
         *,
         scaling: float,
-        max_query_len: int,
-        max_context_len: int,
     ) -> torch.Tensor:
         output: torch.Tensor
         output, _ = flash_attn_varlen_func(
             query,
             keys,
             values,
-            cu_seqlens_q=batch.query_starts,
-            seqused_q=query_lens,
-            seqused_k=batch.context_lens,
-            page_table=batch.block_tables,
-            max_seqlen_q=max_query_len,
-            max_seqlen_k=max_context_len,
+            cu_seqlens_q=rows.starts,
+            seqused_q=rows.query_lens,
+            seqused_k=rows.context_lens,
+            page_table=rows.block_tables,
+            max_seqlen_q=bounds.max_query_len,
+            max_seqlen_k=bounds.max_context_len,
             softmax_scale=scaling,
             causal=True,
         )

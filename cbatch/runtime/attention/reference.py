@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cbatch.runtime.batch import Fields
+from cbatch.runtime.batch import Bounds, Fields
 
 
 class ReferenceAttention:
@@ -24,10 +24,9 @@ class ReferenceAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         batch: Fields[torch.Tensor],
+        bounds: Bounds,
         *,
         scaling: float,
-        max_query_len: int,
-        max_context_len: int,
     ) -> torch.Tensor:
         output = torch.zeros_like(query)  # [tokens, heads, head dim]
         starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()

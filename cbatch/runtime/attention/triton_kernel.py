@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from cbatch.runtime.attention.rows import Rows
 from cbatch.runtime.batch import Fields
 
 BLOCK = 64
@@ -26,13 +27,14 @@ LOG2_E = 1.4426950408889634
 
 @triton.jit(
     do_not_specialize=["table_width"],
-    do_not_specialize_on_alignment=["query_starts_ptr", "block_tables_ptr", "context_lens_ptr"],
+    do_not_specialize_on_alignment=["query_starts_ptr", "query_lens_ptr", "block_tables_ptr", "context_lens_ptr"],
 )
 def _attention_kernel(  # type: ignore[no-untyped-def]
     query_ptr,  # [tokens, heads, DIM]
     keys_ptr,  # [pages, PAGE, KV_HEADS, DIM]
     values_ptr,  # the same
     query_starts_ptr,  # [rows + 1]
+    query_lens_ptr,  # [rows]; None without CHUNKS
     block_tables_ptr,  # [rows, table_width]
     context_lens_ptr,  # [rows]
     out_ptr,  # one part: [tokens, heads, DIM]; more: [rows, heads, PARTS, DIM]
@@ -55,8 +57,10 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
     tile, part = (0, tl.program_id(2)) if PARTS > 1 else (tl.program_id(2), 0)
     if DEPENDENT:
         gdc_launch_dependents()
+    if DEPENDENT and CHUNKS:  # rows of chunks are picked on the device, just before
+        gdc_wait()
     start = tl.load(query_starts_ptr + row)
-    num_queries = tl.load(query_starts_ptr + row + 1) - start
+    num_queries = tl.load(query_lens_ptr + row) if CHUNKS else tl.load(query_starts_ptr + row + 1) - start
     context = tl.load(context_lens_ptr + row)
     first = tile * (BLOCK_QUERIES // GROUP_SLOTS)
     mine = ((num_queries > 1) if CHUNKS else (num_queries == 1)) & (first < num_queries)
@@ -74,7 +78,7 @@ def _attention_kernel(  # type: ignore[no-untyped-def]
     BLOCKS_A_PAGE: tl.constexpr = PAGE // BLOCK
     table_ptr = block_tables_ptr + row * table_width
     page = tl.load(table_ptr + tl.minimum(begin, last) // BLOCKS_A_PAGE)
-    if DEPENDENT:
+    if DEPENDENT and not CHUNKS:
         gdc_wait()
     HEADS: tl.constexpr = KV_HEADS * GROUP
     dims = tl.arange(0, DIM)[None, :]
@@ -158,12 +162,13 @@ def attend_decodes(
     """
     num_heads, dim = query.shape[1:]
     num_rows = len(batch.context_lens)
+    rows = Rows(batch.query_starts, None, batch.context_lens, batch.block_tables)
     if num_parts == 1:
-        _launch(query, keys, values, batch, scaling, out, out, 1, 1, deep=deep, dependent=dependent)
+        _launch(query, keys, values, rows, scaling, out, out, 1, 1, deep=deep, dependent=dependent)
         return
     parts = torch.empty((num_rows, num_heads, num_parts, dim), dtype=torch.float32, device=query.device)
     weights = torch.empty((num_rows, num_heads, num_parts), dtype=torch.float32, device=query.device)
-    _launch(query, keys, values, batch, scaling, parts, weights, num_parts, 1, deep=deep, dependent=dependent)
+    _launch(query, keys, values, rows, scaling, parts, weights, num_parts, 1, deep=deep, dependent=dependent)
     _combine_kernel[(num_heads, num_rows)](
         parts,
         weights,
@@ -182,7 +187,7 @@ def attend_chunks(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    batch: Fields[torch.Tensor],
+    rows: Rows,
     scaling: float,
     out: torch.Tensor,
     *,
@@ -193,14 +198,14 @@ def attend_chunks(
 
     max_query_len: upper bound of any request's queries.
     """
-    _launch(query, keys, values, batch, scaling, out, out, 1, max_query_len, deep=False, dependent=dependent)
+    _launch(query, keys, values, rows, scaling, out, out, 1, max_query_len, deep=False, dependent=dependent)
 
 
 def _launch(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    batch: Fields[torch.Tensor],
+    rows: Rows,
     scaling: float,
     out: torch.Tensor,
     weights: torch.Tensor,
@@ -212,7 +217,7 @@ def _launch(
 ) -> None:
     num_heads, dim = query.shape[1:]
     page, kv_heads = keys.shape[1:3]
-    num_rows, table_width = batch.block_tables.shape
+    num_rows, table_width = rows.block_tables.shape
     group = num_heads // kv_heads
     group_slots = triton.next_power_of_2(group)
     block_queries = max(64 if max_query_len > 1 and keys.element_size() == 2 else 16, group_slots)
@@ -224,9 +229,10 @@ def _launch(
         query,
         keys,
         values,
-        batch.query_starts,
-        batch.block_tables,
-        batch.context_lens,
+        rows.starts,
+        rows.query_lens,
+        rows.block_tables,
+        rows.context_lens,
         out,
         weights,
         table_width,

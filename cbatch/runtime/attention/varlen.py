@@ -7,7 +7,7 @@ import inspect
 import torch
 from torch.nn.attention.varlen import varlen_attn
 
-from cbatch.runtime.batch import Fields
+from cbatch.runtime.batch import Bounds, Fields
 
 PAGE_MULTIPLE = 256
 
@@ -23,10 +23,9 @@ class VarlenAttention:
         keys: torch.Tensor,
         values: torch.Tensor,
         batch: Fields[torch.Tensor],
+        bounds: Bounds,
         *,
         scaling: float,
-        max_query_len: int,
-        max_context_len: int,
     ) -> torch.Tensor:
         output = varlen_attn(
             query,
@@ -34,8 +33,8 @@ class VarlenAttention:
             values,
             batch.query_starts,
             None,
-            max_query_len,
-            max_context_len,
+            bounds.max_query_len,
+            bounds.max_context_len,
             scale=scaling,
             window_size=(-1, 0),
             enable_gqa=query.shape[1] != keys.shape[2],
