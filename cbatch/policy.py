@@ -59,7 +59,7 @@ class Limits:
     max_tokens: tokens in one iteration.
     max_request_tokens: prompt and output of one request (the model's positions).
     tile: tokens by which matrix products are tiled; a total that is a multiple wastes nothing. 1: unknown.
-    graph_sizes: iteration sizes in tokens for which a captured graph exists, ascending; empty without graphs.
+    graph_sizes: tokens of the mixed iterations to capture graphs for, ascending; empty: as the runtime chooses.
     num_stages: pipeline stages; a token sampled by iteration N can be fed to iteration N + num_stages.
     """
 

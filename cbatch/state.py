@@ -45,7 +45,7 @@ class State:
         self.decoding = RequestSet()
         self.prefilling = RequestSet()
         self.num_ended = 0
-        self.num_overshoot_tokens = 0  # computed for requests that had already ended with an end-of-sequence token
+        self.num_overshoot_tokens = 0  # computed for requests that had ended before they were in
         self._ending: dict[int, list[Request]] = {}  # by the iteration in flight that samples their last token
         self._leaving_rows: dict[int, list[int]] = {}  # by the iteration in flight that still uses them
 
@@ -161,7 +161,7 @@ class State:
         """
         table, places = self.table, step.sampled
         rows = step.rows[places]
-        if tokens is not None:  # else no end-of-sequence token is seen, and nothing is generated past one
+        if self._leaving_rows:  # while this was in flight a request met its end, or was preempted and then rejected
             ended = table.ended[rows]
             self.num_overshoot_tokens += int(np.count_nonzero(ended))
             places, rows = places[~ended], rows[~ended]

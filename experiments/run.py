@@ -17,6 +17,7 @@ from pathlib import Path
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 
 from cbatch import ConfigError
@@ -29,17 +30,25 @@ from experiments.unfinished import TerminatedError, sigterm_raises
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
+_OUR_OWN = {
+    "hydra.run.dir": "output=FOLDER",
+    "hydra.sweep.dir": "-m and sweep=NAME",
+    "hydra.sweep.subdir": "-m and sweep=NAME",
+    "hydra.mode": "-m for a sweep",
+}
+"""Hydra's settings that stand for something of ours: this process must know where a sweep goes, to end it well."""
+
 
 def main() -> int:
     """Run the command line; returns the exit status: 0, 2 for an error, 130 after Ctrl-C, 143 after SIGTERM."""
     gc.set_threshold(20_000)  # in allocations; of the settings and requests about to be made, little is garbage
     began = datetime.now()
     arguments = sys.argv[1:]
-    sweep = _name_sweep(arguments)
+    sweep: str | None = None
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
-        _check_dashed(arguments)
-        if sweep is not None:
+        if _wants_sweep(arguments):
+            sweep = _name_of_sweep(arguments)
             (_folder(sweep) / ERRORS).unlink(missing_ok=True)
         with sigterm_raises(), _hydra_raises():
             if _speaks_to_hydra(arguments):
@@ -66,27 +75,16 @@ def main() -> int:
     return 0 if sweep is None else _end_of_sweep(sweep)
 
 
-def _name_sweep(arguments: list[str]) -> str | None:
-    """The name of the sweep that the command line asks for, given to it if it has none; None for a single run.
+def _wants_sweep(arguments: list[str]) -> bool:
+    """Whether the command line asks for a sweep.
 
-    The name is settled before Hydra composes anything, so that this process can say how to go on after an interruption.
+    Raises:
+        ConfigError: what Hydra's parser would answer with its usage, over many lines, or would do behind our back.
     """
-    if not {"-m", "--multirun"} & set(arguments):
-        return None
-    named = [argument.partition("=")[2] for argument in arguments if argument.startswith("sweep=")]
-    if named:
-        return named[-1]
-    name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    sys.argv.append(f"sweep={name}")
-    return name
-
-
-def _check_dashed(arguments: list[str]) -> None:
-    """Raise ConfigError for what Hydra's parser would answer with its usage, over many lines."""
     parser = get_args_parser()
     parser.exit_on_error = False
     try:
-        _, unknown = parser.parse_known_args(arguments)
+        parsed, unknown = parser.parse_known_args(arguments)
     except ArgumentError as error:
         raise ConfigError(f"{error.argument_name}: {error.message}; see --hydra-help") from error
     for argument in unknown:
@@ -94,6 +92,31 @@ def _check_dashed(arguments: list[str]) -> None:
             raise no_such_option(argument)
     if unknown:
         raise ConfigError(f"{unknown[0]}: stands apart from the other keys; give options with dashes first")
+    for override in parsed.overrides:
+        key = override.lstrip("+~").partition("=")[0]
+        if key in _OUR_OWN:
+            raise ConfigError(f"{key}: has no effect here; give {_OUR_OWN[key]}")
+    return bool(parsed.multirun)
+
+
+def _name_of_sweep(arguments: list[str]) -> str:
+    """The name that the command line gives a sweep; if none, one is added to it.
+
+    It is settled before Hydra composes anything, so that this process can say how to go on after an interruption.
+
+    Raises:
+        ConfigError: no name, or several.
+    """
+    named = [argument for argument in arguments if argument.startswith("sweep=")]
+    if not named:
+        name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        sys.argv.append(f"sweep={name}")
+        return name
+    override = OverridesParser.create().parse_override(named[-1])
+    value = override.value()
+    if override.is_sweep_override() or value in (None, "") or "${" in str(value):
+        raise ConfigError(f"{named[-1]}: is no name; give one, without commas or ${{...}}")
+    return str(value)
 
 
 def _speaks_to_hydra(arguments: list[str]) -> bool:
@@ -133,7 +156,7 @@ def _end_of_sweep(sweep: str) -> int:
         return 0
     num_failed = len(errors.read_text(encoding="utf-8").splitlines())
     print(
-        f"error: {num_failed} runs failed, see {errors}; the same command with sweep={sweep} runs them again",
+        f"error: {num_failed} {'run' if num_failed == 1 else 'runs'} failed, see {errors}; the same command with sweep={sweep} runs them again",
         file=sys.stderr,
     )
     return 2
@@ -147,7 +170,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 def _folder(sweep: str) -> Path:
-    return Path("multirun") / sweep
+    return Path(f"multirun/{sweep}")  # as conf/config.yaml puts it together
 
 
 def _finished(sweep: str) -> list[tuple[str, dict[str, object]]]:

@@ -86,9 +86,6 @@ class Recorded(graph_memory.Recaptured):
     def _used_bytes(self) -> int:
         return 1000 + getattr(self, "taken", (0, 0))[0]
 
-    def _without_slow(self, shapes: list[Shape]) -> list[Shape]:
-        return shapes
-
 
 @pytest.mark.parametrize(
     ("way", "tokens", "used"),

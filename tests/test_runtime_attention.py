@@ -82,12 +82,6 @@ def test_half_precision_stays_half_precision(dtype: torch.dtype) -> None:
     assert not output.isnan().any()
 
 
-def test_padding_with_more_queries_than_context_is_computed_without_harm() -> None:
-    keys, values, batch, _ = paged_batch([(6, 4)], 4, 2, np.random.default_rng(3))
-    output = ReferenceAttention()(torch.ones(6, 4, HEAD_DIM), keys, values, batch, Bounds(6, 4, 1), scaling=SCALING)
-    assert not output.isnan().any()
-
-
 @given(lengths=row_lengths(), spare=st.integers(0, 2))
 def test_chunks_are_picked_out_of_all_rows(lengths: list[tuple[int, int]], spare: int) -> None:
     _, _, batch, _ = paged_batch(lengths, 4, 2, np.random.default_rng(4))

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
+from typing import Any
 
-from cbatch.runtime.batch import Shape
-from cbatch.runtime.graphs import HIDDEN, WORTH, least_tokens, max_chunks, without_slow
+import pytest
+import torch
+
+from cbatch.runtime.batch import Bounds, Shape
+from cbatch.runtime.graphs import (
+    HIDDEN,
+    WORTH,
+    Captured,
+    GraphedIteration,
+    fitting,
+    least_tokens,
+    max_chunks,
+    without_slow,
+)
+from cbatch.runtime.iteration import Work
 
 
 def shapes(seconds: dict[int, float]) -> dict[Shape, float]:
@@ -39,3 +53,36 @@ def test_shapes_close_in_time_take_all_steps() -> None:
 
 def test_a_shape_takes_as_many_chunks_as_its_tokens_allow() -> None:
     assert [max_chunks(Shape(size, 33, 16)) for size in (64, 256, 1024, 4096)] == [4, 8, 32, 33]
+
+
+def test_a_step_that_is_not_worth_the_next_shape_goes_to_no_larger_one() -> None:
+    seconds = shapes({256: 1.0, 512: 2.0, 1024: 2.1})
+    least = least_tokens(seconds, launch_seconds=0.0)
+    assert tokens(least) == [256, 512, 1024] and least[Shape(1024, 33, 16)] == 0
+    assert [fitting(least, size, 1) for size in (257, 300)] == [None, None]
+    assert [fitting(least, size, 1) for size in (256, 500, 600, 1025)] == [*seconds, None]
+
+
+def test_a_step_with_many_chunks_takes_a_larger_shape() -> None:
+    least = dict.fromkeys(shapes({64: 1.0, 256: 1.1}), 0)
+    assert [fitting(least, 60, chunks) for chunks in (4, 5, 8, 9)] == [
+        Shape(64, 33, 16),
+        *[Shape(256, 33, 16)] * 2,
+        None,
+    ]
+
+
+def test_more_chunks_than_a_graph_holds_run_eagerly_though_the_shape_is_the_same() -> None:
+    """A full batch of short prompts may be as large as a captured shape by itself."""
+    calls: list[str] = []
+    shape = Shape(64, 33, 16)
+    graph: Any = SimpleNamespace(replay=lambda: calls.append("replay"))
+    iteration = GraphedIteration.__new__(GraphedIteration)
+    iteration._eager = lambda *_: calls.append("eager")  # type: ignore[assignment]
+    iteration.graphs = {(shape, 0): Captured(graph, torch.empty(0))}
+    iteration.num_replayed = iteration.num_eager = 0
+    slot: Any = SimpleNamespace(index=0)
+    for chunks in (max_chunks(shape), max_chunks(shape) + 1):
+        iteration(slot, torch.empty(0), Work(shape, Bounds(2, 40, chunks), sampling=False))
+    assert calls == ["replay", "eager"]
+    assert (iteration.num_replayed, iteration.num_eager) == (1, 1)

@@ -12,7 +12,7 @@ from fuzz_policy import FuzzPolicy
 from schedules import UnitCost
 from small_cluster import make_engine, make_executor
 
-from cbatch import BatchShape, Engine, FinishReason, Limits, Policy, Request, RunRecord, Step
+from cbatch import BatchShape, Engine, FinishReason, Limits, Plan, Policy, Request, RunRecord, Step, View
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
@@ -211,3 +211,32 @@ def test_chunks_of_one_prompt_follow_each_other_through_the_pipeline() -> None:
     assert [step.num_prefill_tokens for step in steps] == [8, 8, 8, 8, 0, 0]
     assert steps[3].started < steps[0].ended
     assert steps[4].started >= steps[3].ended  # its input is the token that the last chunk samples
+
+
+def test_a_request_rejected_while_its_token_is_in_flight_receives_none() -> None:
+    class Rejecting:
+        """Computes request 0, preempts it while that is in flight, and rejects it while it still is."""
+
+        def plan(self, view: View) -> Plan:
+            plan, others = view.plan(), [request for request in view.waiting if request.id]
+            match view.iteration:
+                case 0:
+                    plan.add(view.waiting[0])
+                case 1:
+                    plan.preempt(next(iter(view.running)))
+                    plan.add(others[0])
+                case 2:
+                    plan.reject(view.waiting[0], "changed my mind")
+                    plan.add(others[0])
+                case _:
+                    plan.add_decodes()
+            return plan.build()
+
+    engine = make_engine(Rejecting(), make_executor(num_stages=4))
+    requests = [Request(0, 4, 2), Request(1, 4, 1), Request(2, 4, 1)]
+    engine.submit(requests)
+    record = engine.run()
+    assert requests[0].finish_reason is FinishReason.REJECTED
+    assert sorted(record.tokens()[0]) == [1, 2]
+    assert engine.state.num_overshoot_tokens == 1
+    assert engine.state.pool.num_used == 0

@@ -72,6 +72,29 @@ def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
     assert len((tmp_path / "multirun" / "part" / "errors.log").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("option", ["-m", "--multirun", "--multi"])
+def test_a_sweep_ends_with_its_errors_however_it_is_asked_for(tmp_path: Path, option: str) -> None:
+    done = command("run", option, "sweep='two words'", "chunk=0", *QUICK, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("error: 1 run failed, see multirun/two words/errors.log")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("hydra.run.dir=elsewhere", "hydra.run.dir: has no effect here; give output=FOLDER"),
+        ("hydra.sweep.dir=elsewhere", "hydra.sweep.dir: has no effect here; give -m and sweep=NAME"),
+        ("hydra.mode=MULTIRUN", "hydra.mode: has no effect here; give -m for a sweep"),
+        ("sweep=", "sweep=: is no name; give one, without commas or ${...}"),
+        ("sweep=first,second", "sweep=first,second: is no name; give one, without commas or ${...}"),
+    ],
+)
+def test_a_sweep_has_one_name_and_one_folder(tmp_path: Path, override: str, message: str) -> None:
+    done = command("run", "-m", override, *QUICK, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"error: {message}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:
     done = command("run", "-m", "sweep=none", "policy=orca,sarathy", *QUICK, cwd=tmp_path)
     assert done.returncode == 2

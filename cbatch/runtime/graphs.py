@@ -110,18 +110,15 @@ class GraphedIteration:
     def shape(self, step: Step) -> Shape:
         """The smallest captured shape that holds the step and is worth its padding, else the step's own."""
         if step.pad_to == len(step.rows):
-            fitting, num_chunks = self._decodes, 0
+            found = fitting(self._decodes, step.pad_to, num_chunks=0)
         else:
-            fitting, num_chunks = self._mixed, int((step.num_tokens > 1).sum())
-        for shape, least in fitting.items():
-            if least <= step.pad_to <= shape.num_tokens and num_chunks <= max_chunks(shape):
-                return shape
-        return self._eager.shape(step)
+            found = fitting(self._mixed, step.pad_to, int((step.num_tokens > 1).sum()))
+        return found or self._eager.shape(step)
 
     @torch.inference_mode()
     def __call__(self, slot: Slot, previous: torch.Tensor, work: Work) -> None:
         captured = self.graphs.get((work.shape, slot.index))
-        if captured is None:
+        if captured is None or work.bounds.max_chunks > max_chunks(work.shape):  # a step's own shape may be one of ours
             self.num_eager += 1
             self._eager(slot, previous, work)
             return
@@ -234,6 +231,22 @@ def max_chunks(shape: Shape) -> int:
     return min(max(shape.num_tokens // CHUNK_TOKENS, LEAST_CHUNKS), shape.num_rows)
 
 
+def fitting(shapes: Mapping[Shape, int], num_tokens: int, num_chunks: int) -> Shape | None:
+    """The smallest shape that holds a step and is worth its padding; None where the step is better computed as it is.
+
+    Args:
+        shapes: ascending, each with the fewest tokens of the steps that it takes.
+        num_tokens: of the step, the padding that its plan asks for counted.
+        num_chunks: requests with several tokens in it.
+    """
+    for shape, least in shapes.items():
+        if num_tokens < least:  # a larger shape would be padded yet more
+            return None
+        if num_tokens <= shape.num_tokens and num_chunks <= max_chunks(shape):
+            return shape
+    return None
+
+
 def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
     """Leave out shapes that take longer than a larger one: matrix products of some sizes are slow (see `bench tiles`).
 
@@ -294,7 +307,5 @@ def mixed_sizes(limits: Limits) -> list[int]:
     Each graph takes about 1 MiB of the device's memory, whatever its size. A full batch with a chunk beside its decodes has
     more tokens than requests, so smaller sizes are left out.
     """
-    if limits.graph_sizes:
-        return [size for size in limits.graph_sizes if size <= limits.max_tokens]
-    sizes = [int(max(limits.tile, 16) * number) for number in (1, 1.5, 2, 3, 4, 6, 8, 16)]
+    sizes = limits.graph_sizes or [int(max(limits.tile, 16) * number) for number in (1, 1.5, 2, 3, 4, 6, 8, 16)]
     return [size for size in sizes if limits.max_batch < size <= limits.max_tokens]

@@ -14,7 +14,7 @@ from cbatch.model import ModelSpec
 class PagedCache:
     """Keys and values, [pages + 1, page size, kv heads, head dim] for each layer.
 
-    The last page is the dummy page: padding writes and reads it, so that padding needs no branch.
+    The last page is the dummy page: padding writes to it, so that padding needs no branch, and no row reads it.
 
     Owner: the iteration; only the compute stream writes, and only it reads.
     """

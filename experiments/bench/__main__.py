@@ -35,13 +35,14 @@ MODULES = {"async": "overlap", "report": "performance"}
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns its exit status."""
-    return run(_bench, arguments, _usage, interrupted="interrupted; nothing was written")
+    return run(_bench, arguments, _usage, interrupted="interrupted; what is written is whole")
 
 
 def _bench(name: str, *options: str) -> None:
     check_name("benchmark", name, BENCHMARKS)
     if WITHOUT_GPU not in BENCHMARKS[name] and count_gpus() == 0:
-        raise ConfigError(f"benchmark {name} needs a GPU and finds none; host, sim and checks need none")
+        others = [other for other, what in BENCHMARKS.items() if WITHOUT_GPU in what]
+        raise ConfigError(f"benchmark {name} needs a GPU and finds none; these need none: {', '.join(others)}")
     benchmark = import_module(f"experiments.bench.{MODULES.get(name, name)}").main
     benchmark(**keyword_arguments(benchmark, options, name))
 

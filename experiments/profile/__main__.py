@@ -21,7 +21,7 @@ from experiments.command_line import keyword_arguments, run
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns its exit status."""
-    return run(_profile, arguments, lambda: str(__doc__), interrupted="interrupted; nothing was written")
+    return run(_profile, arguments, lambda: str(__doc__), interrupted="interrupted; what is written is whole")
 
 
 def _profile(*options: str) -> None:

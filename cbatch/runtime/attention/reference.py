@@ -71,12 +71,9 @@ def _decode(
 
 
 def _chunk(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
-    """The last queries of one request, [tokens, heads, head dim], against the keys up to their own.
-
-    More queries than keys happen in padding only; the queries without a key of their own see the first.
-    """
+    """The last queries of one request, [tokens, heads, head dim], against the keys up to their own."""
     num_queries, num_keys = query.shape[0], keys.shape[2]
-    position = torch.arange(num_keys - num_queries, num_keys, device=query.device).clamp(min=0)
+    position = torch.arange(num_keys - num_queries, num_keys, device=query.device)
     seen = torch.arange(num_keys, device=query.device) <= position[:, None]  # [queries, keys]
     query = query.transpose(0, 1)[None]  # [1, heads, tokens, head dim]
     return scaled_dot_product_attention(query, keys, values, seen, scale=scaling, enable_gqa=True)[0].transpose(0, 1)
