@@ -11,7 +11,7 @@ run: $(INSTALLED)
 	$(BIN)/python -m experiments.run policy=sarathi chunk=256
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --ignore=tests/gpu
+	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/gpu
 
 # Ten thousand random schedules and twenty thousand spoiled inputs; DRAW=N draws others.
 test-nightly: $(INSTALLED)
