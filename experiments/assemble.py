@@ -54,6 +54,7 @@ def assemble(config: Mapping[str, Any]) -> Run:
     chosen: dict[str, str] = {}
     backend = _backend(config, chosen)
     runtime: Runtime = construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile", "check"))
+    runtime = replace(runtime, times_copies=settings.timeline)
     spec = make_model(config, chosen)
     profile = load_profile(settings.hardware)
     cost = backend.cost(profile, spec, settings.batch)
@@ -69,7 +70,7 @@ def assemble(config: Mapping[str, Any]) -> Run:
         loading_bars(settings.progress)
     engines = [
         Engine(policy if replica == 0 else make_policy(config, settings, chosen),
-               backend.executor(spec, cost, limits, runtime, num_blocks, block_size, settings.timeline), limits, cost,
+               backend.executor(spec, cost, limits, runtime, num_blocks, block_size), limits, cost,
                num_blocks=num_blocks, block_size=block_size, asynchronous=runtime.asynchronous)
         for replica in range(cost.topology.replicas)
     ]  # fmt: skip

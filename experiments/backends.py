@@ -34,12 +34,14 @@ class Runtime:
     compile: compute real tokens with `transformers`' modules, compiled by `torch.compile`, in place of the fused model.
     check: of executors with real tokens; "poison" fills what must not be read and reports when it was, "races" checks
         that accesses to the same memory are in an order, "off" does neither.
+    times_copies: have executors with real tokens tell when their copies ran; no setting of its own, timelines ask for it.
     """
 
     asynchronous: bool
     graphs: Literal["off", "decode", "all"]
     compile: bool
     check: Literal["off", "poison", "races"]
+    times_copies: bool = False
 
     def __post_init__(self) -> None:
         for name in ("asynchronous", "compile"):
@@ -80,17 +82,8 @@ class Backend(Protocol):
         ...
 
     def executor(
-        self,
-        spec: ModelSpec,
-        cost: ProfileCost,
-        limits: Limits,
-        runtime: Runtime,
-        num_blocks: int,
-        block_size: int,
-        times_copies: bool = False,
-    ) -> Executor:
-        """times_copies: tell when copies to and from the device ran, where there are any."""
-        ...
+        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
+    ) -> Executor: ...
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         """What is to be known of a run that has ended: which kernels ran, or where simulated times come from."""
@@ -149,14 +142,7 @@ class Simulated:
         return profile.kv_tokens(spec, self._topology), f"beside the weights on {profile.name}"
 
     def executor(
-        self,
-        spec: ModelSpec,
-        cost: ProfileCost,
-        limits: Limits,
-        runtime: Runtime,
-        num_blocks: int,
-        block_size: int,
-        times_copies: bool = False,
+        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
     ) -> Executor:
         if self.host_seconds == "auto":
             return SimExecutor(cost, cost.profile.host(runtime.asynchronous))
@@ -193,20 +179,13 @@ class Cpu:
         return limits.max_running * longest, "the largest batch at its longest"
 
     def executor(
-        self,
-        spec: ModelSpec,
-        cost: ProfileCost,
-        limits: Limits,
-        runtime: Runtime,
-        num_blocks: int,
-        block_size: int,
-        times_copies: bool = False,
+        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
     ) -> Executor:
         from cbatch.runtime import cpu
 
         executor = cpu.build(spec, limits, num_blocks=num_blocks, block_size=block_size, compiled=runtime.compile,
                              poison=runtime.check == "poison", races=runtime.check == "races")  # fmt: skip
-        executor.times_copies = times_copies
+        executor.times_copies = runtime.times_copies
         return executor
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
@@ -252,21 +231,14 @@ class Cuda:
         return gpu.kv_tokens_beside(spec, limits), "beside weights and iterations in the free memory"
 
     def executor(
-        self,
-        spec: ModelSpec,
-        cost: ProfileCost,
-        limits: Limits,
-        runtime: Runtime,
-        num_blocks: int,
-        block_size: int,
-        times_copies: bool = False,
+        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
     ) -> Executor:
         from cbatch.runtime import gpu
 
         executor = gpu.build(spec, limits, num_blocks=num_blocks, block_size=block_size, graphs=runtime.graphs,
                              attention=self.attention, compiled=runtime.compile, poison=runtime.check == "poison",
                              races=runtime.check == "races")  # fmt: skip
-        executor.times_copies = times_copies
+        executor.times_copies = runtime.times_copies
         return executor
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:

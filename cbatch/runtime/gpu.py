@@ -14,12 +14,13 @@ from cbatch.runtime.cpu import check_positions
 from cbatch.runtime.cuda_streams import CudaClock, CudaStream
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.fused_model import FusedModel, can_fuse
-from cbatch.runtime.graphs import GraphedIteration, default_shapes
+from cbatch.runtime.graphs import GraphedIteration
 from cbatch.runtime.iteration import EagerIteration, Model
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.memory import check_memory, kv_tokens_that_fit
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.races import checked
+from cbatch.runtime.shapes import default_shapes
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
 from cbatch.runtime.vocabulary import Vocabulary

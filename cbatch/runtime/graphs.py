@@ -1,8 +1,8 @@
 """CUDA graphs of whole iterations: carry-over, model and sampling in one launch, for a handful of padded shapes.
 
 A small iteration of several hundred kernels takes the host longer to launch than the device to compute; a graph is one
-launch. Its shape is fixed, so a step is padded up to the nearest captured one. A step that fits none
-runs operation by operation and is counted; so does a large one that padding would cost more than its launches.
+launch. Its shape is fixed, so a step is padded up to the nearest captured one (`shapes`). A step that fits none runs
+operation by operation and is counted; so does a large one that padding would cost more than its launches.
 
 All graphs share one pool of memory for what they compute between inputs and tokens: they never run at the same time, and
 captured largest first, each of the others fits into what the first has taken. Inputs are views of the slot's buffer, so
@@ -12,31 +12,18 @@ each shape is captured once for each slot.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from cbatch.errors import CapacityError, ModelError
 from cbatch.executor import Step
-from cbatch.policy import Limits
 from cbatch.runtime.batch import Bounds, Shape, host_views, pack_dummies
 from cbatch.runtime.iteration import EagerIteration, Work
 from cbatch.runtime.kv_cache import PagedCache
+from cbatch.runtime.shapes import fitting, least_tokens, max_chunks, without_slow
 from cbatch.runtime.slots import Slot
-
-SLOWER = 1.03
-"""A shape this much slower than a larger one is left out: the larger one takes its steps."""
-
-CHUNK_TOKENS, LEAST_CHUNKS = 32, 4
-"""A captured shape takes a chunk for so many of its tokens, and at least so many."""
-
-WORTH = 0.85
-"""A step runs operation by operation where it then takes this share of the time of its padded shape, or less, ..."""
-
-HIDDEN = 0.75
-"""... and launching its operations this share of the time that they compute, or less."""
 
 
 class Captured(NamedTuple):
@@ -83,7 +70,7 @@ class GraphedIteration:
         Args:
             stream: that iterations are computed on.
             cache: that the model reads and writes.
-            shapes: shapes with as many rows as tokens are for decodes alone, the others for any step; see `default_shapes`.
+            shapes: shapes with as many rows as tokens are for decodes alone, the others for any step; see `shapes.default_shapes`.
 
         Raises:
             CapacityError: the device's memory does not suffice.
@@ -224,88 +211,3 @@ class GraphedIteration:
         self._stream.synchronize()
         pack_dummies(shape, cache.keys.shape[1] - 1, cache.page_size, host_views(slot.host_array, shape))
         slot.upload(shape.size)
-
-
-def max_chunks(shape: Shape) -> int:
-    """Requests with several tokens that a captured shape takes."""
-    return min(max(shape.num_tokens // CHUNK_TOKENS, LEAST_CHUNKS), shape.num_rows)
-
-
-def fitting(shapes: Mapping[Shape, int], num_tokens: int, num_chunks: int) -> Shape | None:
-    """The smallest shape that holds a step and is worth its padding; None where the step is better computed as it is.
-
-    Args:
-        shapes: ascending, each with the fewest tokens of the steps that it takes.
-        num_tokens: of the step, the padding that its plan asks for counted.
-        num_chunks: requests with several tokens in it.
-    """
-    for shape, least in shapes.items():
-        if num_tokens < least:  # a larger shape would be padded yet more
-            return None
-        if num_tokens <= shape.num_tokens and num_chunks <= max_chunks(shape):
-            return shape
-    return None
-
-
-def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
-    """Leave out shapes that take longer than a larger one: matrix products of some sizes are slow (see `bench tiles`).
-
-    seconds: of an iteration of each shape, ascending.
-    """
-    kept: dict[Shape, float] = {}
-    fastest = float("inf")
-    for shape in reversed(list(seconds)):
-        if seconds[shape] < SLOWER * fastest:
-            kept[shape] = seconds[shape]
-            fastest = min(fastest, seconds[shape])
-    return dict(reversed(kept.items()))
-
-
-def least_tokens(seconds: Mapping[Shape, float], launch_seconds: float) -> dict[Shape, int]:
-    """Fewest tokens of a step for which each shape is worth its padding.
-
-    Without padding, a step between two shapes would take a time between theirs; but while launching it takes the host about
-    as long as the device computes, padding is the better way.
-
-    Args:
-        seconds: of an iteration of each shape, ascending.
-        launch_seconds: of one that runs operation by operation, on the host.
-    """
-    least = dict.fromkeys(seconds, 0)
-    for below, shape in pairwise(seconds):
-        low, high = seconds[below], seconds[shape]
-        if low < WORTH * high and launch_seconds <= HIDDEN * low:
-            share = (WORTH * high - low) / (high - low)
-            least[shape] = below.num_tokens + int(share * (shape.num_tokens - below.num_tokens)) + 1
-    return least
-
-
-def default_shapes(limits: Limits, page_size: int, which: str) -> list[Shape]:
-    """The shapes to capture: decodes up to the whole batch, and mixed iterations up to a few tiles.
-
-    Args:
-        which: "off", "decode" or "all".
-    """
-    width = -(-limits.max_request_tokens // page_size)
-    if which == "off":
-        return []
-    shapes = [Shape(rows, rows, width) for rows in decode_sizes(limits.max_batch)]
-    if which == "all":
-        shapes += [Shape(size, limits.max_batch, width) for size in mixed_sizes(limits)]
-    return shapes
-
-
-def decode_sizes(max_batch: int) -> list[int]:
-    """Batches of decodes: 1, powers of two from 4 on, and the largest; products of few rows take as long for any number."""
-    sizes = [1, *(2**power for power in range(2, max_batch.bit_length()))]
-    return [*(size for size in sizes if size < max_batch), max_batch]
-
-
-def mixed_sizes(limits: Limits) -> list[int]:
-    """Tokens of mixed iterations: `limits.graph_sizes`, or half tiles from one to two, whole ones up to four, then fewer.
-
-    Each graph takes about 1 MiB of the device's memory, whatever its size. A full batch with a chunk beside its decodes has
-    more tokens than requests, so smaller sizes are left out.
-    """
-    sizes = limits.graph_sizes or [int(max(limits.tile, 16) * number) for number in (1, 1.5, 2, 3, 4, 6, 8, 16)]
-    return [size for size in sizes if limits.max_batch < size <= limits.max_tokens]

@@ -16,7 +16,8 @@ import torch
 
 from cbatch import Limits
 from cbatch.runtime.batch import Shape
-from cbatch.runtime.graphs import CaptureReport, GraphedIteration, default_shapes
+from cbatch.runtime.graphs import CaptureReport, GraphedIteration
+from cbatch.runtime.shapes import default_shapes
 from experiments.bench.presets import load_spec
 from experiments.bench.report import write
 from experiments.command_line import Count

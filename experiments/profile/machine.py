@@ -79,7 +79,7 @@ def build(backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest
 
 def _gpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
     from cbatch.runtime.gpu import BLOCK_SIZE  # needs triton
-    from cbatch.runtime.graphs import decode_sizes
+    from cbatch.runtime.shapes import decode_sizes
     from experiments.bench.serving import release, start
 
     release()

@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from cbatch.runtime.batch import Bounds, Shape
-from cbatch.runtime.graphs import (
+from cbatch.runtime.graphs import Captured, GraphedIteration
+from cbatch.runtime.iteration import Work
+from cbatch.runtime.shapes import (
     HIDDEN,
     WORTH,
-    Captured,
-    GraphedIteration,
     fitting,
     least_tokens,
     max_chunks,
     without_slow,
 )
-from cbatch.runtime.iteration import Work
 
 
 def shapes(seconds: dict[int, float]) -> dict[Shape, float]:
