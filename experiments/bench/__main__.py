@@ -16,6 +16,7 @@ BENCHMARKS = {
     "vidur": "a whole simulated run as one process, on a workload that Vidur was timed on (no GPU needed)",
     "checks": "what runtime.check=races costs, on a GPU if there is one (no GPU needed)",
     "step": "one decode iteration in a graph, and where its time goes",
+    "attention": "attention of decodes against the bytes that it reads, however contexts are spread",
     "tiles": "time of an iteration against its tokens",
     "async": "the asynchronous loop against the synchronous one",
     "loops": "both loops with no graphs, graphs of decodes, and graphs of all iterations, on mixed traffic",

@@ -8,8 +8,10 @@ from gpu_models import CUDA, error, make_batch
 from torch.nn.functional import rms_norm, silu
 
 from cbatch.runtime.argmax import argmax
-from cbatch.runtime.attention.decode import Chunks, Decodes, SplitAttention, TritonChunks
+from cbatch.runtime.attention.decode import Chunks, SplitAttention
 from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.attention.triton_chunks import TritonChunks
+from cbatch.runtime.attention.triton_decodes import Decodes
 from cbatch.runtime.batch import Bounds
 from cbatch.runtime.kernels import add_norm, gate, rotate_and_store
 from cbatch.runtime.skinny import skinny_product, tiling_for
@@ -126,6 +128,9 @@ ROWS = {
     "mixed": [(1, 130), (1, 7), (96, 96), (33, 1000), (1, 1000), (200, 513)],
     "chunks": [(2, 2), (128, 256), (77, 900)],
     "padding": [(1, 300), (40, 40), (1, 1), (0, 0), (0, 0)],
+    "one very long decode": [(1, 9000)],
+    "many": [(1, 1 + 37 * row % 1000) for row in range(150)],
+    "one decode among padding": [(0, 0), (1, 1024), *[(0, 0)] * 126],
 }
 
 
@@ -136,28 +141,25 @@ ROWS = {
 def test_attention(kind: str, heads: int, kv_heads: int, dim: int, chunks: Chunks, dtype: torch.dtype) -> None:
     if dtype is torch.float32 and chunks.name != "triton":
         pytest.skip("the library computes 16-bit floats")
-    page, width = 128, 8
     rows = ROWS[kind]
+    page = 128
+    width = max(8, -(-max(context for _, context in rows) // page))
     batch = make_batch(rows, page, width)
     query = random(sum(queries for queries, _ in rows), heads, dim, dtype=dtype)
     keys, values = random(2, len(rows) * width + 1, page, kv_heads, dim, dtype=dtype)
     longest = max(queries for queries, _ in rows)
     max_chunks = min(sum(queries > 1 for queries, _ in rows) + 1, len(rows))  # one of them empty
-    out = SplitAttention(chunks, Decodes(PROCESSORS, dependent=DEPENDENT))(
-        query, keys, values, batch, Bounds(longest, page * width, max_chunks), scaling=dim**-0.5
-    )
+    attention, bounds = SplitAttention(chunks, Decodes(CUDA)), Bounds(longest, page * width, max_chunks)
+    out, again = (attention(query, keys, values, batch, bounds, scaling=dim**-0.5) for _ in range(2))
+    assert torch.equal(out, again)  # nothing is left of a call for the next one
     real = [row for row, (queries, _) in enumerate(rows) if queries]
-    expected = torch.empty_like(query, dtype=torch.float64)
+    exact_query, exact_keys, exact_values = query.double(), keys.double(), values.double()
+    expected = torch.empty_like(exact_query)
     for row in real:
         part = make_part(batch, row)
         begin, end = batch.query_starts[row : row + 2].tolist()
         expected[begin:end] = ReferenceAttention()(
-            query[begin:end].double(),
-            keys.double(),
-            values.double(),
-            part,
-            Bounds(0, 0, 0),
-            scaling=dim**-0.5,
+            exact_query[begin:end], exact_keys, exact_values, part, Bounds(0, 0, 0), scaling=dim**-0.5
         )
     assert error(out, expected) < DTYPES[dtype]
 

@@ -92,15 +92,34 @@ def test_sampled_tokens_do_not_depend_on_the_batch(spec: ModelSpec, graphs: str,
 
 @pytest.mark.parametrize("graphs", ["off", "all"])
 def test_a_model_that_is_not_fused(graphs: str) -> None:
-    weights = load_model(TINY_NANOGPT, CUDA, attention="eager")
-    references = []
-    for length in (1, 5, 17, 40):
-        prompt = torch.randint(0, TINY_NANOGPT.vocab_size, (1, length), device=CUDA)
-        tokens = weights.generate(prompt, max_new_tokens=LONGEST_OUTPUT, do_sample=False)[0].tolist()
-        references.append(Reference(tokens[:length], Sampling(), tokens[length:]))
+    references = generated(TINY_NANOGPT, 1, 5, 17, 40)
     executor = gpu.build(TINY_NANOGPT, LIMITS, num_blocks=AMPLE, block_size=PAGE, graphs=graphs, poison=True)
     expected = [reference.expected(1 + index) for index, reference in enumerate(references)]
     assert serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True)[0] == expected
+
+
+def generated(spec: ModelSpec, *lengths: int) -> list[Reference]:
+    """Random prompts of these lengths, and what `generate` makes of them."""
+    weights = load_model(spec, CUDA, attention="eager")
+    references = []
+    for length in lengths:
+        prompt = torch.randint(0, spec.vocab_size, (1, length), device=CUDA)
+        tokens = weights.generate(prompt, max_new_tokens=LONGEST_OUTPUT, do_sample=False)[0].tolist()
+        references.append(Reference(tokens[:length], Sampling(), tokens[length:]))
+    return references
+
+
+def test_more_chunks_than_a_graph_takes_at_exactly_its_size(checkpoints: Path) -> None:
+    spec = with_same_weights(TINY_LLAMA, checkpoints)
+    limits = Limits(max_batch=8, max_tokens=64, max_request_tokens=PAGE, tile=32)
+    references = generated(spec, *[8] * 8)
+    executor = gpu.build(spec, limits, num_blocks=AMPLE, block_size=PAGE, poison=True)
+    engine = Engine(Orca(), executor, limits, UnitCost(), num_blocks=AMPLE, block_size=PAGE, asynchronous=True)
+    requests = [reference.request(index, 5) for index, reference in enumerate(references)]
+    engine.submit(requests)
+    engine.run()
+    assert [request.output for request in requests] == [reference.expected(5) for reference in references]
+    assert executor.iteration.num_eager == 1
 
 
 def test_an_iteration_beyond_the_graphs_runs_and_is_counted(checkpoints: Path) -> None:

@@ -10,7 +10,9 @@ import torch
 from cbatch.errors import ConfigError
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import Attention
-from cbatch.runtime.attention.decode import DecodeAttention, Decodes, SplitAttention, TritonChunks
+from cbatch.runtime.attention.decode import DecodeAttention, SplitAttention
+from cbatch.runtime.attention.triton_chunks import TritonChunks
+from cbatch.runtime.attention.triton_decodes import Decodes
 
 
 class Choice(NamedTuple):
@@ -48,7 +50,7 @@ def choose_attention(spec: ModelSpec, page_size: int, device: torch.device, want
     """
     properties = torch.cuda.get_device_properties(device)
     place = _Place(spec.dtype, spec.head_dim, page_size, (properties.major, properties.minor))
-    decodes = Decodes(properties.multi_processor_count, dependent=properties.major >= 9)
+    decodes = Decodes(device)
     if wanted not in ("auto", *NAMES):
         raise ConfigError(f"backend.attention={wanted}: give auto, {', '.join(NAMES[:-1])} or {NAMES[-1]}")
     names = NAMES if wanted == "auto" else (wanted,)

@@ -1,0 +1,110 @@
+"""Attention alone: how near to the memory's speed it reads the contexts, however they are spread over the requests.
+
+A decode takes as long as the bytes of its keys and values. One long context, many uneven ones and a few beside a chunk are
+where a kernel leaves processors without work. All in graphs for the same number of requests, as mixed iterations are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cbatch.model import ModelSpec
+from cbatch.runtime.attention.choice import choose_attention
+from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
+from cbatch.runtime.kv_cache import PagedCache
+from experiments.bench.presets import load_spec
+from experiments.bench.report import spread, write
+from experiments.bench.step import COPY_BANDWIDTH, PAGE, capture, replay_times
+from experiments.command_line import Count
+
+NUM_LAYERS = 8
+"""Layers measured one after the other, so that a layer's keys and values are not in the cache from the last time."""
+
+Row = tuple[int, int]
+"""Tokens that a request computes, and of its context."""
+
+
+def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, folder: str = "results") -> None:
+    """Measure, print and write attention-<model>.json."""
+    spec = load_spec(model)
+    hardware = torch.cuda.get_device_name()
+    print(f"{spec.name}, attention of one layer in a graph for {batch} requests on {hardware}")
+    figures = {}
+    for name, rows in cases(batch).items():
+        chunks = [row for row in rows if row[0] > 1]
+        bound = _bytes(spec, rows) / COPY_BANDWIDTH * 1e6
+        times = spread([1e3 * time / NUM_LAYERS for time in replay_times(_graph(spec, rows, batch), repeats)])
+        alone = (
+            spread([1e3 * time / NUM_LAYERS for time in replay_times(_graph(spec, chunks, batch), repeats)])
+            if chunks
+            else None
+        )
+        figures[name] = {"rows": rows, "time": times, "chunks_alone": alone, "bytes_bound": bound}
+        beside = f", {times['median'] - alone['median']:7.1f} of it beside its chunk" if alone else ""
+        print(f"  {name:32s} {times['median']:8.1f} us; bytes alone {bound:7.1f} us{beside}", flush=True)
+    settings = {"unit": "us per layer", "model": spec.name, "batch": batch}
+    print(f"written: {write(f'attention-{spec.name}', hardware, {**settings, 'figures': figures}, Path(folder))}")
+
+
+def cases(batch: int) -> dict[str, list[Row]]:
+    """The iterations to measure, rows of padding left out."""
+    uneven = np.random.default_rng(0).lognormal(6.8, 0.9, batch).clip(16, 8192).astype(int).tolist()
+    return {
+        "one decode of 1,024": [(1, 1024)],
+        "one decode of 32,768": [(1, 32768)],
+        "a few decodes of 2,048": [(1, 2048)] * 4,
+        "32 decodes of 4,096": [(1, 4096)] * 32,
+        f"{batch} decodes, even": [(1, 1365)] * batch,
+        f"{batch} decodes, uneven": [(1, context) for context in uneven],
+        "one of 32,768 beside a chunk": [(1, 32768), (512, 512)],
+        "three beside a chunk": [*[(1, 1024)] * 3, (253, 253)],
+        "uneven beside a chunk": [*((1, context) for context in uneven[1:]), (512, 1024)],
+    }
+
+
+def _bytes(spec: ModelSpec, rows: Sequence[Row]) -> int:
+    """Of the keys and values that one layer's decodes read."""
+    return sum(context for queries, context in rows if queries == 1) * spec.kv_bytes_per_token // spec.num_layers
+
+
+def _graph(spec: ModelSpec, rows: Sequence[Row], num_rows: int) -> torch.cuda.CUDAGraph:
+    """The attention of some layers with their own keys and values, captured for that many requests if it is mixed."""
+    device = torch.device("cuda")
+    queries, contexts = (torch.tensor(column) for column in zip(*rows, strict=True))
+    longest = int(queries.max())
+    num_rows = num_rows if longest > 1 else len(rows)
+    width = -(-int(contexts.max()) // PAGE)
+    pages = -(-contexts // PAGE)
+    cache = PagedCache(replace(spec, num_layers=NUM_LAYERS), int(pages.sum()), PAGE, device)
+    cache.keys.normal_()
+    cache.values.normal_()
+    batch = _batch(queries, contexts, pages, Shape(int(queries.sum()), num_rows, width))
+    attention = choose_attention(spec, PAGE, device).attention
+    query = torch.randn((int(queries.sum()), spec.num_heads, spec.head_dim), device=device).to(cache.keys.dtype)
+    bounds = Bounds(longest, width * PAGE, max(1, int((queries > 1).sum())))
+
+    def run() -> torch.Tensor:
+        iteration = replace(batch)  # what an iteration finds out about its batch is found out in the graph
+        for layer in range(NUM_LAYERS):
+            out = attention(query, *cache.layer(layer), iteration, bounds, scaling=spec.head_dim**-0.5)
+        return out
+
+    return capture(run)
+
+
+def _batch(queries: torch.Tensor, contexts: torch.Tensor, pages: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
+    """What attention reads of an iteration's inputs; pages scattered."""
+    batch = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
+    num_rows = len(queries)
+    batch.query_starts[1:] = shape.num_tokens
+    batch.query_starts[1 : num_rows + 1] = queries.cumsum(0)
+    batch.context_lens[:num_rows] = contexts
+    scattered = torch.randperm(int(pages.sum()), dtype=torch.int32).split(pages.tolist())
+    for row, table in enumerate(scattered):
+        batch.block_tables[row, : len(table)] = table
+    return batch
