@@ -15,14 +15,12 @@ class BatchShape(NamedTuple):
     num_decodes: requests that compute one token.
     decode_context: tokens of KV cache that the decodes read, summed over them.
     num_padding: tokens added to reach the shape that was asked for (`Plan.pad_to`).
-    longest_decode: the largest context among the decodes; 0: not told, they count as equal.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()
     num_decodes: int = 0
     decode_context: int = 0
     num_padding: int = 0
-    longest_decode: int = 0
 
     @property
     def num_tokens(self) -> int:

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from traceback import extract_tb
 from typing import Any, NamedTuple
 
 from cbatch.cost import CostModel
@@ -260,7 +262,9 @@ def _optional(policy: Policy, name: str) -> Callable[[Any], Any]:
 
 def _policy_raised(where: str, method: Callable[[Any], Any], error: BaseException) -> PolicyError:
     name = getattr(method, "__name__", type(method).__name__)
-    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}")
+    _, *frames = extract_tb(error.__traceback__)  # the first is of the caller; there is no other if it could not be called
+    line = f" ({Path(frames[0].filename).name}:{frames[0].lineno})" if frames else ""
+    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}{line}")
 
 
 def _ignore(_: Any) -> None:

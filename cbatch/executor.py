@@ -59,14 +59,13 @@ class Step:
         num_requests, context = len(start), sum(start) + len(start)
         num_padding = self.pad_to - self.num_batch_tokens
         if self.num_batch_tokens == num_requests:
-            return BatchShape((), num_requests, context, num_padding, max(start) + 1)
+            return BatchShape((), num_requests, context, num_padding)
         chunks = []
         for place in (self.num_tokens > ONE).nonzero()[0].tolist():
             before = start[place]
             chunks.append((self.num_tokens.item(place), before))
             context -= before + 1
-            start[place] = -1  # no decode
-        return BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding, max(start) + 1)
+        return BatchShape(tuple(chunks), num_requests - len(chunks), context, num_padding)
 
 
 class CopyTimes(NamedTuple):

@@ -16,7 +16,6 @@ from matplotlib import pyplot as plt
 from cbatch import BatchShape
 from cbatch.errors import ConfigError
 from cbatch.model import ModelSpec
-from cbatch.sim.attention import TableAttention
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Measured, Tables
 from experiments.experiment import FOLDER, composed, swept, swept_numbers, workload
@@ -64,14 +63,13 @@ def quiet(_: str) -> None:
 
 @dataclass(frozen=True)
 class WithoutHistory:
-    """Measured tables, less what the steady state by hand leaves out: the GPU's past, and how contexts differ."""
+    """Measured tables, less what the steady state by hand leaves out: the GPU's past."""
 
     tables: Tables
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> Measured:
         found = self.tables.measured(spec, tensor_parallel)
-        assert isinstance(found.attention, TableAttention)
-        return replace(found, power=None, attention=replace(found.attention, uneven=None, mixed_uneven=None))
+        return replace(found, power=None)
 
 
 @cache
@@ -92,9 +90,8 @@ def cost_of(name: str) -> ProfileCost:
 def test_the_steady_state_by_hand_is_that_of_a_run(name: str, pd_ratio: float, total: int) -> None:
     """By hand an iteration takes what it takes after its like, with decodes of equal context.
 
-    A run on an H200 also has a power reserve, which decodes fill for the chunks after them, and decodes whose contexts
-    differ; with both, by hand is up to 1.6% off. They are left out of the profile here, so that what is compared is the
-    count of iterations and what is in them. The A6000's profile knows neither.
+    A run on an H200 also has a power reserve, which decodes fill for the chunks after them. It is left out of the profile
+    here, so that what is compared is the count of iterations and what is in them. The A6000's profile knows none.
     """
     cost, load = cost_of(name), Load(1024, 18, pd_ratio)
     run = seconds_per_request(cost, Sarathi(TileAligned(total)), load)

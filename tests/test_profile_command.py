@@ -16,7 +16,6 @@ from cbatch.sim.power import PowerLimit, PowerReserve
 from cbatch.sim.profile import Profile, load_profile
 from experiments.profile.__main__ import main
 from experiments.profile.batches import (
-    attention_counts,
     captured_edges,
     decode_counts,
     fit_in,
@@ -80,9 +79,9 @@ class Clockwork:
     def close(self) -> None: ...
 
     def attention(self, shape: BatchShape) -> float:
-        """Linear in what it reads, so that tables can hold it exactly; all decodes are read at once."""
+        """Linear in what it reads, so that tables can hold it exactly."""
         chunks = sum(1e-9 * tokens * (context + (tokens + 1) / 2) for tokens, context in shape.chunks)
-        return chunks + 2e-7 * shape.longest_decode
+        return chunks + 2e-7 * shape.decode_context
 
     def seconds(self, shape: BatchShape) -> float:
         """Of an iteration in the lasting state, its attention without what the clock gains by it."""
@@ -188,7 +187,7 @@ def test_products_head_and_the_rest_share_what_attention_leaves(tmp_path: Path) 
 
 
 def test_kernels_are_told_apart_by_name_and_place() -> None:
-    kernels = [("_skinny_kernel", 4.0), ("kernel_cutlass_flash_attn", 9.0), ("_attention_kernel", 9.0), ("elementwise", 1.0),
+    kernels = [("_skinny_kernel", 4.0), ("kernel_cutlass_flash_attn", 9.0), ("_decode_kernel", 9.0), ("elementwise", 1.0),
                ("sm90_xmma_gemm", 2.0), ("_add_norm_kernel", 1.0), ("nvjet_tst", 1.0), ("_search_kernel", 1.0)]  # fmt: skip
     assert shares(kernels) == pytest.approx((0.6, 0.2, 0.2))
     assert shares([]) == (1.0, 0.0, 0.0)
@@ -196,8 +195,6 @@ def test_kernels_are_told_apart_by_name_and_place() -> None:
 
 def test_both_sides_of_every_step_are_measured() -> None:
     assert decode_counts([1, 2, 4, 8, 10]) == [1, 2, 3, 4, 5, 8, 9, 10]
-    assert attention_counts([1, 4, 16, 48]) == [1, 2, 4, 5, 16, 17, 24, 32, 40, 48]
-    assert attention_counts([1, 4, 16], at_once=6.6) == [1, 2, 4, 5, 6, 7, 13, 14, 16]
     totals = mixed_totals(((1, 64), (65, 128), (129, 256)), 64, 4096)
     assert totals[:7] == [2, 16, 64, 65, 128, 129, 256]
     assert {257, 320, 321, 768, 769} <= set(totals)

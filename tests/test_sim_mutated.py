@@ -24,7 +24,7 @@ from cbatch.sim.profile import PROFILES, load_profile
 from cbatch.sim.topology import Topology
 
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
-SHAPES = (BatchShape((), 1, 1), BatchShape(((64, 0),)), BatchShape(((100, 1000), (1, 0)), 128, 128 * 4000, 29, 8000))
+SHAPES = (BatchShape((), 1, 1), BatchShape(((64, 0),)), BatchShape(((100, 1000), (1, 0)), 128, 128 * 4000, 29))
 
 
 def times_or_refusal(path: Path, spec: ModelSpec, topology: Topology) -> None:

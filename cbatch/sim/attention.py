@@ -8,7 +8,7 @@ from typing import Protocol
 
 from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.curve import Curve, Grid
+from cbatch.sim.curve import Grid
 
 
 class Attention(Protocol):
@@ -87,19 +87,14 @@ class TableAttention:
     """Measured tables of two kernels that run one after the other.
 
     chunks: seconds against (tokens, context before them) of one chunk; several in an iteration are summed.
-    decodes: seconds against (number, mean context) of decodes of equal context.
+    decodes: seconds against (number, mean context) of decodes. How contexts differ is left out: a kernel that gives each
+        multiprocessor an equal share of all of them takes as long.
     mixed_decodes: the same, of decodes that share an iteration with a chunk, where that was measured to differ.
-    uneven, mixed_uneven: against the number of decodes, seconds for each token of a single long context among them. Each
-        token by which the longest exceeds the mean is taken to add as much: Graham's bound (Bell System Tech. J. 45(9),
-        1966) for tasks in a list, as if the longest began last. Order and mix decide how near to it a kernel comes; with
-        many long contexts it is near. None: not measured.
     """
 
     chunks: Grid
     decodes: Grid
     mixed_decodes: Grid | None = None
-    uneven: Curve | None = None
-    mixed_uneven: Curve | None = None
 
     @cached_property
     def _surely(self) -> tuple[float, float, float, float]:
@@ -107,18 +102,13 @@ class TableAttention:
         return (*self.chunks.rectangle(), *self.decodes.rectangle())
 
     def seconds(self, shape: BatchShape) -> float:
-        chunks, num_decodes, context_of_decodes, _, longest = shape
+        chunks, num_decodes, context_of_decodes, _ = shape
         seconds = 0.0
         for tokens, context in chunks:
             seconds += self.chunks.at(tokens, context)
         if num_decodes:
-            mean = context_of_decodes / num_decodes
-            table, uneven = self.decodes, self.uneven
-            if chunks and self.mixed_decodes is not None:
-                table, uneven = self.mixed_decodes, self.mixed_uneven
-            seconds += table.at(num_decodes, mean)
-            if uneven is not None and longest > mean:
-                seconds += uneven.at(num_decodes) * (longest - mean)
+            table = self.mixed_decodes if chunks and self.mixed_decodes is not None else self.decodes
+            seconds += table.at(num_decodes, context_of_decodes / num_decodes)
         return seconds
 
     def covers(self, shape: BatchShape) -> bool:

@@ -10,7 +10,7 @@
      "models": {NAME: {"num_layers": number, "tensor_parallel": {DEGREE: {
          "linear": {"tokens": [], one list of seconds for each product}, "other", "embedding": {"tokens", "seconds"},
          "head": {"requests", "seconds"}, "chunks", "decodes", "mixed_decodes": {"sizes", "contexts", "seconds": [[]]},
-         "decode_only": {"linear", "other", "head"},  "uneven", "mixed_uneven": {"requests", "seconds"},   (optional)
+         "decode_only": {"linear", "other", "head"},                                                       (optional)
          "captured_rows": {"requests": [], "tokens": [], "seconds": [[]]},                                 (optional)
          "power": {"tokens", "share", "reserve_seconds", "recovery", "idle_recovery"}}}}}}                 (optional)
 
@@ -144,7 +144,7 @@ def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:
 
 def _measured(node: Node, layer: float) -> Measured:
     """layer: one layer's share of the seconds in the file."""
-    node.only("linear", "other", "embedding", "head", "chunks", "decodes", "mixed_decodes", "uneven", "mixed_uneven",
+    node.only("linear", "other", "embedding", "head", "chunks", "decodes", "mixed_decodes",
               "decode_only", "captured_rows", "power")  # fmt: skip
     return Measured(
         linear=_linear(node.child("linear")).scaled(layer) if "linear" in node else None,
@@ -164,11 +164,7 @@ def _attention(node: Node, layer: float) -> TableAttention | None:
         return None
     if not {"chunks", "decodes"} <= grids.keys():
         node.fail("chunks", "and decodes belong together")
-    uneven, mixed_uneven = (
-        _curve(node.child(key), "requests", zero=True).scaled(layer) if key in node else None
-        for key in ("uneven", "mixed_uneven")
-    )
-    return TableAttention(grids["chunks"], grids["decodes"], grids.get("mixed_decodes"), uneven, mixed_uneven)
+    return TableAttention(grids["chunks"], grids["decodes"], grids.get("mixed_decodes"))
 
 
 def _decode_only(node: Node, layer: float) -> DecodeOnly:

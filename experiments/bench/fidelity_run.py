@@ -86,7 +86,7 @@ class ServedRun:
         columns = self.columns
         chunks = list(zip(columns["chunk.tokens"].tolist(), columns["chunk.context"].tolist(), strict=True))
         ends = np.cumsum(columns["step.num_chunks"]).tolist()
-        names = ("num_decodes", "decode_context", "padding", "longest_decode")
+        names = ("num_decodes", "decode_context", "padding")
         rows = zip(ends, *(columns[f"step.{name}"].tolist() for name in names), strict=True)
         begins = [0, *ends]
         return [BatchShape(tuple(chunks[begin:end]), *rest) for begin, (end, *rest) in zip(begins, rows, strict=False)]
@@ -140,7 +140,6 @@ def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request],
         "step.num_chunks": [len(shape.chunks) for shape in shapes],
         "step.num_decodes": [shape.num_decodes for shape in shapes],
         "step.decode_context": [shape.decode_context for shape in shapes],
-        "step.longest_decode": [shape.longest_decode for shape in shapes],
         "step.padding": [shape.num_padding for shape in shapes],
         "chunk.tokens": [tokens for shape in shapes for tokens, _ in shape.chunks],
         "chunk.context": [context for shape in shapes for _, context in shape.chunks],

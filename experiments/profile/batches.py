@@ -14,43 +14,23 @@ CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 BEFORE = (1024, 2048, 4096, 7168)
 """Contexts before it."""
 
-CONTEXTS = (128, 512, 1024, 2048, 4096, 8192)
+CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192)
 """Contexts of decodes."""
 
 WHOLE = 1024
 """Tokens of each prompt where an iteration holds several."""
 
-WAVES = 4
-
 GROWTH = 1.4
 """Of the tokens of large iterations, from one to the next."""
 
-LONG = (1024, 4096)
-"""Contexts of a single long decode among short ones."""
-
 ONE_IN, LONGER = 8, 4
+"""Of contexts that differ: one in so many is so many times as long as the mean."""
 
 
 def decode_counts(captured: Sequence[int]) -> list[int]:
     """Numbers of decodes: each captured size, which all up to it are padded to, and one more than it."""
     largest = captured[-1]
     return sorted({1, *captured, *(size + 1 for size in captured if size < largest)})
-
-
-def attention_counts(captured: Sequence[int], at_once: float = 0.0) -> list[int]:
-    """Numbers of decodes whose attention is measured: beside `decode_counts` three between large captured sizes.
-
-    A GPU reads `at_once` contexts at a time, if that is known, and the next ones when they are done: both sides of the first
-    `WAVES` of these steps, which are not those of the graphs, are measured too.
-    """
-    between = {
-        low + (high - low) * quarter // 4
-        for low, high in pairwise(captured)
-        if high - low >= 16
-        for quarter in (1, 2, 3)
-    }
-    edges = {int(wave * at_once) + beyond for wave in range(1, WAVES + 1) for beyond in (0, 1) if at_once >= 1}
-    return sorted({*decode_counts(captured), *between, *(edge for edge in edges if 0 < edge <= captured[-1])})
 
 
 def mixed_totals(ranges: Sequence[tuple[int, int]], tile: int, most: int) -> list[int]:

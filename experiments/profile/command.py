@@ -67,7 +67,7 @@ def _one(
     with closing(machine.executor):
         report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
         laboratory = machine.laboratory(spec)
-        found = measure(laboratory, machine.decode_sizes, machine.mixed_ranges, report, machine.at_once)
+        found = measure(laboratory, machine.decode_sizes, machine.mixed_ranges, report)
         report("batches between the measured ones")
         between = _between(laboratory, machine)
         report("host time")

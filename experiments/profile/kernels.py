@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-ATTENTION = re.compile(r"flash|_attention_kernel|_combine_kernel")
+ATTENTION = re.compile(r"flash|_decode_kernel|_chunk_kernel")
 PRODUCT = re.compile(r"skinny|gemm|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECASE)
 NORM = "_add_norm_kernel"
 COPIES = ("Memcpy", "Memset")

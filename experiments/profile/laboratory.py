@@ -48,7 +48,7 @@ class Batch(NamedTuple):
         return [*[1] * len(self.decodes), *(tokens for tokens, _ in self.chunks)]
 
     def shape(self) -> BatchShape:
-        return BatchShape(self.chunks, len(self.decodes), sum(self.decodes), 0, max(self.decodes, default=0))
+        return BatchShape(self.chunks, len(self.decodes), sum(self.decodes))
 
 
 class Laboratory:

@@ -25,7 +25,6 @@ class Machine(NamedTuple):
     name: of the hardware. decode_sizes: requests of captured iterations without prompts; without graphs the powers of two.
     mixed_ranges: fewest and most tokens of the iterations with prompts that each captured shape takes; without graphs none.
     attention: which kernels attend.
-    at_once: contexts of decodes that are read at a time, a program for each kv head and two on a multiprocessor; 0: not known.
     """
 
     name: str
@@ -36,7 +35,6 @@ class Machine(NamedTuple):
     decode_sizes: Sequence[int]
     mixed_ranges: Sequence[tuple[int, int]]
     attention: str
-    at_once: float = 0.0
 
     @property
     def mixed_sizes(self) -> list[int]:
@@ -89,10 +87,8 @@ def _gpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
     for pages in (cache.keys, cache.values):
         pages.normal_()  # a model's own keys and values are about so large; zeros compute faster
     torch.cuda.synchronize()
-    processors = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
     return Machine(name, executor, limits, server.num_blocks, BLOCK_SIZE,
-                   decode_sizes(limits.max_batch), executor.iteration.ranges, executor.attention,
-                   2 * processors / spec.num_kv_heads)  # fmt: skip
+                   decode_sizes(limits.max_batch), executor.iteration.ranges, executor.attention)  # fmt: skip
 
 
 def _cpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:

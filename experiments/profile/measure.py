@@ -20,9 +20,7 @@ from experiments.profile.batches import (
     BEFORE,
     CHUNKS,
     CONTEXTS,
-    LONG,
     WHOLE,
-    attention_counts,
     decode_counts,
     decodes_and,
     fit_in,
@@ -44,7 +42,6 @@ class Iterations:
     mixed: base of an iteration with prompts, against tokens. chunks: attention of one, against (tokens, context before).
     mixed_decodes: attention of decodes beside a chunk, against (number, context).
     alone, decodes: base and attention of iterations without prompts.
-    uneven, mixed_uneven: see `cbatch.sim.attention.TableAttention`.
     power: how the clock follows what the GPU did before.
     """
 
@@ -53,8 +50,6 @@ class Iterations:
     mixed_decodes: Grid
     alone: Curve
     decodes: Grid
-    uneven: Curve
-    mixed_uneven: Curve
     power: PowerLimit
 
 
@@ -63,19 +58,16 @@ def measure(
     decode_sizes: Sequence[int],
     mixed_ranges: Sequence[tuple[int, int]],
     report: Report,
-    at_once: float = 0.0,
 ) -> Iterations:
     """
     Args:
-        decode_sizes, mixed_ranges, at_once: as in `Machine`.
+        decode_sizes, mixed_ranges: as in `Machine`.
         report: told what was measured.
     """
     limits = laboratory.limits
     report("decodes alone")
     alone = curve((number, laboratory.seconds(Batch((), (1,) * number))) for number in decode_counts(decode_sizes))
-    counts = attention_counts(decode_sizes, at_once)
-    decodes = _contexts(laboratory, counts, _alone, alone.at)
-    uneven = _uneven(laboratory, counts, _alone)
+    decodes = _contexts(laboratory, decode_counts(decode_sizes), _alone, alone.at)
     report("chunks of prompts")
     sizes = fit_in(CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
     small = _chunks(laboratory, [size for size in sizes if size <= WHOLE])
@@ -90,9 +82,7 @@ def measure(
     most = min(limits.max_batch - 1, limits.max_tokens - 2)
     mixed_counts = sorted({*(number for number in decode_sizes if number < most), max(3 * most // 4, 1), most})
     mixed_decodes = _contexts(laboratory, mixed_counts, beside.batch, beside.without)
-    return Iterations(
-        mixed, chunks, mixed_decodes, alone, decodes, uneven, _uneven(laboratory, mixed_counts, beside.batch), power
-    )
+    return Iterations(mixed, chunks, mixed_decodes, alone, decodes, power)
 
 
 def _alone(contexts: tuple[int, ...]) -> Batch:
@@ -159,22 +149,9 @@ def _contexts(
         batches = {
             context: batch_of((context,) * number) for context in fit_in(CONTEXTS, laboratory.limits.max_request_tokens)
         }
-        row = [(context, max(laboratory.seconds(batch) - base(number), 0.0))
-               for context, batch in batches.items() if laboratory.holds(batch)]  # fmt: skip
-        points += [(number, 1, min(_slope(row), row[0][1])), *((number, context, seconds) for context, seconds in row)]
+        points += [(number, context, max(laboratory.seconds(batch) - base(number), 0.0))
+                   for context, batch in batches.items() if laboratory.holds(batch)]  # fmt: skip
     return grid(points)
-
-
-def _uneven(laboratory: Laboratory, counts: Sequence[int], batch_of: Callable[[tuple[int, ...]], Batch]) -> Curve:
-    """Seconds that each token of a single long context takes among decodes of one token, against their number."""
-    points = [(1.0, 0.0)]
-    for number in counts:
-        batches = {context: batch_of((1,) * (number - 1) + (context,))
-                   for context in fit_in(LONG, laboratory.limits.max_request_tokens)}  # fmt: skip
-        row = [(context, laboratory.seconds(batch)) for context, batch in batches.items() if laboratory.holds(batch)]
-        if number > 1 and row:
-            points.append((number, _slope(row)))
-    return curve(points)
 
 
 def _unrelieved(point: Point, mixed: Curve, power: PowerLimit) -> Point:

@@ -44,8 +44,6 @@ def model_tables(
         "chunks": _grid(found.chunks),
         "decodes": _grid(found.decodes),
         "mixed_decodes": _grid(found.mixed_decodes),
-        "uneven": _curve(found.uneven, "requests"),
-        "mixed_uneven": _curve(found.mixed_uneven, "requests"),
         "power": _power(found.power),
     }
     return tables if rows is None else {**tables, "captured_rows": dict(rows)}
