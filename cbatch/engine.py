@@ -262,9 +262,9 @@ def _optional(policy: Policy, name: str) -> Callable[[Any], Any]:
 
 def _policy_raised(where: str, method: Callable[[Any], Any], error: BaseException) -> PolicyError:
     name = getattr(method, "__name__", type(method).__name__)
-    _, *frames = extract_tb(error.__traceback__)  # the first is of the caller; there is no other if it could not be called
-    line = f" ({Path(frames[0].filename).name}:{frames[0].lineno})" if frames else ""
-    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}{line}")
+    files = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
+    lines = [f" ({path.name}:{line})" for path, line in files if path.parent != Path(__file__).parent]
+    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}{''.join(lines[-1:])}")
 
 
 def _ignore(_: Any) -> None:

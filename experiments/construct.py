@@ -94,11 +94,7 @@ def _locate(path: str, target: object) -> Any:
 
 
 def _remedy(path: str, key: str) -> str:
-    return (
-        f"; for a policy from outside: policy=external policy._target_=..., or ~{path}.{key}"
-        if path == "policy"
-        else ""
-    )
+    return f"; if policy=NAME brought it, give policy=external instead, or ~{path}.{key}" if path == "policy" else ""
 
 
 def _short(value: object) -> str:

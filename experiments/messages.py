@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
@@ -24,14 +25,19 @@ _RAY_ADDRESS = (
     "hydra.launcher.ray.init.address=HOST:PORT, and RAY_AUTH_MODE=token in the environment if it asks for one"
 )
 
+_ABSENT = object()
+
+_HYDRAS = ("hydra", "omegaconf", "joblib", "submitit")
+
 _LAUNCHERS = ("hydra/launcher/joblib", "hydra/launcher/ray", "hydra/launcher/submitit")
 
 
-def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str | None:
+def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: str | None = None) -> str | None:
     """The message for an error that the command line caused; None for any other, which deserves its traceback.
 
-    overrides: the command line, for what Hydra's own message leaves out.
+    overrides, config_dir: of the command line, for what Hydra's own message leaves out.
     """
+    without_keys = partial(_without_keys, overrides, config_dir)
     match error:
         case CbatchError():
             text = str(error).strip() or f"{type(error).__name__}, raised without a message"
@@ -40,11 +46,11 @@ def one_line(error: BaseException, overrides: Sequence[str] = ()) -> str | None:
         case OverrideParseException():
             text = f"{error.override}: cannot be read ({_parse_reason(error.message)}); give key=value"
         case ConfigCompositionException():
-            text = _composition(error, overrides)
+            text = _composition(error, without_keys)
         case MissingMandatoryValue():
             text = f"{error.full_key}: has no value; give {error.full_key}=..."
         case ConfigKeyError():
-            text = _unknown_key(str(error.full_key), overrides)
+            text = _unknown_key(str(error.full_key), without_keys())
         case InterpolationResolutionError():
             text = f"{error.full_key}: {_first_line(error)}; mend the ${{...}} in it"
         case ConnectionError():
@@ -72,7 +78,7 @@ def _unknown_option(error: MissingConfigException) -> str:
         return f"{missing.replace('launcher/', 'launcher=')}: is not installed; pip install -e '.[sweep]'"
     group, _, option = missing.rpartition("/")
     if not group:
-        return f"--config-name={option}: no such file of settings; leave it out, or give its folder with --config-dir"
+        return f"{option}: no such file of settings; correct the defaults that name it"
     return f"{group}={option}: no such {group}; {nearest(option, error.options or ())}"
 
 
@@ -83,22 +89,23 @@ def _parse_reason(message: str) -> str:
     return message.splitlines()[-2]
 
 
-def _composition(error: ConfigCompositionException, overrides: Sequence[str]) -> str:
+def _composition(error: ConfigCompositionException, without_keys: Callable[[], DictConfig]) -> str:
     message = str(error)
     if found := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", message):
-        return _unknown_key(found[1], overrides)
+        return _unknown_key(found[1], without_keys())
     if found := re.match(r"Ambiguous value for argument '(.+)'", message):
         return f"{found[1]}: several values are a sweep; add -m, or quote the value"
     if found := re.match(r"Could not append to config. An item is already at '(.+)'", message):
         return f"{found[1]}: is there already; give it without the +"
-    return _first_line(error)
+    return ": ".join(_first_line(cause) for cause in (error, error.__cause__) if cause is not None)
 
 
-def _unknown_key(key: str, overrides: Sequence[str]) -> str:
+def _unknown_key(key: str, config: DictConfig) -> str:
     """Names the nearest keys beside an unknown one, in the configuration as it is without it."""
     parent, _, name = key.rpartition(".")
-    config = _without(overrides)
-    section = OmegaConf.select(config, parent) if parent else config
+    section = OmegaConf.select(config, parent, default=_ABSENT) if parent else config
+    if section is _ABSENT:
+        return _unknown_key(parent, config)
     group = parent.split(".")[0] if parent else ""
     known = (
         [str(other) for other in section if other not in ("hydra", "_target_")] if isinstance(section, Mapping) else []
@@ -109,12 +116,13 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> str:
     return f"{key}: no such key{of}; {nearest(name, known)}{own}"
 
 
-def _without(overrides: Sequence[str]) -> DictConfig:
+def _without_keys(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
     """The configuration with the groups that were chosen, but no other override; of a sweep, with the first choices."""
     choices = [override.split(",")[0] for override in overrides if override.partition("=")[0] in GROUPS]
+    own = [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         try:
-            return compose("config", choices, return_hydra_config=True)
+            return compose("config", [*own, *choices], return_hydra_config=True)
         except Exception:  # one of the choices is wrong too
             return compose("config", return_hydra_config=True)
 
@@ -145,4 +153,5 @@ def _through_hydra(error: BaseException) -> bool:
 
 
 def _of_hydra(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("hydra", "omegaconf")
+    """Whether it is code of Hydra's, or of what it reads settings and starts the runs of a sweep with."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _HYDRAS

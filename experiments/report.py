@@ -53,8 +53,8 @@ def origin_of_row(row: Summary) -> str:
 def outside_text(abouts: Iterable[Summary]) -> str:
     """How much of simulated runs lay outside what was measured; empty if nothing."""
     outside = [about["execution"]["iterations_outside_measured_range"] for about in abouts if about["simulated"]]
-    runs = "" if len(outside) == 1 else f" in {sum(map(bool, outside))} of {len(outside)} runs"
-    return f"{sum(outside)} iterations{runs} lie outside the measured range" if any(outside) else ""
+    runs = "" if len(outside) == 1 else f", in {sum(map(bool, outside))} of {len(outside)} runs"
+    return f"iterations outside the measured range: {sum(outside)}{runs}" if any(outside) else ""
 
 
 def run_text(summary: Summary) -> str:

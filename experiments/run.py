@@ -8,11 +8,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from argparse import ArgumentError
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -26,6 +27,7 @@ from experiments.folder import read_summary, remove_killed, run_folders
 from experiments.job import ERRORS, Refused, run_job
 from experiments.messages import CONFIG_FOLDER, one_line
 from experiments.report import sweep_text
+from experiments.settings import ROOT_KEYS, SECTIONS
 from experiments.unfinished import TerminatedError, sigterm_raises
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -38,16 +40,28 @@ _OUR_OWN = {
 }
 """Hydra's settings that stand for something of ours: this process must know where a sweep goes, to end it well."""
 
+_ALWAYS_OURS = "settings begin with conf/config.yaml; choose files of your own with --config-dir=FOLDER and GROUP=NAME"
+
+
+class _Parser(ArgumentParser):
+    """Refuses in one line what argparse answers with its usage, over many."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(f"{message.removeprefix('argument ')}; see --hydra-help")
+
 
 def main() -> int:
     """Run the command line; returns the exit status: 0, 2 for an error, 130 after Ctrl-C, 143 after SIGTERM."""
     gc.set_threshold(20_000)  # in allocations; of the settings and requests about to be made, little is garbage
     began = datetime.now()
     arguments = sys.argv[1:]
+    options = Namespace(overrides=[], config_dir=None)
     sweep: str | None = None
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
-        if _wants_sweep(arguments):
+        options = _parsed(arguments)
+        if options.multirun:
             sweep = _name_of_sweep(arguments)
             (_folder(sweep) / ERRORS).unlink(missing_ok=True)
         with sigterm_raises(), _hydra_raises():
@@ -64,8 +78,7 @@ def main() -> int:
         print(error if sweep is None else f"terminated; {_how_to_resume(sweep)}", file=sys.stderr)
         return 143
     except (Exception, Refused) as error:
-        overrides = [argument for argument in arguments if not argument.startswith("-")]
-        message = str(error) if isinstance(error, Refused) else one_line(error, overrides)
+        message = str(error) if isinstance(error, Refused) else one_line(error, options.overrides, options.config_dir)
         if message is None or traceback_wanted:
             raise
         if sweep is not None:
@@ -75,28 +88,37 @@ def main() -> int:
     return 0 if sweep is None else _end_of_sweep(sweep)
 
 
-def _wants_sweep(arguments: list[str]) -> bool:
-    """Whether the command line asks for a sweep.
+def _parsed(arguments: list[str]) -> Namespace:
+    """The command line by Hydra's parser, checked.
 
     Raises:
-        ConfigError: what Hydra's parser would answer with its usage, over many lines, or would do behind our back.
+        ConfigError: what the parser would answer with its usage, over many lines, or what Hydra would do behind our back.
     """
-    parser = get_args_parser()
-    parser.exit_on_error = False
-    try:
-        parsed, unknown = parser.parse_known_args(arguments)
-    except ArgumentError as error:
-        raise ConfigError(f"{error.argument_name}: {error.message}; see --hydra-help") from error
+    parsed, unknown = _Parser(parents=[get_args_parser()], add_help=False).parse_known_args(arguments)
     for argument in unknown:
         if argument.startswith("-"):
             raise no_such_option(argument)
     if unknown:
         raise ConfigError(f"{unknown[0]}: stands apart from the other keys; give options with dashes first")
-    for override in parsed.overrides:
-        key = override.lstrip("+~").partition("=")[0]
+    for option, value in (("--config-path", parsed.config_path), ("--config-name", parsed.config_name)):
+        if value is not None:
+            raise ConfigError(f"{option}={value}: {_ALWAYS_OURS}")
+    if parsed.config_dir is not None and not Path(parsed.config_dir).is_dir():
+        raise ConfigError(f"--config-dir={parsed.config_dir}: no such folder; give the one that holds your groups")
+    _check_overrides(parsed.overrides)
+    return parsed
+
+
+def _check_overrides(overrides: list[str]) -> None:
+    """Raise ConfigError for what Hydra would do behind our back, or could not compose."""
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
         if key in _OUR_OWN:
             raise ConfigError(f"{key}: has no effect here; give {_OUR_OWN[key]}")
-    return bool(parsed.multirun)
+        if override.startswith("~") and key in ROOT_KEYS:
+            raise ConfigError(f"{override}: takes away a key of every run; leave it out, or give {key}=...")
+        if key in SECTIONS and value.startswith("["):
+            raise ConfigError(f"{override}: give one {key}; or several for a sweep, without brackets and with -m")
 
 
 def _name_of_sweep(arguments: list[str]) -> str:
@@ -163,10 +185,10 @@ def _end_of_sweep(sweep: str) -> int:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Remove the folder of a sweep that failed before its first run."""
+    """Remove the folder of a sweep that failed before its first run, and those above that it leaves empty."""
     if [path.name for path in folder.glob("*")] == ["multirun.yaml"]:
         (folder / "multirun.yaml").unlink()
-        folder.rmdir()
+        os.removedirs(folder)
 
 
 def _folder(sweep: str) -> Path:
@@ -181,7 +203,7 @@ def _finished(sweep: str) -> list[tuple[str, dict[str, object]]]:
 def _how_to_resume(sweep: str | None) -> str:
     if sweep is None:
         return "nothing was written"
-    return (f"{len(_finished(sweep))} finished runs are in {_folder(sweep)}; "
+    return (f"runs finished: {len(_finished(sweep))}, in {_folder(sweep)}; "
             f"the same command with sweep={sweep} runs the others")  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from experiments.progress import Setting
 GROUPS = ("policy", "chunking", "workload", "model", "runtime", "backend", "experiment")
 """Keys whose value is one of the files in a folder of conf/."""
 
-_SECTIONS = ("policy", "workload", "model", "runtime", "backend")
+SECTIONS = ("policy", "workload", "model", "runtime", "backend")
 """Of these, those that a run cannot do without."""
 
 MOST_REQUESTS_AT_ONCE = 1_000_000
@@ -52,15 +52,18 @@ class Settings:
     decisions: bool
 
 
+ROOT_KEYS = (*Settings.__dataclass_fields__, *GROUPS)
+"""All that a configuration has outside its sections."""
+
+
 def read_settings(config: Mapping[str, Any]) -> Settings:
     """The root keys of a resolved configuration.
 
     Raises:
         ConfigError: an unknown key, or a value out of range.
     """
-    fields = Settings.__dataclass_fields__
-    check_known(config, [*fields, *GROUPS])
-    check_there(config, [*fields, *_SECTIONS])
+    check_known(config, ROOT_KEYS)
+    check_there(config, [*Settings.__dataclass_fields__, *SECTIONS])
     progress = config["progress"]
     return Settings(
         chunk=_tokens_or_auto("chunk", config["chunk"]),

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
@@ -29,7 +30,7 @@ COMMANDS: list[Callable[[list[str]], int]] = [
     replay.main,
 ]
 
-NEED_TRITON = {"step", "tiles"}
+NEED_TRITON = {"attention", "step", "tiles"}
 
 
 def measure(
@@ -137,8 +138,15 @@ def test_options_with_dashes_are_answered_in_one_line(
         (["chunk=3", "--batch=3"], "--batch=3: no such option; give key=value, without dashes"),
         (["-m", "-z", "chunk=3,4"], "-z: no such option; "),
         (["--config-name"], "--config-name/-cn: expected one argument; see --hydra-help"),
+        (["--con"], "ambiguous option: --con could match --config-path, --config-name, --config-dir; see --hydra-help"),
+        (["-cp", "nowhere"], "--config-path=nowhere: settings begin with conf/config.yaml; choose files of your own with --config-dir"),
+        (["-m", "--config-name=mine"], "--config-name=mine: settings begin with conf/config.yaml; "),
+        (["--config-dir=nowhere", "chunk=3"], "--config-dir=nowhere: no such folder; "),
         (["--cfg", "jobs"], "--cfg/-c: invalid choice: 'jobs' (choose from "),
         (["chunk=3", "-m", "policy=orca"], "policy=orca: stands apart from the other keys; give options with dashes first"),
+        (["~policy"], "~policy: takes away a key of every run; leave it out, or give policy=..."),
+        (["policy=[orca,sarathi]"], "policy=[orca,sarathi]: give one policy; or several for a sweep, without brackets and with -m"),
+        (["-m", "~chunking=tile_aligned", "batch=1,2"], "~chunking=tile_aligned: takes away a key of every run; "),
     ],
 )  # fmt: skip
 def test_hydras_options_are_checked_in_one_line(
@@ -148,6 +156,20 @@ def test_hydras_options_are_checked_in_one_line(
     assert hydra_run.main() == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {message}")
+
+
+def test_an_unknown_key_of_a_file_of_ones_own_is_told_with_its_own_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "with a space" / "workload"
+    folder.mkdir(parents=True)
+    (folder / "bursts.yaml").write_text("_target_: bursts.Bursts\nsize: 8\n")
+    monkeypatch.setattr(sys, "argv", ["run", f"--config-dir={folder.parent}", "workload=bursts", "workload.sise=3"])
+    assert hydra_run.main() == 2
+    assert (
+        capsys.readouterr().err
+        == "error: workload.sise: no such key of workload=bursts; did you mean size? known: size\n"
+    )
 
 
 def test_an_unknown_benchmark_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

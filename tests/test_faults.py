@@ -189,11 +189,14 @@ class Moody(Orca):
 def test_a_failed_run_says_why_and_where_everything_was_and_can_be_run_again(tmp_path: Path, run: Run) -> None:
     (tmp_path / "moody.py").write_text(MOODY)
     arguments = ("policy=external", "policy._target_=moody.Moody", "output=out", "decisions=true", *QUICK)
-    assert run(*arguments, "+policy.at=7") == "error: policy Moody, iteration 7: plan() raised ValueError: a mood"
+    assert (
+        run(*arguments, "+policy.at=7")
+        == "error: policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10)"
+    )
     assert names(tmp_path / "out") == {"config.yaml", "unfinished.json", "decisions.jsonl.gz"}
     told = unfinished(tmp_path / "out")
     assert told["status"] == "failed"
-    assert told["error"] == "policy Moody, iteration 7: plan() raised ValueError: a mood"
+    assert told["error"] == "policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10)"
     assert told["accounts_add_up"] is True
     assert told["accounts"]["running"] > 0
     assert sum(told["accounts"][where] for where in ("pending", "waiting", "running", "served", "rejected")) == 20
@@ -286,7 +289,7 @@ def test_sigterm_keeps_the_finished_runs_of_a_sweep(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
     assert errors == (
-        "terminated; 1 finished runs are in multirun/long; the same command with sweep=long runs the others\n"
+        "terminated; runs finished: 1, in multirun/long; the same command with sweep=long runs the others\n"
     )
     assert summary(next(folder.glob("*num_requests=20")))["run"]["requests"] == 20
     assert unfinished(next(folder.glob("*num_requests=100000")))["status"] == "terminated"

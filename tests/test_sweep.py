@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -96,10 +97,10 @@ def test_a_sweep_has_one_name_and_one_folder(tmp_path: Path, override: str, mess
 
 
 def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:
-    done = command("run", "-m", "sweep=none", "policy=orca,sarathy", *QUICK, cwd=tmp_path)
+    done = command("run", "-m", "sweep=a/b", "policy=orca,sarathy", *QUICK, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: policy=sarathy: no such policy; did you mean sarathi?")
-    assert not (tmp_path / "multirun" / "none").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
@@ -121,7 +122,7 @@ def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launch
     getattr(os, interrupt)(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.splitlines()[-1] == ("interrupted; 1 finished runs are in multirun/long; "
+    assert errors.splitlines()[-1] == ("interrupted; runs finished: 1, in multirun/long; "
                                        "the same command with sweep=long runs the others")  # fmt: skip
     assert list(runs_of(folder)) == [finished]
     assert {path.name for path in folder.iterdir()} == {"multirun.yaml", finished}
@@ -164,6 +165,16 @@ def test_submitit_runs_a_sweep_with_its_local_executor(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(runs_of(tmp_path / "multirun" / "jobs")) == 2
     assert len(load(tmp_path / "multirun" / "jobs")) == 2
+
+
+@pytest.mark.skipif(shutil.which("srun") is not None, reason="Slurm is installed")
+def test_a_sweep_on_slurm_where_there_is_none(tmp_path: Path) -> None:
+    pytest.importorskip("submitit", reason="the sweep extra is not installed")
+    done = command("run", "-m", "hydra/launcher=submitit_slurm", "policy=orca,sarathi", *QUICK, cwd=tmp_path)
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ") and line.endswith('Could not detect "srun", are you indeed on a slurm cluster?')
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ray_runs_a_sweep_on_a_local_instance(tmp_path: Path) -> None:
