@@ -22,6 +22,9 @@ PROGRAMS_A_PROCESSOR = 2
 LEAST_BLOCKS = 4
 """Blocks of a share, where there are so few of them that some programs go without."""
 
+LEAST_ROWS = 128
+"""That the kernel is compiled for: batches of different size share what was compiled."""
+
 
 @triton.jit(
     do_not_specialize=["num_rows", "table_width"],
@@ -46,7 +49,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     GROUP_SLOTS: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    ROWS: tl.constexpr,  # num_rows, up to the next power of two
+    ROWS: tl.constexpr,  # a power of two, num_rows or more
     LEAST_BLOCKS: tl.constexpr,
     PAIRS: tl.constexpr,  # heads of the group, up to what a tensor core takes
     BLOCK: tl.constexpr,
@@ -218,7 +221,7 @@ class Decodes:
             GROUP_SLOTS=sizes.group_slots,
             DIM=sizes.dim,
             PAGE=sizes.page,
-            ROWS=triton.next_power_of_2(num_rows),
+            ROWS=max(LEAST_ROWS, triton.next_power_of_2(num_rows)),
             LEAST_BLOCKS=LEAST_BLOCKS,
             PAIRS=max(16, sizes.group_slots),
             BLOCK=sizes.block,
