@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
@@ -79,6 +79,22 @@ def check_name(kind: str, name: str, known: Mapping[str, str]) -> None:
     """Raise ConfigError for a name that is not known, with the nearest one that is."""
     if name not in known:
         raise ConfigError(f"{kind} {name}: no such {kind}; {nearest(name, known)}")
+
+
+def beginning_with(key: str, beginnings: str, known: Iterable[str]) -> list[str]:
+    """The names that begin with one of those given.
+
+    Args:
+        key: whose value they are. beginnings: separated by ";"; empty: all.
+
+    Raises:
+        ConfigError: one of them fits no name.
+    """
+    names, given = list(known), tuple(beginnings.split(";"))
+    for beginning in given:
+        if not any(name.startswith(beginning) for name in names):
+            raise ConfigError(f"{key}: none begins with {beginning!r}; known: {'; '.join(names)}")
+    return [name for name in names if name.startswith(given)]
 
 
 def keyword_arguments(

@@ -133,9 +133,9 @@ def test_cases_are_chosen_by_the_beginnings_of_their_names(trace: str) -> None:
     )
     assert [case.policies for case in chosen_cases("", "request;orca")][:2] == [("request_level", "orca"), ("orca",)]
     assert chosen_cases("trace", "request_level") == []
-    with pytest.raises(ConfigError, match=r"case 'pdd' is unknown; known: pd; trace; poisson at 60%"):
+    with pytest.raises(ConfigError, match=r"cases: none begins with 'pdd'; known: pd; trace; poisson at 60%"):
         chosen_cases("pdd")
-    with pytest.raises(ConfigError, match=r"policy 'vllm' is unknown; known: request_level"):
+    with pytest.raises(ConfigError, match=r"policies: none begins with 'vllm'; known: request_level"):
         chosen_cases("", "vllm")
     with pytest.raises(ConfigError, match=r"share of the capacity, which case trace measures"):
         workload(OPEN, trace, {"poisson": 4}, None)
@@ -167,7 +167,7 @@ def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     for options, says in (
         ([], "give the trace's file, path=azure_llm_2023_conv.csv.gz"),
         ([f"measured={tmp_path / 'no.npz'}"], "cannot read the measured runs"),
-        (["cases=fig9", f"measured={tmp_path}"], "case 'fig9' is unknown"),
+        (["cases=fig9", f"measured={tmp_path}"], "cases: none begins with 'fig9'"),
         (["path=x", "pd=none"], "pd=none: give a number of requests"),
     ):
         assert main(["fidelity", *options]) == 2

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from cbatch import ConfigError, Policy
+from experiments.command_line import beginning_with
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, TraceLengths, TraceReplay, Workload
 from policies.chunking import TileAligned
 from policies.longest_first import LongestFirst
@@ -94,11 +95,8 @@ def chosen_cases(cases: str, policies: str = "") -> list[Case]:
     Raises:
         ConfigError: a name fits none.
     """
-    of_case, of_policy = tuple(cases.split(";")), tuple(policies.split(";"))
-    for kind, given, known in (("case", of_case, [case.name for case in CASES]), ("policy", of_policy, [*POLICIES])):
-        for name in given:
-            if not any(other.startswith(name) for other in known):
-                raise ConfigError(f"fidelity: {kind} {name!r} is unknown; known: {'; '.join(known)}")
-    chosen = [replace(case, policies=tuple(name for name in case.policies if name.startswith(of_policy)))
-              for case in CASES if case.name.startswith(of_case)]  # fmt: skip
+    wanted = beginning_with("cases", cases, [case.name for case in CASES])
+    allowed = beginning_with("policies", policies, POLICIES)
+    chosen = [replace(case, policies=tuple(name for name in case.policies if name in allowed))
+              for case in CASES if case.name in wanted]  # fmt: skip
     return [case for case in chosen if case.policies]

@@ -12,7 +12,7 @@ from cbatch import Limits, Policy
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
 from experiments.bench.serving import start
-from experiments.command_line import Count
+from experiments.command_line import Count, beginning_with
 from experiments.workloads import ClosedBatch
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.orca import Orca
@@ -43,20 +43,23 @@ def main(
     repeats: Count = 1,
     folder: str = "results",
 ) -> None:
-    """Measure, print and write pd.json. `ratios` are P:D, `policies` beginnings of names, separated by ";"."""
+    """Measure, print and write pd.json, anew after each policy. `ratios` are P:D, `policies` beginnings of names, separated
+    by ";".
+    """
+    chosen = beginning_with("policies", policies, POLICIES)
     spec = load_spec(model)
     server = start(spec, Limits(batch, batch * length, length))
     figures: dict[str, Any] = {}
+    stamped = {"model": spec.name, "batch": batch, "length": length, "requests": requests, "figures": figures}
+    iteration = server.executor.iteration
     for ratio in ratios:
         workload = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=requests)
         warm_up = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=2)
         print(f"{spec.name}, batch {batch}, {length} tokens a request, P:D {ratio:g}: tokens/s")
         figures[f"{ratio:g}"] = {}
-        for name, make in POLICIES.items():
-            if policies and not name.startswith(tuple(policies.split(";"))):
-                continue
-            server.serve(make(), warm_up.requests(server.executor.vocabulary))
-            policy = make()
+        for name in chosen:
+            server.serve(POLICIES[name](), warm_up.requests(server.executor.vocabulary))
+            policy = POLICIES[name]()
             runs = [server.serve(policy, workload.requests(server.executor.vocabulary)) for _ in range(repeats)]
             found = {
                 "tokens_per_second": spread([run.tokens_per_second for run in runs]),
@@ -67,7 +70,6 @@ def main(
             figures[f"{ratio:g}"][name] = found
             print(f"  {name:24} {found['tokens_per_second']['median']:8.0f}  "  # type: ignore[index]
                   f"{runs[0].milliseconds:7.3f} ms/iteration, {runs[0].iterations} iterations", flush=True)  # fmt: skip
-    iteration = server.executor.iteration
-    stamped = {"model": spec.name, "batch": batch, "length": length, "requests": requests, "figures": figures,
-               "replayed": iteration.num_replayed, "eager": iteration.num_eager}  # fmt: skip
-    print(f"written: {write('pd', torch.cuda.get_device_name(), stamped, Path(folder))}")
+            counts = {"replayed": iteration.num_replayed, "eager": iteration.num_eager}
+            path = write("pd", torch.cuda.get_device_name(), {**stamped, **counts}, Path(folder))
+    print(f"written: {path}")

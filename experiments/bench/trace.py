@@ -13,7 +13,7 @@ from cbatch.errors import ConfigError
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write
 from experiments.bench.serving import same_requests, start
-from experiments.command_line import Count
+from experiments.command_line import Count, beginning_with
 from experiments.workloads import TraceReplay
 from policies.chunking import TileAligned
 from policies.longest_first import LongestFirst
@@ -50,20 +50,29 @@ def main(
     repeats: Count = 1,
     folder: str = "results",
 ) -> None:
-    """Measure, print and write trace.json. `path` is the trace's file; `policies` a list of beginnings of names."""
+    """Measure, print and write trace.json, anew after each policy. `path` is the trace's file; `policies` a list of
+    beginnings of names.
+    """
     if not path:
         raise ConfigError("trace: give the trace's file, path=azure_llm_2023_conv.csv.gz")
+    chosen = beginning_with("policies", policies, POLICIES)
     spec = load_spec(model)
     workload = TraceReplay(path=path, num_requests=requests, queued=True)
     lengths = workload.requests(None)
     longest = max(request.max_tokens for request in lengths)
     server = start(spec, Limits(batch, 16384, longest))
     server.serve(Orca(), same_requests(batch, 64, 16, spec.vocab_size))
-    chosen = [name for name in POLICIES if not policies or name.startswith(tuple(policies.split(";")))]
     print(f"{spec.name}, batch {batch}, {len(lengths)} requests of {Path(path).name}: tokens/s")
     figures: dict[str, Any] = {}
+    stamped = {
+        "trace": Path(path).name,
+        "model": spec.name,
+        "batch": batch,
+        "requests": len(lengths),
+        "figures": figures,
+    }
+    iteration = server.executor.iteration
     for name in chosen:
-        iteration = server.executor.iteration
         before = iteration.num_eager
         runs = [server.serve(POLICIES[name](), workload.requests(server.executor.vocabulary)) for _ in range(repeats)]
         figures[name] = {
@@ -76,11 +85,5 @@ def main(
         print(f"  {name:28} {figures[name]['tokens_per_second']['median']:8.0f}  {runs[0].seconds:6.2f} s, "
               f"{runs[0].iterations} iterations, {figures[name]['eager']} eager, device active {runs[0].active_share:.2%}",
               flush=True)  # fmt: skip
-    stamped = {
-        "trace": Path(path).name,
-        "model": spec.name,
-        "batch": batch,
-        "requests": len(lengths),
-        "figures": figures,
-    }
-    print(f"written: {write('trace', torch.cuda.get_device_name(), stamped, Path(folder))}")
+        written = write("trace", torch.cuda.get_device_name(), stamped, Path(folder))
+    print(f"written: {written}")
