@@ -63,9 +63,10 @@ class Clockwork:
         if self.power is None or self.reserve is None:
             return 0.0
         self.reserve.rest(self.clock - self.ended)
-        seconds, attention = self.seconds(shape), self.attention(shape)
-        gain = self.power.share_of(shape.num_tokens) * (seconds - attention) if shape.chunks else 0.0
-        return self.reserve.spend(gain, self.power.recovery * (attention if shape.chunks else seconds))
+        seconds = self.seconds(shape)
+        if not shape.chunks:
+            return self.reserve.spend(0.0, self.power.recovery * seconds)
+        return self.reserve.spend(self.power.share_of(shape.num_tokens) * (seconds - self.attention(shape)), 0.0)
 
     def wait(self, in_flight: StepResult) -> StepResult:
         return in_flight
@@ -84,7 +85,7 @@ class Clockwork:
         return chunks + 2e-7 * shape.decode_context
 
     def seconds(self, shape: BatchShape) -> float:
-        """Of an iteration in the lasting state, its attention without what the clock gains by it."""
+        """Of an iteration in the lasting state."""
         if not shape.chunks:
             size = next(size for size in (1, 2, 4, 8) if size >= shape.num_decodes)
             return 4e-3 + 1e-4 * size + self.attention(shape)

@@ -27,12 +27,17 @@ RESULTS = Path(__file__).parents[1] / "results" / "h200"
 
 
 @pytest.mark.parametrize("tokens", [1, 128, 192, 256, 384, 512, 768, 1024])
-def test_iterations_measured_on_an_h200_are_predicted_within_12_percent(tokens: int) -> None:
-    """Graphs of one prompt's chunk, of exactly that size, for a batch of one: the lightest there are."""
-    measured = json.loads((RESULTS / "tiles.json").read_text())["times"][str(tokens)]["median"]
+def test_iterations_measured_on_an_h200_lie_between_the_predictions(tokens: int) -> None:
+    """Graphs of one prompt's chunk, of exactly that size, for a batch of one: the lightest there are.
+
+    Each was timed over some tens of milliseconds, in which the clock begins to fall: no faster than at full clock, no
+    slower than in the lasting state.
+    """
+    measured = json.loads((RESULTS / "tiles.json").read_text())["times"][str(tokens)]["median"] / 1e3
     shape = BatchShape(((tokens, 0),)) if tokens > 1 else BatchShape((), 1, 1)
     cost = ProfileCost(load_profile("h200"), LLAMA, max_batch=1)
-    assert cost.predict(shape) * 1e3 == pytest.approx(measured, rel=0.12)
+    lasting, full_clock = cost.predict(shape), cost.predict(shape) - cost.execute(shape).gain
+    assert 0.98 * full_clock < measured < 1.02 * lasting
 
 
 def test_measured_steps_at_tile_edges_stay_steps() -> None:
@@ -54,7 +59,7 @@ def test_a_model_without_a_table_is_estimated_from_the_ceilings_and_marked() -> 
     assert many == pytest.approx(2 * layers * 4096 / h200.ceilings.flops_per_second, rel=0.01)
 
 
-@pytest.mark.parametrize("tokens", [64, 256, 1024])
+@pytest.mark.parametrize("tokens", [64, 512, 1024])
 def test_a_captured_row_less_is_taken_off_every_kernel(tokens: int) -> None:
     """What the rows of the largest batch cost was measured within products and small operations, in proportion."""
     shape, spec = BatchShape(((tokens, 0),)), replace(OTHER, name="llama-13b")

@@ -39,7 +39,7 @@ class StageTimes(NamedTuple):
     compute, communication: of each stage's layers: computing, and all-reduces between.
     embedding: of the first stage, in addition. head: of the last one.
     transfers: from each stage to the next one, [stages - 1].
-    gain: of `compute`, what a stage would save at full clock. relief: what it gives back to the power reserve meanwhile.
+    gain: of `compute`, what a stage would save at full clock. relief: what it gives back to the power reserve.
     """
 
     compute: float
@@ -49,11 +49,6 @@ class StageTimes(NamedTuple):
     transfers: tuple[float, ...]
     gain: float = 0.0
     relief: float = 0.0
-
-    @property
-    def lasting(self) -> float:
-        """Of `compute`, in a long run of such iterations: they save what they give back."""
-        return self.compute - min(self.gain, self.relief)
 
 
 class _OfTokens(NamedTuple):
@@ -130,7 +125,7 @@ class ProfileCost:
         tables = self._tables(shape)
         times = self._times(shape, tables, self._of_tokens(tables, shape.num_tokens))
         first = times.embedding if not times.transfers else 0.0
-        return times.lasting + times.communication + first + times.head
+        return times.compute + times.communication + first + times.head
 
     def parts(self, shape: BatchShape) -> Parts:
         """The operations of one iteration: `total` is the time from its start in the first stage to its end in the last."""
@@ -138,7 +133,7 @@ class ProfileCost:
         of_tokens = self._of_tokens(tables, shape.num_tokens)
         times = self._times(shape, tables, of_tokens)
         return Parts(
-            stages * (of_tokens.linear + times.lasting - times.compute),
+            stages * of_tokens.linear,
             stages * self._layers * self._attention.seconds(shape),
             times.head,
             stages * of_tokens.other + of_tokens.embedding,
@@ -180,9 +175,7 @@ class ProfileCost:
         linear, other, gain, communication, embedding, transfers, _ = of_tokens
         attention = self._layers * self._attention.seconds(shape)
         compute = linear + other + attention
-        relief = 0.0
-        if self.power is not None:
-            relief = self.power.recovery * (attention if shape.chunks else compute)
+        relief = 0.0 if self.power is None or shape.chunks else self.power.recovery * compute
         num_requests = len(shape.chunks) + shape.num_decodes
         head = tables.heads.get(num_requests)
         if head is None:

@@ -6,8 +6,9 @@ r"""How fast a GPU computes depends on what it did before: it may draw more than
                     clock             or idle
 
 Matrix products of many tokens draw more than the limit allows. At first they run at full clock; when what had been saved
-up is spent, the clock falls until the draw is within the limit. Decodes, which wait for memory, and pauses save up again.
-Measured on an H200, the same iteration takes up to a fifth less after light ones than after its like.
+up is spent, the clock falls until the draw is within the limit. Iterations of decodes alone, which wait for memory, and
+pauses save up again; attention between the products of one iteration was not seen to. Measured on an H200, the same
+iteration takes up to a fifth less after light ones than after its like.
 
 The tables of a profile are of the lasting state; what is told here is how much less an iteration takes before that.
 """
@@ -24,7 +25,7 @@ class PowerLimit:
     """
     share: of the seconds of an iteration's products and small operations, against tokens, what full clock would save.
     reserve_seconds: that are saved in all, after a rest, until the clock falls.
-    recovery: seconds of the reserve that come back for each second of attention, or of decodes alone.
+    recovery: seconds of the reserve that come back for each second of decodes alone.
     idle_recovery: for each second without work.
     """
 
@@ -54,7 +55,7 @@ class PowerReserve:
         """Seconds that an iteration saves.
 
         Args:
-            wanted: what it would save at full clock. returned: what its attention gives back meanwhile.
+            wanted: what it would save at full clock. returned: what it gives back.
         """
         found = self._level + returned
         saved = min(wanted, found)

@@ -5,8 +5,7 @@
 
 A base is an iteration with next to no attention. The attention of a chunk is what context before it adds, and of the
 chunk itself what half its length before it would add; that of decodes is what their contexts add to those of one token.
-So the sum is the measured iteration at every measured point, however kernels overlap. Attention beside large products
-also lets the clock rise (`experiments.profile.power`); what it gains by that is given back to it.
+So the sum is the measured iteration at every measured point, however kernels overlap.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ def measure(
     large = _chunks(laboratory, [size for size in sizes if size > WHOLE], mixed)
     report("power")
     power = power_limit(laboratory, mixed)
-    chunks = grid(_unrelieved(point, mixed, power) for point in (*small, *large))
+    chunks = grid((*small, *large))
     report("decodes beside a chunk")
     beside = _Beside([size for _, size in mixed_ranges] or [2 * limits.max_batch], mixed, chunks)
     most = min(limits.max_batch - 1, limits.max_tokens - 2)
@@ -152,14 +151,6 @@ def _contexts(
         points += [(number, context, max(laboratory.seconds(batch) - base(number), 0.0))
                    for context, batch in batches.items() if laboratory.holds(batch)]  # fmt: skip
     return grid(points)
-
-
-def _unrelieved(point: Point, mixed: Curve, power: PowerLimit) -> Point:
-    """The attention of a chunk without what the clock gains by it: measured was attention - min(gain, recovery * attention)."""
-    tokens, context, seconds = point
-    gain = power.share_of(int(tokens)) * mixed.at(tokens)
-    recovered = seconds / (1 - power.recovery) if power.recovery < 1 else float("inf")
-    return tokens, context, min(recovered, seconds + gain)
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
