@@ -48,6 +48,7 @@ class Measured(NamedTuple):
     graphs: Json
     pd: Json
     trace: Json
+    attention: Json
 
 
 def main(results: str = "results/h200", docs: str = "docs") -> None:
@@ -70,7 +71,8 @@ def main(results: str = "results/h200", docs: str = "docs") -> None:
 
 def read(folder: Path) -> Measured:
     parts = {name: _load(folder / f"{name}.json") for name in ("peers", "graphs", "pd")}
-    return Measured(decode=_merged(folder, "async"), trace=_merged(folder, "trace"), **parts)
+    attention = {found["model"]: found for path in sorted(folder.glob("attention-*.json")) if (found := _load(path))}
+    return Measured(decode=_merged(folder, "async"), trace=_merged(folder, "trace"), attention=attention, **parts)
 
 
 def text(measured: Measured, *, drawn: bool) -> str:
@@ -83,7 +85,13 @@ def text(measured: Measured, *, drawn: bool) -> str:
     if peers:
         parts.append(f"Peers: {peers['date']}; {peers['setting']}. {peers['note']} The bytes bound is the time that reading "
                      f"weights and KV cache takes at {peers['copy_bandwidth']}, the speed of a copy on the device.")  # fmt: skip
-    for part in (_batches(measured, drawn), _one_request(measured), _pd(measured), _trace(measured)):
+    for part in (
+        _batches(measured, drawn),
+        _one_request(measured),
+        _pd(measured),
+        _trace(measured),
+        _attention(measured),
+    ):
         parts += part
     return "\n\n".join(parts) + "\n"
 
@@ -163,6 +171,24 @@ def _trace(measured: Measured) -> list[str]:
         _table([*theirs, *_policies(measured.trace.get("figures", {}))], "prompt and output tokens/s", peer),
         _source(measured.trace),
     ]
+
+
+def _attention(measured: Measured) -> list[str]:
+    """Decodes' attention against the bytes that it reads, for each model."""
+    head = ["", "us a layer", "bytes alone", "beside its chunk"]
+    parts = ["## Attention of decodes, one layer, in graphs for 128 requests"]
+    for model, found in measured.attention.items():
+        rows = [
+            [
+                name,
+                f"{case['time']['median']:.1f}",
+                f"{case['bytes_bound']:.1f}",
+                f"{case['time']['median'] - case['chunks_alone']['median']:.1f}" if case["chunks_alone"] else "",
+            ]
+            for name, case in found["figures"].items()
+        ]
+        parts += [f"### {model}", _markdown(rows, head), _source(found)]
+    return parts if measured.attention else []
 
 
 def _policies(figures: Json) -> list[Row]:

@@ -117,6 +117,11 @@ def _errors(axes: Axes, points: list[Point], targets: dict[str, float]) -> None:
     axes.axhline(0, color="#555555", linewidth=0.5, zorder=1)
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.5, len(names) - 0.5)
+    widest, farthest = max(targets[name] for name in names), max(abs(point.error) for point in points)
+    if farthest > 5 * widest:  # it would press the others together
+        axes.set_yscale("symlog", linthresh=2 * widest, linscale=2)
+        axes.set_yticks([-2 * widest, -widest, 0, widest, 2 * widest, 1.0])
+        axes.set_ylim(top=2 * farthest)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(visible=True, axis="y")
 
