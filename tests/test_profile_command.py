@@ -16,6 +16,7 @@ from cbatch.sim.power import PowerLimit, PowerReserve
 from cbatch.sim.profile import Profile, load_profile
 from experiments.profile.__main__ import main
 from experiments.profile.batches import (
+    attention_counts,
     captured_edges,
     decode_counts,
     fit_in,
@@ -196,6 +197,7 @@ def test_kernels_are_told_apart_by_name_and_place() -> None:
 
 def test_both_sides_of_every_step_are_measured() -> None:
     assert decode_counts([1, 2, 4, 8, 10]) == [1, 2, 3, 4, 5, 8, 9, 10]
+    assert attention_counts([1, 4, 16, 48]) == [1, 2, 4, 5, 16, 17, 32, 48]
     totals = mixed_totals(((1, 64), (65, 128), (129, 256)), 64, 4096)
     assert totals[:7] == [2, 16, 64, 65, 128, 129, 256]
     assert {257, 320, 321, 768, 769} <= set(totals)

@@ -14,8 +14,8 @@ CHUNKS = (16, 64, 128, 256, 512, 1024, 2048, 4096)
 BEFORE = (1024, 2048, 4096, 7168)
 """Contexts before it."""
 
-CONTEXTS = (1, 128, 512, 1024, 2048, 4096, 8192)
-"""Contexts of decodes."""
+CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192)
+"""Contexts of decodes. The kernel reads them in blocks of 64 tokens, and the last block of one is half full on average."""
 
 WHOLE = 1024
 """Tokens of each prompt where an iteration holds several."""
@@ -31,6 +31,12 @@ def decode_counts(captured: Sequence[int]) -> list[int]:
     """Numbers of decodes: each captured size, which all up to it are padded to, and one more than it."""
     largest = captured[-1]
     return sorted({1, *captured, *(size + 1 for size in captured if size < largest)})
+
+
+def attention_counts(captured: Sequence[int]) -> list[int]:
+    """Numbers of decodes whose attention is measured: `decode_counts`, and between captured sizes that lie far apart."""
+    between = {(low + high) // 2 for low, high in pairwise(captured) if high - low >= 16}
+    return sorted({*decode_counts(captured), *between})
 
 
 def mixed_totals(ranges: Sequence[tuple[int, int]], tile: int, most: int) -> list[int]:

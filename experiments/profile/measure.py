@@ -20,6 +20,7 @@ from experiments.profile.batches import (
     CHUNKS,
     CONTEXTS,
     WHOLE,
+    attention_counts,
     decode_counts,
     decodes_and,
     fit_in,
@@ -66,7 +67,7 @@ def measure(
     limits = laboratory.limits
     report("decodes alone")
     alone = curve((number, laboratory.seconds(Batch((), (1,) * number))) for number in decode_counts(decode_sizes))
-    decodes = _contexts(laboratory, decode_counts(decode_sizes), _alone, alone.at)
+    decodes = _contexts(laboratory, attention_counts(decode_sizes), _alone, alone.at)
     report("chunks of prompts")
     sizes = fit_in(CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
     small = _chunks(laboratory, [size for size in sizes if size <= WHOLE])
