@@ -93,6 +93,17 @@ def test_what_is_missing_is_said_to_be(tmp_path: Path) -> None:
     assert page.count("cbatch: not measured.") == 4
 
 
+def test_attention_of_each_model_stands_beside_the_bytes_that_it_reads(tmp_path: Path) -> None:
+    alone = {"time": {"median": 12.6}, "chunks_alone": None, "bytes_bound": 4.9}
+    mixed = {"time": {"median": 36.9}, "chunks_alone": {"median": 14.3}, "bytes_bound": 14.7}
+    figures = {"one decode": alone, "three beside a chunk": mixed}
+    write(tmp_path, "attention-small", {"model": "small", "batch": 2, "figures": figures})
+    page = performance.text(performance.read(tmp_path), drawn=False)
+    assert "### small, beside a chunk in graphs for 2 requests" in page
+    assert rows(page)["one decode"] == ["12.6", "4.9", ""]
+    assert rows(page)["three beside a chunk"] == ["36.9", "14.7", "22.6"]
+
+
 def test_batches_measured_apart_are_one_table_and_the_newest_stands(tmp_path: Path) -> None:
     write(tmp_path, "async-more", batches(**{"async": loop(7.0, 0.0), "sync": loop(8.0, 0.0)}), "2026-01-01")
     write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0)}), "2026-01-03")

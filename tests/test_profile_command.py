@@ -64,10 +64,12 @@ class Clockwork:
         if self.power is None or self.reserve is None:
             return 0.0
         self.reserve.rest(self.clock - self.ended)
-        seconds = self.seconds(shape)
-        if not shape.chunks:
-            return self.reserve.spend(0.0, self.power.recovery * seconds)
-        return self.reserve.spend(self.power.share_of(shape.num_tokens) * (seconds - self.attention(shape)), 0.0)
+        seconds, power = self.seconds(shape), self.power
+        if shape.chunks:
+            gain = power.share_of(shape.num_tokens) * (seconds - self.attention(shape))
+            return self.reserve.spend(seconds, gain=gain, relief=0.0, lag=0.0)
+        lag = power.lag_of(shape.num_decodes) * seconds
+        return self.reserve.spend(seconds, gain=0.0, relief=power.recovery * seconds, lag=lag)
 
     def wait(self, in_flight: StepResult) -> StepResult:
         return in_flight
@@ -142,7 +144,14 @@ def test_batches_in_between_are_put_together_from_the_parts(tmp_path: Path, batc
     assert cost.predict(batch.shape()) == pytest.approx(Clockwork().seconds(batch.shape()), rel=0.005)
 
 
-POWER = PowerLimit(Curve((100, 300, 1000), (0.0, 0.1, 0.1)), 0.004, 0.2, 0.6)
+POWER = PowerLimit(
+    Curve((100, 300, 1000), (0.0, 0.1, 0.1)),
+    0.004,
+    0.2,
+    0.6,
+    lag=Curve((1, 2, 4, 8), (0.0, 0.02, 0.1, 0.05)),
+    lag_seconds=0.06,
+)
 
 
 def test_the_clock_is_seen_to_follow_the_power() -> None:
@@ -153,8 +162,11 @@ def test_the_clock_is_seen_to_follow_the_power() -> None:
     assert found.idle_recovery == pytest.approx(POWER.idle_recovery, rel=0.1)
     assert found.share_of(64) == pytest.approx(0.0, abs=0.003)
     assert [found.share_of(size) for size in (512, 1024, 4000)] == pytest.approx([0.1] * 3, rel=0.1)
+    assert [found.lag_of(number) for number in (1, 2, 4, 8)] == pytest.approx([0.0, 0.02, 0.1, 0.05], abs=0.003)
+    assert found.lag_seconds == pytest.approx(POWER.lag_seconds, rel=0.1)
     steady = measure(laboratory(), (1, 2, 4, 8), RANGES, lambda text: None).power
     assert steady.reserve_seconds == pytest.approx(0.0, abs=1e-9)
+    assert steady.lag_of(4) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_with_the_clock_too_the_parts_add_up(tmp_path: Path) -> None:
@@ -168,7 +180,9 @@ def test_with_the_clock_too_the_parts_add_up(tmp_path: Path) -> None:
     for batch in [light] * 20 + [heavy] * 3 + [light] * 3 + [heavy]:
         times = executor.cost.execute(batch.shape())  # type: ignore[attr-defined]
         simulated = times.compute + times.head + times.embedding
-        simulated -= executor._reserve.spend(times.gain, times.relief)  # type: ignore[union-attr]
+        simulated -= executor._reserve.spend(  # type: ignore[union-attr]
+            times.compute, gain=times.gain, relief=times.relief, lag=times.lag
+        )
         taken.append((simulated, real.seconds(batch.shape()) - real.saved(batch.shape())))
     assert all(simulated == pytest.approx(seconds, rel=0.02) for simulated, seconds in taken)
     assert taken[20][0] < 0.95 * taken[22][0]  # the first after lighter work is the fastest

@@ -88,7 +88,6 @@ def test_chunks_are_picked_out_of_all_rows(lengths: list[tuple[int, int]], spare
     chunks = sorted((queries for queries, _ in lengths if queries > 1), reverse=True)
     bounds = Bounds(40, 40, min(len(chunks) + spare, len(lengths)))
     rows = chunk_rows(batch, bounds)
-    assert rows.query_lens is not None
     assert rows.query_lens.tolist() == chunks + [0] * (bounds.max_chunks - len(chunks))
     assert len(rows.starts) == bounds.max_chunks + 1
     starts, ends = batch.query_starts[:-1].tolist(), batch.query_starts[1:].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import exp
 
 import pytest
 from hypothesis import given
@@ -25,11 +26,33 @@ LIMIT = PowerLimit(Curve((10, 20), (0.0, 0.1)), reserve_seconds=1.0, recovery=0.
 
 def test_full_clock_lasts_as_long_as_the_reserve() -> None:
     reserve = PowerReserve(LIMIT)
-    assert [reserve.spend(0.4, 0.0) for _ in range(4)] == pytest.approx([0.4, 0.4, 0.2, 0.0])
+
+    def spend(gain: float, relief: float = 0.0) -> float:
+        return reserve.spend(4.0, gain=gain, relief=relief, lag=0.0)
+
+    assert [spend(0.4) for _ in range(4)] == pytest.approx([0.4, 0.4, 0.2, 0.0])
     reserve.rest(1.0)
-    assert [reserve.spend(0.4, 0.1) for _ in range(4)] == pytest.approx([0.4, 0.3, 0.1, 0.1])
+    assert [spend(0.4, 0.1) for _ in range(4)] == pytest.approx([0.4, 0.3, 0.1, 0.1])
     reserve.rest(100.0)
-    assert reserve.spend(2.0, 0.0) == 1.0
+    assert spend(2.0) == 1.0
+
+
+def test_decodes_take_longer_while_the_clock_rises_after_prompts() -> None:
+    limit = replace(LIMIT, lag=Curve((1, 4), (0.0, 0.1)), lag_seconds=2.0)
+    assert [limit.lag_of(number) for number in (1, 4, 100)] == pytest.approx([0.0, 0.1, 0.1])
+    reserve = PowerReserve(limit)
+
+    def decodes(seconds: float = 1.0) -> float:
+        return -reserve.spend(seconds, gain=0.0, relief=0.0, lag=0.1 * seconds)
+
+    assert decodes() == 0.0  # rested
+    reserve.spend(10.0, gain=1.0, relief=0.0, lag=0.0)
+    assert decodes() == pytest.approx(0.1)
+    assert decodes() == pytest.approx(0.1 * exp(-1.1 / 2))
+    reserve.rest(100.0)
+    assert decodes() == pytest.approx(0.0)
+    reserve.spend(10.0, gain=0.5, relief=0.0, lag=0.0)  # of 1.0 that came back with the rest
+    assert decodes() == pytest.approx(0.1 * 0.5)
 
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 2), st.floats(0, 2)), max_size=30))
@@ -38,7 +61,7 @@ def test_no_more_is_saved_than_was_saved_up(steps: list[tuple[float, float, floa
     saved, given_back = 0.0, LIMIT.reserve_seconds
     for pause, wanted, returned in steps:
         reserve.rest(pause)
-        taken = reserve.spend(wanted, returned)
+        taken = reserve.spend(1.0, gain=wanted, relief=returned, lag=0.0)
         assert 0 <= taken <= wanted
         saved, given_back = saved + taken, given_back + LIMIT.idle_recovery * pause + returned
         assert saved <= given_back + 1e-9

@@ -40,6 +40,7 @@ class StageTimes(NamedTuple):
     embedding: of the first stage, in addition. head: of the last one.
     transfers: from each stage to the next one, [stages - 1].
     gain: of `compute`, what a stage would save at full clock. relief: what it gives back to the power reserve.
+        lag: what it would lose right after prompts.
     """
 
     compute: float
@@ -49,6 +50,7 @@ class StageTimes(NamedTuple):
     transfers: tuple[float, ...]
     gain: float = 0.0
     relief: float = 0.0
+    lag: float = 0.0
 
 
 class _OfTokens(NamedTuple):
@@ -175,12 +177,14 @@ class ProfileCost:
         linear, other, gain, communication, embedding, transfers, _ = of_tokens
         attention = self._layers * self._attention.seconds(shape)
         compute = linear + other + attention
-        relief = 0.0 if self.power is None or shape.chunks else self.power.recovery * compute
+        relief = lag = 0.0
+        if self.power is not None and not shape.chunks:
+            relief, lag = self.power.recovery * compute, self.power.lag_of(shape.num_decodes) * compute
         num_requests = len(shape.chunks) + shape.num_decodes
         head = tables.heads.get(num_requests)
         if head is None:
             head = tables.heads[num_requests] = tables.head.at(num_requests)
-        return StageTimes(compute, communication, embedding, head, transfers, gain, relief)
+        return StageTimes(compute, communication, embedding, head, transfers, gain, relief, lag)
 
     def _tables(self, shape: BatchShape) -> _Tables:
         """More decodes than were measured alone take at least their products: what as many prompt tokens do is nearer."""

@@ -84,7 +84,9 @@ class SimExecutor:
     def _at_its_clock(self, times: StageTimes, reserve: PowerReserve) -> StageTimes:
         """The times at the clock that the GPU can afford. All stages do the same work, so one stands for all."""
         reserve.rest(self._now - (self._latest[-1].ended if self._latest else 0.0))
-        return times._replace(compute=times.compute - reserve.spend(times.gain, times.relief))
+        return times._replace(
+            compute=times.compute - reserve.spend(times.compute, gain=times.gain, relief=times.relief, lag=times.lag)
+        )
 
     def _execute_on_one(self, shape: BatchShape) -> StageTimes:
         return StageTimes(self.cost.predict(shape), 0.0, 0.0, 0.0, ())

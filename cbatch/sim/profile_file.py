@@ -12,7 +12,8 @@
          "head": {"requests", "seconds"}, "chunks", "decodes", "mixed_decodes": {"sizes", "contexts", "seconds": [[]]},
          "decode_only": {"linear", "other", "head"},                                                       (optional)
          "captured_rows": {"requests": [], "tokens": [], "seconds": [[]]},                                 (optional)
-         "power": {"tokens", "share", "reserve_seconds", "recovery", "idle_recovery"}}}}}}                 (optional)
+         "power": {"tokens", "share", "reserve_seconds", "recovery", "idle_recovery",                      (optional)
+                   "requests", "lag", "lag_seconds"}}}}}}                                                 (optional)
 
 A model's tables are of one GPU and of all its layers together; null in a grid is a place not measured. "from", anywhere,
 is a remark on where the numbers beside it come from.
@@ -181,12 +182,13 @@ def _captured_rows(node: Node) -> CapturedRows:
 
 
 def _power(node: Node) -> PowerLimit:
-    node.only("tokens", "share", "reserve_seconds", "recovery", "idle_recovery")
+    node.only("tokens", "share", "reserve_seconds", "recovery", "idle_recovery", "requests", "lag", "lag_seconds")
     return PowerLimit(
         _curve(node, "tokens", "share", zero=True),
         node.number("reserve_seconds", zero=True),
         node.number("recovery", zero=True),
         node.number("idle_recovery", zero=True),
+        *((_curve(node, "requests", "lag", zero=True), node.number("lag_seconds")) if "lag" in node else ()),
     )
 
 

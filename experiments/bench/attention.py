@@ -1,7 +1,7 @@
 """Attention alone: how near to the memory's speed it reads the contexts, however they are spread over the requests.
 
 A decode takes as long as the bytes of its keys and values. One long context, many uneven ones and a few beside a chunk are
-where a kernel leaves processors without work. All in graphs for the same number of requests, as mixed iterations are.
+where a kernel leaves processors without work. Each in a graph, those with a chunk for a whole batch, as they are served.
 """
 
 from __future__ import annotations
@@ -33,20 +33,16 @@ def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, f
     """Measure, print and write attention-<model>.json."""
     spec = load_spec(model)
     hardware = torch.cuda.get_device_name()
-    print(f"{spec.name}, attention of one layer in a graph for {batch} requests on {hardware}")
+    print(f"{spec.name}, attention of one layer, beside a chunk in graphs for {batch} requests, on {hardware}")
     figures = {}
     for name, rows in cases(batch).items():
         chunks = [row for row in rows if row[0] > 1]
         bound = _bytes(spec, rows) / COPY_BANDWIDTH * 1e6
-        times = spread([1e3 * time / NUM_LAYERS for time in replay_times(_graph(spec, rows, batch), repeats)])
-        alone = (
-            spread([1e3 * time / NUM_LAYERS for time in replay_times(_graph(spec, chunks, batch), repeats)])
-            if chunks
-            else None
-        )
+        times = _times(spec, rows, batch, repeats)
+        alone = _times(spec, chunks, batch, repeats) if chunks else None
         figures[name] = {"rows": rows, "time": times, "chunks_alone": alone, "bytes_bound": bound}
-        beside = f", {times['median'] - alone['median']:7.1f} of it beside its chunk" if alone else ""
-        print(f"  {name:32s} {times['median']:8.1f} us; bytes alone {bound:7.1f} us{beside}", flush=True)
+        less = f", {times['median'] - alone['median']:7.1f} us less its chunk alone" if alone else ""
+        print(f"  {name:32s} {times['median']:8.1f} us; bytes alone {bound:7.1f} us{less}", flush=True)
     settings = {"unit": "us per layer", "model": spec.name, "batch": batch}
     print(f"written: {write(f'attention-{spec.name}', hardware, {**settings, 'figures': figures}, Path(folder))}")
 
@@ -72,8 +68,11 @@ def _bytes(spec: ModelSpec, rows: Sequence[Row]) -> int:
     return sum(context for queries, context in rows if queries == 1) * spec.kv_bytes_per_token // spec.num_layers
 
 
-def _graph(spec: ModelSpec, rows: Sequence[Row], num_rows: int) -> torch.cuda.CUDAGraph:
-    """The attention of some layers with their own keys and values, captured for that many requests if it is mixed."""
+def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) -> dict[str, float]:
+    """Microseconds of a layer's attention, over some layers with their own keys and values.
+
+    num_rows: requests that a graph with a chunk is captured for; one of decodes alone is for these rows.
+    """
     device = torch.device("cuda")
     queries, contexts = (torch.tensor(column) for column in zip(*rows, strict=True))
     longest = int(queries.max())
@@ -94,7 +93,7 @@ def _graph(spec: ModelSpec, rows: Sequence[Row], num_rows: int) -> torch.cuda.CU
             out = attention(query, *cache.layer(layer), iteration, bounds, scaling=spec.head_dim**-0.5)
         return out
 
-    return capture(run)
+    return spread([1e3 * time / NUM_LAYERS for time in replay_times(capture(run), repeats)])
 
 
 def _batch(queries: torch.Tensor, contexts: torch.Tensor, pages: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:

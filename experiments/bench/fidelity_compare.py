@@ -121,7 +121,7 @@ def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iter
         saved = 0.0
         if reserve is not None:
             reserve.rest(pause)
-            saved = reserve.spend(times.gain, times.relief)
+            saved = reserve.spend(times.compute, gain=times.gain, relief=times.relief, lag=times.lag)
         seconds.append(times.compute + times.embedding + times.head - saved)
     return np.array(seconds)
 

@@ -175,8 +175,8 @@ def _trace(measured: Measured) -> list[str]:
 
 def _attention(measured: Measured) -> list[str]:
     """Decodes' attention against the bytes that it reads, for each model."""
-    head = ["", "us a layer", "bytes alone", "beside its chunk"]
-    parts = ["## Attention of decodes, one layer, in graphs for 128 requests"]
+    head = ["", "us a layer", "bytes alone", "less its chunk alone"]
+    parts = ["## Attention of decodes, one layer"]
     for model, found in measured.attention.items():
         rows = [
             [
@@ -187,7 +187,7 @@ def _attention(measured: Measured) -> list[str]:
             ]
             for name, case in found["figures"].items()
         ]
-        parts += [f"### {model}", _markdown(rows, head), _source(found)]
+        parts += [f"### {model}, beside a chunk in graphs for {found['batch']} requests", _markdown(rows, head), _source(found)]
     return parts if measured.attention else []
 
 

@@ -18,8 +18,8 @@ from cbatch.kv import BlockPool
 from cbatch.request_table import NEVER, RequestTable
 
 WARM_UP_SECONDS = 0.1
-"""Iterations with prompts come to draw all the power that the GPU is allowed, and its clocks follow within about this time;
-what is timed is the state that lasts."""
+"""Iterations with prompts come to draw all the power that the GPU is allowed, and its clocks follow within about this time,
+as they do when decodes come after prompts; what is timed is the state that lasts."""
 
 LEAST_SECONDS, LEAST_REPEATS = 0.02, 3
 """Iterations are timed until there are so many and they have taken this long in all, ..."""
@@ -70,6 +70,7 @@ class Laboratory:
         self._table.tokens[:] = np.random.default_rng(0).integers(0, vocabulary_size, self._table.tokens.shape)
         self._requests = [Request(index, 1, 1) for index in range(limits.max_batch)]
         self._index = 0
+        self._hot = False  # the last iterations had prompts
 
     def holds(self, batch: Batch) -> bool:
         """Whether limits and KV cache allow the batch."""
@@ -105,6 +106,7 @@ class Laboratory:
                 ended = self.executor.wait(before).ended
             before = after
         last = self.executor.wait(before)
+        self._hot = any(batch.chunks for batch in batches)
         return last.ended - max(last.started, ended), max(last.started - ended, 0.0)
 
     def compute(self, batch: Batch) -> StepResult:
@@ -114,7 +116,8 @@ class Laboratory:
 
     def _intervals(self, batch: Batch) -> Sequence[float]:
         """Seconds between the starts of iterations that follow each other; those that warm up are left out."""
-        warm_up = WARM_UP_SECONDS if batch.chunks else 0.0
+        warm_up = WARM_UP_SECONDS if batch.chunks or self._hot else 0.0
+        self._hot = bool(batch.chunks)
         started: list[float] = []
         first = 0  # that counts; at least one comes before
         before = self.executor.launch(self._step(batch))

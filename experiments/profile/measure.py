@@ -75,7 +75,7 @@ def measure(
     mixed = mixed_bases(laboratory, mixed_totals(mixed_ranges, limits.tile, limits.max_tokens), grid(small))
     large = _chunks(laboratory, [size for size in sizes if size > WHOLE], mixed)
     report("power")
-    power = power_limit(laboratory, mixed)
+    power = power_limit(laboratory, mixed, decode_sizes)
     chunks = grid((*small, *large))
     report("decodes beside a chunk")
     beside = _Beside([size for _, size in mixed_ranges] or [2 * limits.max_batch], mixed, chunks)

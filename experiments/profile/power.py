@@ -3,12 +3,15 @@
 at full clock   decodes, long enough | one iteration with prompts
 reserve         decodes, long enough | a large iteration: what it saves is all there was
 recovery        large ones until nothing is saved | decodes, or a pause, of known length | a large one: what came back
+lag             large ones until nothing is saved | decodes: what they take longer at first, and after some more of them
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import log
 from statistics import median
+from typing import Any
 
 from cbatch.sim.curve import Curve
 from cbatch.sim.power import PowerLimit
@@ -27,15 +30,22 @@ SHORT_SECONDS, PAUSE_SECONDS = 0.02, 0.005
 LARGEST_SECONDS = 0.12
 """Of the iterations that are looked at: of longer ones, what is saved drowns in what they vary by."""
 
+LAG_SECONDS = 0.04
+"""Decodes after which the clock is looked at again."""
+
+DECODE_CONTEXT = 1056
+"""Of each decode that is looked at, if requests may be so long."""
+
 REPEATS = 3
 NEARLY_ALL = 0.75
 """A saving above this share of the largest one is bounded by the reserve, not by the iteration."""
 
 
-def power_limit(laboratory: Laboratory, bases: Curve) -> PowerLimit:
+def power_limit(laboratory: Laboratory, bases: Curve, decode_counts: Sequence[int]) -> PowerLimit:
     """
     Args:
         bases: seconds of mixed iterations in the lasting state, against tokens, as `measure` finds them.
+        decode_counts: numbers of decodes to look at.
     """
     sizes = _sizes(laboratory, bases)
     rested = _repeats(laboratory, LIGHT, RESTED_SECONDS)
@@ -55,6 +65,7 @@ def power_limit(laboratory: Laboratory, bases: Curve) -> PowerLimit:
         reserve,
         recovery=min(after_light / light_seconds, 1.0),
         idle_recovery=min(after_pause / pause, 1.0) if pause else 0.0,
+        **_lag(laboratory, decode_counts, spent),
     )
 
 
@@ -73,6 +84,25 @@ def _saved(laboratory: Laboratory, size: int, before: Sequence[Batch], pause: fl
     taken = [laboratory.last_of([*before, batch], pause) for _ in range(REPEATS)]
     seconds, paused = (median(values) for values in zip(*taken, strict=True))
     return max(laboratory.seconds(batch) - seconds, 0.0), paused
+
+
+def _lag(laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[Batch]) -> dict[str, Any]:
+    """`lag` and `lag_seconds` of a `PowerLimit`; spent: prompts that leave no reserve."""
+
+    def share_after(before: Sequence[Batch], batch: Batch) -> float:
+        taken = median(laboratory.last_of([*before, batch])[0] for _ in range(REPEATS))
+        return max(taken / laboratory.seconds(batch) - 1, 0.0)
+
+    context = min(DECODE_CONTEXT, laboratory.limits.max_request_tokens)
+    batches = [Batch((), (context,) * number) for number in decode_counts]
+    shares = {batch: share_after(spent, batch) for batch in batches if laboratory.holds(batch)}
+    lag = Curve(tuple(float(len(batch.decodes)) for batch in shares), tuple(shares.values()))
+    slowest = max(shares, key=shares.__getitem__)
+    more = _repeats(laboratory, slowest, LAG_SECONDS)
+    later = share_after([*spent, *[slowest] * more], slowest)
+    if not 0 < later < shares[slowest]:  # it is over by then, or nothing is seen of it
+        return {"lag": lag, "lag_seconds": LAG_SECONDS / 4}
+    return {"lag": lag, "lag_seconds": more * laboratory.seconds(slowest) / log(shares[slowest] / later)}
 
 
 def _repeats(laboratory: Laboratory, batch: Batch, seconds: float) -> int:

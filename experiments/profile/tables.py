@@ -94,14 +94,17 @@ def _divided(base: Curve, share_of: ShareOf, heads: Sequence[float]) -> dict[str
     }
 
 
-def _curve(curve: Curve, sizes: str) -> dict[str, Any]:
-    return {sizes: [int(size) for size in curve.sizes], "seconds": _rounded(curve.seconds)}
-
-
 def _power(power: PowerLimit) -> dict[str, Any]:
-    numbers = _rounded([power.reserve_seconds, power.recovery, power.idle_recovery])
-    share = {"tokens": [int(size) for size in power.share.sizes], "share": _rounded(power.share.seconds)}
-    return {**share, **dict(zip(("reserve_seconds", "recovery", "idle_recovery"), numbers, strict=True))}
+    numbers = _rounded([power.reserve_seconds, power.recovery, power.idle_recovery, power.lag_seconds])
+    found = dict(zip(("reserve_seconds", "recovery", "idle_recovery", "lag_seconds"), numbers, strict=True))
+    assert power.lag is not None, "it is measured with the rest"
+    return {
+        "tokens": [int(size) for size in power.share.sizes],
+        "share": _rounded(power.share.seconds),
+        "requests": [int(number) for number in power.lag.sizes],
+        "lag": _rounded(power.lag.seconds),
+        **found,
+    }
 
 
 def _grid(grid: Grid) -> dict[str, Any]:

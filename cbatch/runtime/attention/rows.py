@@ -19,13 +19,13 @@ class Rows(NamedTuple):
     """The rows that a kernel is to compute.
 
     starts: int32 [rows + 1]; first token of each; the last one belongs to no row.
-    query_lens: int32 [rows]; tokens of each, 0 for a row to be left out; None where the next one's start tells.
+    query_lens: int32 [rows]; tokens of each, 0 for a row to be left out.
     context_lens: int32 [rows].
     block_tables: int32 [rows, blocks].
     """
 
     starts: torch.Tensor
-    query_lens: torch.Tensor | None
+    query_lens: torch.Tensor
     context_lens: torch.Tensor
     block_tables: torch.Tensor
 

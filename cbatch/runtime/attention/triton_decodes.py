@@ -20,10 +20,10 @@ from cbatch.runtime.batch import Fields
 PROGRAMS_A_PROCESSOR = 2
 
 LEAST_BLOCKS = 4
-"""Blocks of a share, where there are so few of them that some programs go without."""
+"""Fewest blocks of a share: where there are too few for that, some programs go without."""
 
 LEAST_ROWS = 128
-"""That the kernel is compiled for: batches of different size share what was compiled."""
+"""Fewest rows that the kernel is compiled for: all batches up to that share what was compiled."""
 
 
 @triton.jit(
@@ -40,7 +40,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     out_ptr,  # [tokens, heads, DIM]
     parts_ptr,  # [shares + num_rows, heads, DIM]
     weights_ptr,  # [shares + num_rows, heads]: log2 of the sum of exponentials
-    arrived_ptr,  # [shares, KV_HEADS]: parts that are there of the context that the share is the first of; 0 in between
+    arrived_ptr,  # [shares, KV_HEADS]: parts there of the context that a share is the first of; 0 between calls
     num_rows,
     table_width,
     scale,  # scaling * log2(e)
@@ -51,7 +51,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,  # a power of two, num_rows or more
     LEAST_BLOCKS: tl.constexpr,
-    PAIRS: tl.constexpr,  # heads of the group, up to what a tensor core takes
+    PAIRS: tl.constexpr,  # heads of the group, padded to what a tensor core takes
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -126,7 +126,7 @@ def _find(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCKS_A_PAGE: tl.constexpr,
 ):
-    """What has this place of the line (the last place, beyond the end): row, where it begins, token, context and page."""
+    """Whose block stands at a place of the line, or at its end: row, its first place, token and context; and the page."""
     at = tl.minimum(at, num_blocks - 1)
     row = tl.sum((ends <= at).to(tl.int32))
     begin = tl.sum(tl.where(tl.arange(0, ROWS) < row, blocks, 0))
