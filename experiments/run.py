@@ -27,7 +27,7 @@ from experiments.folder import read_summary, remove_killed, run_folders
 from experiments.job import ERRORS, Refused, run_job
 from experiments.messages import CONFIG_FOLDER, one_line
 from experiments.report import sweep_text
-from experiments.settings import ROOT_KEYS, SECTIONS
+from experiments.settings import GROUPS, ROOT_KEYS
 from experiments.unfinished import TerminatedError, sigterm_raises
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -117,7 +117,7 @@ def _check_overrides(overrides: list[str]) -> None:
             raise ConfigError(f"{key}: has no effect here; give {_OUR_OWN[key]}")
         if override.startswith("~") and key in ROOT_KEYS:
             raise ConfigError(f"{override}: takes away a key of every run; leave it out, or give {key}=...")
-        if key in SECTIONS and value.startswith("["):
+        if key in GROUPS and value.startswith("["):
             raise ConfigError(f"{override}: give one {key}; or several for a sweep, without brackets and with -m")
 
 

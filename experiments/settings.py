@@ -14,7 +14,7 @@ from experiments.progress import Setting
 GROUPS = ("policy", "chunking", "workload", "model", "runtime", "backend", "experiment")
 """Keys whose value is one of the files in a folder of conf/."""
 
-SECTIONS = ("policy", "workload", "model", "runtime", "backend")
+_SECTIONS = ("policy", "workload", "model", "runtime", "backend")
 """Of these, those that a run cannot do without."""
 
 MOST_REQUESTS_AT_ONCE = 1_000_000
@@ -63,7 +63,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
         ConfigError: an unknown key, or a value out of range.
     """
     check_known(config, ROOT_KEYS)
-    check_there(config, [*Settings.__dataclass_fields__, *SECTIONS])
+    check_there(config, [*Settings.__dataclass_fields__, *_SECTIONS])
     progress = config["progress"]
     return Settings(
         chunk=_tokens_or_auto("chunk", config["chunk"]),

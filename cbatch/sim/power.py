@@ -8,7 +8,7 @@ r"""How fast a GPU computes depends on what it did before: it may draw more than
 Matrix products of many tokens draw more than the limit allows. At first they run at full clock; when what had been saved
 up is spent, the clock falls until the draw is within the limit. Iterations of decodes alone, which wait for memory, and
 pauses save up again; attention between the products of one iteration was not seen to. Measured on an H200, the same
-iteration takes up to a fifth less after light ones than after its like.
+iteration takes up to a sixth less after light ones than after its like.
 
 The tables of a profile are of the lasting state; what is told here is how much less an iteration takes before that, and how
 much more decodes take while the clock still rises after prompts.

@@ -187,7 +187,11 @@ def _attention(measured: Measured) -> list[str]:
             ]
             for name, case in found["figures"].items()
         ]
-        parts += [f"### {model}, beside a chunk in graphs for {found['batch']} requests", _markdown(rows, head), _source(found)]
+        parts += [
+            f"### {model}, beside a chunk in graphs for {found['batch']} requests",
+            _markdown(rows, head),
+            _source(found),
+        ]
     return parts if measured.attention else []
 
 

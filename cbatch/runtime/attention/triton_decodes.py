@@ -171,7 +171,7 @@ def _combine(  # type: ignore[no-untyped-def]
 class Decodes:
     """Attention of the requests with one query, in any iteration.
 
-    Head dimensions are powers of two, 16 or more; pages are multiples of `BLOCK` tokens, or smaller powers of two.
+    Head dimensions are powers of two, 16 or more; pages are multiples of `BLOCK` tokens, or 16 or 32.
     """
 
     def __init__(self, device: torch.device) -> None:
