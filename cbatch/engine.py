@@ -261,10 +261,12 @@ def _optional(policy: Policy, name: str) -> Callable[[Any], Any]:
 
 
 def _policy_raised(where: str, method: Callable[[Any], Any], error: BaseException) -> PolicyError:
+    """Names the line in the policy, which is the first outside this package: it may be watched by others of ours."""
     name = getattr(method, "__name__", type(method).__name__)
-    files = [(Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__)]
-    lines = [f" ({path.name}:{line})" for path, line in files if path.parent != Path(__file__).parent]
-    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}{''.join(lines[-1:])}")
+    package = Path(__file__).parent
+    frames = ((Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__))
+    line = next((f" ({path.name}:{line})" for path, line in frames if package not in path.parents), "")
+    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}{line}")
 
 
 def _ignore(_: Any) -> None:

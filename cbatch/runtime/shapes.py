@@ -15,10 +15,10 @@ CHUNK_TOKENS, LEAST_CHUNKS = 32, 4
 """A captured shape takes a chunk for so many of its tokens, and at least so many."""
 
 WORTH = 0.85
-"""A step runs operation by operation where it then takes this share of the time of its padded shape, or less, ..."""
+"""A step runs operation by operation where it then takes this share of the time of its padded shape, or less."""
 
 HIDDEN = 0.75
-"""... and launching its operations this share of the time that they compute, or less."""
+"""Share of a step's time that launching its operations may take: beyond, the device may come to wait for the host."""
 
 
 def max_chunks(shape: Shape) -> int:
@@ -59,8 +59,7 @@ def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
 def least_tokens(seconds: Mapping[Shape, float], launch_seconds: float) -> dict[Shape, int]:
     """Fewest tokens of a step for which each shape is worth its padding.
 
-    Without padding, a step between two shapes would take a time between theirs; but while launching it takes the host about
-    as long as the device computes, padding is the better way.
+    Without padding, a step between two shapes would take a time between theirs, or what launching it takes if that is longer.
 
     Args:
         seconds: of an iteration of each shape, ascending.
@@ -69,7 +68,7 @@ def least_tokens(seconds: Mapping[Shape, float], launch_seconds: float) -> dict[
     least = dict.fromkeys(seconds, 0)
     for below, shape in pairwise(seconds):
         low, high = seconds[below], seconds[shape]
-        if low < WORTH * high and launch_seconds <= HIDDEN * low:
+        if low < WORTH * high and launch_seconds <= HIDDEN * WORTH * high:
             share = (WORTH * high - low) / (high - low)
             least[shape] = below.num_tokens + int(share * (shape.num_tokens - below.num_tokens)) + 1
     return least

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from gpu_models import CUDA, LARGE, PAGE, TINY_LLAMA
@@ -25,6 +26,13 @@ def test_float32_runs_on_our_own_kernel_and_says_why() -> None:
     assert "no flash4: it computes 16-bit floats" in str(choice)
     with pytest.raises(ConfigError, match=r"backend\.attention=flash4 cannot serve gpu-llama .* 16-bit"):
         choose_attention(TINY_LLAMA, PAGE, CUDA, "flash4")
+
+
+def test_sizes_that_no_kernel_takes_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"block_size=48: attention on a GPU takes 16, 32, or a multiple of 64"):
+        choose_attention(TINY_LLAMA, 48, CUDA)
+    with pytest.raises(ConfigError, match=r"model=gpu-llama: .* this one has 80"):
+        choose_attention(replace(TINY_LLAMA, head_dim=80), PAGE, CUDA)
 
 
 FAILING_CAPTURE = """

@@ -11,6 +11,7 @@ from cbatch.errors import ConfigError
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import Attention
 from cbatch.runtime.attention.decode import DecodeAttention, SplitAttention
+from cbatch.runtime.attention.triton_blocks import BLOCK, LEAST_DIM, SMALL_PAGES
 from cbatch.runtime.attention.triton_chunks import TritonChunks
 from cbatch.runtime.attention.triton_decodes import Decodes
 
@@ -46,8 +47,9 @@ def choose_attention(spec: ModelSpec, page_size: int, device: torch.device, want
         wanted: a name in `NAMES`; "auto" for the first that fits.
 
     Raises:
-        ConfigError: the one wanted is unknown or does not fit, or none does.
+        ConfigError: the one wanted is unknown or does not fit, or none does; or the model's or the pages' size fits none.
     """
+    _check_sizes(spec, page_size)
     properties = torch.cuda.get_device_properties(device)
     place = _Place(spec.dtype, spec.head_dim, page_size, (properties.major, properties.minor))
     decodes = Decodes(device)
@@ -63,6 +65,16 @@ def choose_attention(spec: ModelSpec, page_size: int, device: torch.device, want
     raise ConfigError(
         f"backend.attention={wanted} cannot serve {spec.name} on {properties.name}: {'; '.join(passed_over)}"
     )
+
+
+def _check_sizes(spec: ModelSpec, page_size: int) -> None:
+    """Raise ConfigError for what our kernel of decodes, a part of every attention, does not take."""
+    if spec.head_dim < LEAST_DIM or spec.head_dim.bit_count() > 1:
+        raise ConfigError(f"model={spec.name}: attention on a GPU takes head dimensions that are powers of two, from {LEAST_DIM} "
+                          f"on; this one has {spec.head_dim}")  # fmt: skip
+    if page_size % BLOCK and page_size not in SMALL_PAGES:
+        small = ", ".join(map(str, SMALL_PAGES))
+        raise ConfigError(f"block_size={page_size}: attention on a GPU takes {small}, or a multiple of {BLOCK}")
 
 
 def _flash4(place: _Place, decodes: Decodes) -> Attention:

@@ -9,7 +9,13 @@ import triton
 import triton.language as tl
 
 BLOCK = 64
-"""Tokens of context that a program takes in one step, unless the pages are smaller."""
+"""Tokens of context that a program takes in one step, unless the pages are smaller. Larger pages are multiples of it."""
+
+SMALL_PAGES = (16, 32)
+"""Smaller pages that a tensor core can take at once."""
+
+LEAST_DIM = 16
+"""Of a head; a power of two."""
 
 SHARED_MEMORY = 111 * 1024
 """Bytes of shared memory for the blocks in flight of one program; two programs fit on a Hopper multiprocessor."""

@@ -68,7 +68,7 @@ def _chunk_kernel(  # type: ignore[no-untyped-def]
 
 
 class TritonChunks:
-    """See `Chunks`. Head dimensions are powers of two, 16 or more; pages are multiples of `BLOCK` tokens, or 16 or 32."""
+    """See `Chunks`."""
 
     name = "triton"
 

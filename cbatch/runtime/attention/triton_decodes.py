@@ -169,10 +169,7 @@ def _combine(  # type: ignore[no-untyped-def]
 
 
 class Decodes:
-    """Attention of the requests with one query, in any iteration.
-
-    Head dimensions are powers of two, 16 or more; pages are multiples of `BLOCK` tokens, or 16 or 32.
-    """
+    """Attention of the requests with one query, in any iteration. See `triton_blocks` for the sizes that it takes."""
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
