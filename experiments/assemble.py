@@ -13,7 +13,8 @@ from cbatch.engine import check_policy
 from cbatch.model import ModelSpec
 from cbatch.sim.cluster import Cluster, make_router
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import Profile, load_profile
+from cbatch.sim.profile import Profile
+from cbatch.sim.profile_file import load_profile
 from cbatch.sim.topology import Topology
 from experiments.backends import Auto, Backend, Runtime
 from experiments.construct import construct

@@ -21,7 +21,7 @@ from cbatch.decisions import Decided, Seen
 from cbatch.errors import ReplayError
 from cbatch.following import Followed, follow
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import load_profile
+from cbatch.sim.profile_file import load_profile
 from experiments.assemble import make_model, make_policy
 from experiments.command_line import run
 from experiments.decisions import DecisionsFile, read_decisions

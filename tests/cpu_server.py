@@ -11,7 +11,7 @@ from cbatch import Limits
 from cbatch.model import ModelSpec
 from cbatch.runtime.graphs import CaptureReport
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import load_profile
+from cbatch.sim.profile_file import load_profile
 from experiments.bench.serving import PROFILE, Server
 
 BLOCK_SIZE = 16

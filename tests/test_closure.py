@@ -11,7 +11,7 @@ import pytest
 
 from cbatch import BatchShape
 from cbatch.errors import ConfigError
-from cbatch.sim.profile import PROFILES
+from cbatch.sim.profile_file import PROFILES
 from experiments.paper import __main__ as command
 from experiments.paper import a6000, claims, quantities
 from experiments.paper.claims import Claim, Verdict, check, quantity_of, read_claims

@@ -12,7 +12,7 @@ import pytest
 from cbatch import ConfigError, Limits
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile import load_profile
+from cbatch.sim.profile_file import load_profile
 from experiments.bench import fidelity, fidelity_run
 from experiments.bench.__main__ import main
 from experiments.bench.fidelity_cases import CASES, POLICIES, Case, chosen_cases, workload

@@ -34,7 +34,7 @@ from tally import Tally
 
 from cbatch import CbatchError, Limits, Request
 from cbatch.checkpoint import spec_from_checkpoint
-from cbatch.sim.profile import PROFILES, load_profile
+from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.assemble import assemble
 from experiments.check import search
 from experiments.check.__main__ import main as check

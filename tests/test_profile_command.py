@@ -13,7 +13,8 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.curve import Curve
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.power import PowerLimit, PowerReserve
-from cbatch.sim.profile import Profile, load_profile
+from cbatch.sim.profile import Profile
+from cbatch.sim.profile_file import load_profile
 from experiments.profile.__main__ import main
 from experiments.profile.batches import (
     attention_counts,

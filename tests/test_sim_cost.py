@@ -16,7 +16,8 @@ from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.curve import Curve
 from cbatch.sim.links import Links
-from cbatch.sim.profile import Measured, load_profile
+from cbatch.sim.profile import Measured
+from cbatch.sim.profile_file import load_profile
 from cbatch.sim.topology import Topology
 
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)

@@ -20,7 +20,7 @@ from cbatch import BatchShape
 from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import PROFILES, load_profile
+from cbatch.sim.profile_file import PROFILES, load_profile
 from cbatch.sim.topology import Topology
 
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)

@@ -14,9 +14,9 @@ import pytest
 from cbatch import BatchShape
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
-from cbatch.sim import profile as profiles
+from cbatch.sim import profile_file as profiles
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import load_profile, profile_names
+from cbatch.sim.profile_file import load_profile, profile_names
 
 H200 = Path(profiles.__file__).parent / "profiles" / "h200.json"
 MISSING = object()
@@ -113,6 +113,6 @@ def test_a_profile_loads_in_a_tenth_of_a_second(name: str) -> None:
 
 
 def test_simulation_never_imports_torch() -> None:
-    program = ("import sys, cbatch.sim.executor, cbatch.sim.cluster, cbatch.sim.profile as p; p.load_profile('h200'); "
+    program = ("import sys, cbatch.sim.executor, cbatch.sim.cluster, cbatch.sim.profile_file as p; p.load_profile('h200'); "
                "import experiments.paper.closure, experiments.paper.fig12; sys.exit('torch' in sys.modules)")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent.parent).returncode == 0

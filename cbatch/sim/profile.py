@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from cbatch.errors import ConfigError
@@ -15,8 +14,6 @@ from cbatch.sim.estimate import Ceilings, PerToken, Seconds, head_product, layer
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.topology import Topology
-
-PROFILES = Path(__file__).parent / "profiles"
 
 MEMORY_SHARE = 0.9
 """Share of the GPU's memory that weights and KV cache may take together; the rest is for activations."""
@@ -187,19 +184,3 @@ class Profile:
                               f"hardware={self.name} has {self.memory_bytes / 1e9:.0f} GB; choose a smaller model, or more "
                               "GPUs (tensor_parallel, pipeline_stages)")  # fmt: skip
         return int(free // share.kv_bytes_per_token)
-
-
-def profile_names() -> list[str]:
-    """The profiles that come with the package."""
-    return sorted(path.stem for path in PROFILES.glob("*.json"))
-
-
-def load_profile(name_or_path: str) -> Profile:
-    """Load a profile by name or from a file.
-
-    Raises:
-        ProfileError: no such profile; a missing, negative or non-finite value. The message names the file and key.
-    """
-    from cbatch.sim.profile_file import read_profile  # it builds a Profile
-
-    return read_profile(name_or_path)

@@ -39,15 +39,15 @@ from cbatch.sim.importers import read_folder
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile import (
-    PROFILES,
     CapturedRows,
     DecodeOnly,
     HostTime,
     Measured,
     Profile,
     SmallOperations,
-    profile_names,
 )
+
+PROFILES = Path(__file__).parent / "profiles"
 
 
 class ModelTables:
@@ -60,8 +60,17 @@ class ModelTables:
         return self._measured.get((spec.name, tensor_parallel), Measured())
 
 
-def read_profile(name_or_path: str) -> Profile:
-    """See `load_profile`."""
+def profile_names() -> list[str]:
+    """The profiles that come with the package."""
+    return sorted(path.stem for path in PROFILES.glob("*.json"))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """Load a profile by name, from a file, or from a folder of published tables.
+
+    Raises:
+        ProfileError: no such profile; a missing, negative or non-finite value. The message names the file and key.
+    """
     path = PROFILES / f"{name_or_path}.json"
     if not path.is_file():
         path = Path(name_or_path)

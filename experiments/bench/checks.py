@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cbatch import ConfigError, Engine, Executor, Limits, Request
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import load_profile
+from cbatch.sim.profile_file import load_profile
 from experiments.backends import Backend, Cpu, Cuda, Runtime, count_gpus
 from experiments.bench.presets import load_spec
 from experiments.bench.report import spread, write

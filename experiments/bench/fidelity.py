@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cbatch import ConfigError
-from cbatch.sim.profile import PROFILES, load_profile
-from cbatch.sim.profile_file import profile_text
+from cbatch.sim.profile_file import PROFILES, load_profile, profile_text
 from experiments.bench import fidelity_run
 from experiments.bench.fidelity_cases import CASES, chosen_cases
 from experiments.bench.fidelity_compare import compare, error_line, pair, show

@@ -12,7 +12,7 @@ import torch
 from cbatch import CostModel, Engine, Limits, Policy, Request, RunRecord
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import load_profile
+from cbatch.sim.profile_file import load_profile
 
 if TYPE_CHECKING:
     from cbatch.runtime.gpu import GpuExecutor

@@ -12,7 +12,7 @@ from cbatch import Engine, Limits, Policy, Request
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile import load_profile
+from cbatch.sim.profile_file import load_profile
 from experiments.bench.report import cpu_name, spread, write
 from policies.chunking import TileAligned
 from policies.orca import Orca

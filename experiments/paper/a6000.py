@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch.model import ModelSpec
-from cbatch.sim.profile import PROFILES
-from cbatch.sim.profile_file import profile_text
+from cbatch.sim.profile_file import PROFILES, profile_text
 from experiments.bench.presets import load_spec
 
 NAME, MODEL = "a6000-llama-13b", "nanogpt-13b"

@@ -31,7 +31,8 @@ from cbatch.sim.cluster import Cluster, RoundRobin
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.importers.vidur import read_links
-from cbatch.sim.profile import Profile, load_profile
+from cbatch.sim.profile import Profile
+from cbatch.sim.profile_file import load_profile
 from cbatch.sim.stages import Span, StageAccount
 from cbatch.sim.topology import Topology
 from experiments.bench.presets import load_spec

@@ -28,7 +28,8 @@ from cbatch import Plan, Policy, Request, View
 from cbatch.sim.estimate import PerToken
 from cbatch.sim.importers.vidur import read_links
 from cbatch.sim.links import Links
-from cbatch.sim.profile import Profile, load_profile
+from cbatch.sim.profile import Profile
+from cbatch.sim.profile_file import load_profile
 from cbatch.sim.topology import Topology
 from experiments.command_line import Count
 from experiments.paper.fig12 import LONGEST, SHORTEST, Outcome, ratios, requests, run

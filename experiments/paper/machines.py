@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import load_profile
+from cbatch.sim.profile_file import load_profile
 from experiments.bench.presets import load_spec
 from experiments.paper.a6000 import MODEL, NAME
 from experiments.paper.steady import SteadyState

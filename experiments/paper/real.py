@@ -14,7 +14,7 @@ from cbatch import ConfigError, Engine, Limits
 from cbatch.model import ModelSpec
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import load_profile
+from cbatch.sim.profile_file import load_profile
 from experiments.backends import count_gpus
 from experiments.bench.presets import load_spec
 from experiments.paper.steady import (

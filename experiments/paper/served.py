@@ -23,7 +23,8 @@ from cbatch.errors import ProfileError
 from cbatch.metrics import served
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile import HostTime, load_profile
+from cbatch.sim.profile import HostTime
+from cbatch.sim.profile_file import load_profile
 from experiments.bench.presets import load_spec
 from experiments.paper.report import write
 from policies.chunking import TileAligned

@@ -14,7 +14,8 @@ import torch
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.curve import Curve
-from cbatch.sim.profile import PROFILES, HostTime, load_profile
+from cbatch.sim.profile import HostTime
+from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.bench.presets import load_spec
 from experiments.bench.report import slug
 from experiments.command_line import AtLeast

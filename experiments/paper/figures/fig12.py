@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from cbatch.sim.importers.vidur import read_links
-from cbatch.sim.profile import load_profile
+from cbatch.sim.profile_file import load_profile
 from experiments.paper.claims import Claim
 from experiments.paper.fig12 import Outcome, systems
 from experiments.paper.machines import Machines
