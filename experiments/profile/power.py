@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 from statistics import median
-from typing import Any
 
 from cbatch.sim.curve import Curve
 from cbatch.sim.power import PowerLimit
@@ -60,12 +59,14 @@ def power_limit(laboratory: Laboratory, bases: Curve, decode_counts: Sequence[in
     light_seconds = short * laboratory.seconds(LIGHT)
     after_light, _ = _saved(laboratory, largest, [*spent, *[LIGHT] * short])
     after_pause, pause = _saved(laboratory, largest, spent, PAUSE_SECONDS)
+    lag, lag_seconds = _lag(laboratory, decode_counts, spent)
     return PowerLimit(
         curve,
         reserve,
         recovery=min(after_light / light_seconds, 1.0),
         idle_recovery=min(after_pause / pause, 1.0) if pause else 0.0,
-        **_lag(laboratory, decode_counts, spent),
+        lag=lag,
+        lag_seconds=lag_seconds,
     )
 
 
@@ -86,7 +87,7 @@ def _saved(laboratory: Laboratory, size: int, before: Sequence[Batch], pause: fl
     return max(laboratory.seconds(batch) - seconds, 0.0), paused
 
 
-def _lag(laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[Batch]) -> dict[str, Any]:
+def _lag(laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[Batch]) -> tuple[Curve, float]:
     """`lag` and `lag_seconds` of a `PowerLimit`; spent: prompts that leave no reserve."""
 
     def share_after(before: Sequence[Batch], batch: Batch) -> float:
@@ -101,8 +102,8 @@ def _lag(laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[B
     more = _repeats(laboratory, slowest, LAG_SECONDS)
     later = share_after([*spent, *[slowest] * more], slowest)
     if not 0 < later < shares[slowest]:  # it is over by then, or nothing is seen of it
-        return {"lag": lag, "lag_seconds": LAG_SECONDS / 4}
-    return {"lag": lag, "lag_seconds": more * laboratory.seconds(slowest) / log(shares[slowest] / later)}
+        return lag, LAG_SECONDS / 4
+    return lag, more * laboratory.seconds(slowest) / log(shares[slowest] / later)
 
 
 def _repeats(laboratory: Laboratory, batch: Batch, seconds: float) -> int:

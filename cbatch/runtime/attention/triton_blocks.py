@@ -71,7 +71,7 @@ def attend_to_blocks(  # type: ignore[no-untyped-def]
 
 
 class Sizes(NamedTuple):
-    """Sizes that a kernel is compiled for."""
+    """Sizes that our attention kernels are compiled for."""
 
     kv_heads: int
     group: int  # query heads of one kv head
@@ -91,3 +91,8 @@ class Sizes(NamedTuple):
         group = num_heads // kv_heads
         fitting = 1 + SHARED_MEMORY // (2 * block * dim * keys.element_size())
         return cls(kv_heads, group, triton.next_power_of_2(group), dim, page, block, fitting)
+
+    def constants(self) -> dict[str, int]:
+        """What the kernels call them."""
+        return {"KV_HEADS": self.kv_heads, "GROUP": self.group, "GROUP_SLOTS": self.group_slots, "DIM": self.dim,
+                "PAGE": self.page, "BLOCK": self.block}  # fmt: skip
