@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 BLOCK = 64
-"""Tokens of context that a program takes in one step, unless the pages are smaller. Larger pages are multiples of it."""
+"""Most tokens of context that a program takes in one step. Pages are multiples of it, or `SMALL_PAGES`."""
 
 SMALL_PAGES = (16, 32)
 """Smaller pages that a tensor core can take at once."""
@@ -17,8 +17,8 @@ SMALL_PAGES = (16, 32)
 LEAST_DIM = 16
 """Of a head; a power of two."""
 
-SHARED_MEMORY = 111 * 1024
-"""Bytes of shared memory for the blocks in flight of one program; two programs fit on a Hopper multiprocessor."""
+SHARED_MEMORY = 222 * 1024
+"""Bytes of shared memory for the blocks in flight on one multiprocessor (Hopper has 228 KB)."""
 
 LOG2_E = 1.4426950408889634
 
@@ -82,14 +82,20 @@ class Sizes(NamedTuple):
     fitting: int  # stages of a block's loads that the shared memory holds
 
     @classmethod
-    def of(cls, query: torch.Tensor, keys: torch.Tensor) -> Sizes:
-        """query: [tokens, heads, head dim]. keys: [pages, page size, kv heads, head dim]."""
+    def of(cls, query: torch.Tensor, keys: torch.Tensor, *, block: int = BLOCK, programs: int = 2) -> Sizes:
+        """
+        Args:
+            query: [tokens, heads, head dim].
+            keys: [pages, page size, kv heads, head dim].
+            block: tokens of a step, unless the pages are smaller.
+            programs: that are to fit on one multiprocessor.
+        """
         num_heads, dim = query.shape[1:]
         page, kv_heads = keys.shape[1:3]
-        block = min(BLOCK, page)
+        block = min(block, page)
         assert page % block == 0, f"pages of {page} tokens are no multiple of {block}"
         group = num_heads // kv_heads
-        fitting = 1 + SHARED_MEMORY // (2 * block * dim * keys.element_size())
+        fitting = 1 + SHARED_MEMORY // programs // (2 * block * dim * keys.element_size())
         return cls(kv_heads, group, triton.next_power_of_2(group), dim, page, block, fitting)
 
     def constants(self) -> dict[str, int]:
