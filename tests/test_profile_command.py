@@ -12,7 +12,7 @@ from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.curve import Curve
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.power import PowerLimit, PowerReserve
+from cbatch.sim.power import Clock, PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
 from experiments.profile.__main__ import main
@@ -52,7 +52,7 @@ class Clockwork:
         self.rows = rows
         self.clock = self.ended = 0.0
         self.power = power
-        self.reserve = None if power is None else PowerReserve(power)
+        self.pace = None if power is None else Clock(power)
 
     def launch(self, step: Step) -> StepResult:
         started, shape = self.clock, step.shape()
@@ -62,15 +62,13 @@ class Clockwork:
 
     def saved(self, shape: BatchShape) -> float:
         """What the iteration takes less, after those before it."""
-        if self.power is None or self.reserve is None:
+        if self.power is None or self.pace is None:
             return 0.0
-        self.reserve.rest(self.clock - self.ended)
-        seconds, power = self.seconds(shape), self.power
+        self.pace.rest(self.clock - self.ended)
+        seconds = self.seconds(shape)
         if shape.chunks:
-            gain = power.share_of(shape.num_tokens) * (seconds - self.attention(shape))
-            return self.reserve.spend(seconds, gain=gain, relief=0.0, lag=0.0)
-        lag = power.lag_of(shape.num_decodes) * seconds
-        return self.reserve.spend(seconds, gain=0.0, relief=power.recovery * seconds, lag=lag)
+            return self.pace.run(self.power.of_prompts(shape.num_tokens, seconds - self.attention(shape)))
+        return self.pace.run(self.power.of_decodes(shape.num_decodes, seconds))
 
     def wait(self, in_flight: StepResult) -> StepResult:
         return in_flight
@@ -146,12 +144,12 @@ def test_batches_in_between_are_put_together_from_the_parts(tmp_path: Path, batc
 
 
 POWER = PowerLimit(
-    Curve((100, 300, 1000), (0.0, 0.1, 0.1)),
-    0.004,
-    0.2,
-    0.6,
-    lag=Curve((1, 2, 4, 8), (0.0, 0.02, 0.1, 0.05)),
-    lag_seconds=0.06,
+    gain=Curve((100, 300, 1000), (0.02, 0.1, 0.1)),
+    loss=Curve((100, 300, 1000), (0.03, 0.0, 0.0)),
+    reserve_seconds=0.004,
+    decode_loss=Curve((1, 2, 4, 8), (0.0, 0.02, 0.1, 0.05)),
+    rise_seconds=Curve((1, 2, 4, 8), (0.01, 0.02, 0.03, 0.06)),
+    idle_rise_seconds=0.005,
 )
 
 
@@ -159,15 +157,16 @@ def test_the_clock_is_seen_to_follow_the_power() -> None:
     lab = laboratory(power=POWER)
     found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None).power
     assert found.reserve_seconds == pytest.approx(POWER.reserve_seconds, rel=0.05)
-    assert found.recovery == pytest.approx(POWER.recovery, rel=0.1)
-    assert found.idle_recovery == pytest.approx(POWER.idle_recovery, rel=0.1)
-    assert found.share_of(64) == pytest.approx(0.0, abs=0.003)
-    assert [found.share_of(size) for size in (512, 1024, 4000)] == pytest.approx([0.1] * 3, rel=0.1)
-    assert [found.lag_of(number) for number in (1, 2, 4, 8)] == pytest.approx([0.0, 0.02, 0.1, 0.05], abs=0.003)
-    assert found.lag_seconds == pytest.approx(POWER.lag_seconds, rel=0.1)
+    assert [found.gain.at(size) for size in (64, 512, 1024)] == pytest.approx([0.02, 0.1, 0.1], rel=0.1)
+    assert [found.loss.at(size) for size in (64, 512, 1024)] == pytest.approx([0.03, 0.0, 0.0], rel=0.1, abs=0.002)
+    assert found.decode_loss.seconds == pytest.approx(POWER.decode_loss.seconds, rel=0.2, abs=0.003)
+    assert found.rise_seconds.seconds == pytest.approx(POWER.rise_seconds.seconds, rel=0.1)
+    assert found.idle_rise_seconds == pytest.approx(POWER.idle_rise_seconds, rel=0.1)
     steady = measure(laboratory(), (1, 2, 4, 8), RANGES, lambda text: None).power
     assert steady.reserve_seconds == pytest.approx(0.0, abs=1e-9)
-    assert steady.lag_of(4) == pytest.approx(0.0, abs=1e-9)
+    assert [max(curve.seconds) for curve in (steady.gain, steady.loss, steady.decode_loss)] == pytest.approx(
+        [0.0] * 3, abs=1e-9
+    )
 
 
 def test_with_the_clock_too_the_parts_add_up(tmp_path: Path) -> None:
@@ -181,9 +180,7 @@ def test_with_the_clock_too_the_parts_add_up(tmp_path: Path) -> None:
     for batch in [light] * 20 + [heavy] * 3 + [light] * 3 + [heavy]:
         times = executor.cost.execute(batch.shape())  # type: ignore[attr-defined]
         simulated = times.compute + times.head + times.embedding
-        simulated -= executor._reserve.spend(  # type: ignore[union-attr]
-            times.compute, gain=times.gain, relief=times.relief, lag=times.lag
-        )
+        simulated -= executor._clock.run(times.pace)  # type: ignore[union-attr]
         taken.append((simulated, real.seconds(batch.shape()) - real.saved(batch.shape())))
     assert all(simulated == pytest.approx(seconds, rel=0.02) for simulated, seconds in taken)
     assert taken[20][0] < 0.95 * taken[22][0]  # the first after lighter work is the fastest

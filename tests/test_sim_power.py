@@ -1,4 +1,4 @@
-"""The power reserve: what iterations take depends on those before them, and what is saved is what was saved up."""
+"""The clock under a power limit: what iterations take depends on those before them."""
 
 from __future__ import annotations
 
@@ -16,59 +16,76 @@ from cbatch.sim.attention import AttentionRates
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.curve import Curve
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.power import PowerLimit, PowerReserve
+from cbatch.sim.power import STEADY, Clock, Pace, PowerLimit
 from cbatch.sim.profile import Measured
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 
-LIMIT = PowerLimit(Curve((10, 20), (0.0, 0.1)), reserve_seconds=1.0, recovery=0.2, idle_recovery=0.5)
+LIMIT = PowerLimit(
+    gain=Curve((10, 20), (0.0, 0.1)),
+    loss=Curve((10, 20), (0.04, 0.0)),
+    reserve_seconds=1.0,
+    decode_loss=Curve((1, 4), (0.0, 0.1)),
+    rise_seconds=Curve((1, 4), (1.0, 2.0)),
+    idle_rise_seconds=0.5,
+)
 
 
-def test_full_clock_lasts_as_long_as_the_reserve() -> None:
-    reserve = PowerReserve(LIMIT)
-
-    def spend(gain: float, relief: float = 0.0) -> float:
-        return reserve.spend(4.0, gain=gain, relief=relief, lag=0.0)
-
-    assert [spend(0.4) for _ in range(4)] == pytest.approx([0.4, 0.4, 0.2, 0.0])
-    reserve.rest(1.0)
-    assert [spend(0.4, 0.1) for _ in range(4)] == pytest.approx([0.4, 0.3, 0.1, 0.1])
-    reserve.rest(100.0)
-    assert spend(2.0) == 1.0
+def test_prompts_save_the_reserve_and_no_more() -> None:
+    clock = Clock(LIMIT)
+    saved = [clock.run(Pace(gain=0.4, loss=0.0, settling=0.4)) for _ in range(50)]
+    assert saved[:3] == pytest.approx([1 - exp(-0.4), exp(-0.4) - exp(-0.8), exp(-0.8) - exp(-1.2)])
+    assert sum(saved) == pytest.approx(LIMIT.reserve_seconds)
+    clock.rest(100.0)
+    assert clock.run(Pace(0.001, 0.0, 0.001)) == pytest.approx(0.001, rel=0.001)
+    assert clock.run(STEADY) == 0.0
 
 
-def test_decodes_take_longer_while_the_clock_rises_after_prompts() -> None:
-    limit = replace(LIMIT, lag=Curve((1, 4), (0.0, 0.1)), lag_seconds=2.0)
-    assert [limit.lag_of(number) for number in (1, 4, 100)] == pytest.approx([0.0, 0.1, 0.1])
-    reserve = PowerReserve(limit)
-
-    def decodes(seconds: float = 1.0) -> float:
-        return -reserve.spend(seconds, gain=0.0, relief=0.0, lag=0.1 * seconds)
-
-    assert decodes() == 0.0  # rested
-    reserve.spend(10.0, gain=1.0, relief=0.0, lag=0.0)
-    assert decodes() == pytest.approx(0.1)
-    assert decodes() == pytest.approx(0.1 * exp(-1.1 / 2))
-    reserve.rest(100.0)
-    assert decodes() == pytest.approx(0.0)
-    reserve.spend(10.0, gain=0.5, relief=0.0, lag=0.0)  # of 1.0 that came back with the rest
-    assert decodes() == pytest.approx(0.1 * 0.5)
+def test_the_clock_rises_with_decodes_and_pauses() -> None:
+    heavy, all_of_it = Pace(0.01, 0.0, 0.01), Pace(100.0, 0.0, 100.0)
+    for rise in (lambda clock: clock.run(LIMIT.of_decodes(4, 2.0)), lambda clock: clock.rest(0.5)):
+        clock = Clock(LIMIT)
+        clock.run(all_of_it)
+        rise(clock)
+        assert clock.run(heavy) == pytest.approx((1 - exp(-1)) * 0.01, rel=0.01)
 
 
-@given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 2), st.floats(0, 2)), max_size=30))
-def test_no_more_is_saved_than_was_saved_up(steps: list[tuple[float, float, float]]) -> None:
-    reserve = PowerReserve(LIMIT)
-    saved, given_back = 0.0, LIMIT.reserve_seconds
-    for pause, wanted, returned in steps:
-        reserve.rest(pause)
-        taken = reserve.spend(1.0, gain=wanted, relief=returned, lag=0.0)
-        assert 0 <= taken <= wanted
-        saved, given_back = saved + taken, given_back + LIMIT.idle_recovery * pause + returned
-        assert saved <= given_back + 1e-9
+def test_decodes_take_longer_while_the_clock_rises() -> None:
+    clock = Clock(LIMIT)
+    assert clock.run(LIMIT.of_decodes(4, 0.001)) == 0.0  # rested
+    clock.run(Pace(100.0, 0.0, 100.0))
+    lost = [-clock.run(LIMIT.of_decodes(4, 0.02)) for _ in range(100)]
+    assert lost[0] == pytest.approx(0.1 * 0.02, rel=0.01)
+    assert lost[50] == pytest.approx(lost[0] * exp(-0.5))
+    assert sum(lost) == pytest.approx(0.1 * (1 - exp(-1)) * 2.0)
+
+
+def test_an_iteration_takes_its_lasting_time_at_its_own_clock() -> None:
+    """Neither full nor the lowest: after a rest it saves, after heavier ones it loses, and after its like neither."""
+    pace = Pace(gain=0.3, loss=0.1, settling=0.4)
+    for heavy in (False, True):
+        clock = Clock(LIMIT)
+        if heavy:
+            clock.run(Pace(100.0, 0.0, 100.0))
+        changes = [clock.run(pace) for _ in range(60)]
+        assert (changes[0] < 0) == heavy
+        assert abs(changes[0]) < (0.1 if heavy else 0.3)
+        assert changes[-1] == pytest.approx(0.0, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 2), st.floats(0, 2), st.floats(0, 5)), max_size=30))
+def test_no_more_is_saved_or_lost_than_the_clock_makes(steps: list[tuple[float, float, float, float]]) -> None:
+    clock = Clock(LIMIT)
+    for pause, gain, loss, settling in steps:
+        clock.rest(pause)
+        assert -loss - 1e-9 <= clock.run(Pace(gain, loss, settling)) <= gain + 1e-9
 
 
 def test_shares_hold_beyond_the_sizes_that_were_measured() -> None:
-    assert [LIMIT.share_of(tokens) for tokens in (1, 10, 15, 20, 1000)] == pytest.approx([0.0, 0.0, 0.05, 0.1, 0.1])
+    gains = [LIMIT.of_prompts(tokens, 1.0).gain for tokens in (1, 10, 15, 20, 1000)]
+    assert gains == pytest.approx([0.0, 0.0, 0.05, 0.1, 0.1])
+    assert [LIMIT.of_decodes(number, 1.0).loss for number in (1, 4, 100)] == pytest.approx([0.0, 0.1, 0.1])
+    assert LIMIT.of_decodes(100, 1.0).settling == pytest.approx(0.5)
 
 
 def cost(power: PowerLimit | None) -> ProfileCost:
@@ -87,10 +104,10 @@ def test_predictions_are_of_the_lasting_state_and_executions_begin_rested() -> N
         assert with_power.predict(shape) == pytest.approx(without.predict(shape))
         assert with_power.parts(shape).total == pytest.approx(with_power.predict(shape))
     times = with_power.execute(heavy)
-    assert times.gain == pytest.approx(0.1 * times.compute)
-    assert with_power.execute(light).gain == 0.0
-    assert with_power.execute(light).relief == pytest.approx(0.2 * without.predict(light))
-    assert without.execute(heavy).gain == 0.0
+    assert times.pace.gain == pytest.approx(0.1 * times.compute)
+    assert with_power.execute(light).pace.gain == 0.0
+    assert with_power.execute(light).pace.loss == pytest.approx(0.1 * without.predict(light))
+    assert without.execute(heavy).pace == STEADY
 
 
 def test_a_run_is_faster_while_there_is_a_reserve_and_its_accounts_add_up() -> None:
@@ -106,8 +123,8 @@ def test_a_run_is_faster_while_there_is_a_reserve_and_its_accounts_add_up() -> N
     assert ended["none"] - ended["small"] == pytest.approx(min(0.1 * 8 * 0.08, 1.0), rel=0.2)
 
 
-def test_waiting_for_arrivals_saves_up() -> None:
-    """The second burst of prompts finds the reserve that the first one spent."""
+def test_the_clock_rises_while_nothing_arrives() -> None:
+    """The second burst of prompts finds the clock where the first one left it."""
     power = replace(LIMIT, reserve_seconds=0.02)
     spans = {}
     for gap in (0.0, 5.0):
@@ -118,5 +135,6 @@ def test_waiting_for_arrivals_saves_up() -> None:
         spans[gap] = [
             step.ended - max(step.started, before) for step, before in zip(steps, [0.0, steps[0].ended], strict=True)
         ]
-    assert spans[0.0][1] == pytest.approx(spans[0.0][0] + 0.02)
-    assert spans[5.0][1] == pytest.approx(spans[5.0][0])
+    left = exp(-0.1 * spans[5.0][1] / 0.02)  # of the clock; nearly all is spent
+    assert spans[0.0][1] - spans[0.0][0] == pytest.approx(0.02 * (1 - left), rel=0.05)
+    assert spans[5.0][1] == pytest.approx(spans[5.0][0], abs=1e-5)

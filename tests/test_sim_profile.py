@@ -74,7 +74,7 @@ TABLE = "models.llama-3.1-8b.tensor_parallel.1"
         (f"{TABLE}.linear", {"tokens": [1]}, "linear has no list of seconds"),
         (f"{TABLE}.head", [], "head must be an object"),
         (f"{TABLE}.chunks", MISSING, "chunks and decodes belong together"),
-        (f"{TABLE}.power.recovery", -1, "power.recovery must be a number of at least 0, is -1"),
+        (f"{TABLE}.power.reserve_seconds", -1, "power.reserve_seconds must be a number of at least 0, is -1"),
         (f"{TABLE}.captured_rows.tokens", MISSING, "captured_rows.tokens is missing"),
         (f"{TABLE}.decode_only.head", MISSING, "decode_only.head is missing"),
         (f"{TABLE}.chunks", {"sizes": [1], "contexts": [1], "seconds": [[None]]}, "chunks.seconds must have a value"),

@@ -13,6 +13,7 @@ from cbatch.cost import BatchShape
 from cbatch.errors import ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.sim.estimate import Seconds
+from cbatch.sim.power import STEADY, Pace
 from cbatch.sim.profile import Profile
 from cbatch.sim.topology import Topology
 
@@ -39,8 +40,7 @@ class StageTimes(NamedTuple):
     compute, communication: of each stage's layers: computing, and all-reduces between.
     embedding: of the first stage, in addition. head: of the last one.
     transfers: from each stage to the next one, [stages - 1].
-    gain: of `compute`, what a stage would save at full clock. relief: what it gives back to the power reserve.
-        lag: what it would lose right after prompts.
+    pace: of `compute`: how it depends on the clock.
     """
 
     compute: float
@@ -48,17 +48,15 @@ class StageTimes(NamedTuple):
     embedding: float
     head: float
     transfers: tuple[float, ...]
-    gain: float = 0.0
-    relief: float = 0.0
-    lag: float = 0.0
+    pace: Pace = STEADY
 
 
 class _OfTokens(NamedTuple):
-    """What the number of tokens decides; `linear`, `other` and `gain` of a stage's layers."""
+    """What the number of tokens decides; `linear`, `other` and `pace` of a stage's layers."""
 
     linear: float
     other: float
-    gain: float
+    pace: Pace
     communication: float
     embedding: float
     transfers: tuple[float, ...]
@@ -145,7 +143,7 @@ class ProfileCost:
     def execute(self, shape: BatchShape) -> StageTimes:
         """The times of an iteration that is being carried out, checked against what was measured.
 
-        As predicted, but for the power reserve: `gain` is not taken off, as it is there only after lighter work.
+        As predicted: at the iteration's own clock. `pace` says what another clock changes.
 
         Raises:
             ProfileError: `outside` is "error", and the shape lies outside what was measured.
@@ -174,17 +172,16 @@ class ProfileCost:
         }
 
     def _times(self, shape: BatchShape, tables: _Tables, of_tokens: _OfTokens) -> StageTimes:
-        linear, other, gain, communication, embedding, transfers, _ = of_tokens
+        linear, other, pace, communication, embedding, transfers, _ = of_tokens
         attention = self._layers * self._attention.seconds(shape)
         compute = linear + other + attention
-        relief = lag = 0.0
         if self.power is not None and not shape.chunks:
-            relief, lag = self.power.recovery * compute, self.power.lag_of(shape.num_decodes) * compute
+            pace = self.power.of_decodes(shape.num_decodes, compute)
         num_requests = len(shape.chunks) + shape.num_decodes
         head = tables.heads.get(num_requests)
         if head is None:
             head = tables.heads[num_requests] = tables.head.at(num_requests)
-        return StageTimes(compute, communication, embedding, head, transfers, gain, relief, lag)
+        return StageTimes(compute, communication, embedding, head, transfers, pace)
 
     def _tables(self, shape: BatchShape) -> _Tables:
         """More decodes than were measured alone take at least their products: what as many prompt tokens do is nearer."""
@@ -210,11 +207,13 @@ class ProfileCost:
             more = rows.over_measured(self._max_batch, num_tokens) / self.topology.pipeline_stages
             share = more / (linear + other)  # measured within both, and divided as they are
             linear, other = linear * (1 + share), other * (1 + share)
-        gain = self.power.share_of(num_tokens) if self.power is not None and mixed else 0.0
+        pace = STEADY
+        if mixed and self.power is not None:
+            pace = self.power.of_prompts(num_tokens, linear + other)
         return _OfTokens(
             linear,
             other,
-            gain * (linear + other),
+            pace,
             all_reduces,
             embedding.at(num_tokens),
             tuple(link.at(message) for link in self._links),

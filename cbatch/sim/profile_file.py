@@ -12,8 +12,8 @@
          "head": {"requests", "seconds"}, "chunks", "decodes", "mixed_decodes": {"sizes", "contexts", "seconds": [[]]},
          "decode_only": {"linear", "other", "head"},                                                       (optional)
          "captured_rows": {"requests": [], "tokens": [], "seconds": [[]]},                                 (optional)
-         "power": {"tokens", "share", "reserve_seconds", "recovery", "idle_recovery",                      (optional)
-                   "requests", "lag", "lag_seconds"}}}}}}                                                 (optional)
+         "power": {"tokens", "gain", "loss", "reserve_seconds",                                            (optional)
+                   "requests", "decode_loss", "rise_seconds", "idle_rise_seconds"}}}}}}
 
 A model's tables are of one GPU and of all its layers together; null in a grid is a place not measured. "from", anywhere,
 is a remark on where the numbers beside it come from.
@@ -191,13 +191,16 @@ def _captured_rows(node: Node) -> CapturedRows:
 
 
 def _power(node: Node) -> PowerLimit:
-    node.only("tokens", "share", "reserve_seconds", "recovery", "idle_recovery", "requests", "lag", "lag_seconds")
+    node.only(
+        "tokens", "gain", "loss", "reserve_seconds", "requests", "decode_loss", "rise_seconds", "idle_rise_seconds"
+    )
     return PowerLimit(
-        _curve(node, "tokens", "share", zero=True),
+        _curve(node, "tokens", "gain", zero=True),
+        _curve(node, "tokens", "loss", zero=True),
         node.number("reserve_seconds", zero=True),
-        node.number("recovery", zero=True),
-        node.number("idle_recovery", zero=True),
-        *((_curve(node, "requests", "lag", zero=True), node.number("lag_seconds")) if "lag" in node else ()),
+        _curve(node, "requests", "decode_loss", zero=True),
+        _curve(node, "requests", "rise_seconds"),
+        node.number("idle_rise_seconds"),
     )
 
 

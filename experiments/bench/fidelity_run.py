@@ -109,8 +109,7 @@ def figures(record: RunRecord) -> dict[str, float]:
     """What runs are compared by: seconds, and tokens (prompts and outputs) a second."""
     requests, steps = served(record), record.steps
     total = steps[-1].received_at - steps[0].planned_at
-    gaps, _ = requests.gaps()
-    first, between = statistics(requests.ttft), statistics(gaps)
+    first, between = map(statistics, _latencies(record).values())
     return {
         "total time": total,
         "throughput": float(requests.prompt_tokens.sum() + requests.output_tokens.sum()) / total,
@@ -119,6 +118,18 @@ def figures(record: RunRecord) -> dict[str, float]:
         "TBT P50": between["p50"],
         "TBT P99": between["p99"],
     }
+
+
+def standing(record: RunRecord, other: Mapping[str, float]) -> dict[str, float]:
+    """Which percentiles of this run another run's percentiles are: 98.6 where its P99 is exceeded by 1.4% of the values here."""
+    kinds = _latencies(record)
+    names = [name for name in other if name.split()[0] in kinds]
+    return {name: 100 * float(np.mean(kinds[name.split()[0]] <= other[name])) for name in names}
+
+
+def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:
+    requests = served(record)
+    return {"TTFT": requests.ttft, "TBT": requests.gaps()[0]}
 
 
 def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request], shapes: list[BatchShape]) -> ServedRun:

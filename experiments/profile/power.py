@@ -1,15 +1,15 @@
-"""How the GPU's clock follows its power, measured: prompts after a rest, without one, and after rests of known length.
+"""How the GPU's clock follows its power, measured: what iterations take after a rest, and after prompts that go on and on.
 
-at full clock   decodes, long enough | one iteration with prompts
-reserve         decodes, long enough | a large iteration: what it saves is all there was
-recovery        large ones until nothing is saved | decodes, or a pause, of known length | a large one: what came back
-lag             large ones until nothing is saved | decodes: what they take longer at first, and after some more of them
+gain          light decodes, long enough | prompts: what they save
+reserve       light decodes, long enough | two large iterations: by how much less the second saves
+loss          large ones until nothing is saved | prompts, or decodes: what they take more
+rise          large ones until nothing is saved | decodes, or a pause, of known length | a large one: what it saves again
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
+from math import log1p
 from statistics import median
 
 from cbatch.sim.curve import Curve
@@ -21,23 +21,27 @@ LIGHT = Batch((), (1,))
 """What a GPU rests with."""
 
 RESTED_SECONDS = 0.15
-"""Of light iterations, or of a large one: longer than the clock takes to follow."""
+"""Of light iterations, or of large ones: longer than the clock takes to follow."""
 
-SHORT_SECONDS, PAUSE_SECONDS = 0.02, 0.005
-"""Light iterations, and a pause, after which the reserve is partly back."""
+RISE_SECONDS, PAUSE_SECONDS = 0.03, 0.005
+"""Decodes, and a pause, after which the clock has risen in part."""
+
+LARGE_SECONDS = 0.06
+"""Of the large iteration, about: long enough to lower the clock, and short enough for what it saves to be seen."""
 
 LARGEST_SECONDS = 0.12
 """Of the iterations that are looked at: of longer ones, what is saved drowns in what they vary by."""
-
-LAG_SECONDS = 0.04
-"""Decodes after which the clock is looked at again."""
 
 DECODE_CONTEXT = 1056
 """Of each decode that is looked at, if requests may be so long."""
 
 REPEATS = 3
+
+LEAST, MOST = 0.05, 0.95
+"""A part is held between these: what lies beyond says that something is over, or has not begun, but not by how much."""
+
 NEARLY_ALL = 0.75
-"""A saving above this share of the largest one is bounded by the reserve, not by the iteration."""
+"""What saves more of the reserve than this says how large the reserve is, not what full clock is worth."""
 
 
 def power_limit(laboratory: Laboratory, bases: Curve, decode_counts: Sequence[int]) -> PowerLimit:
@@ -47,27 +51,42 @@ def power_limit(laboratory: Laboratory, bases: Curve, decode_counts: Sequence[in
         decode_counts: numbers of decodes to look at.
     """
     sizes = _sizes(laboratory, bases)
-    rested = _repeats(laboratory, LIGHT, RESTED_SECONDS)
-    saved = {size: _saved(laboratory, size, [LIGHT] * rested)[0] for size in sizes}
-    reserve = median(sorted(saved.values())[-3:])
-    free = {size: seconds for size, seconds in saved.items() if seconds < NEARLY_ALL * reserve}
-    shares = {size: seconds / laboratory.seconds(Batch(prompts(size))) for size, seconds in free.items()}
-    curve = Curve(tuple(shares), tuple(shares.values())) if shares else Curve((sizes[0],), (0.0,))
-    largest = max(saved, key=saved.__getitem__)
-    spent = [Batch(prompts(largest))] * _repeats(laboratory, Batch(prompts(largest)), RESTED_SECONDS)
-    short = _repeats(laboratory, LIGHT, SHORT_SECONDS)
-    light_seconds = short * laboratory.seconds(LIGHT)
-    after_light, _ = _saved(laboratory, largest, [*spent, *[LIGHT] * short])
-    after_pause, pause = _saved(laboratory, largest, spent, PAUSE_SECONDS)
-    lag, lag_seconds = _lag(laboratory, decode_counts, spent)
+    rest = [LIGHT] * _repeats(laboratory, LIGHT, RESTED_SECONDS)
+    saved = {size: max(_saved(laboratory, [*rest, Batch(prompts(size))])[0], 0.0) for size in sizes}
+    large = min(sizes, key=lambda size: abs(laboratory.seconds(Batch(prompts(size))) - LARGE_SECONDS))
+    batch, first = Batch(prompts(large)), saved[large]
+    spent = [batch] * _repeats(laboratory, batch, RESTED_SECONDS)
+    second, _ = _saved(laboratory, [*rest, batch, batch])
+    reserve = max(first / (1 - _part(second, first)), *saved.values())
+    told = [size for size in sizes if saved[size] <= NEARLY_ALL * reserve] or sizes[:1]
+    gain = {size: _worth(saved[size], reserve) / laboratory.seconds(Batch(prompts(size))) for size in told}
+    loss = {size: _lost(laboratory, [*spent, Batch(prompts(size))]) for size in told}
+    decodes = _decodes(laboratory, decode_counts)
+    rises = []
+    for light in decodes:
+        number = _repeats(laboratory, light, RISE_SECONDS)
+        risen, _ = _saved(laboratory, [*spent, *[light] * number, batch])
+        rises.append(_rise(number * laboratory.seconds(light), _part(risen, first)))
+    risen, pause = _saved(laboratory, [*spent, batch], PAUSE_SECONDS)
+    numbers = tuple(float(len(light.decodes)) for light in decodes)
     return PowerLimit(
-        curve,
+        _curve(gain),
+        _curve(loss),
         reserve,
-        recovery=min(after_light / light_seconds, 1.0),
-        idle_recovery=min(after_pause / pause, 1.0) if pause else 0.0,
-        lag=lag,
-        lag_seconds=lag_seconds,
+        decode_loss=Curve(numbers, tuple(_lost(laboratory, [*spent, light]) for light in decodes)),
+        rise_seconds=Curve(numbers, tuple(rises)),
+        idle_rise_seconds=_rise(max(pause, PAUSE_SECONDS), _part(risen, first)),
     )
+
+
+def _worth(saved: float, reserve: float) -> float:
+    """Seconds that an iteration would save if the clock stayed full, of which it saves some as it lowers the clock itself."""
+    return -reserve * log1p(-min(saved / reserve, MOST)) if reserve else 0.0
+
+
+def _rise(seconds: float, part: float) -> float:
+    """Seconds that leave the clock 1/e as far from full, if these make up for a part of the distance."""
+    return -seconds / log1p(-part)
 
 
 def _sizes(laboratory: Laboratory, bases: Curve) -> list[int]:
@@ -79,31 +98,31 @@ def _sizes(laboratory: Laboratory, bases: Curve) -> list[int]:
     return [size for size in sizes if laboratory.holds(Batch(prompts(size)))]
 
 
-def _saved(laboratory: Laboratory, size: int, before: Sequence[Batch], pause: float = 0.0) -> tuple[float, float]:
-    """Seconds that prompts of `size` tokens take less after those iterations than in the lasting state, at least 0; the pause."""
-    batch = Batch(prompts(size))
-    taken = [laboratory.last_of([*before, batch], pause) for _ in range(REPEATS)]
-    seconds, paused = (median(values) for values in zip(*taken, strict=True))
-    return max(laboratory.seconds(batch) - seconds, 0.0), paused
-
-
-def _lag(laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[Batch]) -> tuple[Curve, float]:
-    """`lag` and `lag_seconds` of a `PowerLimit`; spent: prompts that leave no reserve."""
-
-    def share_after(before: Sequence[Batch], batch: Batch) -> float:
-        taken = median(laboratory.last_of([*before, batch])[0] for _ in range(REPEATS))
-        return max(taken / laboratory.seconds(batch) - 1, 0.0)
-
+def _decodes(laboratory: Laboratory, decode_counts: Sequence[int]) -> list[Batch]:
+    """Decodes alone of these numbers, as many as fit."""
     context = min(DECODE_CONTEXT, laboratory.limits.max_request_tokens)
     batches = [Batch((), (context,) * number) for number in decode_counts]
-    shares = {batch: share_after(spent, batch) for batch in batches if laboratory.holds(batch)}
-    lag = Curve(tuple(float(len(batch.decodes)) for batch in shares), tuple(shares.values()))
-    slowest = max(shares, key=shares.__getitem__)
-    more = _repeats(laboratory, slowest, LAG_SECONDS)
-    later = share_after([*spent, *[slowest] * more], slowest)
-    if not 0 < later < shares[slowest]:  # it is over by then, or nothing is seen of it
-        return lag, LAG_SECONDS / 4
-    return lag, more * laboratory.seconds(slowest) / log(shares[slowest] / later)
+    return [batch for batch in batches if laboratory.holds(batch)] or [LIGHT]
+
+
+def _saved(laboratory: Laboratory, batches: Sequence[Batch], pause: float = 0.0) -> tuple[float, float]:
+    """Seconds that the last of these iterations takes less than in its lasting state; and the pause before it, as it was."""
+    taken = [laboratory.last_of(batches, pause) for _ in range(REPEATS)]
+    seconds, paused = (median(values) for values in zip(*taken, strict=True))
+    return laboratory.seconds(batches[-1]) - seconds, paused
+
+
+def _lost(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
+    """Share of its seconds that the last of these iterations takes more than in its lasting state."""
+    return max(-_saved(laboratory, batches)[0] / laboratory.seconds(batches[-1]), 0.0)
+
+
+def _part(some: float, whole: float) -> float:
+    return min(max(some / whole, LEAST), MOST) if whole else MOST
+
+
+def _curve(values: dict[int, float]) -> Curve:
+    return Curve(tuple(map(float, values)), tuple(values.values()))
 
 
 def _repeats(laboratory: Laboratory, batch: Batch, seconds: float) -> int:

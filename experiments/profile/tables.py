@@ -95,15 +95,16 @@ def _divided(base: Curve, share_of: ShareOf, heads: Sequence[float]) -> dict[str
 
 
 def _power(power: PowerLimit) -> dict[str, Any]:
-    numbers = _rounded([power.reserve_seconds, power.recovery, power.idle_recovery, power.lag_seconds])
-    found = dict(zip(("reserve_seconds", "recovery", "idle_recovery", "lag_seconds"), numbers, strict=True))
-    assert power.lag is not None, "it is measured with the rest"
+    reserve, idle = _rounded([power.reserve_seconds, power.idle_rise_seconds])
     return {
-        "tokens": [int(size) for size in power.share.sizes],
-        "share": _rounded(power.share.seconds),
-        "requests": [int(number) for number in power.lag.sizes],
-        "lag": _rounded(power.lag.seconds),
-        **found,
+        "tokens": [int(size) for size in power.gain.sizes],
+        "gain": _rounded(power.gain.seconds),
+        "loss": _rounded(power.loss.seconds),
+        "reserve_seconds": reserve,
+        "requests": [int(number) for number in power.decode_loss.sizes],
+        "decode_loss": _rounded(power.decode_loss.seconds),
+        "rise_seconds": _rounded(power.rise_seconds.seconds),
+        "idle_rise_seconds": idle,
     }
 
 
