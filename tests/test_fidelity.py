@@ -62,7 +62,7 @@ def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case,
     for found in result["cases"][case.name].values():
         for part in found["iterations"].values():
             assert abs(part["total"]) < 1e-3
-        assert found["percentile_in_simulation"]["TBT P99"] == pytest.approx(99, abs=1)
+        assert found["percentile_rank"]["TBT P99"] == pytest.approx(99, abs=1)
         low, high = found["error_range"]["total time"]
         assert low <= found["error"]["total time"] <= high
         if case is QUEUED:  # one iteration after the other: all take that much more or less

@@ -27,8 +27,8 @@ RESULTS = Path(__file__).parents[1] / "results" / "h200"
 """What other commands measured on the same kind of GPU, in runs that no profile was made from."""
 
 
-CARDS = 1.04
-"""By so much two H200s differed in these iterations when both were profiled on one day."""
+CARDS = 1.03
+"""How far the H200 of `tiles.json` may be from the profile's: 2.9% was seen, at 1,024 tokens."""
 
 
 @pytest.mark.parametrize("tokens", [1, 128, 192, 256, 384, 512, 768, 1024])
@@ -36,13 +36,13 @@ def test_iterations_measured_on_an_h200_lie_between_the_predictions(tokens: int)
     """Graphs of one prompt's chunk, of exactly that size, for a batch of one: the lightest there are.
 
     Each was timed over some tens of milliseconds, in which the clock begins to fall: no faster than at full clock, no
-    slower than in the lasting state - of the H200 that the profile was measured on. These were timed on another one.
+    slower than in the steady state - of the H200 that the profile was measured on. These were timed on another one.
     """
     measured = json.loads((RESULTS / "tiles.json").read_text())["times"][str(tokens)]["median"] / 1e3
     shape = BatchShape(((tokens, 0),)) if tokens > 1 else BatchShape((), 1, 1)
     cost = ProfileCost(load_profile("h200"), LLAMA, max_batch=1)
-    lasting, full_clock = cost.predict(shape), cost.predict(shape) - cost.execute(shape).pace.gain
-    assert full_clock / CARDS < measured < lasting * CARDS
+    steady, full_clock = cost.predict(shape), cost.predict(shape) - cost.execute(shape).pace.gain
+    assert full_clock / CARDS < measured < steady * CARDS
 
 
 def test_measured_steps_at_tile_edges_stay_steps() -> None:

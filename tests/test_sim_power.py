@@ -16,7 +16,7 @@ from cbatch.sim.attention import AttentionRates
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.curve import Curve
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.power import STEADY, Clock, Pace, PowerLimit
+from cbatch.sim.power import STEADY, GpuClock, Pace, PowerLimit
 from cbatch.sim.profile import Measured
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -32,26 +32,27 @@ LIMIT = PowerLimit(
 
 
 def test_prompts_save_the_reserve_and_no_more() -> None:
-    clock = Clock(LIMIT)
+    clock = GpuClock(LIMIT)
     saved = [clock.run(Pace(gain=0.4, loss=0.0, settling=0.4)) for _ in range(50)]
     assert saved[:3] == pytest.approx([1 - exp(-0.4), exp(-0.4) - exp(-0.8), exp(-0.8) - exp(-1.2)])
     assert sum(saved) == pytest.approx(LIMIT.reserve_seconds)
     clock.rest(100.0)
     assert clock.run(Pace(0.001, 0.0, 0.001)) == pytest.approx(0.001, rel=0.001)
     assert clock.run(STEADY) == 0.0
+    assert replace(LIMIT, reserve_seconds=0.0).of_prompts(20, 1.0) == STEADY  # there is nothing to save
 
 
 def test_the_clock_rises_with_decodes_and_pauses() -> None:
     heavy, all_of_it = Pace(0.01, 0.0, 0.01), Pace(100.0, 0.0, 100.0)
     for rise in (lambda clock: clock.run(LIMIT.of_decodes(4, 2.0)), lambda clock: clock.rest(0.5)):
-        clock = Clock(LIMIT)
+        clock = GpuClock(LIMIT)
         clock.run(all_of_it)
         rise(clock)
         assert clock.run(heavy) == pytest.approx((1 - exp(-1)) * 0.01, rel=0.01)
 
 
 def test_decodes_take_longer_while_the_clock_rises() -> None:
-    clock = Clock(LIMIT)
+    clock = GpuClock(LIMIT)
     assert clock.run(LIMIT.of_decodes(4, 0.001)) == 0.0  # rested
     clock.run(Pace(100.0, 0.0, 100.0))
     lost = [-clock.run(LIMIT.of_decodes(4, 0.02)) for _ in range(100)]
@@ -60,11 +61,11 @@ def test_decodes_take_longer_while_the_clock_rises() -> None:
     assert sum(lost) == pytest.approx(0.1 * (1 - exp(-1)) * 2.0)
 
 
-def test_an_iteration_takes_its_lasting_time_at_its_own_clock() -> None:
+def test_an_iteration_takes_its_steady_time_at_its_own_clock() -> None:
     """Neither full nor the lowest: after a rest it saves, after heavier ones it loses, and after its like neither."""
     pace = Pace(gain=0.3, loss=0.1, settling=0.4)
     for heavy in (False, True):
-        clock = Clock(LIMIT)
+        clock = GpuClock(LIMIT)
         if heavy:
             clock.run(Pace(100.0, 0.0, 100.0))
         changes = [clock.run(pace) for _ in range(60)]
@@ -75,7 +76,7 @@ def test_an_iteration_takes_its_lasting_time_at_its_own_clock() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 2), st.floats(0, 2), st.floats(0, 2), st.floats(0, 5)), max_size=30))
 def test_no_more_is_saved_or_lost_than_the_clock_makes(steps: list[tuple[float, float, float, float]]) -> None:
-    clock = Clock(LIMIT)
+    clock = GpuClock(LIMIT)
     for pause, gain, loss, settling in steps:
         clock.rest(pause)
         assert -loss - 1e-9 <= clock.run(Pace(gain, loss, settling)) <= gain + 1e-9
@@ -97,7 +98,7 @@ def cost(power: PowerLimit | None) -> ProfileCost:
     return ProfileCost(profile(measured={("small", 1): measured}), SPEC)
 
 
-def test_predictions_are_of_the_lasting_state_and_executions_begin_rested() -> None:
+def test_predictions_are_of_the_steady_state_and_executions_begin_rested() -> None:
     with_power, without = cost(LIMIT), cost(None)
     heavy, light = BatchShape(((20, 0),)), BatchShape((), 4, 4)
     for shape in (heavy, light):

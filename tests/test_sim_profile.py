@@ -75,6 +75,8 @@ TABLE = "models.llama-3.1-8b.tensor_parallel.1"
         (f"{TABLE}.head", [], "head must be an object"),
         (f"{TABLE}.chunks", MISSING, "chunks and decodes belong together"),
         (f"{TABLE}.power.reserve_seconds", -1, "power.reserve_seconds must be a number of at least 0, is -1"),
+        (f"{TABLE}.power.idle_rise_seconds", 0, "power.idle_rise_seconds must be a number above 0, is 0"),
+        (f"{TABLE}.power.loss", [0.1], "power.loss has 1 values for"),
         (f"{TABLE}.captured_rows.tokens", MISSING, "captured_rows.tokens is missing"),
         (f"{TABLE}.decode_only.head", MISSING, "decode_only.head is missing"),
         (f"{TABLE}.chunks", {"sizes": [1], "contexts": [1], "seconds": [[None]]}, "chunks.seconds must have a value"),

@@ -4,7 +4,7 @@ The host's clock and the device's run side by side as in the real loop. Launchin
 step when it has been launched and the step before has ended. A synchronous engine therefore pays host and device time
 one after the other, an asynchronous one the larger of the two. With pipeline stages, as many steps are under way.
 
-Where the profile tells how the GPU's clock follows its power, the device's past counts too: see `cbatch.sim.power`.
+Where the profile tells how the GPU's clock follows its power, an iteration's time also depends on those before it: see `cbatch.sim.power`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from cbatch.cost import BatchShape, CostModel
 from cbatch.executor import Step, StepResult
 from cbatch.sim.cost import ProfileCost, StageTimes
-from cbatch.sim.power import Clock
+from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Span, StageAccount, Stages, Why
 
@@ -39,14 +39,14 @@ class SimExecutor:
         self._num_in_flight = 0
         self._latest: deque[Span] = deque(maxlen=self.num_stages)
         power = cost.power if isinstance(cost, ProfileCost) else None
-        self._clock = Clock(power) if power is not None else None
+        self._gpu_clock = GpuClock(power) if power is not None else None
 
     def launch(self, step: Step) -> Span:
         shape = step.shape()
         times = self._execute(shape)
         self._advance(self._now + self.host.of(len(step.requests)), Why.HOST)
-        if self._clock is not None:
-            times = self._at_its_clock(times, self._clock)
+        if self._gpu_clock is not None:
+            times = self._at_its_clock(times, self._gpu_clock)
         carried_from = None
         if self.num_stages > 1 and len(self._latest) == self.num_stages and (step.carry >= 0).any():
             carried_from = self._latest[0]
@@ -81,7 +81,7 @@ class SimExecutor:
                 self._stages.host_was(self._now, time, why, shape)
             self._now = time
 
-    def _at_its_clock(self, times: StageTimes, clock: Clock) -> StageTimes:
+    def _at_its_clock(self, times: StageTimes, clock: GpuClock) -> StageTimes:
         """The times at the clock that the GPU can afford. All stages do the same work, so one stands for all."""
         clock.rest(self._now - (self._latest[-1].ended if self._latest else 0.0))
         return times._replace(compute=times.compute - clock.run(times.pace))

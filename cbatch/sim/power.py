@@ -10,8 +10,9 @@ up is spent, the clock has fallen until the draw is within the limit. Under deco
 pauses it rises again. Measured on an H200, the same iteration takes up to a sixth less after light ones than after its like,
 and decodes up to a tenth more right after prompts than after decodes.
 
-Every kind of iteration has a clock of its own, at which it lasts, and each draws the clock towards it. Its entry in a
-profile's tables is what it takes there; what is told here is how much less or more it takes at another.
+Each kind of iteration has a clock of its own, at which the GPU settles when it computes nothing else; every iteration draws
+the clock towards its own. A profile's tables are of that steady state; what is told here is how much less or more an
+iteration takes at another clock.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from cbatch.sim.curve import Curve
 
 
 class Pace(NamedTuple):
-    """What the clock is to an iteration, and the iteration to the clock.
+    """How the clock changes an iteration's time, and the iteration the clock.
 
-    gain: seconds that it takes less at full clock than at its own. loss: more at the lowest one.
-    settling: how far it draws the clock towards its own: of the distance, exp(-settling) is left.
+    gain: seconds that it takes less at full clock than at its own. loss: seconds that it takes more at the lowest one. Time is
+        taken as linear in the clock, so its own lies loss / (gain + loss) of the way from the lowest to the full one.
+    settling: its duration in time constants of the clock: of the distance to its own, exp(-settling) is left.
     """
 
     gain: float
@@ -41,11 +43,13 @@ STEADY = Pace(0.0, 0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class PowerLimit:
-    """
-    gain, loss: of a `Pace`, as shares of the seconds of an iteration's products and small operations, against its tokens.
-    reserve_seconds: that prompts save in all, one after the other, until a full clock has become the lowest.
-    decode_loss: `loss` of decodes alone, as a share of all their seconds, against their number; their own clock is the full one.
-    rise_seconds: of decodes alone, against their number, that leave the clock 1/e as far from full.
+    """What was measured of how the clock follows the power.
+
+    gain, loss: of a `Pace`, as shares of the seconds of products and small operations, against the iteration's tokens.
+    reserve_seconds: saved in all by prompts one after the other, while the clock falls from the full to the lowest one.
+    decode_loss: `loss` of decodes alone, as a share of their seconds but for the output head, against their number; their own
+        clock is the full one.
+    rise_seconds: time constant with which the clock rises under decodes alone, against their number.
     idle_rise_seconds: the same without work.
     """
 
@@ -57,12 +61,14 @@ class PowerLimit:
     idle_rise_seconds: float
 
     def of_prompts(self, num_tokens: int, seconds: float) -> Pace:
-        """seconds: of products and small operations, in the lasting state."""
-        gain, loss = (min(_held(curve, num_tokens), 1.0) * seconds for curve in (self.gain, self.loss))
-        return Pace(gain, loss, (gain + loss) / self.reserve_seconds if self.reserve_seconds else 0.0)
+        """seconds: of products and small operations, in the steady state."""
+        if not self.reserve_seconds:
+            return STEADY
+        gain, loss = min(_held(self.gain, num_tokens), 1.0) * seconds, _held(self.loss, num_tokens) * seconds
+        return Pace(gain, loss, (gain + loss) / self.reserve_seconds)
 
     def of_decodes(self, num_decodes: int, seconds: float) -> Pace:
-        """seconds: of decodes alone, in the lasting state."""
+        """seconds: of decodes alone, in the steady state."""
         return Pace(
             0.0, _held(self.decode_loss, num_decodes) * seconds, seconds / _held(self.rise_seconds, num_decodes)
         )
@@ -73,8 +79,8 @@ def _held(curve: Curve, size: float) -> float:
     return curve.at(min(size, curve.sizes[-1]))
 
 
-class Clock:
-    """Of one GPU, between the lowest, which prompts without end come to, at 0, and the full one at 1. It begins full."""
+class GpuClock:
+    """The clock of one GPU, as a level: 1 is full, 0 the one that endless prompts come to. It begins full."""
 
     def __init__(self, limit: PowerLimit) -> None:
         self._idle_rise_seconds = limit.idle_rise_seconds

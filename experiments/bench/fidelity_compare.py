@@ -13,10 +13,10 @@ from tabulate import tabulate
 from cbatch import BatchShape, Engine, Limits, RunRecord
 from cbatch.sim.cost import ProfileCost, StageTimes
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.power import Clock
+from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import Profile
 from experiments.bench.fidelity_cases import POLICIES
-from experiments.bench.fidelity_run import ServedRun, figures, standing
+from experiments.bench.fidelity_run import ServedRun, figures, percentile_ranks
 from experiments.bench.presets import load_spec
 from experiments.stamp import today
 
@@ -30,12 +30,12 @@ NUDGES = (0.99, 0.995, 1.005, 1.01)
 class Pair(NamedTuple):
     """A real run, the figures of the simulated one, and those of simulations with all iteration times nudged.
 
-    standing: which percentiles of the simulated run the real run's percentiles are.
+    ranks: at which percentiles of the simulated run the real run's percentiles lie.
     """
 
     run: ServedRun
     simulated: dict[str, float]
-    standing: dict[str, float]
+    ranks: dict[str, float]
     nudged: list[dict[str, float]]
 
 
@@ -55,7 +55,7 @@ def pair(run: ServedRun, profile: Profile) -> Pair:
     """A real run simulated."""
     record = simulate(run, profile)
     nudged = [figures(simulate(run, profile, factor)) for factor in NUDGES]
-    return Pair(run, figures(record), standing(record, run.figures), nudged)
+    return Pair(run, figures(record), percentile_ranks(record, run.figures), nudged)
 
 
 def simulate(run: ServedRun, profile: Profile, factor: float = 1.0) -> RunRecord:
@@ -71,7 +71,7 @@ def simulate(run: ServedRun, profile: Profile, factor: float = 1.0) -> RunRecord
 def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
     """Figures and relative errors by case and policy, the largest errors, and whether policies rank alike."""
     cases: dict[str, dict[str, Any]] = {}
-    for run, simulated, stands, nudged in pairs:
+    for run, simulated, ranks, nudged in pairs:
         case, policy = run.name
         errors = {name: simulated[name] / value - 1 for name, value in run.figures.items()}
         moved = {
@@ -84,7 +84,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
             "simulated": simulated,
             "error": errors,
             "error_range": {name: [min(found), max(found)] for name, found in moved.items()},
-            "percentile_in_simulation": stands,
+            "percentile_rank": ranks,
             "iterations": iteration_errors(run, profile),
         }
     found = [policy for case in cases.values() for policy in case.values()]
@@ -121,7 +121,7 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
 
 def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iterable[float]) -> NDArray[np.float64]:
     """What each of these iterations takes on one GPU after those before it, [iterations], with pauses before them."""
-    clock = None if cost.power is None else Clock(cost.power)
+    clock = None if cost.power is None else GpuClock(cost.power)
     seconds = []
     for shape, pause in zip(shapes, pauses, strict=True):
         times = cost.execute(shape)
@@ -154,8 +154,9 @@ def ranking(policies: dict[str, Any]) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """Print a line for each run and quantity, and what the errors come to.
 
-    In brackets: between which errors a figure moves while all iteration times are nudged by up to 1%. A percentile may lie
-    where the values leap, and then be far off though they are not: hence which percentile it is in the simulated run.
+    In brackets: between which errors a figure moves while all iteration times are nudged by up to 1%. Where the values
+    leap, a percentile may be far off although nearly all of them are right: hence the percentile rank of the measured one in the
+    simulated run.
     """
     for case, policies in result["cases"].items():
         rows = [_row(name, found) for name, found in policies.items()]
@@ -175,9 +176,9 @@ def show(result: dict[str, Any]) -> None:
               f"target {target:.0%}{f', MISSED by {len(missed)}:' if missed else ''}")  # fmt: skip
         for case, policy, found in missed:
             low, high = found["error_range"][name]
-            place = found["percentile_in_simulation"].get(name)
+            place = found["percentile_rank"].get(name)
             print(f"      {case}, {policy}: {found['error'][name]:+.1%} ({low:+.1%} to {high:+.1%} as iteration times move by 1%)"
-                  f"{'' if place is None else f'; measured is P{place:.2f} of the simulated run'}")  # fmt: skip
+                  f"{'' if place is None else f'; the measured one is P{place:.2f} of the simulated run'}")  # fmt: skip
 
 
 def error_line(result: dict[str, Any]) -> str:

@@ -120,11 +120,16 @@ def figures(record: RunRecord) -> dict[str, float]:
     }
 
 
-def standing(record: RunRecord, other: Mapping[str, float]) -> dict[str, float]:
-    """Which percentiles of this run another run's percentiles are: 98.6 where its P99 is exceeded by 1.4% of the values here."""
+def percentile_ranks(record: RunRecord, other: Mapping[str, float]) -> dict[str, float]:
+    """At which percentiles of this run another run's percentiles lie: its P99 at 99 if both are alike."""
     kinds = _latencies(record)
-    names = [name for name in other if name.split()[0] in kinds]
-    return {name: 100 * float(np.mean(kinds[name.split()[0]] <= other[name])) for name in names}
+    ranks = {}
+    for name, value in other.items():
+        values = np.sort(kinds.get(name.split()[0], np.empty(0)))
+        values = values[~np.isnan(values)]
+        if len(values):
+            ranks[name] = 100 * float(np.interp(value, values, np.linspace(0, 1, len(values))))
+    return ranks
 
 
 def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:

@@ -130,10 +130,10 @@ def wrapped(origin: str) -> str:
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write NAME.pdf and NAME.png, each at once; returns the paths."""
+    """Write NAME.pdf and NAME.png, each at once; returns the paths. The same figure makes the same files."""
     paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
     for path in paths:
         with at_once(path) as partial:
-            figure.savefig(partial, dpi=220)
+            figure.savefig(partial, dpi=220, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
     plt.close(figure)
     return paths

@@ -15,7 +15,8 @@ BEFORE = (1024, 2048, 4096, 7168)
 """Contexts before it."""
 
 CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192)
-"""Contexts of decodes. The kernel reads them in blocks of 64 tokens, and the last block of one is half full on average."""
+"""Contexts of decodes. The kernel reads them in blocks of 64 tokens, whose last one is half full here as it is on average; of
+models with many kv heads in blocks of 32, whose last one is full here."""
 
 WHOLE = 1024
 """Tokens of each prompt where an iteration holds several."""

@@ -68,7 +68,7 @@ def _one(
     with closing(machine.executor):
         report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
         laboratory = machine.laboratory(spec)
-        found = measure(laboratory, machine.decode_sizes, machine.mixed_ranges, report)
+        found = measure(laboratory, machine.decode_sizes, machine.mixed_ranges, report, power_limited=backend == "cuda")
         report("batches between the measured ones")
         between = _between(laboratory, machine)
         report("host time")

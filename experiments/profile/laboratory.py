@@ -18,8 +18,9 @@ from cbatch.kv import BlockPool
 from cbatch.request_table import NEVER, RequestTable
 
 WARM_UP_SECONDS = 0.1
-"""Iterations with prompts come to draw all the power that the GPU is allowed, and its clocks follow within about this time,
-as they do when decodes come after prompts; what is timed is the state that lasts."""
+"""Iterations with prompts come to draw all the power that the GPU is allowed, and its clock follows: within this time it has
+made up for two thirds of the distance at least, as it has when decodes come after prompts. What is timed is near the steady
+state."""
 
 LEAST_SECONDS, LEAST_REPEATS = 0.02, 3
 """Iterations are timed until there are so many and they have taken this long in all, ..."""

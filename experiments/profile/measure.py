@@ -42,7 +42,7 @@ class Iterations:
     mixed: base of an iteration with prompts, against tokens. chunks: attention of one, against (tokens, context before).
     mixed_decodes: attention of decodes beside a chunk, against (number, context).
     alone, decodes: base and attention of iterations without prompts.
-    power: how the clock follows what the GPU did before.
+    power: how the clock follows what the GPU did before; None: it was not looked at.
     """
 
     mixed: Curve
@@ -50,7 +50,7 @@ class Iterations:
     mixed_decodes: Grid
     alone: Curve
     decodes: Grid
-    power: PowerLimit
+    power: PowerLimit | None
 
 
 def measure(
@@ -58,11 +58,14 @@ def measure(
     decode_sizes: Sequence[int],
     mixed_ranges: Sequence[tuple[int, int]],
     report: Report,
+    *,
+    power_limited: bool = True,
 ) -> Iterations:
     """
     Args:
         decode_sizes, mixed_ranges: as in `Machine`.
         report: told what was measured.
+        power_limited: whether the device's clock follows its power; a CPU's varies for many reasons.
     """
     limits = laboratory.limits
     report("decodes alone")
@@ -74,8 +77,10 @@ def measure(
     report("iterations with prompts")
     mixed = mixed_bases(laboratory, mixed_totals(mixed_ranges, limits.tile, limits.max_tokens), grid(small))
     large = _chunks(laboratory, [size for size in sizes if size > WHOLE], mixed)
-    report("power")
-    power = power_limit(laboratory, mixed, decode_sizes)
+    power = None
+    if power_limited:
+        report("power")
+        power = power_limit(laboratory, mixed, decode_sizes)
     chunks = grid((*small, *large))
     report("decodes beside a chunk")
     beside = _Beside([size for _, size in mixed_ranges] or [2 * limits.max_batch], mixed, chunks)

@@ -1,5 +1,7 @@
 """How the GPU's clock follows its power, measured: what iterations take after a rest, and after prompts that go on and on.
 
+What is seen of an iteration is less than the clock's whole effect, as the clock moves while it runs: see `GpuClock.run`.
+
 gain          light decodes, long enough | prompts: what they save
 reserve       light decodes, long enough | two large iterations: by how much less the second saves
 loss          large ones until nothing is saved | prompts, or decodes: what they take more
@@ -9,7 +11,7 @@ rise          large ones until nothing is saved | decodes, or a pause, of known 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log1p
+from math import expm1, log1p
 from statistics import median
 
 from cbatch.sim.curve import Curve
@@ -23,11 +25,12 @@ LIGHT = Batch((), (1,))
 RESTED_SECONDS = 0.15
 """Of light iterations, or of large ones: longer than the clock takes to follow."""
 
-RISE_SECONDS, PAUSE_SECONDS = 0.03, 0.005
+RISE_SECONDS, PAUSE_SECONDS = 0.03, 0.02
 """Decodes, and a pause, after which the clock has risen in part."""
 
 LARGE_SECONDS = 0.06
-"""Of the large iteration, about: long enough to lower the clock, and short enough for what it saves to be seen."""
+"""Of the large iteration, about: long enough to lower the clock, and short enough for what it saves to be seen. Where the
+largest iteration takes much less, it hardly lowers the clock, and the reserve is not told well."""
 
 LARGEST_SECONDS = 0.12
 """Of the iterations that are looked at: of longer ones, what is saved drowns in what they vary by."""
@@ -38,7 +41,7 @@ DECODE_CONTEXT = 1056
 REPEATS = 3
 
 LEAST, MOST = 0.05, 0.95
-"""A part is held between these: what lies beyond says that something is over, or has not begun, but not by how much."""
+"""Measured fractions are kept within these: near 0 or 1 they do not tell the time constant of an exponential."""
 
 NEARLY_ALL = 0.75
 """What saves more of the reserve than this says how large the reserve is, not what full clock is worth."""
@@ -47,7 +50,7 @@ NEARLY_ALL = 0.75
 def power_limit(laboratory: Laboratory, bases: Curve, decode_counts: Sequence[int]) -> PowerLimit:
     """
     Args:
-        bases: seconds of mixed iterations in the lasting state, against tokens, as `measure` finds them.
+        bases: seconds of mixed iterations in the steady state, against tokens, as `measure` finds them.
         decode_counts: numbers of decodes to look at.
     """
     sizes = _sizes(laboratory, bases)
@@ -58,34 +61,73 @@ def power_limit(laboratory: Laboratory, bases: Curve, decode_counts: Sequence[in
     spent = [batch] * _repeats(laboratory, batch, RESTED_SECONDS)
     second, _ = _saved(laboratory, [*rest, batch, batch])
     reserve = max(first / (1 - _part(second, first)), *saved.values())
-    told = [size for size in sizes if saved[size] <= NEARLY_ALL * reserve] or sizes[:1]
-    gain = {size: _worth(saved[size], reserve) / laboratory.seconds(Batch(prompts(size))) for size in told}
-    loss = {size: _lost(laboratory, [*spent, Batch(prompts(size))]) for size in told}
-    decodes = _decodes(laboratory, decode_counts)
-    rises = []
-    for light in decodes:
-        number = _repeats(laboratory, light, RISE_SECONDS)
-        risen, _ = _saved(laboratory, [*spent, *[light] * number, batch])
-        rises.append(_rise(number * laboratory.seconds(light), _part(risen, first)))
+    gain, loss = _prompts(laboratory, saved, reserve, spent)
+    decode_loss, rise_seconds = _decodes(laboratory, decode_counts, spent, first)
     risen, pause = _saved(laboratory, [*spent, batch], PAUSE_SECONDS)
-    numbers = tuple(float(len(light.decodes)) for light in decodes)
-    return PowerLimit(
-        _curve(gain),
-        _curve(loss),
-        reserve,
-        decode_loss=Curve(numbers, tuple(_lost(laboratory, [*spent, light]) for light in decodes)),
-        rise_seconds=Curve(numbers, tuple(rises)),
-        idle_rise_seconds=_rise(max(pause, PAUSE_SECONDS), _part(risen, first)),
-    )
+    idle_rise_seconds = _rise(max(pause, PAUSE_SECONDS), _part(risen, first))
+    return PowerLimit(gain, loss, reserve, decode_loss, rise_seconds, idle_rise_seconds)
 
 
-def _worth(saved: float, reserve: float) -> float:
-    """Seconds that an iteration would save if the clock stayed full, of which it saves some as it lowers the clock itself."""
-    return -reserve * log1p(-min(saved / reserve, MOST)) if reserve else 0.0
+def _prompts(
+    laboratory: Laboratory, saved: dict[int, float], reserve: float, spent: Sequence[Batch]
+) -> tuple[Curve, Curve]:
+    """`gain` and `loss` of a `PowerLimit`.
+
+    Args:
+        saved: seconds that prompts save after a rest, by their tokens.
+        spent: prompts that leave the clock at its lowest.
+    """
+    told = [size for size in saved if saved[size] <= NEARLY_ALL * reserve] or [min(saved)]
+    gains, losses = [], []
+    for size in told:
+        batch = Batch(prompts(size))
+        lost, steady = max(-_saved(laboratory, [*spent, batch])[0], 0.0), laboratory.seconds(batch)
+        gain, loss = _at_full_and_lowest(saved[size], lost, reserve)
+        gains.append(gain / steady)
+        losses.append(loss / steady)
+    sizes = tuple(map(float, told))
+    return Curve(sizes, tuple(gains)), Curve(sizes, tuple(losses))
+
+
+def _decodes(
+    laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[Batch], first: float
+) -> tuple[Curve, Curve]:
+    """`decode_loss` and `rise_seconds` of a `PowerLimit`.
+
+    Args:
+        spent: large iterations that leave the clock at its lowest.
+        first: seconds that one of them saves after a rest.
+    """
+    context = min(DECODE_CONTEXT, laboratory.limits.max_request_tokens)
+    batches = [Batch((), (context,) * number) for number in decode_counts]
+    held = [batch for batch in batches if laboratory.holds(batch)] or [LIGHT]
+    losses, rises = [], []
+    for batch in held:
+        steady, number = laboratory.seconds(batch), _repeats(laboratory, batch, RISE_SECONDS)
+        risen, _ = _saved(laboratory, [*spent, *[batch] * number, spent[-1]])
+        rises.append(_rise(number * steady, _part(risen, first)))
+        lost = max(-_saved(laboratory, [*spent, batch])[0], 0.0)
+        losses.append(lost / steady * _times_seen(steady / rises[-1]))
+    numbers = tuple(float(len(batch.decodes)) for batch in held)
+    return Curve(numbers, tuple(losses)), Curve(numbers, tuple(rises))
+
+
+def _at_full_and_lowest(saved: float, lost: float, reserve: float) -> tuple[float, float]:
+    """`gain` and `loss` of an iteration that saves so much after a rest, and loses so much at the lowest clock."""
+    both = saved + lost
+    if not both or not reserve:
+        return 0.0, 0.0
+    swing = -reserve * log1p(-min(both / reserve, MOST))
+    return swing * saved / both, swing * lost / both
+
+
+def _times_seen(settling: float) -> float:
+    """What an iteration would lose if the clock stayed where it is, over what it loses as the clock rises."""
+    return settling / -expm1(-settling)
 
 
 def _rise(seconds: float, part: float) -> float:
-    """Seconds that leave the clock 1/e as far from full, if these make up for a part of the distance."""
+    """The time constant of a clock that makes up for a part of the distance in these seconds."""
     return -seconds / log1p(-part)
 
 
@@ -98,31 +140,16 @@ def _sizes(laboratory: Laboratory, bases: Curve) -> list[int]:
     return [size for size in sizes if laboratory.holds(Batch(prompts(size)))]
 
 
-def _decodes(laboratory: Laboratory, decode_counts: Sequence[int]) -> list[Batch]:
-    """Decodes alone of these numbers, as many as fit."""
-    context = min(DECODE_CONTEXT, laboratory.limits.max_request_tokens)
-    batches = [Batch((), (context,) * number) for number in decode_counts]
-    return [batch for batch in batches if laboratory.holds(batch)] or [LIGHT]
-
-
 def _saved(laboratory: Laboratory, batches: Sequence[Batch], pause: float = 0.0) -> tuple[float, float]:
-    """Seconds that the last of these iterations takes less than in its lasting state; and the pause before it, as it was."""
+    """Seconds that the last of these iterations takes less than in its steady state; and the pause before it, as it was."""
     taken = [laboratory.last_of(batches, pause) for _ in range(REPEATS)]
     seconds, paused = (median(values) for values in zip(*taken, strict=True))
     return laboratory.seconds(batches[-1]) - seconds, paused
 
 
-def _lost(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
-    """Share of its seconds that the last of these iterations takes more than in its lasting state."""
-    return max(-_saved(laboratory, batches)[0] / laboratory.seconds(batches[-1]), 0.0)
-
-
 def _part(some: float, whole: float) -> float:
+    """Of nothing, all: what cannot be seen counts as over."""
     return min(max(some / whole, LEAST), MOST) if whole else MOST
-
-
-def _curve(values: dict[int, float]) -> Curve:
-    return Curve(tuple(map(float, values)), tuple(values.values()))
 
 
 def _repeats(laboratory: Laboratory, batch: Batch, seconds: float) -> int:

@@ -44,8 +44,9 @@ def model_tables(
         "chunks": _grid(found.chunks),
         "decodes": _grid(found.decodes),
         "mixed_decodes": _grid(found.mixed_decodes),
-        "power": _power(found.power),
     }
+    if found.power is not None:
+        tables["power"] = _power(found.power)
     return tables if rows is None else {**tables, "captured_rows": dict(rows)}
 
 

@@ -135,7 +135,9 @@ ROWS = {
 
 
 @pytest.mark.parametrize("kind", ROWS)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 16, 64), (40, 40, 128), (12, 4, 128)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(32, 8, 128), (8, 8, 64), (16, 16, 64), (32, 16, 128), (40, 40, 128), (12, 4, 128)]
+)
 @pytest.mark.parametrize("chunks", chunk_attentions(), ids=lambda attention: attention.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention(kind: str, heads: int, kv_heads: int, dim: int, chunks: Chunks, dtype: torch.dtype) -> None:

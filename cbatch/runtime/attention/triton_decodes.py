@@ -26,7 +26,7 @@ class Tuning(NamedTuple):
     programs: on one multiprocessor.
     block: tokens of a step.
     stages: steps in flight, if the shared memory holds them.
-    registers: of a thread, at most.
+    registers: of a thread, at most; None: as many as the compiler likes.
     """
 
     programs: int
@@ -37,11 +37,12 @@ class Tuning(NamedTuple):
 
 FEW_HEADS = Tuning(programs=2, block=64, stages=4, registers=None)
 MANY_HEADS = Tuning(programs=4, block=32, stages=3, registers=128)
-"""For models whose tokens lie far apart in the cache. Found by measurement on an H200: with the 40 kv heads of LLaMA-13B 5%
-faster than the other, short contexts 20 to 50%; with the 8 of Llama 3.1 8B 3 to 9% slower."""
+"""For models with many kv heads: a program reads one head's keys, which lie a row of all heads apart, and each head's line is
+cut into few shares. Found by measurement on an H200: with the 40 of LLaMA-13B 5% faster than the other way, with the 8 of
+Llama 3.1 8B 3 to 9% slower."""
 
-MANY = 16
-"""Least kv heads for `MANY_HEADS`."""
+LEAST_FOR_MANY = 16
+"""Kv heads from which on that way is taken; between what was measured."""
 
 LEAST_BLOCKS = 4
 """Fewest blocks of a share: where there are too few for that, some programs go without."""
@@ -217,7 +218,7 @@ class Decodes:
             out, query: [tokens, heads, head dim], contiguous.
             keys, values: [pages, page size, kv heads, head dim].
         """
-        tuning = MANY_HEADS if keys.shape[2] >= MANY else FEW_HEADS
+        tuning = MANY_HEADS if keys.shape[2] >= LEAST_FOR_MANY else FEW_HEADS
         sizes = Sizes.of(query, keys, block=tuning.block, programs=tuning.programs)
         num_rows, table_width = batch.block_tables.shape
         num_heads = query.shape[1]
