@@ -85,7 +85,8 @@ def main() -> int:
             _remove_unused(_folder(sweep))
         print(f"error: {message}", file=sys.stderr)
         return 2
-    return 0 if sweep is None else _end_of_sweep(sweep)
+    helped = options.help or options.hydra_help
+    return 0 if sweep is None or helped else _end_of_sweep(sweep)
 
 
 def _parsed(arguments: list[str]) -> Namespace:
@@ -175,7 +176,12 @@ def _end_of_sweep(sweep: str) -> int:
         print(f"\n{sweep_text(finished)}\nresults: {_folder(sweep)}")
     errors = _folder(sweep) / ERRORS
     if not errors.exists():
-        return 0
+        if finished:
+            return 0
+        _remove_unused(_folder(sweep))
+        print("error: the sweep holds no run; glob(...) chooses among the names of a group, give other keys their values",
+              file=sys.stderr)  # fmt: skip
+        return 2
     num_failed = len(errors.read_text(encoding="utf-8").splitlines())
     print(
         f"error: {num_failed} {'run' if num_failed == 1 else 'runs'} failed, see {errors}; the same command with sweep={sweep} runs them again",

@@ -73,6 +73,15 @@ def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
     assert len((tmp_path / "multirun" / "part" / "errors.log").read_text().splitlines()) == 2
 
 
+def test_a_sweep_without_runs_is_an_error_and_leaves_no_folder(tmp_path: Path) -> None:
+    done = command("run", "-m", "sweep=none", "batch=glob(*)", *QUICK, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the sweep holds no run; glob(...) chooses")
+    assert not (tmp_path / "multirun").exists()
+    shown = command("run", "-m", "sweep=none", "--help", cwd=tmp_path)
+    assert (shown.returncode, shown.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("option", ["-m", "--multirun", "--multi"])
 def test_a_sweep_ends_with_its_errors_however_it_is_asked_for(tmp_path: Path, option: str) -> None:
     done = command("run", option, "sweep='two words'", "chunk=0", *QUICK, cwd=tmp_path)
