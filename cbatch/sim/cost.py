@@ -156,7 +156,10 @@ class ProfileCost:
                                    f"{shape.num_requests} requests lies outside what was measured for model={self.spec.name}; "
                                    "lower batch or max_tokens, or set outside=mark to extrapolate")  # fmt: skip
             self.num_outside += 1
-        return self._times(shape, tables, of_tokens)
+        times = self._times(shape, tables, of_tokens)
+        if self.power is None or shape.chunks:
+            return times
+        return times._replace(pace=self.power.of_decodes(shape.num_decodes, times.compute))
 
     def provenance(self) -> dict[str, Any]:
         """What every simulated result says of itself."""
@@ -175,8 +178,6 @@ class ProfileCost:
         linear, other, pace, communication, embedding, transfers, _ = of_tokens
         attention = self._layers * self._attention.seconds(shape)
         compute = linear + other + attention
-        if self.power is not None and not shape.chunks:
-            pace = self.power.of_decodes(shape.num_decodes, compute)
         num_requests = len(shape.chunks) + shape.num_decodes
         head = tables.heads.get(num_requests)
         if head is None:

@@ -4,7 +4,8 @@ The host's clock and the device's run side by side as in the real loop. Launchin
 step when it has been launched and the step before has ended. A synchronous engine therefore pays host and device time
 one after the other, an asynchronous one the larger of the two. With pipeline stages, as many steps are under way.
 
-Where the profile tells how the GPU's clock follows its power, an iteration's time also depends on those before it: see `cbatch.sim.power`.
+Where the profile tells how the GPU's clock follows its power, an iteration's time also depends on those before it: see
+`cbatch.sim.power`.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class GpuClock:
     def rest(self, seconds: float) -> None:
         """So long without work."""
         if seconds > 0:
-            self._settle(1.0, seconds / self._idle_rise_seconds)
+            self._draw(1.0, seconds / self._idle_rise_seconds)
 
     def run(self, pace: Pace) -> float:
         """An iteration; seconds that it takes less than at its own clock, below 0 more.
@@ -100,8 +100,11 @@ class GpuClock:
         swing = gain + loss
         own = loss / swing if swing else 1.0
         distance = self._level - own
-        self._settle(own, settling)
-        return swing * distance * (-expm1(-settling) / settling if settling else 1.0)
+        drawn = self._draw(own, settling)
+        return swing * distance * (drawn / settling if settling else 1.0)
 
-    def _settle(self, own: float, settling: float) -> None:
-        self._level += (self._level - own) * expm1(-settling)
+    def _draw(self, own: float, settling: float) -> float:
+        """Draw the clock towards a level; the part of the distance that it goes."""
+        drawn = -expm1(-settling)
+        self._level -= (self._level - own) * drawn
+        return drawn

@@ -154,8 +154,8 @@ def ranking(policies: dict[str, Any]) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     """Print a line for each run and quantity, and what the errors come to.
 
-    In brackets: between which errors a figure moves while all iteration times are nudged by up to 1%. Where the values
-    leap, a percentile may be far off although nearly all of them are right: hence the percentile rank of the measured one in the
+    In brackets: between which errors a figure moves while all iteration times are nudged by up to 1%. Where the values leap, a
+    percentile may be far off although nearly all of them are right: hence the percentile rank of the measured one in the
     simulated run.
     """
     for case, policies in result["cases"].items():

@@ -122,14 +122,12 @@ def figures(record: RunRecord) -> dict[str, float]:
 
 def percentile_ranks(record: RunRecord, other: Mapping[str, float]) -> dict[str, float]:
     """At which percentiles of this run another run's percentiles lie: its P99 at 99 if both are alike."""
-    kinds = _latencies(record)
-    ranks = {}
-    for name, value in other.items():
-        values = np.sort(kinds.get(name.split()[0], np.empty(0)))
-        values = values[~np.isnan(values)]
-        if len(values):
-            ranks[name] = 100 * float(np.interp(value, values, np.linspace(0, 1, len(values))))
-    return ranks
+    kinds = {kind: np.sort(values[~np.isnan(values)]) for kind, values in _latencies(record).items()}
+    ranked = {name: kinds[kind] for name in other if len(kinds.get(kind := name.split()[0], ()))}
+    return {
+        name: 100 * float(np.interp(other[name], values, np.linspace(0, 1, len(values))))
+        for name, values in ranked.items()
+    }
 
 
 def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:

@@ -23,7 +23,7 @@ LIGHT = Batch((), (1,))
 """What a GPU rests with."""
 
 RESTED_SECONDS = 0.15
-"""Of light iterations, or of large ones: longer than the clock takes to follow."""
+"""Of light iterations, or of large ones: the clock has nearly followed; up to a fifth of the distance was seen to be left."""
 
 RISE_SECONDS, PAUSE_SECONDS = 0.03, 0.02
 """Decodes, and a pause, after which the clock has risen in part."""
@@ -81,8 +81,8 @@ def _prompts(
     gains, losses = [], []
     for size in told:
         batch = Batch(prompts(size))
-        lost, steady = max(-_saved(laboratory, [*spent, batch])[0], 0.0), laboratory.seconds(batch)
-        gain, loss = _at_full_and_lowest(saved[size], lost, reserve)
+        steady = laboratory.seconds(batch)
+        gain, loss = _at_full_and_lowest(saved[size], _lost(laboratory, [*spent, batch]), reserve)
         gains.append(gain / steady)
         losses.append(loss / steady)
     sizes = tuple(map(float, told))
@@ -106,8 +106,7 @@ def _decodes(
         steady, number = laboratory.seconds(batch), _repeats(laboratory, batch, RISE_SECONDS)
         risen, _ = _saved(laboratory, [*spent, *[batch] * number, spent[-1]])
         rises.append(_rise(number * steady, _part(risen, first)))
-        lost = max(-_saved(laboratory, [*spent, batch])[0], 0.0)
-        losses.append(lost / steady * _times_seen(steady / rises[-1]))
+        losses.append(_lost(laboratory, [*spent, batch]) / steady * _times_seen(steady / rises[-1]))
     numbers = tuple(float(len(batch.decodes)) for batch in held)
     return Curve(numbers, tuple(losses)), Curve(numbers, tuple(rises))
 
@@ -145,6 +144,11 @@ def _saved(laboratory: Laboratory, batches: Sequence[Batch], pause: float = 0.0)
     taken = [laboratory.last_of(batches, pause) for _ in range(REPEATS)]
     seconds, paused = (median(values) for values in zip(*taken, strict=True))
     return laboratory.seconds(batches[-1]) - seconds, paused
+
+
+def _lost(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
+    """Seconds that the last of these iterations takes more than in its steady state."""
+    return max(-_saved(laboratory, batches)[0], 0.0)
 
 
 def _part(some: float, whole: float) -> float:
