@@ -38,8 +38,10 @@ def spec_from_checkpoint(path: str | Path) -> ModelSpec:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type in _VARYING_ROPE:
-        raise ModelError(f"{file}: rope type {rope_type!r} depends on the longest request of a batch and is not supported; "
-                         "use a checkpoint with default, linear, yarn or llama3")  # fmt: skip
+        raise ModelError(
+            f"{file}: rope type {rope_type!r} depends on the longest request of a batch and is not supported; "
+            "use a checkpoint with default, linear, yarn or llama3"
+        )
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"{file}: dtype {dtype!r} is not supported; use a checkpoint in {', '.join(DTYPE_BYTES)}")

@@ -144,8 +144,16 @@ class Engine:
         step = state.apply(checked, planned_at)
         handle = self.executor.launch(step)
         num_preempted, self._num_preempted = self._num_preempted, 0
-        return InFlight(step, handle, planned_at, self.executor.now(), num_preempted, state.pool.num_used,
-                        len(state.waiting), len(state.running))  # fmt: skip
+        return InFlight(
+            step,
+            handle,
+            planned_at,
+            self.executor.now(),
+            num_preempted,
+            state.pool.num_used,
+            len(state.waiting),
+            len(state.running),
+        )
 
     def _complete(self, launched: InFlight) -> None:
         """Wait for the oldest step in flight and take its tokens in."""
@@ -156,11 +164,25 @@ class Engine:
         absorbed = self.state.absorb(step, result.tokens, received_at)
         num_tokens, num_decodes = step.num_batch_tokens, step.num_decode_tokens
         record = StepRecord(
-            step.index, launched.planned_at, launched.launched_at, waited_at, received_at, self.executor.now(),
-            result.started, result.ended, len(step.rows), num_tokens - num_decodes, num_decodes, step.pad_to - num_tokens,
-            len(absorbed.receivers), launched.num_preempted, launched.kv_blocks_used, launched.num_waiting,
-            launched.num_running, step.note,
-        )  # fmt: skip
+            step.index,
+            launched.planned_at,
+            launched.launched_at,
+            waited_at,
+            received_at,
+            self.executor.now(),
+            result.started,
+            result.ended,
+            len(step.rows),
+            num_tokens - num_decodes,
+            num_decodes,
+            step.pad_to - num_tokens,
+            len(absorbed.receivers),
+            launched.num_preempted,
+            launched.kv_blocks_used,
+            launched.num_waiting,
+            launched.num_running,
+            step.note,
+        )
         self.record.add_step(record, absorbed.receivers)
         if result.copies is not None:
             self.record.copies.append(result.copies)
@@ -218,12 +240,16 @@ class Engine:
         if request.status is not Status.PENDING:
             raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")
         if request.max_tokens > limits.max_request_tokens:
-            raise WorkloadError(f"request {request.id}: {request.num_prompt_tokens} prompt + {request.max_new_tokens} new "
-                                f"tokens exceed the {limits.max_request_tokens} positions of the model; shorten the "
-                                "workload's requests or choose another model")  # fmt: skip
+            raise WorkloadError(
+                f"request {request.id}: {request.num_prompt_tokens} prompt + {request.max_new_tokens} new "
+                f"tokens exceed the {limits.max_request_tokens} positions of the model; shorten the "
+                "workload's requests or choose another model"
+            )
         if request.max_tokens > pool.num_tokens:
-            raise WorkloadError(f"request {request.id}: {request.max_tokens} tokens exceed the KV cache of "
-                                f"{pool.num_tokens}; raise kv_tokens or shorten the workload's requests")  # fmt: skip
+            raise WorkloadError(
+                f"request {request.id}: {request.max_tokens} tokens exceed the KV cache of "
+                f"{pool.num_tokens}; raise kv_tokens or shorten the workload's requests"
+            )
 
 
 def check_policy(policy: Policy, limits: Limits) -> None:

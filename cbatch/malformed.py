@@ -35,8 +35,11 @@ def _faults(plan: Plan) -> Iterator[str]:
     if len(plan.requests) != len(plan.num_tokens):
         yield f"{len(plan.requests)} requests, but {len(plan.num_tokens)} token counts"
     for name in ("requests", "preempt", "reserve"):
-        yield from (f"{name} holds {_shown(entry)}, not a Request" for entry in getattr(plan, name)
-                    if not isinstance(entry, Request))  # fmt: skip
+        yield from (
+            f"{name} holds {_shown(entry)}, not a Request"
+            for entry in getattr(plan, name)
+            if not isinstance(entry, Request)
+        )
     yield from (
         f"num_tokens holds {_shown(count)}, not a whole number" for count in plan.num_tokens if not _whole(count)
     )

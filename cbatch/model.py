@@ -39,22 +39,36 @@ class ModelSpec:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for field, kind, what in (("name", str, "text"), ("path", str | None, "the path of a folder, or null"), ("seed", int, "a whole number"),
-                                  ("rope_theta", int | float, "a number"), ("tied_embeddings", bool, "true or false")):  # fmt: skip
+        for field, kind, what in (
+            ("name", str, "text"),
+            ("path", str | None, "the path of a folder, or null"),
+            ("seed", int, "a whole number"),
+            ("rope_theta", int | float, "a number"),
+            ("tied_embeddings", bool, "true or false"),
+        ):
             if not isinstance(getattr(self, field), kind):
                 raise ConfigError(f"model.{field}={getattr(self, field)!r} must be {what}")
         if self.family not in FAMILIES:
             raise ConfigError(f"model.family={self.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
         if self.dtype not in DTYPE_BYTES:
             raise ConfigError(f"model.dtype={self.dtype!r} is unknown; choose one of {', '.join(DTYPE_BYTES)}")
-        for field in ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size",
-                      "vocab_size", "max_positions"):  # fmt: skip
+        for field in (
+            "num_layers",
+            "hidden_size",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "intermediate_size",
+            "vocab_size",
+            "max_positions",
+        ):
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"model.{field}={value} must be a whole number of at least 1")
         if self.num_heads % self.num_kv_heads:
-            raise ConfigError(f"model.num_heads={self.num_heads} must be a multiple of "
-                              f"model.num_kv_heads={self.num_kv_heads}")  # fmt: skip
+            raise ConfigError(
+                f"model.num_heads={self.num_heads} must be a multiple of model.num_kv_heads={self.num_kv_heads}"
+            )
 
     @property
     def gated(self) -> bool:

@@ -132,8 +132,10 @@ class PlanBuilder:
         ready = request.num_ready
         wanted = ready if num_tokens is None else min(num_tokens, ready)
         if whole and wanted > self._limits.max_tokens:
-            raise ConfigError(f"request {request.id}: {wanted} tokens to compute in one iteration exceed "
-                              f"max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy")  # fmt: skip
+            raise ConfigError(
+                f"request {request.id}: {wanted} tokens to compute in one iteration exceed "
+                f"max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy"
+            )
         held, computed = self._view.kv.num_held(request), request.num_computed
         room = (held + self.free_blocks) * self._block_size
         granted = min(wanted, self.tokens_left, room - computed)

@@ -81,7 +81,7 @@ class Request:
         "status",
         "stop_tokens",
         "table",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -114,8 +114,10 @@ class Request:
             ValueError: a length below 1, a negative arrival, or a prompt that is not num_prompt_tokens long.
         """
         if num_prompt_tokens < 1 or max_new_tokens < 1:
-            raise ValueError(f"request {id}: prompt and output need at least 1 token each, "
-                             f"got {num_prompt_tokens} and {max_new_tokens}")  # fmt: skip
+            raise ValueError(
+                f"request {id}: prompt and output need at least 1 token each, "
+                f"got {num_prompt_tokens} and {max_new_tokens}"
+            )
         if arrival_time < 0 or arrival_iteration < 0:
             raise ValueError(f"request {id}: arrival must not be negative")
         if prompt is not None and len(prompt) != num_prompt_tokens:
@@ -186,5 +188,7 @@ class Request:
         return self.table.ready_of(self.row)
 
     def __repr__(self) -> str:
-        return (f"Request({self.id}: {self.num_prompt_tokens}+{self.max_new_tokens} tokens, {self.status.value}, "
-                f"{self.num_computed} of {self.num_tokens} computed)")  # fmt: skip
+        return (
+            f"Request({self.id}: {self.num_prompt_tokens}+{self.max_new_tokens} tokens, {self.status.value}, "
+            f"{self.num_computed} of {self.num_tokens} computed)"
+        )

@@ -23,8 +23,10 @@ def validate(plan: Plan, state: State, limits: Limits, policy_name: str) -> Chec
         PlanError: naming policy, iteration, rule and request.
     """
     if not isinstance(plan, Plan):
-        raise PlanError(f"policy {policy_name}, iteration {state.iteration}: plan() returned {type(plan).__name__}, "
-                        "not a cbatch.Plan")  # fmt: skip
+        raise PlanError(
+            f"policy {policy_name}, iteration {state.iteration}: plan() returned {type(plan).__name__}, "
+            "not a cbatch.Plan"
+        )
     if not _looks_well_formed(plan):
         _refuse_malformed(plan, state, policy_name)
     try:
@@ -33,8 +35,10 @@ def validate(plan: Plan, state: State, limits: Limits, policy_name: str) -> Chec
         raise
     except Exception as error:
         _refuse_malformed(plan, state, policy_name, error)
-        raise PlanError(f"policy {policy_name}, iteration {state.iteration}: the plan cannot be checked ({type(error).__name__}: "
-                        f"{error}); a policy may change nothing but its own state") from error  # fmt: skip
+        raise PlanError(
+            f"policy {policy_name}, iteration {state.iteration}: the plan cannot be checked ({type(error).__name__}: "
+            f"{error}); a policy may change nothing but its own state"
+        ) from error
 
 
 def _looks_well_formed(plan: Plan) -> bool:
@@ -61,8 +65,10 @@ def _refuse_malformed(plan: Plan, state: State, policy_name: str, error: Excepti
         PlanError: the plan is malformed, which `error` may have come of.
     """
     if found := malformed(plan):
-        raise PlanError(f"policy {policy_name}, iteration {state.iteration}: malformed plan ({found}); "
-                        "see cbatch.Plan for what each field holds") from error  # fmt: skip
+        raise PlanError(
+            f"policy {policy_name}, iteration {state.iteration}: malformed plan ({found}); "
+            "see cbatch.Plan for what each field holds"
+        ) from error
 
 
 class _Check:
@@ -132,8 +138,9 @@ class _Check:
         newcomers = [request for request in others if request in outside] if outside else []
         for request in newcomers:
             if request.status is not Status.WAITING or request not in self.state.waiting:
-                self._fail("a planned request is waiting, or running with tokens left", request,
-                           f"it is {_standing(request)}")  # fmt: skip
+                self._fail(
+                    "a planned request is waiting, or running with tokens left", request, f"it is {_standing(request)}"
+                )
         rows = np.fromiter(map(attrgetter("row"), others), np.int64, len(others))
         if num_known:
             return newcomers, np.concatenate((decoding.rows, rows)), num_known
@@ -148,25 +155,40 @@ class _Check:
             wrong |= counts < ONE
         place = int(wrong.argmax())
         if wrong[place]:
-            self._fail("a request computes at least 1 token and no more than are ready", requests[place],
-                       f"{counts[place]} planned, {ready[place]} ready")  # fmt: skip
+            self._fail(
+                "a request computes at least 1 token and no more than are ready",
+                requests[place],
+                f"{counts[place]} planned, {ready[place]} ready",
+            )
 
     def _check_limits(self, num_newcomers: int, num_tokens: int) -> None:
         plan, limits = self.plan, self.limits
         if len(plan.requests) > limits.max_batch:
-            self._fail(f"an iteration holds at most max_batch={limits.max_batch} requests", plan.requests[limits.max_batch],
-                       f"{len(plan.requests)} planned")  # fmt: skip
+            self._fail(
+                f"an iteration holds at most max_batch={limits.max_batch} requests",
+                plan.requests[limits.max_batch],
+                f"{len(plan.requests)} planned",
+            )
         if num_tokens > limits.max_tokens:
-            self._fail(f"an iteration holds at most max_tokens={limits.max_tokens} tokens", plan.requests[-1],
-                       f"{num_tokens} planned")  # fmt: skip
+            self._fail(
+                f"an iteration holds at most max_tokens={limits.max_tokens} tokens",
+                plan.requests[-1],
+                f"{num_tokens} planned",
+            )
         if num_newcomers:
             running = len(self.state.running) - len(plan.preempt) + num_newcomers
             if running > limits.max_running:
-                self._fail(f"at most {limits.max_running} requests are admitted at once", plan.requests[-1],
-                           f"{running} with this plan")  # fmt: skip
+                self._fail(
+                    f"at most {limits.max_running} requests are admitted at once",
+                    plan.requests[-1],
+                    f"{running} with this plan",
+                )
         if plan.pad_to is not None and not num_tokens <= plan.pad_to <= limits.max_tokens:
-            self._fail("pad_to lies between the tokens planned and max_tokens", plan.requests[0],
-                       f"pad_to={plan.pad_to}, {num_tokens} planned, max_tokens={limits.max_tokens}")  # fmt: skip
+            self._fail(
+                "pad_to lies between the tokens planned and max_tokens",
+                plan.requests[0],
+                f"pad_to={plan.pad_to}, {num_tokens} planned, max_tokens={limits.max_tokens}",
+            )
 
     def _check_blocks(self, end: Ints, room: Ints) -> tuple[Ints, list[int]]:
         """The blocks that the plan takes are free, or come free at once by its own preemptions.
@@ -184,8 +206,11 @@ class _Check:
             free += self._blocks_coming_free()
         if needed > free:
             place = int(taking[np.argmax(np.cumsum(num_blocks) > free)])
-            self._fail("the KV blocks that a plan takes must be free", plan.requests[place],
-                       f"{needed} blocks planned, {free} free")  # fmt: skip
+            self._fail(
+                "the KV blocks that a plan takes must be free",
+                plan.requests[place],
+                f"{needed} blocks planned, {free} free",
+            )
         return taking, num_blocks
 
     def _raised_to_reserved(self, end: Ints) -> Ints:
@@ -198,20 +223,26 @@ class _Check:
             if not isinstance(num_tokens, int | np.integer):
                 self._fail("a request reserves a whole number of tokens", request, f"{num_tokens!r} reserved")
             if num_tokens > request.max_tokens:
-                self._fail("a request reserves no more KV cache than its longest length", request,
-                           f"{num_tokens} tokens reserved, {request.max_tokens} at most")  # fmt: skip
+                self._fail(
+                    "a request reserves no more KV cache than its longest length",
+                    request,
+                    f"{num_tokens} tokens reserved, {request.max_tokens} at most",
+                )
             end[place] = max(end[place], num_tokens)
         return end
 
     def _blocks_coming_free(self) -> int:
         """By the plan's own preemptions, of requests that no iteration in flight still uses."""
         state = self.state
-        return sum(state.pool.held_by(request.row) for request in self.plan.preempt
-                   if state.in_flight_until(request) is None)  # fmt: skip
+        return sum(
+            state.pool.held_by(request.row) for request in self.plan.preempt if state.in_flight_until(request) is None
+        )
 
     def _fail(self, rule: str, request: Request, found: str) -> NoReturn:
-        raise PlanError(f"policy {self.policy_name}, iteration {self.state.iteration}, request {request.id}: "
-                        f"illegal plan ({found}); rule: {rule}")  # fmt: skip
+        raise PlanError(
+            f"policy {self.policy_name}, iteration {self.state.iteration}, request {request.id}: "
+            f"illegal plan ({found}); rule: {rule}"
+        )
 
 
 def _standing(request: Request) -> str:

@@ -23,16 +23,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from cbatch import ConfigError, Engine
-from cbatch.accounts import accounts_of
-from cbatch.metrics import served
+from cbatch.results.conservation import accounts_of
+from cbatch.results.metrics import served
+from cbatch.results.summary import summarize
 from cbatch.sim.cluster import Cluster
-from cbatch.summary import summarize
-from experiments.assemble import Run, assemble, closed_on_error
-from experiments.folder import DECISIONS, is_finished, opened, write_results
-from experiments.messages import one_line
+from experiments.config.assemble import Run, assemble, closed_on_error
+from experiments.config.error_lines import one_line
 from experiments.progress import progress
-from experiments.report import DIGEST, name_of, origin_of, run_line, run_text
-from experiments.stamp import versions
+from experiments.store.provenance import versions
+from experiments.store.run_folder import DECISIONS, is_finished, opened, write_results
+from experiments.store.text import DIGEST, name_of, origin_of, run_line, run_text
 
 ERRORS = "errors.log"
 """In a sweep's folder: a line for each run that failed."""
@@ -77,8 +77,10 @@ def run_job(config: DictConfig) -> None:
 def _go_to_the_sweep(hydra: HydraConf) -> None:
     """Relative paths are meant from where the command was given; the workers of a running cluster begin elsewhere."""
     if not (Path(hydra.sweep.dir) / "multirun.yaml").is_file():  # Hydra makes the folder on every machine
-        raise ConfigError(f"{hydra.sweep.dir}: not shared with {socket.gethostname()}; give the command in a folder that all "
-                          "machines of the cluster see")  # fmt: skip
+        raise ConfigError(
+            f"{hydra.sweep.dir}: not shared with {socket.gethostname()}; give the command in a folder that all "
+            "machines of the cluster see"
+        )
     os.chdir(hydra.runtime.cwd)
 
 
@@ -194,7 +196,7 @@ def _decisions_of(run: Run, hydra: HydraConf, folder: Path) -> AbstractContextMa
         return nullcontext()
     if not isinstance(run.engine, Engine):
         raise ConfigError("decisions=true writes down what one replica decides; set backend.replicas=1")
-    from experiments.decisions import written_decisions  # loaded only where it is asked for
+    from experiments.store.decisions_file import written_decisions  # loaded only where it is asked for
 
     return written_decisions(folder / DECISIONS, run.engine, run.requests, hydra.overrides.task)
 

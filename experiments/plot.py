@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 
 from cbatch import ConfigError
-from experiments.command_line import check_name, keyword_arguments, listed, run
-from experiments.folder import PLOTS
+from experiments.config.command_line import check_name, keyword_arguments, listed, run
+from experiments.store.run_folder import PLOTS
 
 NAMES = {
     "throughput_vs_pd": "throughput and gain over a baseline against P:D (of a sweep)",

@@ -17,17 +17,17 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from cbatch import PlanError
-from cbatch.decisions import Decided, Seen
 from cbatch.errors import ReplayError
-from cbatch.following import Followed, follow
+from cbatch.replay.counterfactual import Followed, follow
+from cbatch.replay.decisions import Decided, Seen
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
-from experiments.assemble import make_model, make_policy
-from experiments.command_line import run
-from experiments.decisions import DecisionsFile, read_decisions
-from experiments.folder import CONFIG, DECISIONS
-from experiments.messages import CONFIG_FOLDER
-from experiments.settings import Settings, read_settings
+from experiments.config.assemble import make_model, make_policy
+from experiments.config.command_line import run
+from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.config.settings import Settings, read_settings
+from experiments.store.decisions_file import DecisionsFile, read_decisions
+from experiments.store.run_folder import CONFIG, DECISIONS
 
 _SHOWN = 12
 """Requests of a view or plan that are printed before the rest is counted."""
@@ -79,11 +79,16 @@ class Differences:
 def _difference(followed: Followed, name: str) -> str:
     """The view at which two policies part, and what each makes of it."""
     recorded, answer = followed.recorded, followed.answer
-    rows = [*_view_rows(recorded.seen), ("recorded plans", _words(recorded.decided)),
-            (f"{name} plans", answer.problem or _words(answer.decided))]  # fmt: skip
+    rows = [
+        *_view_rows(recorded.seen),
+        ("recorded plans", _words(recorded.decided)),
+        (f"{name} plans", answer.problem or _words(answer.decided)),
+    ]
     if recorded.decided.reserve != answer.decided.reserve:
-        rows += [(f"{who} reserves", _some([f"{id_}:{tokens}" for id_, tokens in decided.reserve], " "))
-                 for who, decided in (("recorded", recorded.decided), (name, answer.decided))]  # fmt: skip
+        rows += [
+            (f"{who} reserves", _some([f"{id_}:{tokens}" for id_, tokens in decided.reserve], " "))
+            for who, decided in (("recorded", recorded.decided), (name, answer.decided))
+        ]
     if recorded.decided.wake_at != answer.decided.wake_at:
         rows.append(("wakes at", f"recorded {recorded.decided.wake_at}, {name} {answer.decided.wake_at}"))
     width = max(len(label) for label, _ in rows)

@@ -22,13 +22,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 
 from cbatch import ConfigError
-from experiments.command_line import no_such_option
-from experiments.folder import read_summary, remove_killed, run_folders
+from experiments.config.command_line import no_such_option
+from experiments.config.error_lines import CONFIG_FOLDER, one_line
+from experiments.config.settings import GROUPS, ROOT_KEYS
 from experiments.job import ERRORS, Refused, run_job
-from experiments.messages import CONFIG_FOLDER, one_line
-from experiments.report import sweep_text
-from experiments.settings import GROUPS, ROOT_KEYS
-from experiments.unfinished import TerminatedError, sigterm_raises
+from experiments.store.crash_report import TerminatedError, sigterm_raises
+from experiments.store.run_folder import read_summary, remove_killed, run_folders
+from experiments.store.text import sweep_text
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -179,8 +179,10 @@ def _end_of_sweep(sweep: str) -> int:
         if finished:
             return 0
         _remove_unused(_folder(sweep))
-        print("error: the sweep holds no run; glob(...) chooses among the names of a group, give other keys their values",
-              file=sys.stderr)  # fmt: skip
+        print(
+            "error: the sweep holds no run; glob(...) chooses among the names of a group, give other keys their values",
+            file=sys.stderr,
+        )
         return 2
     num_failed = len(errors.read_text(encoding="utf-8").splitlines())
     print(
@@ -209,8 +211,10 @@ def _finished(sweep: str) -> list[tuple[str, dict[str, object]]]:
 def _how_to_resume(sweep: str | None) -> str:
     if sweep is None:
         return "nothing was written"
-    return (f"runs finished: {len(_finished(sweep))}, in {_folder(sweep)}; "
-            f"the same command with sweep={sweep} runs the others")  # fmt: skip
+    return (
+        f"runs finished: {len(_finished(sweep))}, in {_folder(sweep)}; "
+        f"the same command with sweep={sweep} runs the others"
+    )
 
 
 if __name__ == "__main__":

@@ -22,8 +22,15 @@ def environment() -> dict[str, str]:
 
 def command(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """`python -m experiments.MODULE ARGUMENTS`, to its end."""
-    return subprocess.run([sys.executable, "-m", f"experiments.{module}", *arguments], cwd=cwd, env=environment(), text=True,
-                          capture_output=True, timeout=120, check=False)  # fmt: skip
+    return subprocess.run(
+        [sys.executable, "-m", f"experiments.{module}", *arguments],
+        cwd=cwd,
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -32,7 +39,9 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def write_azure_trace(path: Path, num_requests: int = 30) -> Path:
     """A small file in the format of the Azure LLM inference trace of 2023, a request every 50 ms."""
-    lines = [f"2023-11-16 18:15:{46 + index * 0.05:010.7f},{100 + 37 * index % 400},{5 + 11 * index % 40}"
-             for index in range(num_requests)]  # fmt: skip
+    lines = [
+        f"2023-11-16 18:15:{46 + index * 0.05:010.7f},{100 + 37 * index % 400},{5 + 11 * index % 40}"
+        for index in range(num_requests)
+    ]
     path.write_text("\r\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]))
     return path

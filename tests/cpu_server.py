@@ -21,6 +21,7 @@ def cpu_server(spec: ModelSpec, limits: Limits, *, graphs: str = "all", **_: Any
     """In place of `experiments.bench.serving.start`: real tokens, every iteration operation by operation."""
     num_blocks = limits.max_batch * -(-limits.max_request_tokens // BLOCK_SIZE)
     executor: Any = make_executor(spec, limits, num_blocks, BLOCK_SIZE)
-    executor.iteration = SimpleNamespace(report=CaptureReport(0.5, {"off": 0, "decode": 6, "all": 8}[graphs], 1, 2),
-                                         num_eager=0)  # fmt: skip
+    executor.iteration = SimpleNamespace(
+        report=CaptureReport(0.5, {"off": 0, "decode": 6, "all": 8}[graphs], 1, 2), num_eager=0
+    )
     return Server(executor, limits, ProfileCost(load_profile(PROFILE), spec), num_blocks, BLOCK_SIZE)

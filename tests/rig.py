@@ -14,7 +14,7 @@ from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, g
 
 from cbatch import Engine, Limits, Policy, Request, Status
 from cbatch.model import ModelSpec
-from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.cpu import largest_shape
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration, Iteration
@@ -112,8 +112,9 @@ def build(
     eager = EagerIteration(PagedModel(paged_weights(spec), cache, attention), poison=poison)
     iteration: Iteration = CpuGraphs(eager, slots, cache, [largest]) if graphs else eager
     executor = StreamExecutor(streams, slots, iteration, Vocabulary(spec))
-    engine = Engine(policy, executor, limits, UnitCost(), num_blocks=num_blocks, block_size=block_size,
-                    asynchronous=asynchronous)  # fmt: skip
+    engine = Engine(
+        policy, executor, limits, UnitCost(), num_blocks=num_blocks, block_size=block_size, asynchronous=asynchronous
+    )
     requests = [
         ask.reference.request(id_, ask.max_new_tokens, ask.stop_tokens, ask.arrival_iteration)
         for id_, ask in enumerate(asks)
@@ -135,5 +136,11 @@ def stress(
         Ask(numbers.choice(references), LONGEST_OUTPUT, numbers.choice([None, *range(LONGEST_OUTPUT)]), id_ // 2)
         for id_ in range(numbers.randint(4, 10))
     ]
-    return build(streams(numbers), FuzzPolicy(seed), asks, graphs=graphs, asynchronous=asynchronous,
-                 num_blocks=numbers.randint(14, 24))  # fmt: skip
+    return build(
+        streams(numbers),
+        FuzzPolicy(seed),
+        asks,
+        graphs=graphs,
+        asynchronous=asynchronous,
+        num_blocks=numbers.randint(14, 24),
+    )

@@ -36,8 +36,15 @@ class Logged:
 def make_engine(
     policy: Policy, limits: Limits, *, num_blocks: int = 1000, block_size: int = 4, asynchronous: bool = False
 ) -> Engine:
-    return Engine(policy, SimExecutor(UnitCost()), limits, UnitCost(), num_blocks=num_blocks, block_size=block_size,
-                  asynchronous=asynchronous)  # fmt: skip
+    return Engine(
+        policy,
+        SimExecutor(UnitCost()),
+        limits,
+        UnitCost(),
+        num_blocks=num_blocks,
+        block_size=block_size,
+        asynchronous=asynchronous,
+    )
 
 
 def schedule(

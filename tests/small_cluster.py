@@ -5,16 +5,26 @@ from __future__ import annotations
 from cbatch import Engine, Limits, Policy
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.curve import Curve
-from cbatch.sim.estimate import Ceilings
 from cbatch.sim.executor import SimExecutor
+from cbatch.sim.interpolation import Curve
 from cbatch.sim.links import Link, Links
 from cbatch.sim.profile import HostTime, Measured, Profile
 from cbatch.sim.profile_file import ModelTables
+from cbatch.sim.roofline import Ceilings
 from cbatch.sim.topology import Topology
 
-SPEC = ModelSpec("small", "llama", num_layers=8, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16,
-                 intermediate_size=128, vocab_size=100, max_positions=4096)  # fmt: skip
+SPEC = ModelSpec(
+    "small",
+    "llama",
+    num_layers=8,
+    hidden_size=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate_size=128,
+    vocab_size=100,
+    max_positions=4096,
+)
 
 LINKS = Links(
     all_reduce={2: Curve((1.0, 1e6), (1e-6, 1e-3))},
@@ -24,8 +34,16 @@ LINKS = Links(
 
 
 def profile(links: Links = LINKS, measured: dict[tuple[str, int], Measured] | None = None) -> Profile:
-    return Profile("made-up", "GPUs of a test", "nowhere", "not known", 1e6, Ceilings(1e9, 1e12, tile=4),
-                   ModelTables(measured or {}), links=links)  # fmt: skip
+    return Profile(
+        "made-up",
+        "GPUs of a test",
+        "nowhere",
+        "not known",
+        1e6,
+        Ceilings(1e9, 1e12, tile=4),
+        ModelTables(measured or {}),
+        links=links,
+    )
 
 
 def make_cost(topology: Topology) -> ProfileCost:

@@ -8,8 +8,25 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-NUMBERS = ("0", "-1", "1", "2", "3.5", "-0.0", "1e-300", "1e308", "nan", "inf", "-inf", "2147483648", "1000000000000000000",
-           "1" + "0" * 30, "1_000", "0x10", "007")  # fmt: skip
+NUMBERS = (
+    "0",
+    "-1",
+    "1",
+    "2",
+    "3.5",
+    "-0.0",
+    "1e-300",
+    "1e308",
+    "nan",
+    "inf",
+    "-inf",
+    "2147483648",
+    "1000000000000000000",
+    "1" + "0" * 30,
+    "1_000",
+    "0x10",
+    "007",
+)
 WORDS = (
     "null",
     "true",
@@ -38,8 +55,23 @@ NESTED = (
     "{1:2,true:3}",
 )
 REFERENCES = ("${chunk}", "${nothing}", "${now:%Y}", "${oc.env:NOTHING}", "${", "???", "${policy}", "${seed}${seed}")
-PATHS = ("/", ".", "..", "/dev/null", "no/such/file", "'*'", "~", "file/below", "cbatch", "policies.orca.Orca", "math.pi",
-         "builtins.print", "builtins.int", "cbatch.Plan", "experiments.workloads.AllAtOnce")  # fmt: skip
+PATHS = (
+    "/",
+    ".",
+    "..",
+    "/dev/null",
+    "no/such/file",
+    "'*'",
+    "~",
+    "file/below",
+    "cbatch",
+    "policies.orca.Orca",
+    "math.pi",
+    "builtins.print",
+    "builtins.int",
+    "cbatch.Plan",
+    "experiments.workloads.AllAtOnce",
+)
 
 values = st.one_of(*map(st.sampled_from, (NUMBERS, NUMBERS, WORDS, NESTED, REFERENCES, PATHS)))
 """Values as they are written on a command line."""
@@ -84,11 +116,33 @@ def spoiled_bytes(draw: st.DrawFn, whole: bytes) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         begin = draw(st.integers(0, len(whole)))
         end = min(begin + draw(st.sampled_from((0, 1, 4, 40, 10**9))), len(whole))
-        other = draw(st.one_of(
-            st.just(b""), st.just(whole[begin:end] * 2), st.binary(max_size=8),
-            st.sampled_from((b"\n", b",", b'"', b"\0", b"-1", b"nan", b"1e999", b"9" * 25, "ä漢".encode(), b"\xff\xfe", b"\r\n\r\n",
-                             b"{", b"[[[[", b"!!python/object:os.system x", b"&a [*a]", b"\t")),
-        ))  # fmt: skip
+        other = draw(
+            st.one_of(
+                st.just(b""),
+                st.just(whole[begin:end] * 2),
+                st.binary(max_size=8),
+                st.sampled_from(
+                    (
+                        b"\n",
+                        b",",
+                        b'"',
+                        b"\0",
+                        b"-1",
+                        b"nan",
+                        b"1e999",
+                        b"9" * 25,
+                        "ä漢".encode(),
+                        b"\xff\xfe",
+                        b"\r\n\r\n",
+                        b"{",
+                        b"[[[[",
+                        b"!!python/object:os.system x",
+                        b"&a [*a]",
+                        b"\t",
+                    )
+                ),
+            )
+        )
         whole = whole[:begin] + other + whole[end:]
     return whole
 

@@ -33,22 +33,53 @@ class OwnPlan(Plan):
 
 
 THINGS: dict[str, Callable[[View], Any]] = {
-    "None": lambda view: None, "zero": lambda view: 0, "one": lambda view: 1, "minus one": lambda view: -1,
-    "huge": lambda view: 10**30, "nan": lambda view: float("nan"), "inf": lambda view: float("inf"), "half": lambda view: 0.5,
-    "true": lambda view: True, "complex": lambda view: 1j, "fraction": lambda view: Fraction(1, 3), "int64": lambda view: np.int64(2),
-    "float64": lambda view: np.float64(1.0), "array": lambda view: np.ones(3, np.int64), "text": lambda view: "ä\n漢",
-    "bytes": lambda view: b"x", "empty list": lambda view: [], "list of None": lambda view: [None], "nested": lambda view: [[[]]],
-    "tuple": lambda view: (), "dict": lambda view: {}, "odd dict": lambda view: {1: 2}, "generator": lambda view: (n for n in range(3)),
-    "lambda": lambda view: lambda: 1, "class": lambda view: Plan, "object": lambda view: object(), "hostile": lambda view: Hostile(),
-    "list of hostile": lambda view: [Hostile()], "view": lambda view: view, "builder": lambda view: view.plan(),
-    "waiting": lambda view: view.waiting, "list of waiting": lambda view: list(view.waiting), "running": lambda view: view.running,
-    "list of running": lambda view: list(view.running), "twice": lambda view: [*view.running, *view.running],
-    "pairs": lambda view: [(request, 1) for request in view.running], "stranger": lambda view: Request(0, 4, 4),
-    "strangers": lambda view: [Request(10**9, 4, 4)], "reserve of strangers": lambda view: {Request(1, 4, 4): 4},
-    "own plan": lambda view: OwnPlan(), "reserve": lambda view: dict.fromkeys(view.running, 3), "ones": lambda view: [1] * len(view.running),
-    "nans": lambda view: [float("nan")] * len(view.running), "rejections": lambda view: [(request, "no") for request in view.waiting],
-    "odd rejections": lambda view: [(request, None) for request in view.waiting], "set": lambda view: set(view.running),
-}  # fmt: skip
+    "None": lambda view: None,
+    "zero": lambda view: 0,
+    "one": lambda view: 1,
+    "minus one": lambda view: -1,
+    "huge": lambda view: 10**30,
+    "nan": lambda view: float("nan"),
+    "inf": lambda view: float("inf"),
+    "half": lambda view: 0.5,
+    "true": lambda view: True,
+    "complex": lambda view: 1j,
+    "fraction": lambda view: Fraction(1, 3),
+    "int64": lambda view: np.int64(2),
+    "float64": lambda view: np.float64(1.0),
+    "array": lambda view: np.ones(3, np.int64),
+    "text": lambda view: "ä\n漢",
+    "bytes": lambda view: b"x",
+    "empty list": lambda view: [],
+    "list of None": lambda view: [None],
+    "nested": lambda view: [[[]]],
+    "tuple": lambda view: (),
+    "dict": lambda view: {},
+    "odd dict": lambda view: {1: 2},
+    "generator": lambda view: (n for n in range(3)),
+    "lambda": lambda view: lambda: 1,
+    "class": lambda view: Plan,
+    "object": lambda view: object(),
+    "hostile": lambda view: Hostile(),
+    "list of hostile": lambda view: [Hostile()],
+    "view": lambda view: view,
+    "builder": lambda view: view.plan(),
+    "waiting": lambda view: view.waiting,
+    "list of waiting": lambda view: list(view.waiting),
+    "running": lambda view: view.running,
+    "list of running": lambda view: list(view.running),
+    "twice": lambda view: [*view.running, *view.running],
+    "pairs": lambda view: [(request, 1) for request in view.running],
+    "stranger": lambda view: Request(0, 4, 4),
+    "strangers": lambda view: [Request(10**9, 4, 4)],
+    "reserve of strangers": lambda view: {Request(1, 4, 4): 4},
+    "own plan": lambda view: OwnPlan(),
+    "reserve": lambda view: dict.fromkeys(view.running, 3),
+    "ones": lambda view: [1] * len(view.running),
+    "nans": lambda view: [float("nan")] * len(view.running),
+    "rejections": lambda view: [(request, "no") for request in view.waiting],
+    "odd rejections": lambda view: [(request, None) for request in view.waiting],
+    "set": lambda view: set(view.running),
+}
 
 FIELDS = ("requests", "num_tokens", "preempt", "reject", "reserve", "pad_to", "wake_at", "note")
 
@@ -95,10 +126,22 @@ class Once:
 once = st.builds(
     Once,
     when=st.integers(0, 9),
-    field=st.sampled_from(("plan", "entry", "count", "more requests", "more num_tokens", "more preempt", "more reject",
-                           *FIELDS, *FIELDS, *(f"del {name}" for name in FIELDS))),
+    field=st.sampled_from(
+        (
+            "plan",
+            "entry",
+            "count",
+            "more requests",
+            "more num_tokens",
+            "more preempt",
+            "more reject",
+            *FIELDS,
+            *FIELDS,
+            *(f"del {name}" for name in FIELDS),
+        )
+    ),
     thing=st.sampled_from(tuple(THINGS)),
-)  # fmt: skip
+)
 
 # -- policies as their authors write them: a module's text -----------------------------------------------------------
 
@@ -137,20 +180,58 @@ class Höchst:
 
 WRONG = (
     "pass",
-    "raise ValueError('two\\nlines')", "raise KeyError", "raise SystemExit(0)", "raise SystemExit('x')", "raise StopIteration",
-    "raise GeneratorExit", "raise MemoryError", "raise Ügly('ä')", "raise ConfigError('mine')", "raise CbatchError", "raise OSError(28, 'No space', 'mine')",
-    "raise ExceptionGroup('many', [ValueError('a'), KeyError('b')])", "raise UnicodeDecodeError('utf-8', b'x', 0, 1, 'y')",
-    "self.go_wrong(view)", "exit()", "1 / 0", "assert False", "view.nothing", "undefined", "print(view.waiting[10**9])",
-    "view.waiting.clear()", "view.waiting.pop()", "view.running._members.clear()", "view.running.clear()", "view.running.discard(next(iter(view.running)))",
-    "view.decoding.add(Request(0, 1, 1))", "view.limits = None", "view.kv = None", "view.now = 'x'", "view.limits.max_batch = 10**9",
-    "view.cost = None", "view.kv._pool.num_free = -1", "view._state = None", "view.iteration = 7", "del view.waiting",
-    "view.waiting[0].num_prompt_tokens = -5", "view.waiting[0].max_new_tokens = 'x'", "view.waiting[0].status = Status.FINISHED",
-    "view.waiting[0].id = None", "view.waiting[0].arrival_time = 'soon'", "next(iter(view.running)).row = 10**6",
-    "next(iter(view.running)).row = -1", "next(iter(view.running)).table = None", "next(iter(view.running)).status = Status.WAITING",
-    "next(iter(view.running)).status = None", "next(iter(view.running)).max_new_tokens = 0", "next(iter(view.running)).num_prompt_tokens = 0",
-    "next(iter(view.running)).table.known[:] = 10**9", "next(iter(view.running)).table.computed[:] = -1",
-    "next(iter(view.running)).table = 'x'", "next(iter(view.running)).output = None",
-)  # fmt: skip
+    "raise ValueError('two\\nlines')",
+    "raise KeyError",
+    "raise SystemExit(0)",
+    "raise SystemExit('x')",
+    "raise StopIteration",
+    "raise GeneratorExit",
+    "raise MemoryError",
+    "raise Ügly('ä')",
+    "raise ConfigError('mine')",
+    "raise CbatchError",
+    "raise OSError(28, 'No space', 'mine')",
+    "raise ExceptionGroup('many', [ValueError('a'), KeyError('b')])",
+    "raise UnicodeDecodeError('utf-8', b'x', 0, 1, 'y')",
+    "self.go_wrong(view)",
+    "exit()",
+    "1 / 0",
+    "assert False",
+    "view.nothing",
+    "undefined",
+    "print(view.waiting[10**9])",
+    "view.waiting.clear()",
+    "view.waiting.pop()",
+    "view.running._members.clear()",
+    "view.running.clear()",
+    "view.running.discard(next(iter(view.running)))",
+    "view.decoding.add(Request(0, 1, 1))",
+    "view.limits = None",
+    "view.kv = None",
+    "view.now = 'x'",
+    "view.limits.max_batch = 10**9",
+    "view.cost = None",
+    "view.kv._pool.num_free = -1",
+    "view._state = None",
+    "view.iteration = 7",
+    "del view.waiting",
+    "view.waiting[0].num_prompt_tokens = -5",
+    "view.waiting[0].max_new_tokens = 'x'",
+    "view.waiting[0].status = Status.FINISHED",
+    "view.waiting[0].id = None",
+    "view.waiting[0].arrival_time = 'soon'",
+    "next(iter(view.running)).row = 10**6",
+    "next(iter(view.running)).row = -1",
+    "next(iter(view.running)).table = None",
+    "next(iter(view.running)).status = Status.WAITING",
+    "next(iter(view.running)).status = None",
+    "next(iter(view.running)).max_new_tokens = 0",
+    "next(iter(view.running)).num_prompt_tokens = 0",
+    "next(iter(view.running)).table.known[:] = 10**9",
+    "next(iter(view.running)).table.computed[:] = -1",
+    "next(iter(view.running)).table = 'x'",
+    "next(iter(view.running)).output = None",
+)
 
 HOOKS = (
     "plan_b",
@@ -165,7 +246,15 @@ HOOKS = (
 )
 
 modules = st.builds(
-    lambda turn, wrong, method, hook: MODULE.replace("TURN", str(turn)).replace("WRONG", wrong).replace("METHOD", method).replace("HOOK", hook.replace("view", "what")),
-    turn=st.integers(1, 8), wrong=st.sampled_from(WRONG), method=st.sampled_from(HOOKS), hook=st.sampled_from(("pass", "pass", *WRONG)),
-)  # fmt: skip
+    lambda turn, wrong, method, hook: (
+        MODULE.replace("TURN", str(turn))
+        .replace("WRONG", wrong)
+        .replace("METHOD", method)
+        .replace("HOOK", hook.replace("view", "what"))
+    ),
+    turn=st.integers(1, 8),
+    wrong=st.sampled_from(WRONG),
+    method=st.sampled_from(HOOKS),
+    hook=st.sampled_from(("pass", "pass", *WRONG)),
+)
 """The text of a module with the policy Höchst."""

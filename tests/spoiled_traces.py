@@ -11,17 +11,23 @@ from spoiled_inputs import spoiled_bytes, spoiled_gzip, spoiled_lines
 
 from experiments.workloads import PromptFile, ServeGen, TraceReplay, Workload
 
-AZURE = (b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,109\r\n"
-         b"2023-11-16 18:15:51.2220670,879,55\r\n")  # fmt: skip
+AZURE = (
+    b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n2023-11-16 18:15:50.9951690,396,109\r\n"
+    b"2023-11-16 18:15:51.2220670,879,55\r\n"
+)
 MOONCAKE = [
     f'{{"timestamp": {3000 * row}, "input_length": {7 + row}, "output_length": 5, "hash_ids": [0, 1]}}'
     for row in range(3)
 ]
 LENGTHS = b"num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n2015,156,2171,12.9\n"
-WINDOWS = (b"client,window_start_s,rate_req_per_s,iat_cv,arrival_family,arg1,arg2\n0,0,0.01,1.2,Gamma,0.7,3\n0,600,0,,,0,0\n"
-           b"1,0,0.02,1,Weibull,1.1,2\n")  # fmt: skip
-DATASET = [f'{{"client": {client}, "dataset": {{"0": {{"input_tokens": "{{45: 0.5, 60: 0.5}}", "output_tokens": "{{7: 1.0}}"}}}}}}'
-           for client in range(2)]  # fmt: skip
+WINDOWS = (
+    b"client,window_start_s,rate_req_per_s,iat_cv,arrival_family,arg1,arg2\n0,0,0.01,1.2,Gamma,0.7,3\n0,600,0,,,0,0\n"
+    b"1,0,0.02,1,Weibull,1.1,2\n"
+)
+DATASET = [
+    f'{{"client": {client}, "dataset": {{"0": {{"input_tokens": "{{45: 0.5, 60: 0.5}}", "output_tokens": "{{7: 1.0}}"}}}}}}'
+    for client in range(2)
+]
 PROMPTS = [
     '{"token_ids": [1, 2, 3], "max_new_tokens": 4}',
     '{"token_ids": [5], "arrival_time": 0.5, "temperature": 0.7, "client": "a"}',

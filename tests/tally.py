@@ -14,7 +14,7 @@ from typing import Never
 
 from tqdm import tqdm
 
-from experiments.bench.report import cpu_name, write
+from experiments.store.benchmark_file import cpu_name, write
 
 BLOB = re.compile(r"@reproduce_failure\('[^']*', b'([^']*)'\)")
 
@@ -60,8 +60,14 @@ class Tally:
             yield
         except Exception as error:
             blobs = BLOB.findall("\n".join(getattr(error, "__notes__", ())))
-            self._failures.append({"in": name, "case": self._case, "error": f"{type(error).__name__}: {error}",
-                                   "replay": f"-k '[{name}]' --replay={blobs[0]}" if blobs else ""})  # fmt: skip
+            self._failures.append(
+                {
+                    "in": name,
+                    "case": self._case,
+                    "error": f"{type(error).__name__}: {error}",
+                    "replay": f"-k '[{name}]' --replay={blobs[0]}" if blobs else "",
+                }
+            )
             raise
 
     def write(self, name: str, folder: str, **versions: str) -> None:

@@ -6,12 +6,12 @@ import random
 from itertools import permutations
 
 import pytest
+from any_order import AnyOrderStream, Order, any_order
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from test_streams import NUM_EVENTS, calls, fail
 
 from cbatch.errors import DeviceError
-from cbatch.runtime.any_order import AnyOrderStream, Order, any_order
 from cbatch.runtime.streams import StreamError
 
 

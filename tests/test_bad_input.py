@@ -171,18 +171,36 @@ def test_values_out_of_range(refused: Refused, arguments: str, message: str) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("policy._target_=mine.Raises ~policy.chunking", "policy Raises, iteration 0: plan() raised ValueError: two lines"),
+        (
+            "policy._target_=mine.Raises ~policy.chunking",
+            "policy Raises, iteration 0: plan() raised ValueError: two lines",
+        ),
         ("policy._target_=mine.Twice ~policy.chunking", "policy Twice, iteration 0, request 0: illegal plan"),
         ("policy._target_=mine.Idle ~policy.chunking", "policy Idle, iteration 0: empty plan with 144 waiting"),
-        ("policy._target_=mine.Idle", "policy.chunking: mine.Idle takes no such argument; known: none; if policy=NAME brought it, give policy=external"),
+        (
+            "policy._target_=mine.Idle",
+            "policy.chunking: mine.Idle takes no such argument; known: none; if policy=NAME brought it, give policy=external",
+        ),
         ("policy=external policy._target_=mine.NoPlan", "policy._target_=mine.NoPlan has no method plan(view)"),
-        ("policy=external policy._target_=mine.NeedsArgument", "policy.share: mine.NeedsArgument needs it; add +policy.share=..."),
-        ("policy=external policy._target_=mine.Twise", "policy._target_=mine.Twise: mine has no class or function Twise; did you mean Twice?"),
-        ("policy=external policy._target_=yours.P", "policy._target_=yours.P: yours cannot be imported (ModuleNotFoundError"),
-        ("policy=external policy._target_=broken.P", "policy._target_=broken.P: broken cannot be imported (SyntaxError"),
+        (
+            "policy=external policy._target_=mine.NeedsArgument",
+            "policy.share: mine.NeedsArgument needs it; add +policy.share=...",
+        ),
+        (
+            "policy=external policy._target_=mine.Twise",
+            "policy._target_=mine.Twise: mine has no class or function Twise; did you mean Twice?",
+        ),
+        (
+            "policy=external policy._target_=yours.P",
+            "policy._target_=yours.P: yours cannot be imported (ModuleNotFoundError",
+        ),
+        (
+            "policy=external policy._target_=broken.P",
+            "policy._target_=broken.P: broken cannot be imported (SyntaxError",
+        ),
         ("policy=external policy._target_=Mine", "policy._target_=Mine: give an import path"),
     ],
-)  # fmt: skip
+)
 def test_policies_from_outside(refused: Refused, tmp_path: Path, arguments: str, message: str) -> None:
     (tmp_path / "work" / "mine.py").write_text(POLICIES)
     (tmp_path / "work" / "broken.py").write_text("class P(:\n")

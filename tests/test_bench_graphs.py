@@ -13,11 +13,11 @@ from tiny_models import LLAMA
 from cbatch import ConfigError, Limits
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.graphs import GraphedIteration
-from experiments.backends import GRAPHS
 from experiments.bench import graph_memory, graphs, loops
 from experiments.bench.__main__ import BENCHMARKS
 from experiments.bench.graphs import Asked
 from experiments.bench.serving import same_requests
+from experiments.config.backends import GRAPHS
 from experiments.workloads import AllAtOnce, OpenLoop, UniformLengths
 from policies.chunking import TileAligned
 from policies.orca import Orca

@@ -11,9 +11,9 @@ import pytest
 from cbatch import ConfigError, Plan, Policy, View
 from experiments.check.__main__ import main
 from experiments.check.properties import NAMES, PROPERTIES
-from experiments.check.report import text
 from experiments.check.scenario import Ask, Scenario, play
 from experiments.check.search import Found, search, tiny_scenarios
+from experiments.check.verdicts import text
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.longest_first import LongestFirst
 from policies.orca import Orca

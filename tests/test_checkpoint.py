@@ -100,13 +100,22 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"config.json: No such file"),
     "config is no JSON": (lambda f: (f / "config.json").write_text("{"), r"config.json: not JSON"),
     "config is a list": (lambda f: (f / "config.json").write_text("[]"), r"holds a list, not an object"),
-    "another architecture": (lambda f: edit(f, lambda c: c.update(model_type="mamba")), r"'mamba' is not supported; use one of llama"),
+    "another architecture": (
+        lambda f: edit(f, lambda c: c.update(model_type="mamba")),
+        r"'mamba' is not supported; use one of llama",
+    ),
     "a size is missing": (lambda f: edit(f, lambda c: c.pop("hidden_size")), r"hidden_size is None"),
     "a size is 0": (lambda f: edit(f, lambda c: c.update(vocab_size=0)), r"vocab_size is 0"),
-    "quantized": (lambda f: edit(f, lambda c: c.update(quantization_config={})), r"quantized checkpoints are not supported"),
+    "quantized": (
+        lambda f: edit(f, lambda c: c.update(quantization_config={})),
+        r"quantized checkpoints are not supported",
+    ),
     "odd dtype": (lambda f: edit(f, lambda c: c.update(dtype="int4")), r"dtype 'int4' is not supported"),
-    "dynamic rope": (lambda f: edit(f, lambda c: c.update(rope_scaling={"type": "dynamic"}, rope_parameters=None)), r"rope type 'dynamic'"),
-}  # fmt: skip
+    "dynamic rope": (
+        lambda f: edit(f, lambda c: c.update(rope_scaling={"type": "dynamic"}, rope_parameters=None)),
+        r"rope type 'dynamic'",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -17,8 +17,8 @@ from experiments.paper import a6000, claims, quantities
 from experiments.paper.claims import Claim, Verdict, check, quantity_of, read_claims
 from experiments.paper.closure import claims_of_closure
 from experiments.paper.machines import Machines
-from experiments.paper.report import table
 from experiments.paper.steady import COUNTED, WARM_UP, Load, SteadyState, closed_form_gain
+from experiments.paper.verdicts import table
 
 CLAIMS = claims_of_closure()
 
@@ -44,8 +44,21 @@ def test_a_printed_result_is_met(claim: Claim) -> None:
 
 def test_every_end_result_of_the_13b_model_is_among_the_claims() -> None:
     asked = {claim.id for claim in CLAIMS if claim.tested}
-    assert {"table4-13b-1k", "table4-13b-2k", "table4-13b-3k", "fig9-c256", "fig9-c512", "fig9-c256-peak", "fig9-c512-peak",
-            "fig11-1k", "fig11-2k", "fig11-3k", "fig11-orca-best", "fig11-orca-worst", "fig13-c128"} <= asked  # fmt: skip
+    assert {
+        "table4-13b-1k",
+        "table4-13b-2k",
+        "table4-13b-3k",
+        "fig9-c256",
+        "fig9-c512",
+        "fig9-c256-peak",
+        "fig9-c512-peak",
+        "fig11-1k",
+        "fig11-2k",
+        "fig11-3k",
+        "fig11-orca-best",
+        "fig11-orca-worst",
+        "fig13-c128",
+    } <= asked
     assert all(claim.within is None or claim.within <= 0.06 for claim in CLAIMS if claim.hardware == "a6000")
 
 
@@ -103,12 +116,17 @@ def test_a_claim_holds_or_fails_by_what_it_asks() -> None:
     [
         ("id: x, figure: fig9, where: y, quantity: gain", "claim x asks for nothing"),
         ("id: x, figure: fig9, where: y, quantity: gain, within: 0.1", "claim x asks for nothing"),
-        ("id: x, figure: fig9, where: y, quantity: gain, atleast: 1", "claim x: atleast is no key of a claim; did you mean at_least"),
+        (
+            "id: x, figure: fig9, where: y, quantity: gain, atleast: 1",
+            "claim x: atleast is no key of a claim; did you mean at_least",
+        ),
         ("id: x, where: y, quantity: gain, at_least: 1", "claim x: .*missing.*figure"),
-        ("id: x, figure: fig9, where: y, quantity: gain, at_least: 1}\n- {id: x, figure: fig9, where: y, quantity: gain, at_least: 1",
-         "claim x: a claim of that id exists"),
+        (
+            "id: x, figure: fig9, where: y, quantity: gain, at_least: 1}\n- {id: x, figure: fig9, where: y, quantity: gain, at_least: 1",
+            "claim x: a claim of that id exists",
+        ),
     ],
-)  # fmt: skip
+)
 def test_claims_that_cannot_be_read_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str, says: str
 ) -> None:

@@ -17,18 +17,11 @@ from experiments import plot, replay
 from experiments import run as hydra_run
 from experiments.bench import __main__ as bench
 from experiments.check import __main__ as check
-from experiments.command_line import AtLeast, Count, keyword_arguments, run
+from experiments.config.command_line import AtLeast, Count, keyword_arguments, run
 from experiments.paper import __main__ as paper
 from experiments.profile import __main__ as profile
 
-COMMANDS: list[Callable[[list[str]], int]] = [
-    bench.main,
-    check.main,
-    paper.main,
-    plot.main,
-    profile.main,
-    replay.main,
-]
+COMMANDS: list[Callable[[list[str]], int]] = [bench.main, check.main, paper.main, plot.main, profile.main, replay.main]
 
 NEED_TRITON = {"attention", "step", "tiles"}
 
@@ -52,8 +45,14 @@ MEASURE = partial(measure, "here")
 def test_options_have_the_types_of_parameters() -> None:
     options = ["path=a=b", "batches=4,8", "pairs=3", "ratio=2", "first=-1", "names=x,y", "tables=t"]
     assert keyword_arguments(MEASURE, options, "it") == {
-        "path": "a=b", "batches": (4, 8), "pairs": 3, "ratio": 2.0, "first": -1, "names": ("x", "y"), "tables": "t",
-    }  # fmt: skip
+        "path": "a=b",
+        "batches": (4, 8),
+        "pairs": 3,
+        "ratio": 2.0,
+        "first": -1,
+        "names": ("x", "y"),
+        "tables": "t",
+    }
     assert keyword_arguments(MEASURE, ["path="], "it") == {"path": ""}
 
 
@@ -93,10 +92,14 @@ def raising(error: BaseException) -> Callable[..., int]:
         (lambda *arguments: None, 0, ""),
         (lambda *arguments: len(arguments), 1, ""),
         (raising(ConfigError("chunk=0: give\n   more")), 2, "error: chunk=0: give more\n"),
-        (raising(FileNotFoundError(2, "No such file", "x")), 2, "error: x: No such file; run where it can be read and written\n"),
+        (
+            raising(FileNotFoundError(2, "No such file", "x")),
+            2,
+            "error: x: No such file; run where it can be read and written\n",
+        ),
         (raising(KeyboardInterrupt()), 130, "\ninterrupted; all is lost\n"),
     ],
-)  # fmt: skip
+)
 def test_each_end_has_its_status(
     command: Callable[..., int | None], status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,17 +142,29 @@ def test_options_with_dashes_are_answered_in_one_line(
         (["-m", "-z", "chunk=3,4"], "-z: no such option; "),
         (["--config-name"], "--config-name/-cn: expected one argument; see --hydra-help"),
         (["--con"], "ambiguous option: --con could match --config-path, --config-name, --config-dir; see --hydra-help"),
-        (["-cp", "nowhere"], "--config-path=nowhere: settings begin with conf/config.yaml; choose files of your own with --config-dir"),
+        (
+            ["-cp", "nowhere"],
+            "--config-path=nowhere: settings begin with conf/config.yaml; choose files of your own with --config-dir",
+        ),
         (["-m", "--config-name=mine"], "--config-name=mine: settings begin with conf/config.yaml; "),
         (["--config-dir=nowhere", "chunk=3"], "--config-dir=nowhere: no such folder; "),
         (["--cfg", "jobs"], "--cfg/-c: invalid choice: 'jobs' (choose from "),
-        (["chunk=3", "-m", "policy=orca"], "policy=orca: stands apart from the other keys; give options with dashes first"),
+        (
+            ["chunk=3", "-m", "policy=orca"],
+            "policy=orca: stands apart from the other keys; give options with dashes first",
+        ),
         (["~policy"], "~policy: takes away a key of every run; leave it out, or give policy=..."),
-        (["policy=[orca,sarathi]"], "policy=[orca,sarathi]: give one policy; or several for a sweep, without brackets and with -m"),
-        (["chunking=[fixed]"], "chunking=[fixed]: give one chunking; or several for a sweep, without brackets and with -m"),
+        (
+            ["policy=[orca,sarathi]"],
+            "policy=[orca,sarathi]: give one policy; or several for a sweep, without brackets and with -m",
+        ),
+        (
+            ["chunking=[fixed]"],
+            "chunking=[fixed]: give one chunking; or several for a sweep, without brackets and with -m",
+        ),
         (["-m", "~chunking=tile_aligned", "batch=1,2"], "~chunking=tile_aligned: takes away a key of every run; "),
     ],
-)  # fmt: skip
+)
 def test_hydras_options_are_checked_in_one_line(
     arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,17 +13,18 @@ from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, req
 from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import Engine, Executor, FinishReason, Plan, Policy, PolicyError, Request, View
-from cbatch.decisions import Decision, StepEnd, recorded_decisions
 from cbatch.errors import ReplayError
-from cbatch.following import STOP_TOKEN, Followed, Recorded, follow
-from experiments.decisions import read_decisions, written_decisions
+from cbatch.replay.counterfactual import STOP_TOKEN, Followed, Recorded, follow
+from cbatch.replay.decisions import Decision, StepEnd, recorded_decisions
+from experiments.store.decisions_file import read_decisions, written_decisions
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 
 
 def record(policy: Policy, executor: Executor, chosen: list[Request], asynchronous: bool = True) -> Recorded:
-    engine = Engine(policy, executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK,
-                    asynchronous=asynchronous)  # fmt: skip
+    engine = Engine(
+        policy, executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK, asynchronous=asynchronous
+    )
     events: list[Decision | StepEnd] = []
     engine.submit(chosen)
     with recorded_decisions(engine, events.append) as recording:
@@ -56,8 +57,12 @@ def test_another_policy_is_asked_at_every_view_of_the_first() -> None:
     heard = ask(PrefillFirst(), recorded, requests())
     assert len(heard) == num_plans(recorded)
     assert not any(followed.answer.problem for followed in heard)
-    mixed = [followed for followed in heard
-             if followed.recorded.seen.running and max((count for _, count in followed.recorded.decided.entries), default=0) > 1]  # fmt: skip
+    mixed = [
+        followed
+        for followed in heard
+        if followed.recorded.seen.running
+        and max((count for _, count in followed.recorded.decided.entries), default=0) > 1
+    ]
     assert len(mixed) > 5  # Orca computes prompts beside decodes ...
     for followed in mixed:  # ... which vLLM's first scheduler lets wait
         running = {id_ for id_, *_ in followed.recorded.seen.running}
@@ -69,8 +74,10 @@ def test_a_run_of_real_tokens_is_followed_without_them() -> None:
     references = greedy_references(LLAMA)[:12]
 
     def ask_for(stop_tokens: list[tuple[int, ...]]) -> list[Request]:
-        return [reference.request(id_, 16, stop, arrival_iteration=id_)
-                for id_, (reference, stop) in enumerate(zip(references, stop_tokens, strict=True))]  # fmt: skip
+        return [
+            reference.request(id_, 16, stop, arrival_iteration=id_)
+            for id_, (reference, stop) in enumerate(zip(references, stop_tokens, strict=True))
+        ]
 
     served = ask_for([(reference.output[id_],) for id_, reference in enumerate(references)])
     with closing(make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK)) as executor:

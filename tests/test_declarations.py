@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from any_order import AnyOrderStream, Order
 from rig import stress
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cbatch.runtime.any_order import AnyOrderStream, Order
+from cbatch.runtime.checks.ownership import PAGE
 from cbatch.runtime.streams import Items, Operation, Streams, Touched
-from cbatch.runtime.tenancy import PAGE
 
 
 class Watch(TorchDispatchMode):
@@ -54,8 +54,10 @@ class WatchedStream(AnyOrderStream):
 
     def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
         declared = [{memory(part) for part in parts if isinstance(part, torch.Tensor)} for parts in (reads, writes)]
-        pages = [[part.numbers() for part in parts if isinstance(part, Items) and part.kind == PAGE]
-                 for parts in (reads, writes)]  # fmt: skip
+        pages = [
+            [part.numbers() for part in parts if isinstance(part, Items) and part.kind == PAGE]
+            for parts in (reads, writes)
+        ]
         super().run(lambda: self.compare(operation, *declared, *map(page_set, pages)))
 
     def compare(

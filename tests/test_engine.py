@@ -8,19 +8,7 @@ import numpy as np
 import pytest
 from schedules import UnitCost, make_engine, schedule
 
-from cbatch import (
-    Engine,
-    FinishReason,
-    Limits,
-    Plan,
-    PlanError,
-    PolicyError,
-    Request,
-    Status,
-    Step,
-    StepResult,
-    View,
-)
+from cbatch import Engine, FinishReason, Limits, Plan, PlanError, PolicyError, Request, Status, Step, StepResult, View
 from cbatch.errors import WorkloadError
 from cbatch.sim.executor import SimExecutor, Span
 from policies.orca import Orca

@@ -19,10 +19,10 @@ from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, LinearCost, requests, sim
 from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import Engine, Executor, Plan, Policy, Request, Step, StepRecord, StepResult, View
-from cbatch.accounts import accounts_of
-from cbatch.runtime.attention.reference import ReferenceAttention
-from experiments.decisions import read_decisions
+from cbatch.results.conservation import accounts_of
+from cbatch.runtime.attention import ReferenceAttention
 from experiments.run import main
+from experiments.store.decisions_file import read_decisions
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 
@@ -88,8 +88,9 @@ def check_accounts_after_failure(
     policy: Policy, executor: Executor, asynchronous: bool, chosen: list[Request]
 ) -> tuple[int, ...]:
     """Returns what adds up: requests by where they are, and blocks."""
-    engine = Engine(policy, executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK,
-                    asynchronous=asynchronous)  # fmt: skip
+    engine = Engine(
+        policy, executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK, asynchronous=asynchronous
+    )
     engine.submit(chosen)
     with pytest.raises(Exception, match=r"Fault|^$"):
         engine.run()
@@ -237,8 +238,15 @@ def start(*arguments: str, cwd: Path, largest_file: int | None = None) -> subpro
         if largest_file is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
 
-    return subprocess.Popen([sys.executable, "-m", "experiments.run", *arguments], cwd=cwd, env=environment(), text=True,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=limit)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.run", *arguments],
+        cwd=cwd,
+        env=environment(),
+        text=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=limit,
+    )
 
 
 @pytest.mark.parametrize("decisions", ["on", "off"])
@@ -312,8 +320,16 @@ class Killer(Orca):
 
 def test_a_killed_worker_leaves_finished_runs_and_its_folder_behind(tmp_path: Path) -> None:
     (tmp_path / "killer.py").write_text(KILLER)
-    command = ("-m", "sweep=grid", "policy=external", "policy._target_=killer.Killer", "+policy.at=-1,9", *QUICK,
-               "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")  # fmt: skip
+    command = (
+        "-m",
+        "sweep=grid",
+        "policy=external",
+        "policy._target_=killer.Killer",
+        "+policy.at=-1,9",
+        *QUICK,
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+    )
     process = start(*command, cwd=tmp_path)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 2

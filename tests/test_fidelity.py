@@ -15,11 +15,11 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
 from experiments.bench import fidelity, fidelity_run
 from experiments.bench.__main__ import main
-from experiments.bench.fidelity_cases import CASES, POLICIES, Case, chosen_cases, workload
-from experiments.bench.fidelity_compare import compare, error_line, pair, ranking
-from experiments.bench.fidelity_run import ServedRun
-from experiments.bench.fidelity_serve import serve, serve_cases
-from experiments.bench.presets import load_spec
+from experiments.config.presets import load_spec
+from experiments.fidelity.cases import CASES, POLICIES, Case, chosen_cases, workload
+from experiments.fidelity.compare import compare, error_line, pair, ranking
+from experiments.fidelity.runs import ServedRun
+from experiments.fidelity.serve import serve, serve_cases
 from experiments.plots import fidelity as plot
 from experiments.profile.machine import Machine
 

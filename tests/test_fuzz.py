@@ -35,15 +35,15 @@ from tally import Tally
 from cbatch import CbatchError, Limits, Request
 from cbatch.checkpoint import spec_from_checkpoint
 from cbatch.sim.profile_file import PROFILES, load_profile
-from experiments.assemble import assemble
 from experiments.check import search
 from experiments.check.__main__ import main as check
 from experiments.check.search import tiny_scenarios
-from experiments.folder import CONFIG, DECISIONS, REQUESTS, STEPS, SUMMARY, TOKENS
-from experiments.messages import one_line
+from experiments.config.assemble import assemble
+from experiments.config.error_lines import one_line
 from experiments.plot import main as plot
 from experiments.replay import main as replay
 from experiments.run import main as run
+from experiments.store.run_folder import CONFIG, DECISIONS, REQUESTS, STEPS, SUMMARY, TOKENS
 
 
 @pytest.fixture(scope="module")
@@ -236,8 +236,17 @@ def test_results_to_plot(fuzz: Fuzz, folder: Path, recorded: dict[str, bytes]) -
 
 def test_profiles_and_checkpoints(fuzz: Fuzz, folder: Path) -> None:
     profile = json.loads((PROFILES / "a6000-llama-13b.json").read_text())
-    checkpoint = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96,
-                  "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 512, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}  # fmt: skip
+    checkpoint = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "num_key_value_heads": 2,
+        "vocab_size": 100,
+        "max_position_embeddings": 512,
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    }
 
     def test(given_input: tuple[str, Any]) -> str:
         kind, content = given_input

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from cbatch.kv import BlockPool
 
-ACTIONS = st.lists(st.tuples(st.sampled_from(["extend", "each", "release", "later", "end"]), st.integers(0, 4),
-                             st.integers(1, 6)), max_size=60)  # fmt: skip
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["extend", "each", "release", "later", "end"]), st.integers(0, 4), st.integers(1, 6)),
+    max_size=60,
+)
 
 
 @given(ACTIONS)

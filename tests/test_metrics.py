@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from schedules import make_engine
 
 from cbatch import BatchShape, Engine, Limits, Plan, Request, RunRecord, View
-from cbatch.metrics import Objectives, Window, busy_seconds, served, statistics, window_of
+from cbatch.results.metrics import Objectives, Window, busy_seconds, served, statistics, window_of
+from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
-from cbatch.summary import summarize
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 
@@ -141,8 +141,9 @@ def test_goodput_counts_those_that_meet_every_objective(two: RunRecord) -> None:
 
 
 def test_recomputed_tokens_are_no_throughput() -> None:
-    ample, scarce = (run([Request(index, 8, 12) for index in range(3)], PrefillFirst(0.0), num_blocks=number)
-                     for number in (100, 11))  # fmt: skip
+    ample, scarce = (
+        run([Request(index, 8, 12) for index in range(3)], PrefillFirst(0.0), num_blocks=number) for number in (100, 11)
+    )
     first, second = figures(ample), figures(scarce)
     assert first["run"]["preemptions"] == 0 < second["run"]["preemptions"]
     assert second["run"]["recomputed_tokens"] > 0
@@ -198,8 +199,10 @@ class Varying:
 @st.composite
 def workloads(draw: st.DrawFn) -> list[Request]:
     lengths = st.tuples(st.integers(1, 30), st.integers(1, 12), st.floats(0, 5), st.integers(0, 6))
-    return [Request(index, prompt, output, arrival_time=time, arrival_iteration=iteration)
-            for index, (prompt, output, time, iteration) in enumerate(draw(st.lists(lengths, min_size=1, max_size=12)))]  # fmt: skip
+    return [
+        Request(index, prompt, output, arrival_time=time, arrival_iteration=iteration)
+        for index, (prompt, output, time, iteration) in enumerate(draw(st.lists(lengths, min_size=1, max_size=12)))
+    ]
 
 
 @settings(max_examples=60)
@@ -208,8 +211,9 @@ def test_figures_equal_plain_loops(
     requests: list[Request], warmup: int, drain: int, asynchronous: bool, num_blocks: int
 ) -> None:
     executor = SimExecutor(Varying(), HostTime(0.05))
-    engine = Engine(PrefillFirst(), executor, LIMITS, Varying(), num_blocks=num_blocks, block_size=4,
-                    asynchronous=asynchronous)  # fmt: skip
+    engine = Engine(
+        PrefillFirst(), executor, LIMITS, Varying(), num_blocks=num_blocks, block_size=4, asynchronous=asynchronous
+    )
     engine.submit(requests)
     record = engine.run()
     summary = summarize(record, num_blocks=num_blocks, max_batch=4, warmup_requests=warmup, drain_requests=drain)

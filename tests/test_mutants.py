@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+from any_order import any_order
 from rig import Rig, stress
 
 from cbatch.errors import RaceError
 from cbatch.runtime import executor as executor_module
-from cbatch.runtime.any_order import any_order
 from cbatch.runtime.batch import Bounds
+from cbatch.runtime.checks.races import checked
 from cbatch.runtime.iteration import Work
-from cbatch.runtime.races import checked
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
 
@@ -218,23 +218,41 @@ MUTANTS = (
     Mutant("a slot's sampled tokens are its own", BOTH, lambda rig, patch: share(rig, "sampled")),
     Mutant("a slot's fetched tokens are its own", BOTH, lambda rig, patch: share(rig, "tokens", "token_array")),
     Mutant("an ended request's blocks outlive its last iteration", (CHECKER,), lambda rig, patch: blocks_at_once(rig)),
-    Mutant("a preempted request's blocks outlive its last iteration", (CHECKER,),
-           lambda rig, patch: as_if_landed(rig, "preempt")),
+    Mutant(
+        "a preempted request's blocks outlive its last iteration",
+        (CHECKER,),
+        lambda rig, patch: as_if_landed(rig, "preempt"),
+    ),
     Mutant("blocks retire when their iteration has ended", (CHECKER,), lambda rig, patch: retire_early(rig)),
     Mutant("a row outlives its request's last iteration", BOTH, lambda rig, patch: as_if_landed(rig, "_end")),
-    Mutant("carry-over comes from the iteration before", (ADVERSARY,),
-           lambda rig, patch: carry_from(rig, lambda slot, previous: slot.sampled)),
-    Mutant("only inputs that the host does not know are carried", (ADVERSARY,),
-           lambda rig, patch: after_packing(patch, lambda step, packed: packed.carry.clip(0, out=packed.carry))),
-    Mutant("padding writes to a page of its own", (ADVERSARY,),
-           lambda rig, patch: after_packing(patch, pad_into_live_page)),
+    Mutant(
+        "carry-over comes from the iteration before",
+        (ADVERSARY,),
+        lambda rig, patch: carry_from(rig, lambda slot, previous: slot.sampled),
+    ),
+    Mutant(
+        "only inputs that the host does not know are carried",
+        (ADVERSARY,),
+        lambda rig, patch: after_packing(patch, lambda step, packed: packed.carry.clip(0, out=packed.carry)),
+    ),
+    Mutant(
+        "padding writes to a page of its own", (ADVERSARY,), lambda rig, patch: after_packing(patch, pad_into_live_page)
+    ),
     Mutant("a token is counted for the iteration that made it", (ADVERSARY,), lambda rig, patch: swap(rig, "result")),
     Mutant("a token after the end of its request is nobody's", (ADVERSARY,), lambda rig, patch: ends_forgotten(rig)),
-    Mutant("a graph holds the largest context that it may meet", (ADVERSARY,),
-           lambda rig, patch: recaptured(rig, lambda shape: Work(shape, Bounds(1, 8, 1), sampling=False)), graphs=True),
-    Mutant("a graph is replayed on its own slot's buffers", (ADVERSARY,),
-           lambda rig, patch: swapped_graphs(rig), graphs=True),
-)  # fmt: skip
+    Mutant(
+        "a graph holds the largest context that it may meet",
+        (ADVERSARY,),
+        lambda rig, patch: recaptured(rig, lambda shape: Work(shape, Bounds(1, 8, 1), sampling=False)),
+        graphs=True,
+    ),
+    Mutant(
+        "a graph is replayed on its own slot's buffers",
+        (ADVERSARY,),
+        lambda rig, patch: swapped_graphs(rig),
+        graphs=True,
+    ),
+)
 
 
 # -- who notices ------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from cbatch import ConfigError
-from experiments.bench.presets import load_spec
-from experiments.experiment import swept_numbers
+from experiments.config.composition import swept_numbers
+from experiments.config.presets import load_spec
 from experiments.paper import __main__ as command
 from experiments.paper import gallery, panels
 from experiments.paper.claims import Claim, Verdict, check, quantity_of, read_claims

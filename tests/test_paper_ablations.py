@@ -18,7 +18,7 @@ from cbatch.errors import ConfigError
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Measured, Tables
-from experiments.experiment import FOLDER, composed, swept, swept_numbers, workload
+from experiments.config.composition import FOLDER, composed, swept, swept_numbers, workload
 from experiments.paper import measured as files
 from experiments.paper.claims import check, read_claims
 from experiments.paper.closed_batch import seconds_per_request
@@ -234,8 +234,11 @@ def test_sizes_to_avoid_are_slower_than_a_larger_one_or_far_below_a_smaller_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     times = {64: 4.0, 128: 5.0, 192: 9.0, 256: 7.0, 257: 8.5}
-    found = {"hardware": GPU, "model": "small",
-             "times": {str(size): {"median": time, "min": time - 0.1, "max": time + 0.1} for size, time in times.items()}}  # fmt: skip
+    found = {
+        "hardware": GPU,
+        "model": "small",
+        "times": {str(size): {"median": time, "min": time - 0.1, "max": time + 0.1} for size, time in times.items()},
+    }
     given(monkeypatch, tile_curve, found)
     data = tile_curve.measure(machines(), quiet)
     judged = tile_curve.judged(data).set_index("tokens")
@@ -248,9 +251,20 @@ def test_sizes_to_avoid_are_slower_than_a_larger_one_or_far_below_a_smaller_one(
 
 
 def test_loops_and_graphs_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {f"{loop}, graphs {graphs}": {"tokens_per_second": {"median": rate}, "active_share": {"median": 0.9},
-                                            "eager_iterations": 5, "iterations": 10}
-               for loop, graphs, rate in (("sync", "off", 100.0), ("async", "off", 110.0), ("sync", "all", 150.0), ("async", "all", 180.0))}  # fmt: skip
+    figures = {
+        f"{loop}, graphs {graphs}": {
+            "tokens_per_second": {"median": rate},
+            "active_share": {"median": 0.9},
+            "eager_iterations": 5,
+            "iterations": 10,
+        }
+        for loop, graphs, rate in (
+            ("sync", "off", 100.0),
+            ("async", "off", 110.0),
+            ("sync", "all", 150.0),
+            ("async", "all", 180.0),
+        )
+    }
     traffic = {"model": "small", "batch": 4, "chunk": 16, "requests": 9, "lengths": [12, 40], "ratio": 3.0}
     given(monkeypatch, loops, {"hardware": GPU, **traffic, "figures": figures})
     data = loops.measure(machines(), quiet)

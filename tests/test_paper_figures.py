@@ -15,9 +15,9 @@ from small_cluster import make_cost, make_engine
 
 from cbatch import BatchShape, Request
 from cbatch.sim.cost import ProfileCost
+from cbatch.sim.op_counts import attention, layer_work, product
 from cbatch.sim.topology import Topology
-from cbatch.sim.work import attention, layer_work, product
-from experiments.bench.presets import load_spec
+from experiments.config.presets import load_spec
 from experiments.paper.calendar import Calendar
 from experiments.paper.claims import check, read_claims
 from experiments.paper.figures import fig3, fig4, fig5, fig7, fig12, table2
@@ -128,8 +128,11 @@ def test_operations_add_up_to_the_iteration_and_products_split_by_weight() -> No
 
 def test_fig3_stacks_the_whole_iteration() -> None:
     panels = fig3.draw(data_of(fig3), []).axes
-    tops = {round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height()
-            for bar in panels[1].patches if isinstance(bar, Rectangle)}  # fmt: skip
+    tops = {
+        round(bar.get_x() + bar.get_width() / 2): bar.get_y() + bar.get_height()
+        for bar in panels[1].patches
+        if isinstance(bar, Rectangle)
+    }
     for batch in (1, 2, 18):
         assert tops[batch] == pytest.approx(1e3 * cost().predict(BatchShape((), batch, batch * 1024)) / batch)
 

@@ -71,8 +71,10 @@ def test_a_total_that_suits_the_mean_prompt_alone_is_not_chosen() -> None:
     total = best_total(TiledCost(), limits, [250.0], 2)
     assert total == 256
     prompts = [130.0, 250.0, 260.0, 360.0]
-    seconds = {total: sum(steady_state_seconds(TiledCost(), total, 4, prompt, 1 + prompt / 250) for prompt in prompts)
-               for total in range(TILE, 1025, TILE)}  # fmt: skip
+    seconds = {
+        total: sum(steady_state_seconds(TiledCost(), total, 4, prompt, 1 + prompt / 250) for prompt in prompts)
+        for total in range(TILE, 1025, TILE)
+    }
     assert best_total(TiledCost(), limits, prompts, 2) == min(seconds, key=lambda total: seconds[total]) != 256
 
 

@@ -135,6 +135,11 @@ def test_the_command_writes_page_and_picture(tmp_path: Path, capsys: pytest.Capt
 
 def test_the_profilers_window_begins_with_the_first_kernel() -> None:
     """What was in flight when the profiler started left only the next iteration's copy behind."""
-    events = [(0.0, 1.0, "Memcpy HtoD (Pinned -> Device)"), (100.0, 140.0, "product"), (130.0, 150.0, "norm"),
-              (160.0, 170.0, "Memcpy DtoH (Device -> Pinned)"), (165.0, 200.0, "product")]  # fmt: skip
+    events = [
+        (0.0, 1.0, "Memcpy HtoD (Pinned -> Device)"),
+        (100.0, 140.0, "product"),
+        (130.0, 150.0, "norm"),
+        (160.0, 170.0, "Memcpy DtoH (Device -> Pinned)"),
+        (165.0, 200.0, "product"),
+    ]
     assert covered_share(events) == pytest.approx(0.9)

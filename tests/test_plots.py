@@ -13,15 +13,24 @@ from cbatch import ConfigError
 from experiments.plot import NAMES, main
 from experiments.plots import composition, lanes, latency_cdf, table, throughput_vs_pd
 from experiments.plots.series import few
-from experiments.results import load, load_copies, load_requests, load_steps
+from experiments.store.tables import load, load_copies, load_requests, load_steps
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three policies at two P:D ratios; orca is run twice, as it takes no chunk."""
     folder = tmp_path_factory.mktemp("sweep")
-    done = command("run", "-m", "sweep=small", "policy=request_level,orca,sarathi", "chunk=128,256", "workload.pd_ratio=2,14",
-                   "workload.num_requests=36", "timeline=off", cwd=folder)  # fmt: skip
+    done = command(
+        "run",
+        "-m",
+        "sweep=small",
+        "policy=request_level,orca,sarathi",
+        "chunk=128,256",
+        "workload.pd_ratio=2,14",
+        "workload.num_requests=36",
+        "timeline=off",
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stderr
     return folder / "multirun" / "small"
 
@@ -35,8 +44,16 @@ def one(sweep: Path) -> Path:
 def loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One policy in both loops, with much host time."""
     folder = tmp_path_factory.mktemp("loops")
-    done = command("run", "-m", "sweep=loops", "backend=sim", "backend.host_seconds=0.002", "runtime=sync,async",
-                   "workload.num_requests=20", cwd=folder)  # fmt: skip
+    done = command(
+        "run",
+        "-m",
+        "sweep=loops",
+        "backend=sim",
+        "backend.host_seconds=0.002",
+        "runtime=sync,async",
+        "workload.num_requests=20",
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stderr
     return folder / "multirun" / "loops"
 

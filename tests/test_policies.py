@@ -196,7 +196,7 @@ def test_every_request_is_served_when_memory_holds_one(make: type[Policy], async
         (lambda: TileAligned(100), Limits(4, 1000, 100, tile=64), "use chunk=128"),
         (lambda: TileAligned(64), Limits(65, 1000, 100, tile=64), "no room for a prompt beside 64 decodes"),
     ],
-)  # fmt: skip
+)
 def test_a_chunk_that_cannot_work_is_refused_before_anything_runs(selector, limits, says) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=says):
         make_engine(Sarathi(selector()), limits)

@@ -10,8 +10,8 @@ import pytest
 from cbatch import BatchShape, Limits, Step, StepResult
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.curve import Curve
 from cbatch.sim.executor import SimExecutor
+from cbatch.sim.interpolation import Curve
 from cbatch.sim.power import GpuClock, PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
@@ -111,9 +111,15 @@ def profile_of(folder: Path, lab: Laboratory, small: Laboratory) -> Profile:
         return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
 
     tables = model_tables(found, share, share, 8, rows_table(bases))  # type: ignore[arg-type]
-    data = {"name": "x", "hardware": "x", "source": "x", "error": "x", "memory_bytes": 1e9,
-            "ceilings": {"bandwidth_bytes_per_second": 1e12, "flops_per_second": 1e15, "tile": 64},
-            "models": {SPEC.name: {"num_layers": SPEC.num_layers, "tensor_parallel": {"1": tables}}}}  # fmt: skip
+    data = {
+        "name": "x",
+        "hardware": "x",
+        "source": "x",
+        "error": "x",
+        "memory_bytes": 1e9,
+        "ceilings": {"bandwidth_bytes_per_second": 1e12, "flops_per_second": 1e15, "tile": 64},
+        "models": {SPEC.name: {"num_layers": SPEC.num_layers, "tensor_parallel": {"1": tables}}},
+    }
     write_profile(folder / "x.json", data)
     return load_profile(str(folder / "x.json"))
 
@@ -201,8 +207,16 @@ def test_products_head_and_the_rest_share_what_attention_leaves(tmp_path: Path) 
 
 
 def test_kernels_are_told_apart_by_name_and_place() -> None:
-    kernels = [("_skinny_kernel", 4.0), ("kernel_cutlass_flash_attn", 9.0), ("_decode_kernel", 9.0), ("elementwise", 1.0),
-               ("sm90_xmma_gemm", 2.0), ("_add_norm_kernel", 1.0), ("nvjet_tst", 1.0), ("_search_kernel", 1.0)]  # fmt: skip
+    kernels = [
+        ("_skinny_kernel", 4.0),
+        ("kernel_cutlass_flash_attn", 9.0),
+        ("_decode_kernel", 9.0),
+        ("elementwise", 1.0),
+        ("sm90_xmma_gemm", 2.0),
+        ("_add_norm_kernel", 1.0),
+        ("nvjet_tst", 1.0),
+        ("_search_kernel", 1.0),
+    ]
     assert shares(kernels) == pytest.approx((0.6, 0.2, 0.2))
     assert shares([]) == (1.0, 0.0, 0.0)
 

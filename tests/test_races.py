@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from any_order import any_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import UnitCost
@@ -16,12 +17,11 @@ from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, greedy_references, paged_wei
 
 from cbatch import Engine
 from cbatch.errors import RaceError
-from cbatch.runtime.any_order import any_order
-from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.attention import ReferenceAttention
+from cbatch.runtime.checks.races import CheckedStreams, checked
 from cbatch.runtime.cpu import assemble
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.races import CheckedStreams, checked
 from cbatch.runtime.streams import Items, Streams, ThreadStream
 from cbatch.runtime.vocabulary import Vocabulary
 from policies.orca import Orca
@@ -150,8 +150,10 @@ def first_race(program: list[tuple]) -> int | None:
     for number, (kind, agent, index, *rest) in enumerate(program):
         before[agent] |= before["host"]
         if kind == "access":
-            if any(buffer == index and (wrote or rest[0]) and earlier not in before[agent]
-                   for earlier, buffer, wrote in accesses):  # fmt: skip
+            if any(
+                buffer == index and (wrote or rest[0]) and earlier not in before[agent]
+                for earlier, buffer, wrote in accesses
+            ):
                 return number
             accesses.append((number, index, rest[0]))
             before[agent].add(number)
@@ -205,8 +207,9 @@ def test_a_run_on_threads_is_free_of_races_and_makes_the_same_tokens(asynchronou
     model = PagedModel(paged_weights(LLAMA), cache, ReferenceAttention())
     streams = checked(Streams(*map(ThreadStream, Streams._fields)))
     executor = assemble(model, Vocabulary(LLAMA), LIMITS, streams)
-    engine = Engine(Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE,
-                    asynchronous=asynchronous)  # fmt: skip
+    engine = Engine(
+        Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, asynchronous=asynchronous
+    )
     chosen = greedy_references(LLAMA)[:12]
     requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(chosen)]
     engine.submit(requests)

@@ -16,6 +16,7 @@ from functools import cached_property
 from zlib import crc32
 
 import pytest
+from any_order import any_order
 from hypothesis import HealthCheck, given, reproduce_failure, seed, settings
 from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
@@ -24,8 +25,7 @@ from tally import Tally
 from test_tokens import POLICIES, Workload, workloads
 from tiny_models import greedy_references
 
-from cbatch.runtime.any_order import any_order
-from cbatch.runtime.races import checked
+from cbatch.runtime.checks.races import checked
 
 
 class Fading(random.Random):
@@ -63,15 +63,26 @@ class Schedule:
             for ask in workload.asks
         ]
         streams = checked(any_order(Fading(self.order, self.num_draws), self.every))
-        return build(streams, POLICIES[policy](workload.chunk), asks, spec=workload.spec, asynchronous=self.asynchronous,
-                     batch=workload.batch, num_blocks=self.num_blocks, block_size=workload.block_size, poison=True)  # fmt: skip
+        return build(
+            streams,
+            POLICIES[policy](workload.chunk),
+            asks,
+            spec=workload.spec,
+            asynchronous=self.asynchronous,
+            batch=workload.batch,
+            num_blocks=self.num_blocks,
+            block_size=workload.block_size,
+            poison=True,
+        )
 
     @cached_property
     def num_blocks(self) -> int:
         """Enough for the longest request, and a few to spare; or for all."""
         workload, references = self.workload, greedy_references(self.workload.spec)
-        needed = [-(-(len(references[ask.reference].prompt) + ask.max_new_tokens) // workload.block_size)
-                  for ask in workload.asks]  # fmt: skip
+        needed = [
+            -(-(len(references[ask.reference].prompt) + ask.max_new_tokens) // workload.block_size)
+            for ask in workload.asks
+        ]
         return max(needed) + workload.spare_blocks if self.small else sum(needed)
 
 
@@ -96,8 +107,9 @@ def tally(pytestconfig: pytest.Config) -> Iterator[Tally]:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_any_schedule_makes_the_tokens_of_generate(name: str, tally: Tally, pytestconfig: pytest.Config,
-                                                   capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_any_schedule_makes_the_tokens_of_generate(
+    name: str, tally: Tally, pytestconfig: pytest.Config, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Each policy draws schedules of its own."""
 
     def check(schedule: Schedule) -> None:
@@ -106,11 +118,21 @@ def test_any_schedule_makes_the_tokens_of_generate(name: str, tally: Tally, pyte
             rig.run()
         steps, workload = rig.engine.record.steps, schedule.workload
         tally.count(
-            sums={"iterations": len(steps), "tokens": sum(step.num_sampled for step in steps),
-                  "preemptions": sum(step.num_preempted for step in steps)},
-            kinds={"policy": name, "model": workload.spec.name, "chunk": workload.chunk, "depth": int(schedule.asynchronous),
-                   "kv": "small" if schedule.small else "ample", "every": schedule.every, "requests": len(workload.asks)},
-        )  # fmt: skip
+            sums={
+                "iterations": len(steps),
+                "tokens": sum(step.num_sampled for step in steps),
+                "preemptions": sum(step.num_preempted for step in steps),
+            },
+            kinds={
+                "policy": name,
+                "model": workload.spec.name,
+                "chunk": workload.chunk,
+                "depth": int(schedule.asynchronous),
+                "kv": "small" if schedule.small else "ample",
+                "every": schedule.every,
+                "requests": len(workload.asks),
+            },
+        )
 
     number = pytestconfig.getoption("--schedules") // len(POLICIES)
     run = given(schedule=schedules)(check)

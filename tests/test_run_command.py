@@ -22,12 +22,12 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from cbatch import ConfigError
-from cbatch.summary import summarize
-from experiments.assemble import Run, assemble
-from experiments.folder import is_finished, opened
+from cbatch.results.summary import summarize
+from experiments.config.assemble import Run, assemble
 from experiments.progress import progress
-from experiments.results import load, load_requests, load_steps, load_tokens, time_between_tokens
 from experiments.run import main
+from experiments.store.run_folder import is_finished, opened
+from experiments.store.tables import load, load_requests, load_steps, load_tokens, time_between_tokens
 
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "policy").glob("*.yaml") if path.stem != "external")
 CHUNKINGS = sorted(path.stem for path in (ROOT / "conf" / "chunking").glob("*.yaml"))
@@ -96,8 +96,10 @@ class TestConfiguration:
         assert run.chosen["chunking"] == "pd_aware (chunk=auto)"
 
     def test_a_smaller_cache_preempts(self) -> None:
-        ample, scarce = (executed("backend=sim", "policy=prefill_first", "workload.pd_ratio=1", f"kv_tokens={tokens}", *QUICK)
-                         for tokens in (20000, 1024))  # fmt: skip
+        ample, scarce = (
+            executed("backend=sim", "policy=prefill_first", "workload.pd_ratio=1", f"kv_tokens={tokens}", *QUICK)
+            for tokens in (20000, 1024)
+        )
         assert sum(request.num_preemptions for request in ample.requests) == 0
         assert sum(request.num_preemptions for request in scarce.requests) > 0
 
@@ -121,8 +123,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of a small trace, through the command line."""
     folder = tmp_path_factory.mktemp("run")
     trace = write_azure_trace(folder / "trace.csv")
-    done = command("run", "policy=prefill_first", "workload=azure_conv", f"workload.path={trace}", "output=out",
-                   "metrics.warmup_requests=2", "metrics.objectives.ttft=0.05", cwd=folder)  # fmt: skip
+    done = command(
+        "run",
+        "policy=prefill_first",
+        "workload=azure_conv",
+        f"workload.path={trace}",
+        "output=out",
+        "metrics.warmup_requests=2",
+        "metrics.objectives.ttft=0.05",
+        cwd=folder,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     (folder / "stdout").write_text(done.stdout)
@@ -171,8 +181,15 @@ def test_one_frame_for_every_run(finished: Path) -> None:
 
 def test_the_same_run_is_not_run_again_and_another_not_written_over(finished: Path) -> None:
     trace = finished.parent / "trace.csv"
-    same = ("policy=prefill_first", "workload=azure_conv", f"workload.path={trace}", "output=out",
-            "metrics.warmup_requests=2", "metrics.objectives.ttft=0.05", "progress=off")  # fmt: skip
+    same = (
+        "policy=prefill_first",
+        "workload=azure_conv",
+        f"workload.path={trace}",
+        "output=out",
+        "metrics.warmup_requests=2",
+        "metrics.objectives.ttft=0.05",
+        "progress=off",
+    )
     again = command("run", *same, cwd=finished.parent)
     assert (again.returncode, again.stdout) == (0, "out holds this run already; remove it to run again\n")
     other = command("run", *same, "batch=3", cwd=finished.parent)
@@ -182,11 +199,20 @@ def test_the_same_run_is_not_run_again_and_another_not_written_over(finished: Pa
 
 
 def test_a_simulated_run_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
-    code = ("import sys; from experiments.run import main; status = main(); "
-            "loaded = {'torch', 'transformers', 'pandas', 'matplotlib', 'tqdm'} & set(sys.modules); "
-            "sys.exit(f'loaded: {loaded}' if loaded else status)")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", code, *QUICK], cwd=tmp_path, env=environment(), capture_output=True, text=True,
-                          timeout=60, check=False)  # fmt: skip
+    code = (
+        "import sys; from experiments.run import main; status = main(); "
+        "loaded = {'torch', 'transformers', 'pandas', 'matplotlib', 'tqdm'} & set(sys.modules); "
+        "sys.exit(f'loaded: {loaded}' if loaded else status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *QUICK],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
@@ -220,8 +246,19 @@ def test_text_in_and_text_out_of_a_checkpoint(
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(tmp_path / "model")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "w3 w14 w15"}\n{"token_ids": [3, 14, 15]}\n')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["run", "backend=cpu", "model.path=model", "workload=prompts", "workload.path=prompts.jsonl",
-                                      "workload.max_new_tokens=5", "output=out"])  # fmt: skip
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "run",
+            "backend=cpu",
+            "model.path=model",
+            "workload=prompts",
+            "workload.path=prompts.jsonl",
+            "workload.max_new_tokens=5",
+            "output=out",
+        ],
+    )
     capsys.readouterr()
     assert main() == 0
     assert capsys.readouterr().err == ""
@@ -253,8 +290,9 @@ class Broken:
 
 def test_a_policy_from_outside_works_by_its_import_path(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(EXTERNAL)
-    alone = command("run", "policy=external", "policy._target_=mine.Alone", "+policy.at_most=2", "output=out", *QUICK,
-                    cwd=tmp_path)  # fmt: skip
+    alone = command(
+        "run", "policy=external", "policy._target_=mine.Alone", "+policy.at_most=2", "output=out", *QUICK, cwd=tmp_path
+    )
     assert alone.returncode == 0, alone.stderr
     figures = summary(tmp_path / "out")
     assert figures["about"]["policy"] == "Alone"
@@ -270,8 +308,12 @@ def test_a_policy_from_outside_works_by_its_import_path(tmp_path: Path) -> None:
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.run", "workload.num_requests=100000", "workload.length=64"],
-        cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     assert process.stdout.readline().startswith("chosen:")
     while not list(tmp_path.glob("runs/*/unfinished.json")):

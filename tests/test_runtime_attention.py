@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbatch.runtime.attention.reference import ReferenceAttention
-from cbatch.runtime.attention.rows import chunk_rows
+from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.fast.attention.rows import chunk_rows
 
 HEAD_DIM = 8
 SCALING = 0.3
@@ -33,8 +33,19 @@ def paged_batch(lengths: list[tuple[int, int]], page_size: int, kv_heads: int, r
         contexts.append(pair)
     starts = torch.tensor([0, *np.cumsum([queries for queries, _ in lengths])], dtype=torch.int32)
     unused = torch.zeros(0)
-    batch = Fields(unused, unused, unused, unused, starts, torch.tensor([context for _, context in lengths]).int(),
-                   unused, unused, unused, unused, tables)  # fmt: skip
+    batch = Fields(
+        unused,
+        unused,
+        unused,
+        unused,
+        starts,
+        torch.tensor([context for _, context in lengths]).int(),
+        unused,
+        unused,
+        unused,
+        unused,
+        tables,
+    )
     return keys, values, batch, contexts
 
 
@@ -92,7 +103,10 @@ def test_chunks_are_picked_out_of_all_rows(lengths: list[tuple[int, int]], spare
     assert len(rows.starts) == bounds.max_chunks + 1
     starts, ends = batch.query_starts[:-1].tolist(), batch.query_starts[1:].tolist()
     for place, queries in enumerate(chunks):
-        row = next(row for row, (begin, end) in enumerate(zip(starts, ends, strict=True))
-                   if begin == rows.starts[place] and end - begin == queries)  # fmt: skip
+        row = next(
+            row
+            for row, (begin, end) in enumerate(zip(starts, ends, strict=True))
+            if begin == rows.starts[place] and end - begin == queries
+        )
         assert rows.context_lens[place] == batch.context_lens[row]
         assert rows.block_tables[place].equal(batch.block_tables[row])

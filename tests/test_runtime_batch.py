@@ -126,10 +126,15 @@ def test_every_step_can_be_read_back(
     engine = Engine(FuzzPolicy(seed), executor, limits, UnitCost(), num_blocks=-(-LONGEST // page) + 4, block_size=page)
     random = np.random.default_rng(seed)
     engine.submit(
-        Request(id_, prompt, output, prompt=random.integers(0, VOCABULARY, prompt).tolist(),
-                sampling=Sampling(temperature, 5, 0.9, seed=id_ + 1))
+        Request(
+            id_,
+            prompt,
+            output,
+            prompt=random.integers(0, VOCABULARY, prompt).tolist(),
+            sampling=Sampling(temperature, 5, 0.9, seed=id_ + 1),
+        )
         for id_, (prompt, output, temperature) in enumerate(lengths)
-    )  # fmt: skip
+    )
     engine.run()
     assert executor.num_carried or max(output for _, output, _ in lengths) < 4
 

@@ -16,7 +16,7 @@ from schedules import UnitCost
 from tiny_models import LLAMA, LONGEST_OUTPUT, Reference, greedy_references, make_executor, paged_weights
 
 from cbatch import Engine, Limits, Request
-from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.cpu import largest_shape
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration

@@ -22,8 +22,19 @@ def batch_of(samplings: list[Sampling], numbers: np.ndarray) -> Fields[torch.Ten
         torch.tensor([getattr(s, name) for s in samplings]).float() for name in ("temperature", "top_p")
     )
     top_k = torch.tensor([s.top_k for s in samplings], dtype=torch.int32)
-    return Fields(unused, unused, unused, unused, unused, unused, temperature, top_k, top_p,
-                  torch.from_numpy(numbers).float(), unused)  # fmt: skip
+    return Fields(
+        unused,
+        unused,
+        unused,
+        unused,
+        unused,
+        unused,
+        temperature,
+        top_k,
+        top_p,
+        torch.from_numpy(numbers).float(),
+        unused,
+    )
 
 
 samplings = st.lists(

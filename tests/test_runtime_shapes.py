@@ -11,14 +11,7 @@ import torch
 from cbatch.runtime.batch import Bounds, Shape
 from cbatch.runtime.graphs import Captured, GraphedIteration
 from cbatch.runtime.iteration import Work
-from cbatch.runtime.shapes import (
-    HIDDEN,
-    WORTH,
-    fitting,
-    least_tokens,
-    max_chunks,
-    without_slow,
-)
+from cbatch.runtime.shapes import HIDDEN, WORTH, fitting, least_tokens, max_chunks, without_slow
 
 
 def shapes(seconds: dict[int, float]) -> dict[Shape, float]:

@@ -7,11 +7,11 @@ from contextlib import closing
 
 import numpy as np
 import pytest
+from clock_replay import RecordedTimes, ReplayedTimes
 from schedules import Logged
 from tiny_models import LLAMA, make_executor
 
 from cbatch import BatchShape, CbatchError, Engine, Executor, Limits, Policy, Request
-from cbatch.replay import RecordedTimes, ReplayedTimes
 from cbatch.sim.executor import SimExecutor
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.orca import Orca
@@ -51,8 +51,9 @@ def requests() -> list[Request]:
 
 def plans(policy: Policy, executor: Executor, asynchronous: bool) -> list[str]:
     logged = Logged(policy)
-    engine = Engine(logged, executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK,
-                    asynchronous=asynchronous)  # fmt: skip
+    engine = Engine(
+        logged, executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK, asynchronous=asynchronous
+    )
     engine.submit(requests())
     engine.run()
     return logged.lines

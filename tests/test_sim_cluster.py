@@ -12,17 +12,27 @@ from schedules import UnitCost
 
 from cbatch import Engine, Limits, Request, RunRecord
 from cbatch.errors import ConfigError, WorkloadError
-from cbatch.metrics import served
+from cbatch.results.metrics import served
 from cbatch.sim.cluster import Cluster, LeastLoaded, RoundRobin, Router, make_router
 from cbatch.sim.executor import SimExecutor
-from experiments.assemble import assemble
+from experiments.config.assemble import assemble
 from policies.orca import Orca
 
 
 def replicas(number: int, batch: int = 1) -> list[Engine]:
     """Engines whose iterations take a second."""
-    return [Engine(Orca(), SimExecutor(UnitCost()), Limits(batch, 100, 100), UnitCost(), num_blocks=100, block_size=4,
-                   asynchronous=False) for _ in range(number)]  # fmt: skip
+    return [
+        Engine(
+            Orca(),
+            SimExecutor(UnitCost()),
+            Limits(batch, 100, 100),
+            UnitCost(),
+            num_blocks=100,
+            block_size=4,
+            asynchronous=False,
+        )
+        for _ in range(number)
+    ]
 
 
 def serve(engines: list[Engine], requests: list[Request], router: Router) -> list[RunRecord]:
@@ -91,10 +101,13 @@ def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
     assert isinstance(make_router("least_loaded"), LeastLoaded)
 
 
-@pytest.mark.parametrize(("settings", "num_gpus", "num_stages"), [
-    (["backend.tensor_parallel=4", "backend.replicas=2", "backend.router=least_loaded"], 8, 1),
-    (["backend.tensor_parallel=2", "backend.pipeline_stages=4"], 8, 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "num_gpus", "num_stages"),
+    [
+        (["backend.tensor_parallel=4", "backend.replicas=2", "backend.router=least_loaded"], 8, 1),
+        (["backend.tensor_parallel=2", "backend.pipeline_stages=4"], 8, 4),
+    ],
+)
 def test_the_command_line_spreads_a_model(settings: list[str], num_gpus: int, num_stages: int) -> None:
     folder = Path(__file__).parent.parent / "conf"
     with initialize_config_dir(str(folder), version_base="1.3"):

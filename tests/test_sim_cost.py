@@ -14,7 +14,7 @@ from cbatch import BatchShape
 from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.curve import Curve
+from cbatch.sim.interpolation import Curve
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured
 from cbatch.sim.profile_file import load_profile
@@ -127,12 +127,21 @@ def test_shapes_outside_what_was_measured_are_counted_or_refused() -> None:
 @pytest.mark.parametrize(
     ("topology", "says"),
     [
-        ({"tensor_parallel": 3}, "tensor_parallel=3 does not divide the 4 attention heads of model=small; choose one of 1, 2, 4"),
-        ({"pipeline_stages": 3}, "pipeline_stages=3 does not divide the 8 layers of model=small; choose one of 1, 2, 4, 8"),
+        (
+            {"tensor_parallel": 3},
+            "tensor_parallel=3 does not divide the 4 attention heads of model=small; choose one of 1, 2, 4",
+        ),
+        (
+            {"pipeline_stages": 3},
+            "pipeline_stages=3 does not divide the 8 layers of model=small; choose one of 1, 2, 4, 8",
+        ),
         ({"replicas": 0}, "replicas=0 must be a whole number from 1 to 10000"),
-        ({"tensor_parallel": 4, "gpus_per_node": 2}, "tensor_parallel=4 exceeds gpus_per_node=2, and all-reduces are known"),
+        (
+            {"tensor_parallel": 4, "gpus_per_node": 2},
+            "tensor_parallel=4 exceeds gpus_per_node=2, and all-reduces are known",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_topology_that_does_not_divide_the_model_is_refused(topology: dict[str, int], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         make_cost(Topology(**topology))

@@ -26,30 +26,60 @@ def write(path: Path, header: str, rows: Iterable[str]) -> None:
 
 # -- Vidur ------------------------------------------------------------------------------------------------------------
 
-OPERATORS = ("emb", "attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj", "input_layernorm",
-             "post_attention_layernorm", "attn_rope", "mlp_act", "add")  # fmt: skip
+OPERATORS = (
+    "emb",
+    "attn_pre_proj",
+    "attn_post_proj",
+    "mlp_up_proj",
+    "mlp_down_proj",
+    "input_layernorm",
+    "post_attention_layernorm",
+    "attn_rope",
+    "mlp_act",
+    "add",
+)
 
 
 def vidur(root: Path) -> Path:
     """Every operator takes its place in OPERATORS plus one, in ms for each of 10 tokens, halved on two GPUs."""
     device = root / "vidur" / "compute" / "a100"
     shape = "8,4,64,256,1000,True"
-    rows = [",".join(f"{(place + 1) * tokens / 10 / parts}" for place in range(10)) + f",{shape},{tokens},{parts}"
-            for parts in (1, 2) for tokens in (10, 20)]  # fmt: skip
+    rows = [
+        ",".join(f"{(place + 1) * tokens / 10 / parts}" for place in range(10)) + f",{shape},{tokens},{parts}"
+        for parts in (1, 2)
+        for tokens in (10, 20)
+    ]
     header = ",".join(f"time_stats.{name}.median" for name in OPERATORS)
-    write(device / "org" / "toy" / "mlp.csv.gz", f"{header},n_head,n_kv_head,n_embd,n_expanded_embd,vocab_size,"
-          "use_gated_mlp,num_tokens,num_tensor_parallel_workers", rows)  # fmt: skip
-    write(device / "attention_toy.csv.gz",
-          "time_stats.attn_input_reshape.median,time_stats.attn_decode.median,time_stats.attn_output_reshape.median,"
-          "time_stats.attn_prefill.median,n_q_head,n_kv_head,num_tensor_parallel_workers,batch_size,prefill_chunk_size,"
-          "kv_cache_size", ["0.5,,0.25,4,8,4,2,1,64,0", "0.5,,0.25,8,8,4,2,1,64,100", "0.5,2,0.25,,8,4,2,1,0,99",
-                            "0.5,4,0.25,,8,4,2,2,0,99"])  # fmt: skip
+    write(
+        device / "org" / "toy" / "mlp.csv.gz",
+        f"{header},n_head,n_kv_head,n_embd,n_expanded_embd,vocab_size,"
+        "use_gated_mlp,num_tokens,num_tensor_parallel_workers",
+        rows,
+    )
+    write(
+        device / "attention_toy.csv.gz",
+        "time_stats.attn_input_reshape.median,time_stats.attn_decode.median,time_stats.attn_output_reshape.median,"
+        "time_stats.attn_prefill.median,n_q_head,n_kv_head,num_tensor_parallel_workers,batch_size,prefill_chunk_size,"
+        "kv_cache_size",
+        [
+            "0.5,,0.25,4,8,4,2,1,64,0",
+            "0.5,,0.25,8,8,4,2,1,64,100",
+            "0.5,2,0.25,,8,4,2,1,0,99",
+            "0.5,4,0.25,,8,4,2,2,0,99",
+        ],
+    )
     network = root / "vidur" / "network" / "a100_dgx"
     columns = "rank,num_workers,size,collective,devices_per_node,max_devices_per_node"
-    write(network / "all_reduce.csv.gz", f",time_stats.all_reduce.median,{columns}",
-          ["0,1.5,0,2,1000,all_reduce,2,8", "1,7,0,2,1000,all_reduce,1,8"])  # fmt: skip
-    write(network / "send_recv.csv.gz", f",time_stats.send_recv.median,{columns}",
-          ["0,3,0,2,1000,send_recv,1,8", "1,0.5,0,2,1000,send_recv,2,8"])  # fmt: skip
+    write(
+        network / "all_reduce.csv.gz",
+        f",time_stats.all_reduce.median,{columns}",
+        ["0,1.5,0,2,1000,all_reduce,2,8", "1,7,0,2,1000,all_reduce,1,8"],
+    )
+    write(
+        network / "send_recv.csv.gz",
+        f",time_stats.send_recv.median,{columns}",
+        ["0,3,0,2,1000,send_recv,1,8", "1,0.5,0,2,1000,send_recv,2,8"],
+    )
     return device
 
 
@@ -83,15 +113,33 @@ def aiconfigurator(root: Path, system: str = "h100_sxm") -> Path:
     """Products take 1 ns an output and token times inputs; attention and collectives as written."""
     folder = root / "aiconfigurator" / system
     sizes = (256, 512, 1024)
-    write(folder / "v_gemm_bf16.csv.gz", "gemm_dtype,m,n,k,latency",
-          [f"bfloat16,{m},{n},{k},{m * n * k * 1e-9}" for m in (1, 128, 256) for n in sizes for k in sizes])  # fmt: skip
-    write(folder / "v_context_attention.csv.gz", "batch_size,isl,num_heads,num_key_value_heads,head_dim,latency",
-          ["1,64,4,2,128,2", "1,128,4,2,128,6", "1,64,8,4,128,4", "1,128,8,4,128,12", "2,64,8,4,128,99",
-           "1,64,8,8,128,99"])  # fmt: skip
-    write(folder / "v_generation_attention.csv.gz", "batch_size,step,num_heads,num_key_value_heads,head_dim,latency",
-          ["2,9,2,1,128,3", "4,9,2,1,128,6", "4,19,2,1,128,12"])  # fmt: skip
-    write(folder / "nccl-2.csv.gz", "op_name,nccl_dtype,num_gpus,message_size,latency",
-          ["all_reduce,half,2,1000,1.5", "all_reduce,int8,2,1000,9", "all_gather,half,2,1000,9"])  # fmt: skip
+    write(
+        folder / "v_gemm_bf16.csv.gz",
+        "gemm_dtype,m,n,k,latency",
+        [f"bfloat16,{m},{n},{k},{m * n * k * 1e-9}" for m in (1, 128, 256) for n in sizes for k in sizes],
+    )
+    write(
+        folder / "v_context_attention.csv.gz",
+        "batch_size,isl,num_heads,num_key_value_heads,head_dim,latency",
+        [
+            "1,64,4,2,128,2",
+            "1,128,4,2,128,6",
+            "1,64,8,4,128,4",
+            "1,128,8,4,128,12",
+            "2,64,8,4,128,99",
+            "1,64,8,8,128,99",
+        ],
+    )
+    write(
+        folder / "v_generation_attention.csv.gz",
+        "batch_size,step,num_heads,num_key_value_heads,head_dim,latency",
+        ["2,9,2,1,128,3", "4,9,2,1,128,6", "4,19,2,1,128,12"],
+    )
+    write(
+        folder / "nccl-2.csv.gz",
+        "op_name,nccl_dtype,num_gpus,message_size,latency",
+        ["all_reduce,half,2,1000,1.5", "all_reduce,int8,2,1000,9", "all_gather,half,2,1000,9"],
+    )
     return folder
 
 
@@ -135,13 +183,28 @@ def test_attention_of_other_heads_and_chunks_with_context(tmp_path: Path) -> Non
 
 def llmservingsim(root: Path) -> Path:
     folder = root / "llmservingsim" / "RTXPRO6000" / "Toy_tp1"
-    layers = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "layernorm", "rotary_emb", "act_fn", "embedding",
-              "final_layernorm")  # fmt: skip
-    write(folder / "dense.csv.gz", "layer,tokens,time_us",
-          [f"{layer},{tokens},{(place + 1) * tokens}" for place, layer in enumerate(layers) for tokens in (1, 64)])  # fmt: skip
+    layers = (
+        "qkv_proj",
+        "o_proj",
+        "gate_up_proj",
+        "down_proj",
+        "layernorm",
+        "rotary_emb",
+        "act_fn",
+        "embedding",
+        "final_layernorm",
+    )
+    write(
+        folder / "dense.csv.gz",
+        "layer,tokens,time_us",
+        [f"{layer},{tokens},{(place + 1) * tokens}" for place, layer in enumerate(layers) for tokens in (1, 64)],
+    )
     write(folder / "per_sequence.csv.gz", "layer,sequences,time_us", ["lm_head,1,100", "sampler,1,10"])
-    write(folder / "attention.csv.gz", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us",
-          ["64,0,0,0,20", "64,100,0,0,40", "0,0,2,50,8", "64,0,2,50,32", "64,100,2,50,50"])  # fmt: skip
+    write(
+        folder / "attention.csv.gz",
+        "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us",
+        ["64,0,0,0,20", "64,100,0,0,40", "0,0,2,50,8", "64,0,2,50,32", "64,100,2,50,50"],
+    )
     return folder
 
 

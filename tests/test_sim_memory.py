@@ -26,8 +26,10 @@ def bytes_beside_results(engine: Engine, num_requests: int) -> int:
     gc.collect()
     before, _ = tracemalloc.get_traced_memory()
     begin = engine.executor.now()
-    engine.submit(Request(number, 20 + number % 50, 1 + number % 30, arrival_time=begin + 1e-4 * number)
-                  for number in range(num_requests))  # fmt: skip
+    engine.submit(
+        Request(number, 20 + number % 50, 1 + number % 30, arrival_time=begin + 1e-4 * number)
+        for number in range(num_requests)
+    )
     record = engine.run()
     assert len(record.requests) == num_requests
     for results in (record.steps, record.receivers, record.requests):
@@ -41,7 +43,9 @@ def test_memory_does_not_grow_with_simulated_time(topology: Topology) -> None:
     """KV cache for a fourth of the batch: preemption, retirement and the waiting queue are all at work."""
     cost = make_cost(topology)
     limits = Limits(8, 64, 100, tile=1, num_stages=topology.pipeline_stages)
-    engine = Engine(SarathiServe(Fixed(16)), SimExecutor(cost, 1e-5), limits, cost, num_blocks=limits.max_running, block_size=25)  # fmt: skip
+    engine = Engine(
+        SarathiServe(Fixed(16)), SimExecutor(cost, 1e-5), limits, cost, num_blocks=limits.max_running, block_size=25
+    )
     tracemalloc.start()
     try:
         bytes_beside_results(engine, 200)  # tables of the cost model fill up
@@ -61,8 +65,17 @@ print(summary["run"]["requests"], process.cpu, process.memory)
 
 def test_a_process_is_measured_and_its_errors_are_told(tmp_path: Path) -> None:
     """From a small process: the system counts what a parent held as a child's, up to the child's own beginning."""
-    setting = ["backend=sim", "backend.tensor_parallel=2", f"hardware={vidur(tmp_path)}", "workload.num_requests=4",
-               "workload.length=64", "progress=off", "timeline=false", "chunk=256", "batch=4"]  # fmt: skip
+    setting = [
+        "backend=sim",
+        "backend.tensor_parallel=2",
+        f"hardware={vidur(tmp_path)}",
+        "workload.num_requests=4",
+        "workload.length=64",
+        "progress=off",
+        "timeline=false",
+        "chunk=256",
+        "batch=4",
+    ]
     told = subprocess.run([sys.executable, "-c", MEASURE, *setting], capture_output=True, text=True, check=True)
     num_requests, cpu, memory = map(float, told.stdout.split())
     assert num_requests == 4

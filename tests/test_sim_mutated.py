@@ -75,13 +75,27 @@ def small_profile() -> Any:
     table = {"tokens": [1, 64, 128], "seconds": [1e-3, 2e-3, 3e-3]}
     by_requests = {"requests": [1, 8], "seconds": [1e-4, 2e-4]}
     attention = {"sizes": [1, 64], "contexts": [0, 1024], "seconds": [[1e-4, 2e-4], [3e-4, None]]}
-    data["links"] = {"all_reduce": {"2": {"bytes": [1024, 4096], "seconds": [1e-5, 2e-5]}},
-                     "within_node": {"bytes": [1024], "seconds": [1e-5]}}  # fmt: skip
+    data["links"] = {
+        "all_reduce": {"2": {"bytes": [1024, 4096], "seconds": [1e-5, 2e-5]}},
+        "within_node": {"bytes": [1024], "seconds": [1e-5]},
+    }
     linear = {"tokens": [1, 64, 128], "qkv": [1e-3, 2e-3, 3e-3], "o": [1e-3, 2e-3, 3e-3]}
-    data["models"] = {LLAMA.name: {"num_layers": 32, "tensor_parallel": {"2": {
-        "linear": linear, "other": table, "embedding": table, "head": by_requests, "chunks": attention,
-        "decodes": attention, "mixed_decodes": attention,
-    }}}}  # fmt: skip
+    data["models"] = {
+        LLAMA.name: {
+            "num_layers": 32,
+            "tensor_parallel": {
+                "2": {
+                    "linear": linear,
+                    "other": table,
+                    "embedding": table,
+                    "head": by_requests,
+                    "chunks": attention,
+                    "decodes": attention,
+                    "mixed_decodes": attention,
+                }
+            },
+        }
+    }
     return json.loads(json.dumps(data))  # no part of it stands twice
 
 

@@ -82,8 +82,10 @@ def test_a_bubble_is_named_for_what_differs(first: BatchShape, second: BatchShap
     assert bubble_kind(second, first) == kind
 
 
-@pytest.mark.parametrize(("first", "second", "kind"), [(PROMPT, LONG_PROMPT, "pb1"), (DECODES, PROMPT, "pb2"),
-                                                       (DECODES, LATER_DECODES, "pb3")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [(PROMPT, LONG_PROMPT, "pb1"), (DECODES, PROMPT, "pb2"), (DECODES, LATER_DECODES, "pb3")],
+)
 def test_a_stage_waits_for_a_longer_iteration_in_the_stage_before(
     first: BatchShape, second: BatchShape, kind: str
 ) -> None:
@@ -182,11 +184,18 @@ def test_random_legal_policies_at_any_depth(seed: int) -> None:
     dice = random.Random(seed)
     stages, host = dice.choice([1, 2, 4, 8]), dice.choice([0.0, 1e-5, 1e-3])
     executor = Watched(make_executor(stages, tensor_parallel=dice.choice([1, 2]), host_seconds=host))
-    engine = make_engine(FuzzPolicy(seed, rejects=0.02), executor, batch=dice.randint(1, 4),
-                         max_tokens=dice.randint(8, 40), num_blocks=dice.randint(15, 60),
-                         asynchronous=dice.random() < 0.5)  # fmt: skip
-    requests = [Request(index, dice.randint(1, 30), dice.randint(1, 20), arrival_time=dice.choice([0.0, dice.random()]))
-                for index in range(16)]  # fmt: skip
+    engine = make_engine(
+        FuzzPolicy(seed, rejects=0.02),
+        executor,
+        batch=dice.randint(1, 4),
+        max_tokens=dice.randint(8, 40),
+        num_blocks=dice.randint(15, 60),
+        asynchronous=dice.random() < 0.5,
+    )
+    requests = [
+        Request(index, dice.randint(1, 30), dice.randint(1, 20), arrival_time=dice.choice([0.0, dice.random()]))
+        for index in range(16)
+    ]
     engine.submit(requests)
     check_run(engine.run(), executor, requests)
 

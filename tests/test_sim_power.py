@@ -14,8 +14,8 @@ from cbatch import Engine, Limits, Request
 from cbatch.cost import BatchShape
 from cbatch.sim.attention import AttentionRates
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.curve import Curve
 from cbatch.sim.executor import SimExecutor
+from cbatch.sim.interpolation import Curve
 from cbatch.sim.power import STEADY, GpuClock, Pace, PowerLimit
 from cbatch.sim.profile import Measured
 from policies.orca import Orca

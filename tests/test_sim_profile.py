@@ -35,14 +35,21 @@ def test_profiles_are_found_by_name_and_path(tmp_path: Path) -> None:
 
 def test_every_table_of_a_model_is_read(tmp_path: Path) -> None:
     data = json.loads(H200.read_text())
-    data["models"] = {"m": {"num_layers": 2, "tensor_parallel": {"1": {
-        "linear": {"tokens": [1, 2], "qkv": [2.0, 4.0], "o": [2.0, 2.0], "from": "a remark"},
-        "other": {"tokens": [1], "seconds": [0.5]},
-        "embedding": {"tokens": [1], "seconds": [0.0]},
-        "head": {"requests": [1], "seconds": [0.25]},
-        "chunks": {"sizes": [1, 2], "contexts": [0, 10], "seconds": [[1.0, 2.0], [2.0, None]]},
-        "decodes": {"sizes": [1], "contexts": [10, 20], "seconds": [[4.0, 8.0]]},
-    }}}}  # fmt: skip
+    data["models"] = {
+        "m": {
+            "num_layers": 2,
+            "tensor_parallel": {
+                "1": {
+                    "linear": {"tokens": [1, 2], "qkv": [2.0, 4.0], "o": [2.0, 2.0], "from": "a remark"},
+                    "other": {"tokens": [1], "seconds": [0.5]},
+                    "embedding": {"tokens": [1], "seconds": [0.0]},
+                    "head": {"requests": [1], "seconds": [0.25]},
+                    "chunks": {"sizes": [1, 2], "contexts": [0, 10], "seconds": [[1.0, 2.0], [2.0, None]]},
+                    "decodes": {"sizes": [1], "contexts": [10, 20], "seconds": [[4.0, 8.0]]},
+                }
+            },
+        }
+    }
     path = tmp_path / "p.json"
     path.write_text(json.dumps(data))
     cost = ProfileCost(load_profile(str(path)), ModelSpec("m", "llama", 2, 64, 4, 4, 16, 128, 100, 64))
@@ -115,6 +122,8 @@ def test_a_profile_loads_in_a_tenth_of_a_second(name: str) -> None:
 
 
 def test_simulation_never_imports_torch() -> None:
-    program = ("import sys, cbatch.sim.executor, cbatch.sim.cluster, cbatch.sim.profile_file as p; p.load_profile('h200'); "
-               "import experiments.paper.closure, experiments.paper.fig12; sys.exit('torch' in sys.modules)")  # fmt: skip
+    program = (
+        "import sys, cbatch.sim.executor, cbatch.sim.cluster, cbatch.sim.profile_file as p; p.load_profile('h200'); "
+        "import experiments.paper.closure, experiments.paper.fig12; sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent.parent).returncode == 0

@@ -11,8 +11,8 @@ from small_cluster import SPEC
 
 from cbatch import BatchShape
 from cbatch.sim.attention import AttentionRates, TableAttention
-from cbatch.sim.curve import Curve, Grid, added, curve, grid
-from cbatch.sim.estimate import Ceilings, Products
+from cbatch.sim.interpolation import Curve, Grid, added, curve, grid
+from cbatch.sim.roofline import Ceilings, Products
 
 POINTS = st.dictionaries(st.integers(1, 1000), st.floats(1e-6, 1.0), min_size=1, max_size=20)
 
@@ -57,7 +57,12 @@ def test_a_grid_interpolates_both_ways_and_knows_what_it_covers() -> None:
     assert ragged.at(256, 100) == 8.0  # in proportion to the last row
     assert ragged.at(32, 0) == 1.0
     assert [ragged.covers(*place) for place in ((64, 200), (100, 200), (128, 200), (128, 100), (129, 0))] == [
-        True, True, False, True, False]  # fmt: skip
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_attention_tables_sum_chunks_and_add_decodes_at_their_mean_context() -> None:
@@ -74,8 +79,14 @@ def test_attention_tables_sum_chunks_and_add_decodes_at_their_mean_context() -> 
 
 
 def test_attention_in_closed_form_takes_the_larger_of_arithmetic_and_reading() -> None:
-    rates = AttentionRates(bandwidth_bytes_per_second=128.0, flops_per_second=256.0, chunk_bandwidth_bytes_per_second=64.0,
-                           base_seconds=1.0, mixed_seconds=0.5, seconds_per_context_token=10.0)  # fmt: skip
+    rates = AttentionRates(
+        bandwidth_bytes_per_second=128.0,
+        flops_per_second=256.0,
+        chunk_bandwidth_bytes_per_second=64.0,
+        base_seconds=1.0,
+        mixed_seconds=0.5,
+        seconds_per_context_token=10.0,
+    )
     attention = rates.of(SPEC)  # 128 bytes of KV a token, 256 FLOPs a score
     assert attention.seconds(BatchShape(((3, 10),))) == 1.0 + 3 * (10 + 2)  # arithmetic
     assert attention.seconds(BatchShape(((1, 10),))) == 1.0 + 11 * 2  # reading

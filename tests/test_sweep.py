@@ -20,12 +20,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from cbatch import ConfigError
-from experiments.folder import remove_killed
+from experiments.config.error_lines import one_line
 from experiments.job import folder_name, run_job
-from experiments.messages import one_line
-from experiments.report import sweep_text
-from experiments.results import load
-from experiments.stamp import write_json
+from experiments.store.provenance import write_json
+from experiments.store.run_folder import remove_killed
+from experiments.store.tables import load
+from experiments.store.text import sweep_text
 
 GRID = ("-m", "sweep=grid", "policy=orca,sarathi", "chunk=128,256", *QUICK)
 
@@ -62,8 +62,16 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
-    done = command("run", "-m", "sweep=part", "chunk=0,128,100000", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", *QUICK,
-                   cwd=tmp_path)  # fmt: skip
+    done = command(
+        "run",
+        "-m",
+        "sweep=part",
+        "chunk=0,128,100000",
+        "hydra/launcher=joblib",
+        "hydra.launcher.n_jobs=2",
+        *QUICK,
+        cwd=tmp_path,
+    )
     assert done.returncode == 2
     assert len(runs_of(tmp_path / "multirun" / "part")) == 1
     *failures, last = done.stderr.splitlines()
@@ -120,9 +128,13 @@ def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launch
     long = ("-m", "sweep=long", f"hydra/launcher={launcher}", "workload.num_requests=20,100000", "workload.length=64")
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.run", *long],
-        cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     folder = tmp_path / "multirun" / "long"
     finished, cut_short = (f"workload.length=64,workload.num_requests={number}" for number in (20, 100000))
     while not runs_of(folder) or [path.parent.name for path in folder.glob("*/unfinished.json")] != [cut_short]:
@@ -131,8 +143,9 @@ def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launch
     getattr(os, interrupt)(process.pid, signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.splitlines()[-1] == ("interrupted; runs finished: 1, in multirun/long; "
-                                       "the same command with sweep=long runs the others")  # fmt: skip
+    assert errors.splitlines()[-1] == (
+        "interrupted; runs finished: 1, in multirun/long; the same command with sweep=long runs the others"
+    )
     assert list(runs_of(folder)) == [finished]
     assert {path.name for path in folder.iterdir()} == {"multirun.yaml", finished}
 
@@ -162,8 +175,13 @@ def test_only_what_killed_runs_of_this_sweep_left_is_removed(tmp_path: Path) -> 
     (tmp_path / "errors.log").touch()
     remove_killed(tmp_path, since=now)
     assert {path.name for path in tmp_path.iterdir()} == {
-        "alive", "elsewhere", "earlier", "failed", "complete", "errors.log"
-    }  # fmt: skip
+        "alive",
+        "elsewhere",
+        "earlier",
+        "failed",
+        "complete",
+        "errors.log",
+    }
 
 
 def test_submitit_runs_a_sweep_with_its_local_executor(tmp_path: Path) -> None:
@@ -188,8 +206,17 @@ def test_a_sweep_on_slurm_where_there_is_none(tmp_path: Path) -> None:
 
 def test_ray_runs_a_sweep_on_a_local_instance(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="the sweep extra is not installed")
-    done = command("run", "-m", "sweep=ray", "hydra/launcher=ray", "hydra.launcher.ray.init.address=local",
-                   "+hydra.launcher.ray.init.num_cpus=2", "policy=orca,sarathi", *QUICK, cwd=tmp_path)  # fmt: skip
+    done = command(
+        "run",
+        "-m",
+        "sweep=ray",
+        "hydra/launcher=ray",
+        "hydra.launcher.ray.init.address=local",
+        "+hydra.launcher.ray.init.num_cpus=2",
+        "policy=orca,sarathi",
+        *QUICK,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     assert len(runs_of(tmp_path / "multirun" / "ray")) == 2
     assert (
@@ -211,8 +238,14 @@ def test_ray_runs_a_sweep_on_a_running_cluster(tmp_path: Path, monkeypatch: pyte
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     here.mkdir()
     elsewhere.mkdir()
-    with subprocess.Popen([sys.executable, "-c", CLUSTER], cwd=elsewhere, env=environment(), text=True,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as cluster:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", CLUSTER],
+        cwd=elsewhere,
+        env=environment(),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as cluster:
         assert cluster.stdin is not None and cluster.stdout is not None
         monkeypatch.setenv("RAY_ADDRESS", cluster.stdout.readline().strip())
         done = command("run", "-m", "sweep=ray", "hydra/launcher=ray_cluster", "policy=orca,sarathi", *QUICK, cwd=here)
@@ -262,8 +295,12 @@ def test_folder_names_are_short_and_stay_apart() -> None:
 
 def test_the_table_leaves_out_what_all_runs_share() -> None:
     none = {"p50": None, "p99": None}
-    figures = {"about": {"simulated": False, "hardware": "a computer"}, "ttft_seconds": none, "tbt_seconds": none,
-               "throughput": {"total_tokens_per_second": 1234.5, "requests_per_second": 0.5}}  # fmt: skip
+    figures = {
+        "about": {"simulated": False, "hardware": "a computer"},
+        "ttft_seconds": none,
+        "tbt_seconds": none,
+        "throughput": {"total_tokens_per_second": 1234.5, "requests_per_second": 0.5},
+    }
     text = sweep_text([("batch=2,policy=orca,~1", figures), ("batch=2,policy=sarathi,~2", figures)])
     assert [line.split()[0] for line in text.splitlines()[2:4]] == ["policy=orca", "policy=sarathi"]
     assert text.splitlines()[-1] == "measured on a computer"

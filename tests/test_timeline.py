@@ -14,9 +14,9 @@ from schedules import UnitCost
 
 from cbatch import Engine, Limits, Request, RunRecord
 from cbatch.executor import CopyTimes
+from cbatch.results.timeline import write_timeline
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
-from cbatch.timeline import write_timeline
 from policies.orca import Orca
 
 Event = dict[str, Any]
@@ -24,8 +24,15 @@ Event = dict[str, Any]
 
 @pytest.fixture(params=[True, False], ids=["async", "sync"])
 def record(request: pytest.FixtureRequest) -> RunRecord:
-    engine = Engine(Orca(), SimExecutor(UnitCost(), HostTime(0.25)), Limits(4, 100, 100), UnitCost(), num_blocks=100,
-                    block_size=4, asynchronous=request.param)  # fmt: skip
+    engine = Engine(
+        Orca(),
+        SimExecutor(UnitCost(), HostTime(0.25)),
+        Limits(4, 100, 100),
+        UnitCost(),
+        num_blocks=100,
+        block_size=4,
+        asynchronous=request.param,
+    )
     engine.submit(Request(index, 3 + index, 1 + index, arrival_time=index / 3) for index in range(6))
     return engine.run()
 

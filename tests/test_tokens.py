@@ -113,8 +113,15 @@ def serve(
     limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1)
     executor = make_executor(spec, limits, num_blocks, block_size)
     try:
-        engine = Engine(policy, executor, limits, UnitCost(), num_blocks=num_blocks, block_size=block_size,
-                        asynchronous=asynchronous)  # fmt: skip
+        engine = Engine(
+            policy,
+            executor,
+            limits,
+            UnitCost(),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            asynchronous=asynchronous,
+        )
         engine.submit(requests)
         engine.run()
     finally:
@@ -146,8 +153,15 @@ def serve_workload(
     ]
     needed = [-(-request.max_tokens // workload.block_size) for request in requests]
     num_blocks = max(needed) + workload.spare_blocks if small else sum(needed)
-    engine = serve(POLICIES[name](workload.chunk), requests, workload.spec, batch=workload.batch, num_blocks=num_blocks,
-                   block_size=workload.block_size, asynchronous=asynchronous)  # fmt: skip
+    engine = serve(
+        POLICIES[name](workload.chunk),
+        requests,
+        workload.spec,
+        batch=workload.batch,
+        num_blocks=num_blocks,
+        block_size=workload.block_size,
+        asynchronous=asynchronous,
+    )
     check_served_once(requests, engine)
     for request, (ask, reference) in zip(requests, pairs, strict=True):
         expected = reference.expected(ask.max_new_tokens, request.stop_tokens)

@@ -150,10 +150,17 @@ BROKEN: list[tuple[str, str]] = [
     ('{"prompt": "x"}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
     ('{"token_ids": [1]}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
     (AZURE, ", line 1: a header and no rows: give a trace with requests"),
-    ("TIMESTAMP,ContextTokens\n1,2\n", (", line 1: no column 'GeneratedTokens' in 'TIMESTAMP,ContextTokens': "
-                                       "give a file of this format, or another workload.format")),
-    (AZURE + ROW + "2023-11-16 18:15:47,1\n", (", line 3: '2023-11-16 18:15:47,1' has 2 fields, the header 3: "
-                                              "correct or remove the line")),
+    (
+        "TIMESTAMP,ContextTokens\n1,2\n",
+        (
+            ", line 1: no column 'GeneratedTokens' in 'TIMESTAMP,ContextTokens': "
+            "give a file of this format, or another workload.format"
+        ),
+    ),
+    (
+        AZURE + ROW + "2023-11-16 18:15:47,1\n",
+        (", line 3: '2023-11-16 18:15:47,1' has 2 fields, the header 3: correct or remove the line"),
+    ),
     (AZURE + ROW + "\n" + ROW, ", line 3: '' has 0 fields, the header 3: correct or remove the line"),
     (AZURE + ROW + 'x,"1,2\n', ", line 3: 'x,\"1,2' is not CSV (unexpected end of data): correct or remove the line"),
     (AZURE + ROW + "noon,1,1\n", f", line 3: TIMESTAMP='noon': {TIME}"),
@@ -164,23 +171,36 @@ BROKEN: list[tuple[str, str]] = [
     (AZURE + ROW + "2023-11-16 18:15:47,1,1.5\n", f", line 3: GeneratedTokens='1.5': {COUNT}"),
     (AZURE + ROW + "2023-11-16 18:15:47,1,0\n", f", line 3: GeneratedTokens='0': {COUNT}"),
     (AZURE + ROW + "2023-11-16 18:15:47,1,9999999999\n", f", line 3: GeneratedTokens='9999999999': {COUNT}"),
-    (AZURE + ROW + "2023-11-16 18:15:45,1,1\n", (", line 3: the time goes backwards, from 0 s to -1 s after the first "
-                                                "row: sort the rows by time")),
-    (MOON + '{"timestamp": 5, "input_len', (", line 2: '{\"timestamp\": 5, \"input_len' is not JSON, column 18: "
-                                           "correct or remove the line")),
+    (
+        AZURE + ROW + "2023-11-16 18:15:45,1,1\n",
+        (", line 3: the time goes backwards, from 0 s to -1 s after the first row: sort the rows by time"),
+    ),
+    (
+        MOON + '{"timestamp": 5, "input_len',
+        (', line 2: \'{"timestamp": 5, "input_len\' is not JSON, column 18: correct or remove the line'),
+    ),
     (MOON + "[1]\n", ", line 2: '[1]' is not a JSON object: correct or remove the line"),
     (MOON + '{"timestamp": 6, "input_length": 1}\n', f", line 2: output_length is missing: {COUNT}"),
     (MOON + '{"timestamp": 6, "input_length": true, "output_length": 1}\n', f", line 2: input_length=True: {COUNT}"),
     (MOON + '{"timestamp": 6, "input_length": -1, "output_length": 1}\n', f", line 2: input_length=-1: {COUNT}"),
-    (MOON + '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n',
-     ", line 2: timestamp=nan: must be a finite number" + FIX),
+    (
+        MOON + '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n',
+        ", line 2: timestamp=nan: must be a finite number" + FIX,
+    ),
     (MOON.replace("5", "-5"), ", line 1: timestamp=-5: must not be negative" + FIX),
-    (MOON + MOON.replace("5", "4"), (", line 2: the time goes backwards, from 0 s to -0.001 s after the first row: "
-                                    "sort the rows by time")),
-    ("num_prefill_tokens\n1\n", (", line 1: no column 'num_decode_tokens' in 'num_prefill_tokens': "
-                                "give a file of this format, or another workload.format")),
+    (
+        MOON + MOON.replace("5", "4"),
+        (", line 2: the time goes backwards, from 0 s to -0.001 s after the first row: sort the rows by time"),
+    ),
+    (
+        "num_prefill_tokens\n1\n",
+        (
+            ", line 1: no column 'num_decode_tokens' in 'num_prefill_tokens': "
+            "give a file of this format, or another workload.format"
+        ),
+    ),
     ("num_prefill_tokens,num_decode_tokens\n1,-1\n", f", line 2: num_decode_tokens='-1': {COUNT}"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("text", "problem"), BROKEN)
@@ -205,12 +225,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     binary.write_bytes(whole)
     expected = {
         plain: f"{plain}: not a valid gzip file although its name ends in .gz (Not a gzipped file (b'TI')): "
-               "copy it again, or rename it if it is plain text",
+        "copy it again, or rename it if it is plain text",
         truncated: f"{truncated}: the gzip file is truncated: copy it again",
         binary: f"{binary}: not UTF-8 text (byte 1): convert it, or end its name in .gz if it is compressed",
         tmp_path / "none": f"{tmp_path}/none: no such file: check the path, which is taken from the working folder",
         tmp_path: f"{tmp_path}: cannot be read (Is a directory): give a file that can",
-    }  # fmt: skip
+    }
     for path, text in expected.items():
         assert message(lambda path=path: read_trace(str(path))) == text  # type: ignore[misc]
     assert "not a valid gzip file although its name ends in .gz" in message(lambda: read_trace(str(corrupt)))

@@ -60,9 +60,17 @@ class Letters:
 def facts(request: Request) -> tuple[Any, ...]:
     """All that a workload says of a request."""
     return (
-        request.id, request.num_prompt_tokens, request.max_new_tokens, request.arrival_time, request.arrival_iteration,
-        request.prompt, request.sampling, request.stop_tokens, request.priority, request.client,
-    )  # fmt: skip
+        request.id,
+        request.num_prompt_tokens,
+        request.max_new_tokens,
+        request.arrival_time,
+        request.arrival_iteration,
+        request.prompt,
+        request.sampling,
+        request.stop_tokens,
+        request.priority,
+        request.client,
+    )
 
 
 def message(action: Callable[[], object]) -> str:
@@ -368,9 +376,17 @@ def test_a_prompt_file_gives_text_token_ids_and_settings(tmp_path: Path) -> None
     workload = prompt_file(
         tmp_path,
         {"prompt": "ab\u2028c"},  # a line separator to Unicode, but not to JSON lines
-        {"token_ids": [1, 2], "max_new_tokens": 3, "arrival_time": 1.5, "temperature": 0.5, "top_k": 4, "top_p": 0.5,
-         "priority": -2, "client": "me"},
-    )  # fmt: skip
+        {
+            "token_ids": [1, 2],
+            "max_new_tokens": 3,
+            "arrival_time": 1.5,
+            "temperature": 0.5,
+            "top_k": 4,
+            "top_p": 0.5,
+            "priority": -2,
+            "client": "me",
+        },
+    )
     first, second = workload.requests(Letters(size=9000))
     assert (first.prompt, first.max_new_tokens, first.arrival_time) == ([97, 98, 8232, 99], 7, 0.0)
     assert (second.prompt, second.max_new_tokens, second.arrival_time) == ([1, 2], 3, 1.5)
@@ -462,10 +478,14 @@ BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: closed(pd_ratio=-1), f"pd_ratio=-1: {PD}"),
     (lambda: closed(pd_ratio=math.nan), f"pd_ratio=nan: {PD}"),
     (lambda: closed(pd_ratio="1:2"), f"pd_ratio=1:2: {PD}"),
-    (lambda: closed(pd_ratio=10), ("pd_ratio=10: requests of 10 tokens allow 0.1111 to 9; "
-                                  "give a ratio in that range or longer requests")),
-    (lambda: closed(pd_ratio=0.1), ("pd_ratio=0.1: requests of 10 tokens allow 0.1111 to 9; "
-                                   "give a ratio in that range or longer requests")),
+    (
+        lambda: closed(pd_ratio=10),
+        ("pd_ratio=10: requests of 10 tokens allow 0.1111 to 9; give a ratio in that range or longer requests"),
+    ),
+    (
+        lambda: closed(pd_ratio=0.1),
+        ("pd_ratio=0.1: requests of 10 tokens allow 0.1111 to 9; give a ratio in that range or longer requests"),
+    ),
     (lambda: closed(stagger=-1), f"stagger=-1: {STAGGER}"),
     (lambda: closed(stagger="odd"), f"stagger=odd: {STAGGER}"),
     (lambda: closed(stagger=math.inf), f"stagger=inf: {STAGGER}"),
@@ -477,8 +497,10 @@ BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: GammaArrivals(rate=1, cv=0), f"arrivals.cv=0: {CV}"),
     (lambda: GammaArrivals(rate=1, cv=-1), f"arrivals.cv=-1: {CV}"),
     (lambda: FixedLengths(length=1, pd_ratio=1), "lengths.length=1: give a whole number, at least 2"),
-    (lambda: FixedLengths(length=4, pd_ratio=4), ("lengths.pd_ratio=4: requests of 4 tokens allow 0.3333 to 3; "
-                                                 "give a ratio in that range or longer requests")),
+    (
+        lambda: FixedLengths(length=4, pd_ratio=4),
+        ("lengths.pd_ratio=4: requests of 4 tokens allow 0.3333 to 3; give a ratio in that range or longer requests"),
+    ),
     (lambda: DriftingLengths(length=1, pd_ratios=[1]), "lengths.length=1: give a whole number, at least 2"),
     (lambda: DriftingLengths(length=4, pd_ratios=[]), "lengths.pd_ratios=[]: give a list of ratios, as in [50,5,14]"),
     (lambda: DriftingLengths(length=4, pd_ratios=[2, 0]), f"lengths.pd_ratios=0: {PD}"),
@@ -487,17 +509,21 @@ BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: zipf(max_length=2.5), "lengths.max_length=2.5: give a whole number, at least 2"),
     (lambda: zipf(max_length=3), "lengths.max_length=3: give at least lengths.min_length=4"),
     (lambda: zipf(pd_ratio=0), f"lengths.pd_ratio=0: {PD}"),
-    (lambda: TraceLengths(path="t.csv", order="sorted"),  # type: ignore[arg-type]
-     "lengths.order=sorted: give one of file, random"),
+    (
+        lambda: TraceLengths(path="t.csv", order="sorted"),  # type: ignore[arg-type]
+        "lengths.order=sorted: give one of file, random",
+    ),
     (lambda: OpenLoop(arrivals=AllAtOnce(), lengths=zipf()), "num_requests=None: give a whole number, at least 1"),
     (lambda: PromptFile(path="p", max_new_tokens=0), "max_new_tokens=0: give a whole number, at least 1"),
     (lambda: replay(start=-1), "start=-1: give a finite number, at least 0 (seconds into the trace)"),
     (lambda: replay(speed=0), "speed=0: give a finite number above 0 (1 replays in real time, 2 twice as fast)"),
-    (lambda: fit(a_trace(), length_scale=0),
-     "length_scale=0: give a finite number above 0 (1 keeps the trace's lengths)"),
+    (
+        lambda: fit(a_trace(), length_scale=0),
+        "length_scale=0: give a finite number above 0 (1 keeps the trace's lengths)",
+    ),
     (lambda: fit(a_trace(), max_length=1), "max_length=1: give a whole number, at least 2"),
     (lambda: fit(a_trace(), too_long="cut"), "too_long=cut: give one of error, clip, drop"),  # type: ignore[arg-type]
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("action", "problem"), BAD_SETTINGS)
@@ -527,8 +553,13 @@ def test_every_config_builds_its_workload(name: str) -> None:
 
 
 def test_configs_take_overrides() -> None:
-    workload = composed("+workload=closed", "workload.pd_ratio=2", "workload.length=30", "workload.stagger=even",
-                        "workload.sampling.temperature=0.5")  # fmt: skip
+    workload = composed(
+        "+workload=closed",
+        "workload.pd_ratio=2",
+        "workload.length=30",
+        "workload.stagger=even",
+        "workload.sampling.temperature=0.5",
+    )
     requests = workload.requests(None)
     assert len(requests) == 32
     assert (requests[0].num_prompt_tokens, requests[0].max_new_tokens) == (20, 10)

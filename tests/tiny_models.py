@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from cbatch import Limits, Request, Sampling
 from cbatch.model import ModelSpec
-from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import uniform
 from cbatch.runtime.cpu import assemble
 from cbatch.runtime.executor import StreamExecutor
@@ -44,8 +44,15 @@ class Reference(NamedTuple):
     def request(
         self, id: int, max_new_tokens: int, stop_tokens: tuple[int, ...] = (), arrival_iteration: int = 0
     ) -> Request:
-        return Request(id, len(self.prompt), max_new_tokens, prompt=self.prompt, sampling=self.sampling,
-                       stop_tokens=stop_tokens, arrival_iteration=arrival_iteration)  # fmt: skip
+        return Request(
+            id,
+            len(self.prompt),
+            max_new_tokens,
+            prompt=self.prompt,
+            sampling=self.sampling,
+            stop_tokens=stop_tokens,
+            arrival_iteration=arrival_iteration,
+        )
 
     def expected(self, max_new_tokens: int, stop_tokens: tuple[int, ...] = ()) -> list[int]:
         """The output up to the limit or the first stop token, which is its last."""
@@ -74,8 +81,13 @@ def greedy_references(spec: ModelSpec) -> list[Reference]:
     while len(references) < NUM_REFERENCES:
         length = 1 + len(references) * LONGEST_PROMPT // NUM_REFERENCES
         prompt = random.integers(0, spec.vocab_size, length).tolist()
-        made = model.generate(torch.tensor([prompt]), max_new_tokens=LONGEST_OUTPUT, do_sample=False,
-                              output_scores=True, return_dict_in_generate=True)  # fmt: skip
+        made = model.generate(
+            torch.tensor([prompt]),
+            max_new_tokens=LONGEST_OUTPUT,
+            do_sample=False,
+            output_scores=True,
+            return_dict_in_generate=True,
+        )
         best = torch.cat(made.scores).topk(2, dim=-1).values
         if float((best[:, 0] - best[:, 1]).min()) > TIE:
             references.append(Reference(prompt, Sampling(), made.sequences[0, length:].tolist()))

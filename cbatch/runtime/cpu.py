@@ -9,13 +9,13 @@ import torch
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.model import ModelSpec
 from cbatch.policy import Limits
-from cbatch.runtime.attention.reference import ReferenceAttention
+from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import Shape
+from cbatch.runtime.checks.races import checked
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.races import checked
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams, ThreadStream
 from cbatch.runtime.vocabulary import Vocabulary
@@ -74,8 +74,10 @@ def largest_shape(limits: Limits, page_size: int) -> Shape:
 
 def check_positions(spec: ModelSpec, limits: Limits) -> None:
     if limits.max_request_tokens > spec.max_positions:
-        raise ConfigError(f"max_request_tokens={limits.max_request_tokens} exceeds the {spec.max_positions} positions of model "
-                          f"{spec.name}; lower it or choose another model")  # fmt: skip
+        raise ConfigError(
+            f"max_request_tokens={limits.max_request_tokens} exceeds the {spec.max_positions} positions of model "
+            f"{spec.name}; lower it or choose another model"
+        )
 
 
 def _leave_a_core_to_the_host() -> None:
@@ -89,5 +91,7 @@ def _check_memory(spec: ModelSpec, kv_tokens: int) -> None:
     weights, cache = spec.weight_bytes, kv_tokens * spec.kv_bytes_per_token
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     if memory is not None and weights + cache > memory:
-        raise CapacityError(f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for the KV cache, "
-                            f"this machine has {memory / 1e9:.1f} GB; choose a smaller model (model=tiny) or lower kv_tokens")  # fmt: skip
+        raise CapacityError(
+            f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for the KV cache, "
+            f"this machine has {memory / 1e9:.1f} GB; choose a smaller model (model=tiny) or lower kv_tokens"
+        )

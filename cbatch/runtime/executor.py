@@ -21,10 +21,10 @@ import numpy as np
 from cbatch.executor import CopyTimes, Step, StepResult
 from cbatch.request_table import Ints
 from cbatch.runtime.batch import host_views, pack
+from cbatch.runtime.checks.ownership import PAGE, ROW, Tenancy, pages_read, pages_written
 from cbatch.runtime.iteration import Iteration, Work
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Items, Streams
-from cbatch.runtime.tenancy import PAGE, ROW, Tenancy, pages_read, pages_written
 from cbatch.runtime.vocabulary import Vocabulary
 
 
@@ -77,8 +77,11 @@ class StreamExecutor:
         old, new = (Items(PAGE, partial(pages, packed, step.pool.block_size)) for pages in (pages_read, pages_written))
         compute.wait(slot.uploaded)
         compute.record(slot.started)
-        compute.run(partial(self._iteration, slot, previous.sampled, work),
-                    reads=(slot.device, previous.sampled, old), writes=(slot.sampled, new))  # fmt: skip
+        compute.run(
+            partial(self._iteration, slot, previous.sampled, work),
+            reads=(slot.device, previous.sampled, old),
+            writes=(slot.sampled, new),
+        )
         compute.record(slot.computed)
 
         tokens_of = Items(ROW, lambda: step.rows)

@@ -7,19 +7,19 @@ import torch
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.model import ModelSpec
 from cbatch.policy import Limits
-from cbatch.runtime.argmax import argmax
-from cbatch.runtime.attention.choice import choose_attention
 from cbatch.runtime.batch import Shape
+from cbatch.runtime.checks.races import checked
 from cbatch.runtime.cpu import check_positions
 from cbatch.runtime.cuda_streams import CudaClock, CudaStream
 from cbatch.runtime.executor import StreamExecutor
-from cbatch.runtime.fused_model import FusedModel, can_fuse
+from cbatch.runtime.fast.argmax import argmax
+from cbatch.runtime.fast.attention.choice import choose_attention
+from cbatch.runtime.fast.fused_model import FusedModel, can_fuse
 from cbatch.runtime.graphs import GraphedIteration
 from cbatch.runtime.iteration import EagerIteration, Model
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.memory import check_memory, kv_tokens_that_fit
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.races import checked
 from cbatch.runtime.shapes import default_shapes
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
@@ -101,8 +101,10 @@ def build(
         streams = checked(streams) if races else streams
         slots = [Slot(index, largest, device, streams, poison=poison) for index in range(2)]
     except torch.cuda.OutOfMemoryError as error:
-        raise CapacityError(f"model {spec.name} with a KV cache of {num_blocks * block_size} tokens exceeds the GPU's memory; "
-                            "lower kv_tokens") from error  # fmt: skip
+        raise CapacityError(
+            f"model {spec.name} with a KV cache of {num_blocks * block_size} tokens exceeds the GPU's memory; "
+            "lower kv_tokens"
+        ) from error
     torch.cuda.synchronize()  # weights and cache were made on the default stream
     eager = EagerIteration(model, greedy=argmax, poison=poison)
     shapes = default_shapes(limits, block_size, graphs)

@@ -157,8 +157,10 @@ class GraphedIteration:
         try:
             operation(shape)
         except torch.cuda.OutOfMemoryError as error:
-            raise CapacityError(f"{what} does not fit beside the weights and the KV cache; lower kv_tokens or max_tokens, "
-                                "or set runtime.graphs=off") from error  # fmt: skip
+            raise CapacityError(
+                f"{what} does not fit beside the weights and the KV cache; lower kv_tokens or max_tokens, "
+                "or set runtime.graphs=off"
+            ) from error
         except RuntimeError as error:
             raise ModelError(
                 f"{what} cannot be captured ({' '.join(str(error).split())}); set runtime.graphs=off"

@@ -60,9 +60,11 @@ def check_memory(spec: ModelSpec, limits: Limits, kv_tokens: int, free: int) -> 
     else:
         remedy = "choose a smaller model"
     gigabytes = [f"{amount / 1e9:.1f} GB" for amount in (*need, SPARE, free)]
-    raise CapacityError(f"model {spec.name} needs {gigabytes[0]} for weights, {gigabytes[1]} for a KV cache of {kv_tokens} tokens, "
-                        f"{gigabytes[2]} for iterations of {limits.max_tokens} tokens and {gigabytes[3]} to spare, but "
-                        f"{gigabytes[4]} of GPU memory are free; {remedy}")  # fmt: skip
+    raise CapacityError(
+        f"model {spec.name} needs {gigabytes[0]} for weights, {gigabytes[1]} for a KV cache of {kv_tokens} tokens, "
+        f"{gigabytes[2]} for iterations of {limits.max_tokens} tokens and {gigabytes[3]} to spare, but "
+        f"{gigabytes[4]} of GPU memory are free; {remedy}"
+    )
 
 
 def kv_tokens_that_fit(spec: ModelSpec, limits: Limits, free: int) -> int:

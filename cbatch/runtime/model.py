@@ -64,11 +64,7 @@ def paged_attention(
     layer: Any = module.layer_idx
     paged.cache.write(layer, paged.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
     output = paged.attention(
-        query[0].transpose(0, 1),
-        *paged.cache.layer(layer),
-        paged.batch,
-        paged.bounds,
-        scaling=scaling,
+        query[0].transpose(0, 1), *paged.cache.layer(layer), paged.batch, paged.bounds, scaling=scaling
     )
     return output[None], None
 

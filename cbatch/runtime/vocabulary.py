@@ -55,6 +55,8 @@ class Vocabulary:
             try:
                 self._loaded = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
             except Exception as error:
-                raise ModelError(f"model.path={self._path}: its tokenizer cannot be loaded ({' '.join(str(error).split())}); "
-                                 "add the tokenizer's files, or give prompts as token ids") from error  # fmt: skip
+                raise ModelError(
+                    f"model.path={self._path}: its tokenizer cannot be loaded ({' '.join(str(error).split())}); "
+                    "add the tokenizer's files, or give prompts as token ids"
+                ) from error
         return self._loaded

@@ -92,29 +92,37 @@ def _pretrained(spec: ModelSpec, device: torch.device, attention: str) -> PreTra
             output_loading_info=True,
         )
     except Exception as error:
-        raise ModelError(f"model.path={spec.path}: the weights cannot be loaded ({_one_line(error)}); "
-                         "copy the checkpoint again") from error  # fmt: skip
+        raise ModelError(
+            f"model.path={spec.path}: the weights cannot be loaded ({_one_line(error)}); copy the checkpoint again"
+        ) from error
     if missing := sorted(report["missing_keys"]):
-        raise ModelError(f"model.path={spec.path}: {len(missing)} weights are missing, {missing[0]} first; "
-                         "copy the checkpoint again")  # fmt: skip
+        raise ModelError(
+            f"model.path={spec.path}: {len(missing)} weights are missing, {missing[0]} first; copy the checkpoint again"
+        )
     return cast(PreTrainedModel, model.to(device))
 
 
 def _check_nanogpt(spec: ModelSpec) -> None:
     if spec.num_kv_heads != spec.num_heads or spec.head_dim * spec.num_heads != spec.hidden_size:
-        raise ModelError(f"model {spec.name}: family nanogpt has as many kv heads as heads, and heads * head_dim = hidden_size; "
-                         "change model.num_kv_heads and model.head_dim")  # fmt: skip
+        raise ModelError(
+            f"model {spec.name}: family nanogpt has as many kv heads as heads, and heads * head_dim = hidden_size; "
+            "change model.num_kv_heads and model.head_dim"
+        )
 
 
 def _check_shape(spec: ModelSpec, found: ModelSpec) -> None:
     """The KV cache and all accounting follow `spec`, so it must be the checkpoint's."""
     for field in ("family", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
         if getattr(spec, field) != getattr(found, field):
-            raise ModelError(f"model.{field}={getattr(spec, field)}, but {spec.path} holds a model with "
-                             f"{getattr(found, field)}; leave the shape to the checkpoint")  # fmt: skip
+            raise ModelError(
+                f"model.{field}={getattr(spec, field)}, but {spec.path} holds a model with "
+                f"{getattr(found, field)}; leave the shape to the checkpoint"
+            )
     if spec.max_positions > found.max_positions:
-        raise ModelError(f"model.max_positions={spec.max_positions} exceeds the {found.max_positions} that {spec.path} supports "
-                         "(its positions or sliding window); lower it")  # fmt: skip
+        raise ModelError(
+            f"model.max_positions={spec.max_positions} exceeds the {found.max_positions} that {spec.path} supports "
+            "(its positions or sliding window); lower it"
+        )
 
 
 @contextmanager

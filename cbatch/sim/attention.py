@@ -8,7 +8,7 @@ from typing import Protocol
 
 from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.curve import Grid
+from cbatch.sim.interpolation import Grid
 
 
 class Attention(Protocol):

@@ -76,8 +76,10 @@ class Cluster:
         new = list(requests)
         for request in new:
             if request.arrival_iteration:
-                raise WorkloadError(f"request {request.id} arrives by iteration, which several replicas do not share; "
-                                    "give arrival times")  # fmt: skip
+                raise WorkloadError(
+                    f"request {request.id} arrives by iteration, which several replicas do not share; "
+                    "give arrival times"
+                )
             self.engines[0].check_fits(request)
         self._requests = sorted([*self._requests, *new], key=lambda request: (request.arrival_time, request.id))
 
@@ -123,11 +125,18 @@ class _Executors:
 def merged(records: Sequence[RunRecord]) -> RunRecord:
     """One record of all replicas, in the order in which tokens were received; iterations are numbered anew."""
     whole = RunRecord()
-    steps = sorted(((step.received_at, replica, place) for replica, record in enumerate(records)
-                    for place, step in enumerate(record.steps)))  # fmt: skip
+    steps = sorted(
+        (
+            (step.received_at, replica, place)
+            for replica, record in enumerate(records)
+            for place, step in enumerate(record.steps)
+        )
+    )
     for iteration, (_, replica, place) in enumerate(steps):
         record = records[replica]
         whole.add_step(record.steps[place]._replace(iteration=iteration), record.receivers[place])
-    whole.requests = sorted((request for record in records for request in record.requests),
-                            key=lambda request: (request.finished_at, request.id))  # fmt: skip
+    whole.requests = sorted(
+        (request for record in records for request in record.requests),
+        key=lambda request: (request.finished_at, request.id),
+    )
     return whole

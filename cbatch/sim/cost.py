@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 from cbatch.cost import BatchShape
 from cbatch.errors import ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.estimate import Seconds
 from cbatch.sim.power import STEADY, Pace
 from cbatch.sim.profile import Profile
+from cbatch.sim.roofline import Seconds
 from cbatch.sim.topology import Topology
 
 Outside = Literal["mark", "error"]
@@ -109,8 +109,10 @@ class ProfileCost:
         if topology.tensor_parallel > 1:
             self._all_reduce, estimated = profile.links.all_reduce_of(topology.tensor_parallel, profile.name)
             self.estimated += ("all_reduce",) * estimated
-        self._links = [profile.links.to_next_stage(topology.leaves_node(stage), profile.name)
-                       for stage in range(topology.pipeline_stages - 1)]  # fmt: skip
+        self._links = [
+            profile.links.to_next_stage(topology.leaves_node(stage), profile.name)
+            for stage in range(topology.pipeline_stages - 1)
+        ]
         self._hidden_bytes = spec.hidden_size * DTYPE_BYTES[spec.dtype]
         self.power = self.operations.power
         self._attention = self.operations.attention
@@ -152,9 +154,11 @@ class ProfileCost:
         of_tokens = self._of_tokens(tables, shape.num_tokens)
         if not of_tokens.covered or not self._attention.covers(shape):
             if self.outside == "error":
-                raise ProfileError(f"hardware={self.profile.name}: an iteration of {shape.num_tokens} tokens in "
-                                   f"{shape.num_requests} requests lies outside what was measured for model={self.spec.name}; "
-                                   "lower batch or max_tokens, or set outside=mark to extrapolate")  # fmt: skip
+                raise ProfileError(
+                    f"hardware={self.profile.name}: an iteration of {shape.num_tokens} tokens in "
+                    f"{shape.num_requests} requests lies outside what was measured for model={self.spec.name}; "
+                    "lower batch or max_tokens, or set outside=mark to extrapolate"
+                )
             self.num_outside += 1
         times = self._times(shape, tables, of_tokens)
         if self.power is None or shape.chunks:

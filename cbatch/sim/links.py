@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cbatch.errors import ProfileError
-from cbatch.sim.curve import Curve
-from cbatch.sim.estimate import PerToken, Seconds
+from cbatch.sim.interpolation import Curve
+from cbatch.sim.roofline import PerToken, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,10 @@ class Links:
             return self.all_reduce[num_gpus], False
         others = [measured for measured in self.all_reduce if measured > 1]
         if not others:
-            raise ProfileError(f"hardware={profile} has no all-reduce times, tensor_parallel={num_gpus} needs them; "
-                               "choose tensor_parallel=1 or hardware whose links were measured")  # fmt: skip
+            raise ProfileError(
+                f"hardware={profile} has no all-reduce times, tensor_parallel={num_gpus} needs them; "
+                "choose tensor_parallel=1 or hardware whose links were measured"
+            )
         nearest = min(others, key=lambda measured: abs(measured - num_gpus))
         known = self.all_reduce[nearest]
         assert isinstance(known, Curve), "measured times are curves"
@@ -65,6 +67,8 @@ class Links:
         link = self.between_nodes if leaves_node else self.within_node
         if link is None:
             where = "between nodes" if leaves_node else "within a node"
-            raise ProfileError(f"hardware={profile} has no send times {where}, pipeline_stages needs them; "
-                               "choose pipeline_stages=1 or hardware whose links were measured")  # fmt: skip
+            raise ProfileError(
+                f"hardware={profile} has no send times {where}, pipeline_stages needs them; "
+                "choose pipeline_stages=1 or hardware whose links were measured"
+            )
         return link

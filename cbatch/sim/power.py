@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from math import expm1
 from typing import NamedTuple
 
-from cbatch.sim.curve import Curve
+from cbatch.sim.interpolation import Curve
 
 
 class Pace(NamedTuple):

@@ -9,10 +9,10 @@ from typing import Protocol
 from cbatch.errors import ConfigError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.sim.attention import Attention, AttentionRates
-from cbatch.sim.curve import Curve, Grid
-from cbatch.sim.estimate import Ceilings, PerToken, Seconds, head_product, layer_products, small_operations
+from cbatch.sim.interpolation import Curve, Grid
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
+from cbatch.sim.roofline import Ceilings, PerToken, Seconds, head_product, layer_products, small_operations
 from cbatch.sim.topology import Topology
 
 MEMORY_SHARE = 0.9
@@ -180,7 +180,9 @@ class Profile:
         share = topology.share(spec)
         free = self.memory_bytes * MEMORY_SHARE - share.weight_bytes
         if free < share.kv_bytes_per_token:
-            raise ConfigError(f"model={spec.name} needs {share.weight_bytes / 1e9:.0f} GB a GPU for its weights, "
-                              f"hardware={self.name} has {self.memory_bytes / 1e9:.0f} GB; choose a smaller model, or more "
-                              "GPUs (tensor_parallel, pipeline_stages)")  # fmt: skip
+            raise ConfigError(
+                f"model={spec.name} needs {share.weight_bytes / 1e9:.0f} GB a GPU for its weights, "
+                f"hardware={self.name} has {self.memory_bytes / 1e9:.0f} GB; choose a smaller model, or more "
+                "GPUs (tensor_parallel, pipeline_stages)"
+            )
         return int(free // share.kv_bytes_per_token)

@@ -33,19 +33,12 @@ from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import AttentionRates, TableAttention
 from cbatch.sim.checked_json import Node, read_json
-from cbatch.sim.curve import Curve, Grid, added, grid
-from cbatch.sim.estimate import Ceilings
 from cbatch.sim.importers import read_folder
+from cbatch.sim.interpolation import Curve, Grid, added, grid
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
-from cbatch.sim.profile import (
-    CapturedRows,
-    DecodeOnly,
-    HostTime,
-    Measured,
-    Profile,
-    SmallOperations,
-)
+from cbatch.sim.profile import CapturedRows, DecodeOnly, HostTime, Measured, Profile, SmallOperations
+from cbatch.sim.roofline import Ceilings
 
 PROFILES = Path(__file__).parent / "profiles"
 
@@ -79,8 +72,10 @@ def load_profile(name_or_path: str) -> Profile:
         if not path.is_file():
             near = get_close_matches(name_or_path, profile_names(), 1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ProfileError(f"hardware={name_or_path}: no such profile; {hint}known: {', '.join(profile_names())}, "
-                               "or the path of a profile file or of a folder of published tables")  # fmt: skip
+            raise ProfileError(
+                f"hardware={name_or_path}: no such profile; {hint}known: {', '.join(profile_names())}, "
+                "or the path of a profile file or of a folder of published tables"
+            )
     return _profile(read_json(path))
 
 
@@ -91,8 +86,19 @@ def profile_text(data: Mapping[str, Any]) -> str:
 
 
 def _profile(file: Node) -> Profile:
-    file.only("name", "hardware", "source", "error", "memory_bytes", "ceilings", "attention", "small_operations", "host",
-              "links", "models")  # fmt: skip
+    file.only(
+        "name",
+        "hardware",
+        "source",
+        "error",
+        "memory_bytes",
+        "ceilings",
+        "attention",
+        "small_operations",
+        "host",
+        "links",
+        "models",
+    )
     ceilings = file.child("ceilings").only(*(field.name for field in fields(Ceilings)))
     return Profile(
         name=file.text("name"),
@@ -118,8 +124,9 @@ def _attention_rates(node: Node) -> AttentionRates:
     names = [field.name for field in fields(AttentionRates)]
     optional = ("base_seconds", "mixed_seconds", "seconds_per_context_token")
     node.only(*names)
-    return AttentionRates(**{name: node.number(name, zero=name in optional) for name in names
-                             if name in node or name not in optional})  # fmt: skip
+    return AttentionRates(
+        **{name: node.number(name, zero=name in optional) for name in names if name in node or name not in optional}
+    )
 
 
 def _small(node: Node) -> SmallOperations:
@@ -154,8 +161,18 @@ def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:
 
 def _measured(node: Node, layer: float) -> Measured:
     """layer: one layer's share of the seconds in the file."""
-    node.only("linear", "other", "embedding", "head", "chunks", "decodes", "mixed_decodes",
-              "decode_only", "captured_rows", "power")  # fmt: skip
+    node.only(
+        "linear",
+        "other",
+        "embedding",
+        "head",
+        "chunks",
+        "decodes",
+        "mixed_decodes",
+        "decode_only",
+        "captured_rows",
+        "power",
+    )
     return Measured(
         linear=_linear(node.child("linear")).scaled(layer) if "linear" in node else None,
         attention=_attention(node, layer),
@@ -227,8 +244,11 @@ def _grid(node: Node, factor: float, sizes_key: str = "sizes", columns_key: str 
     for size, row in zip(sizes, rows, strict=True):
         if not isinstance(row, list) or len(row) != len(columns) or not any(value is not None for value in row):
             node.fail("seconds", f"must have a value or null for each of {len(columns)} {columns_key} in every row")
-        points += [(size, column, factor * node.check(value, "seconds", zero=True))
-                   for column, value in zip(columns, row, strict=True) if value is not None]  # fmt: skip
+        points += [
+            (size, column, factor * node.check(value, "seconds", zero=True))
+            for column, value in zip(columns, row, strict=True)
+            if value is not None
+        ]
     return grid(points)
 
 

@@ -132,8 +132,10 @@ class Stages:
     def closed(self) -> list[StageAccount]:
         """The accounts up to the end of the last iteration in the last stage."""
         end = self._free_at[-1]
-        return [replace(account, no_work=account.no_work + end - free_at)
-                for account, free_at in zip(self.accounts, self._free_at, strict=True)]  # fmt: skip
+        return [
+            replace(account, no_work=account.no_work + end - free_at)
+            for account, free_at in zip(self.accounts, self._free_at, strict=True)
+        ]
 
     def _blame(self, account: StageAccount, begin: float, end: float) -> float:
         """Book a stage's idle interval; return the seconds of it that are bubbles."""

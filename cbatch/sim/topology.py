@@ -32,8 +32,10 @@ class Topology:
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
                 raise ConfigError(f"{name}={value} must be a whole number from 1 to {MOST}")
         if self.tensor_parallel > self.gpus_per_node:
-            raise ConfigError(f"tensor_parallel={self.tensor_parallel} exceeds gpus_per_node={self.gpus_per_node}, and "
-                              "all-reduces are known within a node only; lower it and raise pipeline_stages")  # fmt: skip
+            raise ConfigError(
+                f"tensor_parallel={self.tensor_parallel} exceeds gpus_per_node={self.gpus_per_node}, and "
+                "all-reduces are known within a node only; lower it and raise pipeline_stages"
+            )
 
     @property
     def num_gpus(self) -> int:
@@ -55,8 +57,10 @@ class Topology:
         if heads % self.tensor_parallel and self.tensor_parallel % heads:
             self._check_divides(spec, heads, "key-value heads")
         if spec.num_layers % self.pipeline_stages:
-            raise ConfigError(f"pipeline_stages={self.pipeline_stages} does not divide the {spec.num_layers} layers of "
-                              f"model={spec.name}; choose one of {_divisors(spec.num_layers)}")  # fmt: skip
+            raise ConfigError(
+                f"pipeline_stages={self.pipeline_stages} does not divide the {spec.num_layers} layers of "
+                f"model={spec.name}; choose one of {_divisors(spec.num_layers)}"
+            )
 
     def share(self, spec: ModelSpec) -> ModelSpec:
         """One GPU's part of the model, which is a model itself: fewer layers, heads and columns.
@@ -76,8 +80,10 @@ class Topology:
 
     def _check_divides(self, spec: ModelSpec, number: int, what: str) -> None:
         if number % self.tensor_parallel:
-            raise ConfigError(f"tensor_parallel={self.tensor_parallel} does not divide the {number} {what} of "
-                              f"model={spec.name}; choose one of {_divisors(number)}")  # fmt: skip
+            raise ConfigError(
+                f"tensor_parallel={self.tensor_parallel} does not divide the {number} {what} of "
+                f"model={spec.name}; choose one of {_divisors(number)}"
+            )
 
 
 def _divisors(number: int) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from cbatch import ConfigError
-from experiments.backends import count_gpus
-from experiments.command_line import check_name, keyword_arguments, listed, run
+from experiments.config.backends import count_gpus
+from experiments.config.command_line import check_name, keyword_arguments, listed, run
 
 BENCHMARKS = {
     "host": "host time of an iteration against running and waiting requests (no GPU needed)",
@@ -30,7 +30,7 @@ BENCHMARKS = {
 
 WITHOUT_GPU = "(no GPU needed)"
 
-MODULES = {"async": "overlap", "report": "performance"}
+MODULES = {"async": "async_loop", "report": "performance"}
 """Where a benchmark's name cannot be a module's."""
 
 

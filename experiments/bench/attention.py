@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from cbatch.model import ModelSpec
-from cbatch.runtime.attention.choice import choose_attention
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
+from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.kv_cache import PagedCache
-from experiments.bench.presets import load_spec
-from experiments.bench.report import spread, write
 from experiments.bench.step import COPY_BANDWIDTH, PAGE, capture, replay_times
-from experiments.command_line import Count
+from experiments.config.command_line import Count
+from experiments.config.presets import load_spec
+from experiments.store.benchmark_file import spread, write
 
 NUM_LAYERS = 8
 """Layers measured one after the other, so that a layer's keys and values are not in the cache from the last time."""

@@ -15,10 +15,10 @@ from cbatch import ConfigError, Engine, Executor, Limits, Request
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
-from experiments.backends import Backend, Cpu, Cuda, Runtime, count_gpus
-from experiments.bench.presets import load_spec
-from experiments.bench.report import spread, write
-from experiments.command_line import Count
+from experiments.config.backends import Backend, Cpu, Cuda, Runtime, count_gpus
+from experiments.config.command_line import Count
+from experiments.config.presets import load_spec
+from experiments.store.benchmark_file import spread, write
 from experiments.workloads import ClosedBatch
 from policies.prefill_first import PrefillFirst
 
@@ -47,8 +47,14 @@ class Server:
         self.executor: Executor = place.executor(spec, self._cost, limits, runtime, self._num_blocks, self._block_size)
 
     def serve(self, requests: list[Request]) -> Milliseconds:
-        engine = Engine(PrefillFirst(), self.executor, self._limits, self._cost, num_blocks=self._num_blocks,
-                        block_size=self._block_size)  # fmt: skip
+        engine = Engine(
+            PrefillFirst(),
+            self.executor,
+            self._limits,
+            self._cost,
+            num_blocks=self._num_blocks,
+            block_size=self._block_size,
+        )
         engine.submit(requests)
         began = time.process_time()
         steps = engine.run().steps
@@ -91,8 +97,9 @@ def _measure(
     """Times by what is checked, and their ratios; the three take turns."""
 
     def ask(num_new: int) -> list[Request]:
-        return ClosedBatch(length=num_prompt + num_new, pd_ratio=num_prompt / num_new, batch=batch,
-                           num_requests=batch).requests(place.vocabulary(spec))  # fmt: skip
+        return ClosedBatch(
+            length=num_prompt + num_new, pd_ratio=num_prompt / num_new, batch=batch, num_requests=batch
+        ).requests(place.vocabulary(spec))
 
     limits = Limits(batch, max(batch * num_prompt, 2048), num_prompt + num_new)
     servers = {name: Server(place, spec, limits, check) for name, check in CHECKS.items()}

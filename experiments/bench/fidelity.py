@@ -16,12 +16,12 @@ from typing import Annotated
 
 from cbatch import ConfigError
 from cbatch.sim.profile_file import PROFILES, load_profile, profile_text
-from experiments.bench import fidelity_run
-from experiments.bench.fidelity_cases import CASES, chosen_cases
-from experiments.bench.fidelity_compare import compare, error_line, pair, show
-from experiments.bench.report import write
-from experiments.command_line import AtLeast
-from experiments.stamp import at_once
+from experiments.config.command_line import AtLeast
+from experiments.fidelity import runs as kept_runs
+from experiments.fidelity.cases import CASES, chosen_cases
+from experiments.fidelity.compare import compare, error_line, pair, show
+from experiments.store.benchmark_file import write
+from experiments.store.provenance import at_once
 
 Requests = Annotated[int, AtLeast(1, "a number of requests")]
 
@@ -50,17 +50,19 @@ def main(
         ConfigError: neither a trace nor measured runs, or no GPU.
     """
     if not path and not measured:
-        raise ConfigError("fidelity: give the trace's file, path=azure_llm_2023_conv.csv.gz, to serve it on a GPU, or real runs "
-                          "that were kept, measured=results/h200/fidelity.npz")  # fmt: skip
+        raise ConfigError(
+            "fidelity: give the trace's file, path=azure_llm_2023_conv.csv.gz, to serve it on a GPU, or real runs "
+            "that were kept, measured=results/h200/fidelity.npz"
+        )
     profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
     kept = Path(measured) if measured else Path(folder) / hardware / "fidelity.npz"
-    about, runs = fidelity_run.load(kept) if kept.is_file() or not path else ({}, [])
+    about, runs = kept_runs.load(kept) if kept.is_file() or not path else ({}, [])
     if path:
-        from experiments.bench.fidelity_serve import serve_cases  # loads torch
+        from experiments.fidelity.serve import serve_cases  # loads torch
 
         numbers = {"pd": pd, "trace": trace, "poisson": poisson}
         for about, served in serve_cases(chosen, path, numbers, tuple(runs)):
-            fidelity_run.save(kept, about, runs := served)
+            kept_runs.save(kept, about, runs := served)
         print(f"written: {kept}")
     runs.sort(key=lambda run: [case.name for case in CASES].index(run.settings["case"]))
     result = compare([pair(run, profile) for run in runs], profile)

@@ -18,9 +18,9 @@ from cbatch import Limits
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.graphs import CaptureReport, GraphedIteration
 from cbatch.runtime.shapes import default_shapes
-from experiments.bench.presets import load_spec
-from experiments.bench.report import write
-from experiments.command_line import Count
+from experiments.config.command_line import Count
+from experiments.config.presets import load_spec
+from experiments.store.benchmark_file import write
 
 
 class Way(NamedTuple):
@@ -81,8 +81,10 @@ def main(
     for name, way in WAYS.items():
         found = Recaptured(executor.iteration, shapes, way)
         figures[name] = {"tokens": found.tokens, "bytes": found.used}
-        print(f"  {name:26} {found.used[-1] / 1e6:8.0f} MB for {len(found.used)} graphs, the first {found.used[0] / 1e6:.0f} MB",
-              flush=True)  # fmt: skip
+        print(
+            f"  {name:26} {found.used[-1] / 1e6:8.0f} MB for {len(found.used)} graphs, the first {found.used[0] / 1e6:.0f} MB",
+            flush=True,
+        )
         del found
         release()
     executor.close()

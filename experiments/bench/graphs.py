@@ -22,11 +22,11 @@ import torch
 
 from cbatch import ConfigError, Limits, RunRecord
 from cbatch.model import ModelSpec
-from experiments.bench.presets import load_spec
-from experiments.bench.report import spread, write
 from experiments.bench.serving import Server, release, same_requests, start
-from experiments.command_line import Count
-from experiments.settings import nearest
+from experiments.config.command_line import Count
+from experiments.config.presets import load_spec
+from experiments.config.settings import nearest
+from experiments.store.benchmark_file import spread, write
 from policies.orca import Orca
 
 WARM_UP_TOKENS = 16
@@ -93,8 +93,12 @@ def main(
     figures: dict[str, Any] = {}
 
     def keep() -> Path:
-        return write("graphs", torch.cuda.get_device_name(), {"model": spec.name, **asked._asdict(), "figures": figures},
-                     Path(folder))  # fmt: skip
+        return write(
+            "graphs",
+            torch.cuda.get_device_name(),
+            {"model": spec.name, **asked._asdict(), "figures": figures},
+            Path(folder),
+        )
 
     print(f"{spec.name}, {asked.prompt} prompt and {asked.new} new tokens: tokens/s in the middle of the output")
     for name, way in chosen.items():
@@ -164,6 +168,9 @@ def rates_of_window(record: RunRecord, batch: int, window: int) -> list[float]:
 
 
 def show_price(name: str, found: dict[str, Any]) -> None:
-    print(f"  {name:22} whole run {found['output_tokens_per_second']['median']:.1f} tokens/s; built in "
-          f"{found['build_seconds']:.1f} s, {found['capture_seconds']:.1f} of it for {found['graphs']} graphs; first request "
-          f"{found['warm_up_seconds']:.1f} s", flush=True)  # fmt: skip
+    print(
+        f"  {name:22} whole run {found['output_tokens_per_second']['median']:.1f} tokens/s; built in "
+        f"{found['build_seconds']:.1f} s, {found['capture_seconds']:.1f} of it for {found['graphs']} graphs; first request "
+        f"{found['warm_up_seconds']:.1f} s",
+        flush=True,
+    )

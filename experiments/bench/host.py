@@ -14,7 +14,7 @@ import numpy as np
 
 from cbatch import BatchShape, Engine, Limits, Request, Step, StepResult
 from cbatch.runtime.batch import Shape, host_views, pack
-from experiments.bench.report import cpu_name, spread, write
+from experiments.store.benchmark_file import cpu_name, spread, write
 from policies.chunking import TileAligned
 from policies.sarathi_serve import SarathiServe
 
@@ -65,8 +65,12 @@ def main(folder: str = "results") -> None:
     for case, values in figures.items():
         print(f"  {case:28} {values['median']:.3f} ms   ({values['min']:.3f} to {values['max']:.3f})")
     print(f"  100,000 waiting over none      {spread(ratios)['median']:.3f}")
-    path = write("host", cpu_name(), {"unit": "ms per iteration", "figures": figures, "queue_ratio": spread(ratios)},
-                 Path(folder))  # fmt: skip
+    path = write(
+        "host",
+        cpu_name(),
+        {"unit": "ms per iteration", "figures": figures, "queue_ratio": spread(ratios)},
+        Path(folder),
+    )
     print(f"written: {path}")
 
 
@@ -77,8 +81,14 @@ def milliseconds(running: int, waiting: int) -> dict[str, float]:
 def _once(running: int, waiting: int) -> float:
     """Mean milliseconds of an iteration with all `running` requests decoding and `waiting` more in the queue."""
     limits = Limits(running, LONGEST, LONGEST, graph_sizes=())
-    engine = Engine(SarathiServe(TileAligned(1024)), PackOnly(running), limits, NothingCosts(),
-                    num_blocks=running * LONGEST // BLOCK, block_size=BLOCK)  # fmt: skip
+    engine = Engine(
+        SarathiServe(TileAligned(1024)),
+        PackOnly(running),
+        limits,
+        NothingCosts(),
+        num_blocks=running * LONGEST // BLOCK,
+        block_size=BLOCK,
+    )
     prompt = [1] * PROMPT
     engine.submit(Request(index, PROMPT, 2000, prompt=prompt) for index in range(running + waiting))
     while len(engine.view.decoding) < running:

@@ -18,12 +18,12 @@ import torch
 
 from cbatch import Limits, Policy, RunRecord
 from cbatch.model import ModelSpec
-from experiments.assemble import make_model, make_policy
-from experiments.bench.report import spread, write
 from experiments.bench.serving import Server, release, same_requests, start, summarize
-from experiments.command_line import Count
-from experiments.experiment import composed, swept, workload
-from experiments.settings import read_settings
+from experiments.config.assemble import make_model, make_policy
+from experiments.config.command_line import Count
+from experiments.config.composition import composed, swept, workload
+from experiments.config.settings import read_settings
+from experiments.store.benchmark_file import spread, write
 from experiments.workloads import Workload
 
 LOOPS = {"sync": False, "async": True}
@@ -35,11 +35,19 @@ def main(repeats: Count = 3, folder: str = "results") -> None:
     settings, spec, lengths = read_settings(config), make_model(config, {}), config["workload"]["lengths"]
     policy = partial(make_policy, config, settings, {})
     limits = Limits(config["batch"], config["max_tokens"], lengths["max_length"])
-    stamped: dict[str, Any] = {"model": spec.name, "batch": config["batch"], "chunk": config["chunk"],
-                               "requests": requests.num_requests, "lengths": [lengths["min_length"], lengths["max_length"]],
-                               "ratio": lengths["pd_ratio"], "figures": {}}  # fmt: skip
-    print(f"{spec.name}, batch {stamped['batch']}, {stamped['requests']} requests of {lengths['min_length']} to "
-          f"{lengths['max_length']} tokens, P:D {lengths['pd_ratio']}, {stamped['chunk']} tokens an iteration")  # fmt: skip
+    stamped: dict[str, Any] = {
+        "model": spec.name,
+        "batch": config["batch"],
+        "chunk": config["chunk"],
+        "requests": requests.num_requests,
+        "lengths": [lengths["min_length"], lengths["max_length"]],
+        "ratio": lengths["pd_ratio"],
+        "figures": {},
+    }
+    print(
+        f"{spec.name}, batch {stamped['batch']}, {stamped['requests']} requests of {lengths['min_length']} to "
+        f"{lengths['max_length']} tokens, P:D {lengths['pd_ratio']}, {stamped['chunk']} tokens an iteration"
+    )
     for graphs in swept("loops", "runtime.graphs"):
         stamped["figures"] |= measure(spec, limits, requests, policy, graphs, repeats)
         release()
@@ -63,11 +71,17 @@ def measure(
     for loop, asynchronous in LOOPS.items():
         iteration = server.executor.iteration
         before = iteration.num_eager
-        records = [server.record(policy(), requests.requests(server.executor.vocabulary), asynchronous=asynchronous)
-                   for _ in range(repeats)]  # fmt: skip
+        records = [
+            server.record(policy(), requests.requests(server.executor.vocabulary), asynchronous=asynchronous)
+            for _ in range(repeats)
+        ]
         name = f"{loop}, graphs {graphs}"
-        found[name] = {**figures(records), "eager_iterations": (iteration.num_eager - before) // repeats,
-                       "graphs": iteration.report.num_graphs, "capture_seconds": iteration.report.seconds}  # fmt: skip
+        found[name] = {
+            **figures(records),
+            "eager_iterations": (iteration.num_eager - before) // repeats,
+            "graphs": iteration.report.num_graphs,
+            "capture_seconds": iteration.report.seconds,
+        }
         show(name, found[name])
     server.executor.close()
     return found
@@ -81,17 +95,22 @@ def figures(records: list[RunRecord]) -> dict[str, Any]:
     return {
         "tokens_per_second": spread([run.tokens_per_second for run in served]),
         "ms_per_iteration": spread([run.milliseconds for run in served]),
-        "median_ms": {kind: float(np.median(milliseconds[chosen])) if chosen.any() else None
-                      for kind, chosen in (("mixed", mixed), ("decodes alone", ~mixed))},
+        "median_ms": {
+            kind: float(np.median(milliseconds[chosen])) if chosen.any() else None
+            for kind, chosen in (("mixed", mixed), ("decodes alone", ~mixed))
+        },
         "active_share": spread([run.active_share for run in served]),
         "host_ms_per_iteration": spread([run.host_milliseconds for run in served]),
         "iterations": served[-1].iterations,
         "mixed_iterations": int(mixed.sum()),
-    }  # fmt: skip
+    }
 
 
 def show(name: str, found: dict[str, Any]) -> None:
-    print(f"  {name:22} {found['tokens_per_second']['median']:8.0f} tokens/s  {found['ms_per_iteration']['median']:7.3f} "
-          f"ms/iteration, device active {found['active_share']['median']:.2%}, host "
-          f"{found['host_ms_per_iteration']['median']:.3f} ms, {found['eager_iterations']} of {found['iterations']} "
-          "iterations eager", flush=True)  # fmt: skip
+    print(
+        f"  {name:22} {found['tokens_per_second']['median']:8.0f} tokens/s  {found['ms_per_iteration']['median']:7.3f} "
+        f"ms/iteration, device active {found['active_share']['median']:.2%}, host "
+        f"{found['host_ms_per_iteration']['median']:.3f} ms, {found['eager_iterations']} of {found['iterations']} "
+        "iterations eager",
+        flush=True,
+    )

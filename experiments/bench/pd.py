@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from cbatch import Limits, Policy
-from experiments.bench.presets import load_spec
-from experiments.bench.report import spread, write
 from experiments.bench.serving import start
-from experiments.command_line import Count, beginning_with
+from experiments.config.command_line import Count, beginning_with
+from experiments.config.presets import load_spec
+from experiments.store.benchmark_file import spread, write
 from experiments.workloads import ClosedBatch
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.orca import Orca
@@ -68,8 +68,11 @@ def main(
             if isinstance(policy, Sarathi) and isinstance(policy.chunking, PDAware):
                 found["chunk"] = policy.chunking.total
             figures[f"{ratio:g}"][name] = found
-            print(f"  {name:24} {found['tokens_per_second']['median']:8.0f}  "  # type: ignore[index]
-                  f"{runs[0].milliseconds:7.3f} ms/iteration, {runs[0].iterations} iterations", flush=True)  # fmt: skip
+            print(
+                f"  {name:24} {found['tokens_per_second']['median']:8.0f}  "  # type: ignore[index]
+                f"{runs[0].milliseconds:7.3f} ms/iteration, {runs[0].iterations} iterations",
+                flush=True,
+            )
             counts = {"replayed": iteration.num_replayed, "eager": iteration.num_eager}
             path = write("pd", torch.cuda.get_device_name(), {**stamped, **counts}, Path(folder))
     print(f"written: {path}")

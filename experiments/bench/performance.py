@@ -83,8 +83,10 @@ def text(measured: Measured, *, drawn: bool) -> str:
         f"Written by `{COMMAND}` from the files that the command under each table wrote. Figures are medians.",
     ]
     if peers:
-        parts.append(f"Peers: {peers['date']}; {peers['setting']}. {peers['note']} The bytes bound is the time that reading "
-                     f"weights and KV cache takes at {peers['copy_bandwidth']}, the speed of a copy on the device.")  # fmt: skip
+        parts.append(
+            f"Peers: {peers['date']}; {peers['setting']}. {peers['note']} The bytes bound is the time that reading "
+            f"weights and KV cache takes at {peers['copy_bandwidth']}, the speed of a copy on the device."
+        )
     for part in (
         _batches(measured, drawn),
         _one_request(measured),
@@ -99,15 +101,18 @@ def text(measured: Measured, *, drawn: bool) -> str:
 def _batches(measured: Measured, drawn: bool) -> list[str]:
     """The large batch of equal requests, for each number of new tokens."""
     figures, peers = measured.decode.get("figures", {}), measured.peers.get("decode", {})
-    parts = [
-        "## Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens",
-        NOT_THE_SAME,
-    ]
+    parts = ["## Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens", NOT_THE_SAME]
     for name in sorted({*figures, *peers}, key=lambda name: int(name.split()[0])):
         peer, loops = peers.get(name, {}), figures.get(name, {})
         theirs = [Row(who, value, peer["active_share"].get(who)) for who, value in peer.get("engines", {}).items()]
-        ours = [Row(f"**cbatch, {loop}**", _median(loops.get(loop), "ms_per_iteration"), _median(loops.get(loop), "active_share"))
-                for loop in ("sync", "async")]  # fmt: skip
+        ours = [
+            Row(
+                f"**cbatch, {loop}**",
+                _median(loops.get(loop), "ms_per_iteration"),
+                _median(loops.get(loop), "active_share"),
+            )
+            for loop in ("sync", "async")
+        ]
         parts += [f"### {name} tokens", _table([*theirs, *ours], "ms per iteration", peer, faster_is_less=True)]
         totals = {
             **peer.get("seconds", {}),
@@ -134,8 +139,14 @@ def _one_request(measured: Measured) -> list[str]:
     figures, peer = measured.graphs.get("figures", {}), measured.peers.get("one_request", {})
     theirs = [Row(*item) for item in peer.get("engines", {}).items()]
     ours = [Row(f"**cbatch, {name}**", _median(way, "output_tokens_per_second")) for name, way in figures.items()]
-    costs = [[name, *(_number(way.get(key)) for key in ("build_seconds", "capture_seconds", "warm_up_seconds")), way["graphs"]]
-             for name, way in figures.items()]  # fmt: skip
+    costs = [
+        [
+            name,
+            *(_number(way.get(key)) for key in ("build_seconds", "capture_seconds", "warm_up_seconds")),
+            way["graphs"],
+        ]
+        for name, way in figures.items()
+    ]
     head = ["", "built in [s]", "captures, of it [s]", "first request [s]", "graphs"]
     return [
         "## One request: llama-2-7b, 32 prompt and 512 new tokens",
@@ -151,8 +162,10 @@ def _pd(measured: Measured) -> list[str]:
     ratio = peer.get("ratio", next(iter(figures), "14"))
     theirs = [Row(*item) for item in peer.get("engines", {}).items()]
     ours = _policies(figures.get(ratio, {}))
-    parts = [f"## Prompts and decodes together: llama-13b, 144 requests of 1024 tokens, batch 18, P:D {ratio}",
-             _table([*theirs, *ours], "prompt and output tokens/s", peer)]  # fmt: skip
+    parts = [
+        f"## Prompts and decodes together: llama-13b, 144 requests of 1024 tokens, batch 18, P:D {ratio}",
+        _table([*theirs, *ours], "prompt and output tokens/s", peer),
+    ]
     if len(figures) > 1:
         names = list(dict.fromkeys(name for policies in figures.values() for name in policies))
         rows = [
@@ -196,8 +209,10 @@ def _attention(measured: Measured) -> list[str]:
 
 
 def _policies(figures: Json) -> list[Row]:
-    rows = [Row(f"**cbatch, {name}**", _median(found, "tokens_per_second"), _median(found, "active_share"))
-            for name, found in figures.items()]  # fmt: skip
+    rows = [
+        Row(f"**cbatch, {name}**", _median(found, "tokens_per_second"), _median(found, "active_share"))
+        for name, found in figures.items()
+    ]
     return rows or [Row("**cbatch**", None)]
 
 

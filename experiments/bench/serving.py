@@ -65,8 +65,15 @@ class Server(NamedTuple):
     ) -> RunRecord:
         if check := getattr(policy, "check", None):
             check(self.limits)
-        engine = Engine(policy, self.executor, self.limits, self.cost, num_blocks=self.num_blocks, block_size=self.block_size,
-                        asynchronous=asynchronous)  # fmt: skip
+        engine = Engine(
+            policy,
+            self.executor,
+            self.limits,
+            self.cost,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            asynchronous=asynchronous,
+        )
         engine.submit(requests)
         return engine.run(on_step)
 
@@ -86,8 +93,9 @@ def start(
     needed = limits.max_running * -(-limits.max_request_tokens // gpu.BLOCK_SIZE)
     fitting = (kv_tokens or gpu.kv_tokens_beside(spec, limits)) // gpu.BLOCK_SIZE
     num_blocks = min(needed, fitting)
-    executor = gpu.build(spec, limits, num_blocks=num_blocks, block_size=gpu.BLOCK_SIZE, graphs=graphs, fused=fused,
-                         compiled=compiled)  # fmt: skip
+    executor = gpu.build(
+        spec, limits, num_blocks=num_blocks, block_size=gpu.BLOCK_SIZE, graphs=graphs, fused=fused, compiled=compiled
+    )
     return Server(
         executor,
         limits,

@@ -13,7 +13,7 @@ from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
-from experiments.bench.report import cpu_name, spread, write
+from experiments.store.benchmark_file import cpu_name, spread, write
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -38,8 +38,10 @@ def main(folder: str = "results") -> None:
         runs = [_once(make()) for _ in range(REPEATS)]
         rates = spread([rate for rate, _ in runs])
         figures[name] = {"iterations_per_second": rates, "mean_batch": runs[0][1]}
-        print(f"  {name:28} {rates['median']:8.0f} iterations/s   ({rates['min']:.0f} to {rates['max']:.0f}), "
-              f"mean batch {runs[0][1]:.0f}")  # fmt: skip
+        print(
+            f"  {name:28} {rates['median']:8.0f} iterations/s   ({rates['min']:.0f} to {rates['max']:.0f}), "
+            f"mean batch {runs[0][1]:.0f}"
+        )
     print(f"written: {write('sim', cpu_name(), {'figures': figures}, Path(folder))}")
 
 
@@ -47,8 +49,14 @@ def _once(policy: Policy) -> tuple[float, float]:
     """(iterations a second, mean requests in an iteration) of one run, construction of the requests left out."""
     profile = load_profile("h200")
     cost = ProfileCost(profile, SPEC)
-    engine = Engine(policy, SimExecutor(cost, profile.host(asynchronous=True)), Limits(BATCH, 16384, 8192), cost,
-                    num_blocks=profile.kv_tokens(SPEC) // 16, block_size=16)  # fmt: skip
+    engine = Engine(
+        policy,
+        SimExecutor(cost, profile.host(asynchronous=True)),
+        Limits(BATCH, 16384, 8192),
+        cost,
+        num_blocks=profile.kv_tokens(SPEC) // 16,
+        block_size=16,
+    )
     random = np.random.default_rng(0)
     lengths = zip(random.integers(100, 2000, NUM_REQUESTS), random.integers(300, 900, NUM_REQUESTS), strict=True)
     requests = [Request(index, int(prompt), int(output)) for index, (prompt, output) in enumerate(lengths)]

@@ -13,15 +13,15 @@ from pathlib import Path
 import torch
 
 from cbatch.model import ModelSpec
-from cbatch.runtime.argmax import argmax
-from cbatch.runtime.attention.choice import choose_attention
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
-from cbatch.runtime.fused_model import FusedModel
+from cbatch.runtime.fast.argmax import argmax
+from cbatch.runtime.fast.attention.choice import choose_attention
+from cbatch.runtime.fast.fused_model import FusedModel
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.weights import load_model
-from experiments.bench.presets import load_spec
-from experiments.bench.report import spread, write
-from experiments.command_line import Count
+from experiments.config.command_line import Count
+from experiments.config.presets import load_spec
+from experiments.store.benchmark_file import spread, write
 
 PAGE = 128
 COPY_BANDWIDTH = 4.27e12
@@ -42,8 +42,15 @@ def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, 
     print(f"  {times['median']:.3f} ms ({times['min']:.3f} to {times['max']:.3f}); bytes alone {bound:.3f} ms")
     for name, (milliseconds, calls) in parts.items():
         print(f"  {milliseconds:7.3f} ms  {calls:4d} x  {name}")
-    figures = {"unit": "ms per iteration", "model": spec.name, "batch": batch, "context": context, "time": times,
-               "bytes_bound": bound, "kernels": parts}  # fmt: skip
+    figures = {
+        "unit": "ms per iteration",
+        "model": spec.name,
+        "batch": batch,
+        "context": context,
+        "time": times,
+        "bytes_bound": bound,
+        "kernels": parts,
+    }
     print(f"written: {write(f'step-{spec.name}-{batch}x{context}', hardware, figures, Path(folder))}")
 
 
@@ -54,14 +61,7 @@ def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
     cache.keys.normal_()
     cache.values.normal_()
     attention = choose_attention(spec, PAGE, device).attention
-    return FusedModel(
-        load_model(spec, device),
-        spec,
-        cache,
-        attention,
-        max_rows=num_rows,
-        max_positions=num_context,
-    )
+    return FusedModel(load_model(spec, device), spec, cache, attention, max_rows=num_rows, max_positions=num_context)
 
 
 def decode_inputs(spec: ModelSpec, num_rows: int, num_context: int) -> Fields[torch.Tensor]:

@@ -12,11 +12,11 @@ from pathlib import Path
 import torch
 
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
-from cbatch.runtime.fused_model import FusedModel
-from experiments.bench.presets import load_spec
-from experiments.bench.report import spread, write
+from cbatch.runtime.fast.fused_model import FusedModel
 from experiments.bench.step import PAGE, build, capture, replay_times
-from experiments.command_line import Count
+from experiments.config.command_line import Count
+from experiments.config.presets import load_spec
+from experiments.store.benchmark_file import spread, write
 
 AROUND = 4
 """Tokens on either side of an edge that are measured one by one."""

@@ -10,10 +10,10 @@ import torch
 
 from cbatch import Limits, Policy
 from cbatch.errors import ConfigError
-from experiments.bench.presets import load_spec
-from experiments.bench.report import spread, write
 from experiments.bench.serving import same_requests, start
-from experiments.command_line import Count, beginning_with
+from experiments.config.command_line import Count, beginning_with
+from experiments.config.presets import load_spec
+from experiments.store.benchmark_file import spread, write
 from experiments.workloads import TraceReplay
 from policies.chunking import TileAligned
 from policies.longest_first import LongestFirst
@@ -82,8 +82,10 @@ def main(
             "eager": (iteration.num_eager - before) // len(runs),
             "active_share": spread([run.active_share for run in runs]),
         }
-        print(f"  {name:28} {figures[name]['tokens_per_second']['median']:8.0f}  {runs[0].seconds:6.2f} s, "
-              f"{runs[0].iterations} iterations, {figures[name]['eager']} eager, device active {runs[0].active_share:.2%}",
-              flush=True)  # fmt: skip
+        print(
+            f"  {name:28} {figures[name]['tokens_per_second']['median']:8.0f}  {runs[0].seconds:6.2f} s, "
+            f"{runs[0].iterations} iterations, {figures[name]['eager']} eager, device active {runs[0].active_share:.2%}",
+            flush=True,
+        )
         written = write("trace", torch.cuda.get_device_name(), stamped, Path(folder))
     print(f"written: {written}")

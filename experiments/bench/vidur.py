@@ -26,15 +26,26 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 
 from cbatch import ConfigError
-from experiments.bench.report import cpu_name, spread, write
-from experiments.command_line import Count
+from experiments.config.command_line import Count
+from experiments.store.benchmark_file import cpu_name, spread, write
 
 SETTING = (
-    "policy=sarathi_serve", "chunking=tile_aligned", "chunk=512", "batch=128", f"kv_tokens={13 * 4096}",
-    "model=llama-2-70b", "backend=sim", "backend.tensor_parallel=2",
-    "workload=sharegpt", "workload.arrivals.rate=2.0", "workload.lengths.format=auto", "workload.lengths.order=random",
-    "workload.lengths.max_length=4096", "workload.lengths.too_long=clip", "progress=off",
-)  # fmt: skip
+    "policy=sarathi_serve",
+    "chunking=tile_aligned",
+    "chunk=512",
+    "batch=128",
+    f"kv_tokens={13 * 4096}",
+    "model=llama-2-70b",
+    "backend=sim",
+    "backend.tensor_parallel=2",
+    "workload=sharegpt",
+    "workload.arrivals.rate=2.0",
+    "workload.lengths.format=auto",
+    "workload.lengths.order=random",
+    "workload.lengths.max_length=4096",
+    "workload.lengths.too_long=clip",
+    "progress=off",
+)
 
 OUTPUTS = {"tables": ("timeline=false",), "tables and timeline": ()}
 """What the process writes; Vidur's default outputs hold a timeline too."""
@@ -68,13 +79,21 @@ def main(path: str, tables: str, num_requests: Count = 5000, repeats: Count = 5,
         for repeat in range(repeats):
             run, summary = measured((*setting, *options))
             runs.append(run)
-            print(f"  {outputs}, {repeat + 1} of {repeats}: {run.wall:.2f} s, of them {run.cpu:.2f} s of a core, "
-                  f"{run.memory:.0f} MB", flush=True)  # fmt: skip
+            print(
+                f"  {outputs}, {repeat + 1} of {repeats}: {run.wall:.2f} s, of them {run.cpu:.2f} s of a core, "
+                f"{run.memory:.0f} MB",
+                flush=True,
+            )
         figures[outputs] = _figures(runs, summary)
-        rows += [(outputs, name, values["median"], values["min"], values["max"])
-                 for name, values in figures[outputs].items() if isinstance(values, dict)]  # fmt: skip
-    print(f"\n{summary['about']['requests']} requests, {summary['run']['iterations']} iterations "
-          f"({VIDUR['iterations']} for 5,000 in Vidur)\n")  # fmt: skip
+        rows += [
+            (outputs, name, values["median"], values["min"], values["max"])
+            for name, values in figures[outputs].items()
+            if isinstance(values, dict)
+        ]
+    print(
+        f"\n{summary['about']['requests']} requests, {summary['run']['iterations']} iterations "
+        f"({VIDUR['iterations']} for 5,000 in Vidur)\n"
+    )
     print(tabulate(rows, ("process that writes", "", "median", "least", "most"), floatfmt=".2f"))
     content = {"setting": list(SETTING), "figures": figures, "vidur": VIDUR}
     print(f"written: {write('vidur', cpu_name(), content, Path(folder))}")
@@ -90,8 +109,11 @@ def measured(arguments: Sequence[str]) -> tuple[Process, dict[str, Any]]:
         output = Path(folder) / "run"
         with (Path(folder) / "errors").open("w+") as errors:
             began = time.perf_counter()
-            process = subprocess.Popen([sys.executable, "-m", "experiments.run", *arguments, f"output={output}"],
-                                       stdout=subprocess.DEVNULL, stderr=errors)  # fmt: skip
+            process = subprocess.Popen(
+                [sys.executable, "-m", "experiments.run", *arguments, f"output={output}"],
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
             _, status, usage = os.wait4(process.pid, 0)
             wall = time.perf_counter() - began
             process.returncode = os.waitstatus_to_exitcode(status)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from cbatch import PlanError
-from cbatch.decisions import Decision
+from cbatch.replay.decisions import Decision
 from experiments.check.scenario import History
 
 OVERTAKEN_LIMIT = 8
@@ -126,13 +126,21 @@ PROPERTIES = (
     Property("legal", "every plan keeps the rules, and nothing raises", True, _legal),
     Property("kv", "the KV cache is never over-committed", True, _over_committed),
     Property("ends", "every run ends", True, _ends),
-    Property("fair", f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits", False, _starves),
+    Property(
+        "fair", f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits", False, _starves
+    ),
     Property("work_conserving", "work-conserving: no iteration is empty while whoever waits would fit", False, _idles),
-    Property("iteration_level", "admission at every iteration: no decodes alone while whoever waits would fit", False,
-             _decodes_alone),
+    Property(
+        "iteration_level",
+        "admission at every iteration: no decodes alone while whoever waits would fit",
+        False,
+        _decodes_alone,
+    ),
     Property("stall_free", "stall-free: every running request gets a token in every iteration", False, _stalls),
-    Property("bounded_tbt", "bounded time between tokens: at most a chunk of prompt tokens lies between two", False, _delays),
-)  # fmt: skip
+    Property(
+        "bounded_tbt", "bounded time between tokens: at most a chunk of prompt tokens lies between two", False, _delays
+    ),
+)
 NAMES = tuple(prop.name for prop in PROPERTIES)
 
 

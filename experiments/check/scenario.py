@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cbatch import BatchShape, CbatchError, Engine, Limits, Policy, PolicyError, Request
-from cbatch.decisions import Decision, StepEnd, recorded_decisions
+from cbatch.replay.decisions import Decision, StepEnd, recorded_decisions
 from cbatch.sim.executor import SimExecutor
 
 
@@ -48,8 +48,10 @@ class Scenario:
 
     def __str__(self) -> str:
         how = "async" if self.asynchronous else "sync"
-        return (f"batch={self.batch} max_tokens={self.max_tokens} kv_tokens={self.num_blocks * self.block_size} "
-                f"block_size={self.block_size} runtime={how}")  # fmt: skip
+        return (
+            f"batch={self.batch} max_tokens={self.max_tokens} kv_tokens={self.num_blocks * self.block_size} "
+            f"block_size={self.block_size} runtime={how}"
+        )
 
 
 class EvenCost:
@@ -100,16 +102,26 @@ def play(policy: Policy, scenario: Scenario) -> History:
 
     error: CbatchError | None = None
     try:
-        engine = Engine(copy.deepcopy(policy), SimExecutor(cost), scenario.limits, cost, num_blocks=scenario.num_blocks,
-                        block_size=scenario.block_size, asynchronous=scenario.asynchronous)  # fmt: skip
-        engine.submit(Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival)
-                      for id_, ask in enumerate(scenario.asks))  # fmt: skip
+        engine = Engine(
+            copy.deepcopy(policy),
+            SimExecutor(cost),
+            scenario.limits,
+            cost,
+            num_blocks=scenario.num_blocks,
+            block_size=scenario.block_size,
+            asynchronous=scenario.asynchronous,
+        )
+        engine.submit(
+            Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in enumerate(scenario.asks)
+        )
         with recorded_decisions(engine, hear):
             engine.run()
     except CbatchError as raised:
         error = raised
     except Exception as raised:
-        error = PolicyError(f"the engine failed ({type(raised).__name__}: {' '.join(str(raised).split())}); "
-                            "a policy may change nothing but its own state")  # fmt: skip
+        error = PolicyError(
+            f"the engine failed ({type(raised).__name__}: {' '.join(str(raised).split())}); "
+            "a policy may change nothing but its own state"
+        )
     endless = isinstance(error, _EndlessError)
     return History(scenario, decisions, None if endless else error, endless)

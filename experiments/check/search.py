@@ -94,8 +94,11 @@ def _all(
         blocks = [-(-ask.tokens // block_size) for ask in asks]
         longest = max(ask.tokens for ask in asks)
         for batch, tokens, num_blocks, asynchronous in product(
-            range(1, count + 1), _distinct(longest, 2 * longest), _distinct(max(blocks), max(blocks) + 1, sum(blocks)), (False, True)
-        ):  # fmt: skip
+            range(1, count + 1),
+            _distinct(longest, 2 * longest),
+            _distinct(max(blocks), max(blocks) + 1, sum(blocks)),
+            (False, True),
+        ):
             yield Scenario(asks, batch, max(tokens, batch, chunk), num_blocks, block_size, asynchronous)
 
 
@@ -115,8 +118,10 @@ def _check_copies(policy: Policy) -> None:
     except (Interruption, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise ConfigError(f"policy {type(policy).__name__} cannot be copied ({type(error).__name__}: {error}), and each workload "
-                          "needs a fresh one; open files, locks and generators where they are used") from error  # fmt: skip
+        raise ConfigError(
+            f"policy {type(policy).__name__} cannot be copied ({type(error).__name__}: {error}), and each workload "
+            "needs a fresh one; open files, locks and generators where they are used"
+        ) from error
 
 
 def _search_random(policy: Policy, prop: Property, chunk: int, num_random: int) -> Counterexample | None:
@@ -134,8 +139,9 @@ def _search_random(policy: Policy, prop: Property, chunk: int, num_random: int) 
 
     quiet = settings(max_examples=num_random, database=None, deadline=None)
     try:
-        smallest = find(_scenarios(chunk), lambda scenario: asked(scenario) is not None, settings=quiet,
-                        random=random.Random(0))  # fmt: skip
+        smallest = find(
+            _scenarios(chunk), lambda scenario: asked(scenario) is not None, settings=quiet, random=random.Random(0)
+        )
     except NoSuchExample:
         return None
     return asked(smallest)
@@ -153,7 +159,13 @@ def _scenarios(chunk: int) -> Any:
         block_size = draw(st.integers(1, 2 * chunk))
         longest = max(request.tokens for request in asks)
         enough = -(-longest // block_size)
-        return Scenario(asks, batch, max(longest, batch, chunk) + draw(st.integers(0, 3 * longest)),
-                        enough + draw(st.integers(0, 3 * enough)), block_size, draw(st.booleans()))  # fmt: skip
+        return Scenario(
+            asks,
+            batch,
+            max(longest, batch, chunk) + draw(st.integers(0, 3 * longest)),
+            enough + draw(st.integers(0, 3 * enough)),
+            block_size,
+            draw(st.booleans()),
+        )
 
     return scenario()

@@ -18,12 +18,12 @@ from importlib import import_module
 from pathlib import Path
 
 from cbatch import CbatchError, ConfigError
-from experiments.bench.report import slug
-from experiments.command_line import keyword_arguments, listed, run
+from experiments.config.command_line import keyword_arguments, listed, run
+from experiments.config.settings import nearest
 from experiments.paper import gallery
 from experiments.paper.machines import Machines
-from experiments.paper.report import table
-from experiments.settings import nearest
+from experiments.paper.verdicts import table
+from experiments.store.benchmark_file import slug
 
 COMMANDS = {
     "a6000": "write the profile of the A6000 with LLaMA-13B from the paper's printed numbers",
@@ -56,8 +56,13 @@ def _paper(*arguments: str) -> int:
     return make(**keyword_arguments(make, options, "experiments.paper"))
 
 
-def figures(names: Sequence[str], tables: str | None = None, links: str | None = None, hardware: str = "sim",
-            folder: str = "results") -> int:  # fmt: skip
+def figures(
+    names: Sequence[str],
+    tables: str | None = None,
+    links: str | None = None,
+    hardware: str = "sim",
+    folder: str = "results",
+) -> int:
     """Make figures, all if none is named; 1 if a tested claim fails, 2 if a figure could not be made."""
     chosen = [*names] or gallery.names()
     for name in chosen:

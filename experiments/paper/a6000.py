@@ -23,7 +23,7 @@ from typing import Any
 
 from cbatch.model import ModelSpec
 from cbatch.sim.profile_file import PROFILES, profile_text
-from experiments.bench.presets import load_spec
+from experiments.config.presets import load_spec
 
 NAME, MODEL = "a6000-llama-13b", "nanogpt-13b"
 
@@ -91,7 +91,7 @@ def profile() -> dict[str, Any]:
         "name": NAME,
         "hardware": "NVIDIA RTX A6000, 48 GB",
         "source": "printed numbers of SARATHI (arXiv 2308.16369): Table 2, Figs 4a, 7 and 13; "
-                  "made by python -m experiments.paper a6000",
+        "made by python -m experiments.paper a6000",
         "error": "gains printed in the paper for LLaMA-13B are met within 0.04 (python -m experiments.paper closure)",
         "memory_bytes": 48e9,
         "ceilings": {
@@ -102,7 +102,7 @@ def profile() -> dict[str, Any]:
         },
         "attention": _attention(spec),
         "models": {spec.name: {"num_layers": LAYERS, "tensor_parallel": {"1": _tables()}}},
-    }  # fmt: skip
+    }
 
 
 def _attention(spec: ModelSpec) -> dict[str, Any]:
@@ -111,12 +111,12 @@ def _attention(spec: ModelSpec) -> dict[str, Any]:
     flops_per_score = 4 * LAYERS * spec.num_heads * spec.head_dim
     return {
         "from": "Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in 15.2 ms; "
-                "Fig 13: a prompt in chunks of 64 takes 3 times as long",
+        "Fig 13: a prompt in chunks of 64 takes 3 times as long",
         "bandwidth_bytes_per_second": _rounded(kv_bytes / (ms_per_decode_context() * MS)),
         "chunk_bandwidth_bytes_per_second": _rounded(kv_bytes / (ms_per_chunk_context() * MS)),
         "flops_per_second": _rounded(flops_per_score / (per_score * MS)),
         "mixed_seconds": _rounded(mixed_ms() * MS / LAYERS),
-    }  # fmt: skip
+    }
 
 
 def _tables() -> dict[str, Any]:
@@ -126,8 +126,8 @@ def _tables() -> dict[str, Any]:
     return {
         "linear": {
             "from": "44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. 256: Fig 4a, 12.5% below "
-                    "180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. 1,024: Table 2; evenly between, in proportion "
-                    "beyond. Steps of 128: Fig 7",
+            "180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. 1,024: Table 2; evenly between, in proportion "
+            "beyond. Steps of 128: Fig 7",
             "tokens": list(linear),
             "all": [_rounded(ms * MS) for ms in linear.values()],
         },
@@ -138,7 +138,7 @@ def _tables() -> dict[str, Any]:
         },
         "embedding": {"from": "within other", "tokens": [LONGEST], "seconds": [0.0]},
         "head": {"from": "within other", "requests": [LONGEST], "seconds": [0.0]},
-    }  # fmt: skip
+    }
 
 
 def main(folder: str = str(PROFILES)) -> None:

@@ -25,10 +25,10 @@ import pandas as pd
 import yaml
 
 from cbatch.errors import ConfigError
+from experiments.config.settings import nearest
 from experiments.paper.machines import Machines
 from experiments.paper.quantities import QUANTITIES
 from experiments.paper.steady import SteadyState
-from experiments.settings import nearest
 
 FOLDER = Path(__file__).parent / "claims"
 
@@ -89,9 +89,19 @@ class Verdict:
     def row(self) -> dict[str, Any]:
         """As it stands in a results file."""
         claim = self.claim
-        return {"id": claim.id, "source": claim.source, "where": claim.where, "hardware": claim.hardware, "asked": claim.asked,
-                "printed": claim.printed, "ours": self.value, **self.extra, "holds": self.holds, "tested": claim.tested,
-                "note": claim.note}  # fmt: skip
+        return {
+            "id": claim.id,
+            "source": claim.source,
+            "where": claim.where,
+            "hardware": claim.hardware,
+            "asked": claim.asked,
+            "printed": claim.printed,
+            "ours": self.value,
+            **self.extra,
+            "holds": self.holds,
+            "tested": claim.tested,
+            "note": claim.note,
+        }
 
 
 def read_claims(figure: str = "") -> list[Claim]:

@@ -7,7 +7,7 @@ from typing import Literal
 from cbatch import Engine, Policy
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
-from experiments.experiment import composed
+from experiments.config.composition import composed
 from experiments.paper.steady import BLOCK, COUNTED, WARM_UP, Load, counted, limits_of
 from experiments.workloads import ClosedBatch
 
@@ -30,11 +30,23 @@ def seconds_per_request(
         stagger: iterations between the first arrivals, see `ClosedBatch`.
         tile: of the limits that the policy sees; None is the hardware's.
     """
-    workload = ClosedBatch(length=load.length, pd_ratio=load.pd_ratio, batch=load.batch, stagger=stagger,
-                           num_requests=(WARM_UP + COUNTED + 1) * load.batch)  # fmt: skip
+    workload = ClosedBatch(
+        length=load.length,
+        pd_ratio=load.pd_ratio,
+        batch=load.batch,
+        stagger=stagger,
+        num_requests=(WARM_UP + COUNTED + 1) * load.batch,
+    )
     limits = limits_of(load, tile or cost.profile.ceilings.tile)
-    engine = Engine(policy, SimExecutor(cost), limits, cost, num_blocks=load.batch * -(-load.length // BLOCK), block_size=BLOCK,
-                    asynchronous=False)  # fmt: skip
+    engine = Engine(
+        policy,
+        SimExecutor(cost),
+        limits,
+        cost,
+        num_blocks=load.batch * -(-load.length // BLOCK),
+        block_size=BLOCK,
+        asynchronous=False,
+    )
     engine.submit(workload.requests(None))
     begin, end = counted(engine.run(), load, COUNTED)
     return (end - begin) / (COUNTED * load.batch)

@@ -15,7 +15,7 @@ import pandas as pd
 from experiments.paper import quantities
 from experiments.paper.claims import Claim, check, read_claims
 from experiments.paper.machines import Machines
-from experiments.paper.report import conclusion, table, write
+from experiments.paper.verdicts import conclusion, table, write
 
 
 def claims_of_closure() -> list[Claim]:

@@ -35,10 +35,10 @@ from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
 from cbatch.sim.stages import Span, StageAccount
 from cbatch.sim.topology import Topology
-from experiments.bench.presets import load_spec
-from experiments.command_line import Count
+from experiments.config.command_line import Count
+from experiments.config.presets import load_spec
 from experiments.paper.claims import Claim, Verdict, read_claims
-from experiments.paper.report import conclusion, table, write
+from experiments.paper.verdicts import conclusion, table, write
 from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
 from policies.chunking import TileAligned
 from policies.orca import Orca
@@ -91,8 +91,12 @@ def main(tables: str, links: str, num_requests: Count = 10_000, step: Count = 1,
     values = ratios(outcomes)
     verdicts = [Verdict(claim, values[_key(claim)]) for claim in read_claims("fig12")]
     print(f"\n{table(verdicts)}\n\n{conclusion(verdicts)}")
-    figures = {"num_requests": num_requests, "step": step, "claims": [verdict.row() for verdict in verdicts],
-               "systems": {name: _figures(outcome) for name, outcome in outcomes.items()}}  # fmt: skip
+    figures = {
+        "num_requests": num_requests,
+        "step": step,
+        "claims": [verdict.row() for verdict in verdicts],
+        "systems": {name: _figures(outcome) for name, outcome in outcomes.items()},
+    }
     provenance = {name: outcome.provenance for name, outcome in outcomes.items()}
     print(
         f"written: {write('fig12_systems' if step == 1 else f'fig12_systems_step{step}', figures, provenance, Path(folder))}"
@@ -121,19 +125,31 @@ def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: 
     limits = Limits(batch, batch * LONGEST, LONGEST, num_stages=topology.pipeline_stages)
     executors = [BubbleTimes(cost) for _ in range(topology.replicas)]
     num_blocks = limits.max_running * LONGEST // BLOCK
-    engines = [Engine(policy, executor, limits, cost, num_blocks=num_blocks, block_size=BLOCK, asynchronous=False)
-               for executor in executors]  # fmt: skip
+    engines = [
+        Engine(policy, executor, limits, cost, num_blocks=num_blocks, block_size=BLOCK, asynchronous=False)
+        for executor in executors
+    ]
     cluster = Cluster(engines, RoundRobin())
     begin = time.perf_counter()
     cluster.submit(work)
     record = cluster.run()
     wall_seconds = time.perf_counter() - begin
-    bubbles = [sum(executor.bubbles[request.id] for executor in executors) / topology.pipeline_stages
-               for request in record.requests]  # fmt: skip
+    bubbles = [
+        sum(executor.bubbles[request.id] for executor in executors) / topology.pipeline_stages
+        for request in record.requests
+    ]
     ends = [request.finished_at or 0.0 for request in record.requests]
     started = [number for executor in executors for number in executor.prompts_started]
-    return Outcome(ends[-1], ends, bubbles, cluster.executor.accounts(), len(record.steps), started, wall_seconds,
-                   cost.provenance())  # fmt: skip
+    return Outcome(
+        ends[-1],
+        ends,
+        bubbles,
+        cluster.executor.accounts(),
+        len(record.steps),
+        started,
+        wall_seconds,
+        cost.provenance(),
+    )
 
 
 def ratios(outcomes: dict[str, Outcome]) -> dict[str, float]:
@@ -155,8 +171,17 @@ def _key(claim: Claim) -> str:
 def _systems(outcomes: dict[str, Outcome]) -> str:
     """Where the stages' time went, mean over all stages, as shares of their spans."""
     names = ("compute", "communication", "pb1", "pb2", "pb3", "no_work")
-    rows = [(name, outcome.num_iterations, outcome.wall_seconds, outcome.seconds, float(np.median(outcome.bubbles)),
-             *(f"{_share(outcome, part):.1%}" for part in names)) for name, outcome in outcomes.items()]  # fmt: skip
+    rows = [
+        (
+            name,
+            outcome.num_iterations,
+            outcome.wall_seconds,
+            outcome.seconds,
+            float(np.median(outcome.bubbles)),
+            *(f"{_share(outcome, part):.1%}" for part in names),
+        )
+        for name, outcome in outcomes.items()
+    ]
     headers = ("system", "iterations", "simulated in s", "seconds", "median bubble s", *names)
     return tabulate(rows, headers, floatfmt=("", "d", ".1f", ".1f", ".2f"))
 
@@ -170,6 +195,11 @@ def _figures(outcome: Outcome) -> dict[str, Any]:
     """What the figure's two panels show: percentiles 0 to 100 of bubble time, and the ends of every hundredth of requests."""
     percentiles = np.percentile(outcome.bubbles, range(101))
     ends = np.percentile(outcome.ends, range(101), method="lower")
-    return {"seconds": outcome.seconds, "iterations": outcome.num_iterations, "wall_seconds": outcome.wall_seconds,
-            "bubble_seconds_percentiles": percentiles.tolist(), "end_percentiles": ends.tolist(),
-            "stages": [{name: getattr(stage, name) for name in StageAccount.__slots__} for stage in outcome.stages]}  # fmt: skip
+    return {
+        "seconds": outcome.seconds,
+        "iterations": outcome.num_iterations,
+        "wall_seconds": outcome.wall_seconds,
+        "bubble_seconds_percentiles": percentiles.tolist(),
+        "end_percentiles": ends.tolist(),
+        "stages": [{name: getattr(stage, name) for name in StageAccount.__slots__} for stage in outcome.stages],
+    }

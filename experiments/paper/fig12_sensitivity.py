@@ -25,23 +25,30 @@ import numpy as np
 from tabulate import tabulate
 
 from cbatch import Plan, Policy, Request, View
-from cbatch.sim.estimate import PerToken
 from cbatch.sim.importers.vidur import read_links
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
+from cbatch.sim.roofline import PerToken
 from cbatch.sim.topology import Topology
-from experiments.command_line import Count
+from experiments.config.command_line import Count
 from experiments.paper.fig12 import LONGEST, SHORTEST, Outcome, ratios, requests, run
-from experiments.paper.report import write
+from experiments.paper.verdicts import write
 from experiments.workloads.lengths import split
 from policies.chunking import Fixed, TileAligned
 from policies.orca import Orca
 from policies.sarathi import Sarathi
 
 PIPELINE, REPLICAS = Topology(8, 8), Topology(8, replicas=8)
-HEADERS = ("reading", "bubbles orca/sarathi", "time orca/sarathi", "time tp/sarathi", "time orca/tp",
-           "prompts in a round", "why")  # fmt: skip
+HEADERS = (
+    "reading",
+    "bubbles orca/sarathi",
+    "time orca/sarathi",
+    "time tp/sarathi",
+    "time orca/tp",
+    "prompts in a round",
+    "why",
+)
 FREE = PerToken(0.0, 0.0)
 
 Work = Callable[[int], list[Request]]
@@ -149,14 +156,18 @@ READINGS = (
     Reading(name="aligned, 4 rounds", why="prompts start in every 4th round of the pipeline", orca=lambda: Aligned(4)),
     Reading(name="aligned, 8 rounds", why="in every 8th", orca=lambda: Aligned(8)),
     Reading(name="aligned, 16 rounds", why="in every 16th", orca=lambda: Aligned(16)),
-    Reading(name="Zipf over L", why="probability of a length L: 1 / L^0.4, not 1 / rank^0.4", work=law_over_lengths(0.4)),
+    Reading(
+        name="Zipf over L", why="probability of a length L: 1 / L^0.4, not 1 / rank^0.4", work=law_over_lengths(0.4)
+    ),
     Reading(name="even lengths", why="theta 0", work=law_over_lengths(0.0)),
     Reading(name="steps of 128", why="lengths in multiples of 128 tokens", work=stepped(128)),
     Reading(name="steps of 256", why="in multiples of 256", work=stepped(256)),
     Reading(name="steps of 512", why="in multiples of 512", work=stepped(512)),
-    Reading(name="256 + decodes", why="a chunk of 256 prompt tokens, decodes on top", sarathi=lambda: Sarathi(Fixed(256))),
+    Reading(
+        name="256 + decodes", why="a chunk of 256 prompt tokens, decodes on top", sarathi=lambda: Sarathi(Fixed(256))
+    ),
     Reading(name="free links", why="messages take no time", free_links=True),
-)  # fmt: skip
+)
 
 
 def main(tables: str, links: str, num_requests: Count = 3000, folder: str = "results") -> int:

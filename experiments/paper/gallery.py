@@ -20,12 +20,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cbatch import ConfigError
+from experiments.config.settings import nearest
 from experiments.paper.claims import Verdict, check, read_claims
 from experiments.paper.machines import Machines
-from experiments.paper.report import write
+from experiments.paper.verdicts import write
 from experiments.plots import style
-from experiments.settings import nearest
-from experiments.stamp import at_once
+from experiments.store.provenance import at_once
 
 FOLDER = Path(__file__).parent / "figures"
 
@@ -86,9 +86,13 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     figure = module.draw(data, claims)
     _sign(figure, machines.origin())
     style.save(figure, folder / "paper", name)
-    described = {"figure": about(name), "seconds": round(time.perf_counter() - begin, 1), "left_out": notes,
-                 "claims": [verdict.row() for verdict in verdicts],
-                 "measured": data.attrs.get("measured", [])}  # fmt: skip
+    described = {
+        "figure": about(name),
+        "seconds": round(time.perf_counter() - begin, 1),
+        "left_out": notes,
+        "claims": [verdict.row() for verdict in verdicts],
+        "measured": data.attrs.get("measured", []),
+    }
     write(name, described, machines.provenance(), folder)
     table = str(module.text(data)) if hasattr(module, "text") else ""
     return Shown(name, verdicts, time.perf_counter() - begin, notes, table)
@@ -112,8 +116,10 @@ def _share(verdicts: Sequence[Verdict]) -> str:
 
 def _failure(verdict: Verdict) -> str:
     claim = verdict.claim
-    return (f"  does not hold: {claim.id}, {claim.where}: {claim.asked}, ours {verdict.value:.3g}: "
-            f"{claim.note or 'no reason is known'}")  # fmt: skip
+    return (
+        f"  does not hold: {claim.id}, {claim.where}: {claim.asked}, ours {verdict.value:.3g}: "
+        f"{claim.note or 'no reason is known'}"
+    )
 
 
 def _sign(figure: Figure, origin: str) -> None:

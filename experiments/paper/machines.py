@@ -16,15 +16,20 @@ from typing import Any
 
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
-from experiments.bench.presets import load_spec
+from experiments.config.presets import load_spec
 from experiments.paper.a6000 import MODEL, NAME
 from experiments.paper.steady import SteadyState
 
 SINGLE_ITERATIONS = ("a6000", "h200", "gpu")
 """Machines on which the figures of single iterations are drawn, where they are at hand."""
 
-TITLES = {"a6000": "A6000, LLaMA-13B", "a100": "A100, LLaMA-33B", "h200": "H200, Llama-3.1-8B", "h200-13b": "H200, LLaMA-13B",
-          "gpu": "GPU, LLaMA-13B"}  # fmt: skip
+TITLES = {
+    "a6000": "A6000, LLaMA-13B",
+    "a100": "A100, LLaMA-33B",
+    "h200": "H200, Llama-3.1-8B",
+    "h200-13b": "H200, LLaMA-13B",
+    "gpu": "GPU, LLaMA-13B",
+}
 """Of panels, by machine."""
 
 LARGEST_BATCH = 18
@@ -47,12 +52,16 @@ class Machines:
         """
         self.tables = tables
         self.links = links
-        self._makers: Mapping[str, Callable[[], SteadyState | None]] = {REAL: lambda: real} if real else {
-            "a6000": lambda: _simulated(NAME, MODEL),
-            "a100": lambda: _simulated(tables, "nanogpt-33b") if tables else None,
-            "h200": lambda: _simulated("h200", "llama-3.1-8b", LARGEST_BATCH),
-            "h200-13b": lambda: _simulated("h200", "llama-13b", LARGEST_BATCH),
-        }  # fmt: skip
+        self._makers: Mapping[str, Callable[[], SteadyState | None]] = (
+            {REAL: lambda: real}
+            if real
+            else {
+                "a6000": lambda: _simulated(NAME, MODEL),
+                "a100": lambda: _simulated(tables, "nanogpt-33b") if tables else None,
+                "h200": lambda: _simulated("h200", "llama-3.1-8b", LARGEST_BATCH),
+                "h200-13b": lambda: _simulated("h200", "llama-13b", LARGEST_BATCH),
+            }
+        )
         self._made: dict[str, SteadyState | None] = {}
         self._asked: set[str] = set()
         self._noted: dict[str, Any] = {}

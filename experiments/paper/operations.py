@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from cbatch import BatchShape
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.work import layer_work
+from cbatch.sim.op_counts import layer_work
 
 NAMES = {"qkv": "preproj", "attention": "attention", "o": "postproj", "gate_up": "ffn", "down": "ffn"}
-"""The paper's name of each operation of `cbatch.sim.work.layer_work`; both products of the feed-forward layer are one."""
+"""The paper's name of each operation of `cbatch.sim.op_counts.layer_work`; both products of the feed-forward layer are one."""
 
 ORDER = ("preproj", "attention", "postproj", "ffn", "others")
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from experiments.experiment import swept_numbers
+from experiments.config.composition import swept_numbers
 
 
 class Panel(NamedTuple):

@@ -40,8 +40,9 @@ def share_lost_unaligned(at: SteadyState, chunk: int = 256, **load: Any) -> floa
     return (aligned - unaligned) / (aligned - 1)
 
 
-def best(at: SteadyState, outputs: Iterable[int], length: int, batch: int, scheme: Scheme = "sarathi",
-         chunk: int = 256) -> tuple[float, float]:  # fmt: skip
+def best(
+    at: SteadyState, outputs: Iterable[int], length: int, batch: int, scheme: Scheme = "sarathi", chunk: int = 256
+) -> tuple[float, float]:
     """(P:D, gain) where the gain is highest among the given output lengths."""
     loads = [Load(length, batch, length / output - 1) for output in outputs]
     return max(((load.pd_ratio, at.gain(scheme, load, chunk)) for load in loads), key=lambda pair: pair[1])
@@ -98,6 +99,20 @@ def _prefill(seconds: Callable[[BatchShape], float], chunk: int, length: int) ->
 
 QUANTITIES: dict[str, Callable[..., float]] = {
     function.__name__: function
-    for function in (gain, gain_over, closed_form, lead, orca_best_over_whole, share_lost_unaligned, peak_pd_ratio, peak_gain, decode_speedup, prefill_slowdown,
-                     prefill_loss, attention_slowdown, iteration_ms, cost_ratio)
-}  # fmt: skip
+    for function in (
+        gain,
+        gain_over,
+        closed_form,
+        lead,
+        orca_best_over_whole,
+        share_lost_unaligned,
+        peak_pd_ratio,
+        peak_gain,
+        decode_speedup,
+        prefill_slowdown,
+        prefill_loss,
+        attention_slowdown,
+        iteration_ms,
+        cost_ratio,
+    )
+}

@@ -15,8 +15,8 @@ from cbatch.model import ModelSpec
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
-from experiments.backends import count_gpus
-from experiments.bench.presets import load_spec
+from experiments.config.backends import count_gpus
+from experiments.config.presets import load_spec
 from experiments.paper.steady import (
     WARM_UP,
     Load,
@@ -49,8 +49,12 @@ class RealSteadyState(SteadyState):
     block_size: int = field(kw_only=True)
 
     def provenance(self) -> dict[str, Any]:
-        return {"measured_on": self.hardware, "model": self.cost.spec.name, "counted_generations": COUNTED,
-                "single_iterations": self.cost.provenance()}  # fmt: skip
+        return {
+            "measured_on": self.hardware,
+            "model": self.cost.spec.name,
+            "counted_generations": COUNTED,
+            "single_iterations": self.cost.provenance(),
+        }
 
     def origin(self) -> str:
         served = f"served with real tokens on {self.hardware}" if self.num_asked else "nothing is served"
@@ -61,8 +65,14 @@ class RealSteadyState(SteadyState):
 
     def _run(self, scheme: Scheme, load: Load, chunk: int) -> float:
         limits = limits_of(load, tile_of(self.cost, chunk))
-        engine = Engine(policy_of(scheme, chunk), self.executor, limits, self.cost,
-                        num_blocks=self.num_blocks, block_size=self.block_size)  # fmt: skip
+        engine = Engine(
+            policy_of(scheme, chunk),
+            self.executor,
+            limits,
+            self.cost,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+        )
         engine.submit(requests_of(scheme, load, WARM_UP + COUNTED + 1, self.executor.vocabulary))
         begin, end = counted(engine.run(), load, COUNTED)
         return (end - begin) / (COUNTED * load.batch)
@@ -89,7 +99,7 @@ def on_gpu() -> RealSteadyState:
 def on_cpu(spec: ModelSpec, largest: Load, block_size: int = 16) -> RealSteadyState:
     """The same on this machine's CPU, for a model that is small enough."""
     from cbatch.runtime import cpu
-    from experiments.bench.report import cpu_name
+    from experiments.store.benchmark_file import cpu_name
 
     num_blocks = _blocks(largest, block_size)
     limits = Limits(largest.batch, largest.batch * largest.length, largest.length)
@@ -99,8 +109,11 @@ def on_cpu(spec: ModelSpec, largest: Load, block_size: int = 16) -> RealSteadySt
 
 def _largest(block_size: int) -> tuple[Limits, int]:
     """Limits and KV blocks that hold every one of the largest loads."""
-    limits = Limits(max(load.batch for load in LARGEST), max(load.batch * load.length for load in LARGEST),
-                    max(load.length for load in LARGEST))  # fmt: skip
+    limits = Limits(
+        max(load.batch for load in LARGEST),
+        max(load.batch * load.length for load in LARGEST),
+        max(load.length for load in LARGEST),
+    )
     return limits, max(_blocks(load, block_size) for load in LARGEST)
 
 

@@ -20,13 +20,13 @@ from tabulate import tabulate
 
 from cbatch import ConfigError, Engine, Limits, Request
 from cbatch.errors import ProfileError
-from cbatch.metrics import served
+from cbatch.results.metrics import served
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
 from cbatch.sim.profile_file import load_profile
-from experiments.bench.presets import load_spec
-from experiments.paper.report import write
+from experiments.config.presets import load_spec
+from experiments.paper.verdicts import write
 from policies.chunking import TileAligned
 from policies.sarathi_serve import SarathiServe
 
@@ -46,8 +46,13 @@ def main(tables: str, host_ms: float = 0.0, folder: str = "results") -> None:
     errors = {name: virtual[name] / real[name] - 1 for name in real}
     each = float(np.mean(np.abs(_latency(simulated) / _latency(measured) - 1)))
     print(f"end-to-end latency of each request: mean absolute error {each:.1%}")
-    result = {"host_ms": host_ms, "measured": real, "simulated": virtual, "error": errors,
-              "mean_absolute_error_of_latency": each}  # fmt: skip
+    result = {
+        "host_ms": host_ms,
+        "measured": real,
+        "simulated": virtual,
+        "error": errors,
+        "mean_absolute_error_of_latency": each,
+    }
     print(f"written: {write('served', result, {'sim': cost.provenance()}, Path(folder))}")
 
 
@@ -60,9 +65,16 @@ def read_run(path: Path) -> Columns:
     try:
         with gzip.open(path, "rt") as file:
             rows = [json.loads(line) for line in file]
-        columns = {name: np.array([row[key] for row in rows], np.float64) for name, key in
-                   (("prompt", "input_toks"), ("output", "output_toks"), ("arrival", "queued_ts"),
-                    ("first", "first_token_ts"), ("last", "last_token_ts"))}  # fmt: skip
+        columns = {
+            name: np.array([row[key] for row in rows], np.float64)
+            for name, key in (
+                ("prompt", "input_toks"),
+                ("output", "output_toks"),
+                ("arrival", "queued_ts"),
+                ("first", "first_token_ts"),
+                ("last", "last_token_ts"),
+            )
+        }
     except (OSError, EOFError, ValueError, KeyError) as error:
         raise ProfileError(f"{path}: cannot read the run: {error!r}; give the folder as it was published") from error
     start = columns["arrival"].min()
@@ -72,16 +84,30 @@ def read_run(path: Path) -> Columns:
 def simulate(run: Columns, cost: ProfileCost, host: HostTime) -> Columns:
     """The same requests, served by a token budget shared by decodes and prompts, as vLLM's scheduler does it."""
     lengths = zip(run["prompt"].astype(int).tolist(), run["output"].astype(int).tolist(), strict=True)
-    requests = [Request(index, prompt, output, arrival_time=float(run["arrival"][index]))
-                for index, (prompt, output) in enumerate(lengths)]  # fmt: skip
+    requests = [
+        Request(index, prompt, output, arrival_time=float(run["arrival"][index]))
+        for index, (prompt, output) in enumerate(lengths)
+    ]
     longest = max(request.max_tokens for request in requests)
-    engine = Engine(SarathiServe(TileAligned(MAX_TOKENS)), SimExecutor(cost, host), Limits(BATCH, MAX_TOKENS, longest), cost,
-                    num_blocks=cost.profile.kv_tokens(cost.spec) // BLOCK, block_size=BLOCK, asynchronous=False)  # fmt: skip
+    engine = Engine(
+        SarathiServe(TileAligned(MAX_TOKENS)),
+        SimExecutor(cost, host),
+        Limits(BATCH, MAX_TOKENS, longest),
+        cost,
+        num_blocks=cost.profile.kv_tokens(cost.spec) // BLOCK,
+        block_size=BLOCK,
+        asynchronous=False,
+    )
     engine.submit(requests)
     done = served(engine.run())
     order = np.argsort(done.id)
-    return {"prompt": run["prompt"], "output": run["output"], "arrival": run["arrival"], "first": done.first_token[order],
-            "last": done.last_token[order]}  # fmt: skip
+    return {
+        "prompt": run["prompt"],
+        "output": run["output"],
+        "arrival": run["arrival"],
+        "first": done.first_token[order],
+        "last": done.last_token[order],
+    }
 
 
 def figures(run: Columns) -> dict[str, float]:

@@ -87,8 +87,15 @@ def simulate(executor: SimExecutor, cost: ProfileCost, scheme: Scheme, load: Loa
     Synchronously, as the paper's systems ran: its KV cache holds no more than the batch, and in an asynchronous loop blocks
     come free an iteration late.
     """
-    engine = Engine(policy_of(scheme, chunk), executor, limits_of(load, tile_of(cost, chunk)), cost,
-                    num_blocks=load.batch * -(-load.length // BLOCK), block_size=BLOCK, asynchronous=False)  # fmt: skip
+    engine = Engine(
+        policy_of(scheme, chunk),
+        executor,
+        limits_of(load, tile_of(cost, chunk)),
+        cost,
+        num_blocks=load.batch * -(-load.length // BLOCK),
+        block_size=BLOCK,
+        asynchronous=False,
+    )
     engine.submit(requests_of(scheme, load, WARM_UP + COUNTED + 1))
     return engine.run()
 
@@ -105,8 +112,13 @@ def tile_of(cost: ProfileCost, chunk: int) -> int:
 
 def requests_of(scheme: Scheme, load: Load, generations: int, vocabulary: Vocabulary | None = None) -> list[Request]:
     """As many requests as the batch holds, `generations` times, staggered as the scheme asks."""
-    workload = ClosedBatch(length=load.length, pd_ratio=load.pd_ratio, batch=load.batch,
-                           num_requests=generations * load.batch, stagger="even" if scheme == "orca_best" else 0)  # fmt: skip
+    workload = ClosedBatch(
+        length=load.length,
+        pd_ratio=load.pd_ratio,
+        batch=load.batch,
+        num_requests=generations * load.batch,
+        stagger="even" if scheme == "orca_best" else 0,
+    )
     return workload.requests(vocabulary)
 
 

@@ -12,7 +12,7 @@ from matplotlib.ticker import PercentFormatter
 from cbatch import ConfigError
 from experiments.plots.series import chosen, labelled, single
 from experiments.plots.style import DECODE, PADDING, PREFILL, line_style, new_figure, printed, title
-from experiments.results import load, load_steps
+from experiments.store.tables import load, load_steps
 
 _MOST_STEPS = 400
 """Iterations that are drawn one by one; of more, the means over as many equal spans of time are drawn."""
@@ -60,13 +60,20 @@ def draw(folder: Path, runs: str = "", begin: float = 0.0, end: float = float("i
 
 
 def _tokens(axes: Axes, steps: pd.DataFrame) -> None:
-    columns = {"decode": ("num_decode_tokens", DECODE), "prefill": ("num_prefill_tokens", PREFILL),
-               "padding": ("num_padding_tokens", PADDING)}  # fmt: skip
+    columns = {
+        "decode": ("num_decode_tokens", DECODE),
+        "prefill": ("num_prefill_tokens", PREFILL),
+        "padding": ("num_padding_tokens", PADDING),
+    }
     shown = {name: parts for name, parts in columns.items() if steps[parts[0]].any()}
     axes.stackplot(
-        steps["started"], *(steps[column] for column, _ in shown.values()), step="post", labels=list(shown),
-        colors=[colour for _, colour in shown.values()], linewidth=0,
-    )  # fmt: skip
+        steps["started"],
+        *(steps[column] for column, _ in shown.values()),
+        step="post",
+        labels=list(shown),
+        colors=[colour for _, colour in shown.values()],
+        linewidth=0,
+    )
     axes.set_ylabel("tokens an iteration")
 
 

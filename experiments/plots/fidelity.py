@@ -62,11 +62,19 @@ def draw(folder: Path) -> Figure:
     cases = list(result["cases"])
     policies = list(dict.fromkeys(policy for found in result["cases"].values() for policy in found))
     points = [
-        Point(policies.index(policy), cases.index(case), name, found["measured"][name], found["simulated"][name], found["error"][name], tuple(found["error_range"][name]))
+        Point(
+            policies.index(policy),
+            cases.index(case),
+            name,
+            found["measured"][name],
+            found["simulated"][name],
+            found["error"][name],
+            tuple(found["error_range"][name]),
+        )
         for case, runs in result["cases"].items()
         for policy, found in runs.items()
         for name in result["targets"]
-    ]  # fmt: skip
+    ]
     with printed():
         figure, [above, below] = new_figure(2, len(PANELS), 4.6, ratios=(3, 2))
         for values, errors, (label, quantities, factor) in zip(above, below, PANELS, strict=True):
@@ -79,10 +87,13 @@ def draw(folder: Path) -> Figure:
             result["measured"],
             ", ".join(f"{name} {target:.0%}" for name, target in result["targets"].items()),
         )
-        headed(figure, f"Simulated (profile {result['profile']}) against measured",
-               f"measured on {measured['hardware']}, {measured['date']}; grey, the largest errors aimed at: {bands}\n"
-               "lines: the range of the error as all iteration times move by up to 1%",
-               _legend(policies, cases))  # fmt: skip
+        headed(
+            figure,
+            f"Simulated (profile {result['profile']}) against measured",
+            f"measured on {measured['hardware']}, {measured['date']}; grey, the largest errors aimed at: {bands}\n"
+            "lines: the range of the error as all iteration times move by up to 1%",
+            _legend(policies, cases),
+        )
     return figure
 
 
@@ -131,6 +142,8 @@ def _legend(policies: list[str], cases: list[str]) -> list[Line2D]:
     colours = [
         Line2D([], [], color=line_style(index)["color"], linewidth=3, label=name) for index, name in enumerate(policies)
     ]
-    shapes = [Line2D([], [], color="#555555", marker=line_style(index)["marker"], markersize=4, linestyle="none", label=name)
-              for index, name in enumerate(cases)]  # fmt: skip
+    shapes = [
+        Line2D([], [], color="#555555", marker=line_style(index)["marker"], markersize=4, linestyle="none", label=name)
+        for index, name in enumerate(cases)
+    ]
     return [*colours, *shapes]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from cbatch import ConfigError
-from experiments.results import load_copies, load_steps
+from experiments.store.tables import load_copies, load_steps
 
 BENCHMARK = "async.json"
 
@@ -32,7 +32,7 @@ class Panel(NamedTuple):
 
 
 def of_runs(frame: pd.DataFrame, first: int, iterations: int) -> list[Panel]:
-    """Of finished runs, rows of `experiments.results.load` with a label.
+    """Of finished runs, rows of `experiments.store.tables.load` with a label.
 
     Raises:
         ConfigError: a run that ended before `first`.

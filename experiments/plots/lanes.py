@@ -16,7 +16,7 @@ from cbatch.executor import CopyTimes
 from experiments.plots.lane_panels import BENCHMARK, Panel, of_benchmark, of_runs
 from experiments.plots.series import chosen, few, labelled
 from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL, headed, new_figure, printed, title
-from experiments.results import load
+from experiments.store.tables import load
 
 _HEIGHT = 0.8  # of a lane
 _COPIES = {"copy in": ("upload_started", "upload_ended"), "copy out": ("download_started", "download_ended")}
@@ -77,8 +77,12 @@ def _legend(prompts: bool, copies: bool) -> list[Patch]:
     """Handles; prompts, copies: whether any are shown."""
     handles = [Patch(color=PREFILL, label="compute, with prompts")] if prompts else []
     handles += [Patch(color=COPY, label="copy")] if copies else []
-    return [*handles, Patch(color=DECODE, label="compute, decodes alone"), Patch(color=HOST, label="plan, launch, absorb"),
-            Patch(facecolor=IDLE, edgecolor="#999999", label="wait")]  # fmt: skip
+    return [
+        *handles,
+        Patch(color=DECODE, label="compute, decodes alone"),
+        Patch(color=HOST, label="plan, launch, absorb"),
+        Patch(facecolor=IDLE, edgecolor="#999999", label="wait"),
+    ]
 
 
 def _lanes(axes: Axes, steps: pd.DataFrame, begin: float, end: float) -> None:

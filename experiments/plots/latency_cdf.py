@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from experiments.plots.series import chosen, few, labelled
 from experiments.plots.style import line_style, new_figure, printed, title
-from experiments.results import load, load_requests, time_between_tokens
+from experiments.store.tables import load, load_requests, time_between_tokens
 
 _MOST_POINTS = 1000  # of a curve; a million gaps would make a PDF that no viewer opens
 

@@ -38,8 +38,10 @@ def few(runs: pd.DataFrame) -> pd.DataFrame:
         ConfigError: there are too many.
     """
     if len(runs) > MOST_SERIES:
-        raise ConfigError(f"{len(runs)} runs are too many for one plot, which shows {MOST_SERIES}; give the folder of one run, "
-                          "or choose with runs=TEXT, a part of their folders' names")  # fmt: skip
+        raise ConfigError(
+            f"{len(runs)} runs are too many for one plot, which shows {MOST_SERIES}; give the folder of one run, "
+            "or choose with runs=TEXT, a part of their folders' names"
+        )
     return runs
 
 
@@ -63,8 +65,10 @@ def single(runs: pd.DataFrame) -> pd.Series:
         ConfigError: there are several.
     """
     if len(runs) > 1:
-        raise ConfigError(f"this plot shows one run, the folder holds {len(runs)}; give the folder of one, or choose it with "
-                          "runs=TEXT, a part of its folder's name")  # fmt: skip
+        raise ConfigError(
+            f"this plot shows one run, the folder holds {len(runs)}; give the folder of one, or choose it with "
+            "runs=TEXT, a part of its folder's name"
+        )
     return runs.iloc[0]
 
 

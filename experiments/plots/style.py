@@ -18,8 +18,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.report import origin_of_row
-from experiments.stamp import at_once
+from experiments.store.provenance import at_once
+from experiments.store.text import origin_of_row
 
 PAGE = 7.0  # inches, the width of a printed page's text
 _ORIGIN_WIDTH = 165  # characters of its small type that a page is wide
@@ -42,8 +42,13 @@ _DASHES: tuple[Any, ...] = (
     "-.",
 )
 
-_FILLS = (("#0072B2", "", "white"), ("#E69F00", "////", "#7A5400"), ("#56B4E9", "", "white"), ("#DDDDDD", "", "#888888"),
-          ("#444444", "", "white"))  # fmt: skip
+_FILLS = (
+    ("#0072B2", "", "white"),
+    ("#E69F00", "////", "#7A5400"),
+    ("#56B4E9", "", "white"),
+    ("#DDDDDD", "", "#888888"),
+    ("#444444", "", "white"),
+)
 
 MOST_SERIES = len(_COLOURS)
 
@@ -63,8 +68,16 @@ def fill_style(index: int) -> dict[str, Any]:
 
 def paper_style() -> dict[str, Any]:
     """Values that a paper prints: hollow and black, on top of whatever is drawn of ours."""
-    return {"label": "paper", "color": "black", "marker": "D", "markerfacecolor": "white", "markersize": 4.5,
-            "markeredgewidth": 0.9, "linestyle": "none", "zorder": 5}  # fmt: skip
+    return {
+        "label": "paper",
+        "color": "black",
+        "marker": "D",
+        "markerfacecolor": "white",
+        "markersize": 4.5,
+        "markeredgewidth": 0.9,
+        "linestyle": "none",
+        "zorder": 5,
+    }
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from pathlib import Path
 from tabulate import tabulate
 
 from experiments.plots.series import chosen, labelled
-from experiments.report import number, origin_of_row
-from experiments.results import load
+from experiments.store.tables import load
+from experiments.store.text import number, origin_of_row
 
 _COLUMNS = {
     "tokens/s": ("throughput.total_tokens_per_second", 1.0),
@@ -38,8 +38,10 @@ def text(folder: Path, runs: str = "") -> str:
         ConfigError: no finished runs.
     """
     frame = labelled(chosen(load(folder), runs))
-    rows = [[run["label"], *(_cell(run.get(column), factor) for column, factor in _COLUMNS.values())]
-            for _, run in frame.iterrows()]  # fmt: skip
+    rows = [
+        [run["label"], *(_cell(run.get(column), factor) for column, factor in _COLUMNS.values())]
+        for _, run in frame.iterrows()
+    ]
     aligned = ("left", *["right"] * len(_COLUMNS))
     table = tabulate(rows, ["run", *_COLUMNS], tablefmt="github", colalign=aligned, disable_numparse=True)
     return "\n".join(

@@ -12,7 +12,7 @@ from matplotlib.ticker import NullFormatter, StrMethodFormatter
 from cbatch import ConfigError
 from experiments.plots.series import chosen, labelled
 from experiments.plots.style import MOST_SERIES, line_style, new_figure, printed, title
-from experiments.results import load
+from experiments.store.tables import load
 
 RATIO, SPEED = "workload.pd_ratio", "throughput.total_tokens_per_second"
 

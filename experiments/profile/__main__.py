@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from experiments.command_line import keyword_arguments, run
+from experiments.config.command_line import keyword_arguments, run
 
 
 def main(arguments: Sequence[str]) -> int:

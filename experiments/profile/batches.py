@@ -91,8 +91,10 @@ def uneven(number: int, mean: int, most: int) -> tuple[int, ...]:
     long = min(LONGER * mean, most)
     count = -(-number // ONE_IN)
     short = max((number * mean - count * long) // max(number - count, 1), 1)
-    return tuple(long if index % ONE_IN == ONE_IN // 2 or (number <= ONE_IN // 2 and index == 0) else short
-                 for index in range(number))  # fmt: skip
+    return tuple(
+        long if index % ONE_IN == ONE_IN // 2 or (number <= ONE_IN // 2 and index == 0) else short
+        for index in range(number)
+    )
 
 
 def fit_in(sizes: Iterable[int], most: int) -> list[int]:

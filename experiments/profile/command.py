@@ -13,12 +13,11 @@ import torch
 
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.curve import Curve
+from cbatch.sim.interpolation import Curve
 from cbatch.sim.profile import HostTime
 from cbatch.sim.profile_file import PROFILES, load_profile
-from experiments.bench.presets import load_spec
-from experiments.bench.report import slug
-from experiments.command_line import AtLeast
+from experiments.config.command_line import AtLeast
+from experiments.config.presets import load_spec
 from experiments.profile.batches import captured_edges, held_out, prompts
 from experiments.profile.host import host_time
 from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
@@ -27,7 +26,8 @@ from experiments.profile.machine import TILES, Machine, build, hardware_name, me
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
 from experiments.profile.tables import UNCOMPARED, model_tables, read_existing, rows_table, write_profile
 from experiments.profile.transfers import ceilings, copy_times, link_times
-from experiments.stamp import arguments, today, versions
+from experiments.store.benchmark_file import slug
+from experiments.store.provenance import arguments, today, versions
 
 Size = Annotated[int, AtLeast(2)]
 
@@ -81,7 +81,10 @@ def _one(
     bases = {number: _bases_of(make(batch=number), spec, found, report) for number in batches[:-1] if captured}
     tables = model_tables(found, alone, mixed, batches[-1], rows_table({**bases, batches[-1]: found.mixed}))
     data.setdefault("models", {})[spec.name] = {
-        "from": _source(spec, limits, batches), "num_layers": spec.num_layers, "tensor_parallel": {"1": tables}}  # fmt: skip
+        "from": _source(spec, limits, batches),
+        "num_layers": spec.num_layers,
+        "tensor_parallel": {"1": tables},
+    }
     data["error"] = UNCOMPARED
     write_profile(path, data)
     _compare(path, spec, measured, between, report)
@@ -112,8 +115,14 @@ def _blank(hardware: str, backend: str, name: str) -> dict[str, Any]:
 
 
 def _host(machine: Machine, spec: ModelSpec, asynchronous: bool) -> dict[str, float]:
-    time: HostTime = host_time(machine.executor, machine.limits, machine.num_blocks, machine.block_size, spec.vocab_size,
-                               asynchronous=asynchronous)  # fmt: skip
+    time: HostTime = host_time(
+        machine.executor,
+        machine.limits,
+        machine.num_blocks,
+        machine.block_size,
+        spec.vocab_size,
+        asynchronous=asynchronous,
+    )
     return {"seconds": round(time.seconds, 7), "seconds_per_request": round(time.seconds_per_request, 10)}
 
 
@@ -172,6 +181,8 @@ def _words(batch: Batch) -> str:
 
 def _source(spec: ModelSpec, limits: dict[str, int], batches: list[int]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
-    return (f"python -m experiments.profile {arguments(but='output')}; {today()}; {packages}; iterations as "
-            f"executed, with graphs for batches of {' and '.join(map(str, batches))}, up to {limits['max_tokens']} tokens, requests "
-            f"up to {min(limits['longest'], spec.max_positions)}")  # fmt: skip
+    return (
+        f"python -m experiments.profile {arguments(but='output')}; {today()}; {packages}; iterations as "
+        f"executed, with graphs for batches of {' and '.join(map(str, batches))}, up to {limits['max_tokens']} tokens, requests "
+        f"up to {min(limits['longest'], spec.max_positions)}"
+    )

@@ -31,8 +31,15 @@ def host_time(
     """A straight line through the host times of decode iterations of one request, of a quarter batch and of a whole one."""
     medians = {}
     for number in sorted({1, max(limits.max_batch // 4, 1), limits.max_batch}):
-        engine = Engine(PrefillFirst(), executor, limits, Unknown(), num_blocks=num_blocks, block_size=block_size,
-                        asynchronous=asynchronous)  # fmt: skip
+        engine = Engine(
+            PrefillFirst(),
+            executor,
+            limits,
+            Unknown(),
+            num_blocks=num_blocks,
+            block_size=block_size,
+            asynchronous=asynchronous,
+        )
         engine.submit(_requests(number, vocabulary_size))
         medians[number] = _median(engine.run(), number, asynchronous)
     if len(medians) == 1:

@@ -9,9 +9,9 @@ import torch
 
 from cbatch import ConfigError, Executor, Limits
 from cbatch.model import ModelSpec
-from experiments.backends import count_gpus
-from experiments.bench.report import cpu_name
+from experiments.config.backends import count_gpus
 from experiments.profile.laboratory import Laboratory
+from experiments.store.benchmark_file import cpu_name
 
 CPU_BLOCK = 16
 
@@ -42,8 +42,13 @@ class Machine(NamedTuple):
         return [size for _, size in self.mixed_ranges]
 
     def laboratory(self, spec: ModelSpec) -> Laboratory:
-        return Laboratory(self.executor, self.limits, num_blocks=self.num_blocks, block_size=self.block_size,
-                          vocabulary_size=spec.vocab_size)  # fmt: skip
+        return Laboratory(
+            self.executor,
+            self.limits,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            vocabulary_size=spec.vocab_size,
+        )
 
 
 def hardware_name(backend: str) -> str:
@@ -87,8 +92,16 @@ def _gpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
     for pages in (cache.keys, cache.values):
         pages.normal_()  # a model's own keys and values are about so large; zeros compute faster
     torch.cuda.synchronize()
-    return Machine(name, executor, limits, server.num_blocks, BLOCK_SIZE,
-                   decode_sizes(limits.max_batch), executor.iteration.ranges, executor.attention)  # fmt: skip
+    return Machine(
+        name,
+        executor,
+        limits,
+        server.num_blocks,
+        BLOCK_SIZE,
+        decode_sizes(limits.max_batch),
+        executor.iteration.ranges,
+        executor.attention,
+    )
 
 
 def _cpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:

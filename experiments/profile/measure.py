@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cbatch.sim.curve import Curve, Grid, curve, grid
+from cbatch.sim.interpolation import Curve, Grid, curve, grid
 from cbatch.sim.power import PowerLimit
 from experiments.profile.batches import (
     BEFORE,
@@ -154,8 +154,11 @@ def _contexts(
         batches = {
             context: batch_of((context,) * number) for context in fit_in(CONTEXTS, laboratory.limits.max_request_tokens)
         }
-        points += [(number, context, max(laboratory.seconds(batch) - base(number), 0.0))
-                   for context, batch in batches.items() if laboratory.holds(batch)]  # fmt: skip
+        points += [
+            (number, context, max(laboratory.seconds(batch) - base(number), 0.0))
+            for context, batch in batches.items()
+            if laboratory.holds(batch)
+        ]
     return grid(points)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from math import expm1, log1p
 from statistics import median
 
-from cbatch.sim.curve import Curve
+from cbatch.sim.interpolation import Curve
 from cbatch.sim.power import PowerLimit
 from experiments.profile.batches import prompts
 from experiments.profile.laboratory import Batch, Laboratory

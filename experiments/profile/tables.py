@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from cbatch.errors import ProfileError
-from cbatch.sim.curve import Curve, Grid
+from cbatch.sim.interpolation import Curve, Grid
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile_file import profile_text
 from experiments.profile.kernels import Shares
 from experiments.profile.measure import Iterations
-from experiments.stamp import at_once
+from experiments.store.provenance import at_once
 
 DIGITS = 5
 """Of the numbers in a file."""

@@ -63,9 +63,11 @@ def link_times(backend: str, num_gpus: int, sizes: Sequence[int] = SENT) -> dict
             spawn(_measure_links, (count, backend, folder, tuple(sizes)), nprocs=count)
         measured = {count: json.loads((Path(folder) / f"{count}.json").read_text()) for count in counts}
     return {
-        "all_reduce": {str(count): {"bytes": list(sizes), "seconds": found["all_reduce"]} for count, found in measured.items()},
+        "all_reduce": {
+            str(count): {"bytes": list(sizes), "seconds": found["all_reduce"]} for count, found in measured.items()
+        },
         "within_node": {"bytes": list(sizes), "seconds": measured[2]["send"]},
-    }  # fmt: skip
+    }
 
 
 def _measure_links(rank: int, count: int, backend: str, folder: str, sizes: tuple[int, ...]) -> None:

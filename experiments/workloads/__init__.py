@@ -20,7 +20,7 @@ from experiments.workloads.lengths import (
 from experiments.workloads.open_loop import OpenLoop
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.readers import read_trace
-from experiments.workloads.replay import TraceReplay
+from experiments.workloads.recorded import TraceReplay
 from experiments.workloads.servegen import ServeGen
 from experiments.workloads.trace import Trace
 

@@ -102,10 +102,19 @@ class Workload(ABC):
             strict=True,
         )
         return [
-            Request(row, prompt_length, output_length, arrival_time=time, arrival_iteration=iteration, prompt=prompt,
-                    sampling=sampling, stop_tokens=stop_tokens, client=client)
+            Request(
+                row,
+                prompt_length,
+                output_length,
+                arrival_time=time,
+                arrival_iteration=iteration,
+                prompt=prompt,
+                sampling=sampling,
+                stop_tokens=stop_tokens,
+                client=client,
+            )
             for row, (prompt_length, output_length, time, iteration, prompt, sampling, client) in enumerate(columns)
-        ]  # fmt: skip
+        ]
 
     def _samplings(self, num: int) -> list[Sampling]:
         """The sampling of each request, [num]: the workload's, with a seed of its own."""
@@ -115,8 +124,10 @@ class Workload(ABC):
         if vocabulary is None or not self.use_stop_tokens:
             return ()
         if not vocabulary.stop_tokens:
-            raise WorkloadError("workload.use_stop_tokens=true: the model has no end-of-sequence token; "
-                                "set it to false or choose another model")  # fmt: skip
+            raise WorkloadError(
+                "workload.use_stop_tokens=true: the model has no end-of-sequence token; "
+                "set it to false or choose another model"
+            )
         return vocabulary.stop_tokens
 
 

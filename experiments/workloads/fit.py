@@ -38,8 +38,11 @@ def fit(
     if max_length is not None:
         check_whole("max_length", max_length, 2)
     if length_scale != 1:
-        trace = replace(trace, prompt_tokens=_scaled(trace.prompt_tokens, length_scale),
-                        output_tokens=_scaled(trace.output_tokens, length_scale))  # fmt: skip
+        trace = replace(
+            trace,
+            prompt_tokens=_scaled(trace.prompt_tokens, length_scale),
+            output_tokens=_scaled(trace.output_tokens, length_scale),
+        )
     if max_length is not None and too_long == "drop":
         trace = _dropped(trace, max_length)
     trace = trace.first(num_requests)
@@ -62,8 +65,10 @@ def _clipped(trace: Trace, max_length: int) -> Trace:
 def _dropped(trace: Trace, max_length: int) -> Trace:
     fits = trace.prompt_tokens + trace.output_tokens <= max_length
     if not fits.any():
-        raise WorkloadError(f"{trace.source}: every request exceeds max_length={max_length}: raise it, "
-                            "lower length_scale, or set too_long=clip")  # fmt: skip
+        raise WorkloadError(
+            f"{trace.source}: every request exceeds max_length={max_length}: raise it, "
+            "lower length_scale, or set too_long=clip"
+        )
     return trace.select(fits)
 
 

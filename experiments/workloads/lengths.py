@@ -38,8 +38,12 @@ def check_pd_ratio(key: str, pd_ratio: float, shortest: int) -> None:
     check_positive(key, pd_ratio, "prefill tokens / decode tokens")
     most = shortest - 1
     if not 1 / most <= pd_ratio <= most:
-        raise bad_setting(key, pd_ratio, f"requests of {shortest} tokens allow {1 / most:.4g} to {most}; "
-                                         "give a ratio in that range or longer requests")  # fmt: skip
+        raise bad_setting(
+            key,
+            pd_ratio,
+            f"requests of {shortest} tokens allow {1 / most:.4g} to {most}; "
+            "give a ratio in that range or longer requests",
+        )
 
 
 def split(length: Ints, pd_ratio: float | Floats) -> tuple[Ints, Ints]:
@@ -156,8 +160,10 @@ class TraceLengths:
         in_order = self.order == "file"
         trace = read_trace(self.path, self.format)
         if in_order and num > len(trace):
-            raise WorkloadError(f"{self.path}: has {len(trace)} rows, workload.num_requests={num}: "
-                                "ask for fewer, or set workload.lengths.order=random")  # fmt: skip
+            raise WorkloadError(
+                f"{self.path}: has {len(trace)} rows, workload.num_requests={num}: "
+                "ask for fewer, or set workload.lengths.order=random"
+            )
         trace = fit(trace, self.length_scale, self.max_length, self.too_long, num if in_order else None)
         rows = slice(num) if in_order else generator.integers(len(trace), size=num)
         return trace.prompt_tokens[rows], trace.output_tokens[rows]

@@ -111,14 +111,18 @@ def _prompt(file: TextFile, line: int, record: dict[str, Any], vocabulary: Vocab
     tokens: list[int]
     if "prompt" in record:
         if vocabulary is None:
-            raise file.fail(line, "a simulation has no tokenizer for prompt text: give token_ids, "
-                                  "or run with backend=cpu or backend=cuda")  # fmt: skip
+            raise file.fail(
+                line,
+                "a simulation has no tokenizer for prompt text: give token_ids, "
+                "or run with backend=cpu or backend=cuda",
+            )
         tokens = vocabulary.encode(record["prompt"])
         if not tokens:
             raise file.fail(line, "the prompt has no tokens: give some text")
         return tokens
     tokens = record["token_ids"]
     if vocabulary is not None and max(tokens) >= vocabulary.size:
-        raise file.fail(line, f"token id {max(tokens)} is not in the model's vocabulary: "
-                              f"give ids from 0 to {vocabulary.size - 1}")  # fmt: skip
+        raise file.fail(
+            line, f"token id {max(tokens)} is not in the model's vocabulary: give ids from 0 to {vocabulary.size - 1}"
+        )
     return tokens

@@ -21,7 +21,7 @@ from cbatch.request import Request
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary
 from experiments.workloads.checks import bad_setting, check_not_negative, check_positive, is_whole
 from experiments.workloads.readers.servegen import WINDOW_SECONDS, ServeGenClients, read_servegen
-from experiments.workloads.replay import Replay
+from experiments.workloads.recorded import Replay
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Floats, Ints, Strings, Trace
 
@@ -62,12 +62,16 @@ class ServeGen(Replay):
         data = read_servegen(self.path, self.dataset)
         windows = self._windows(data)
         if (expected := float(data.rate[windows].sum()) * WINDOW_SECONDS * self.rate_scale) > MOST_REQUESTS:
-            raise WorkloadError(f"{self.path}: {expected:.3g} requests are expected from {self.start:g} s on, {MOST_REQUESTS} is "
-                                "the most; choose fewer clients, or lower duration or rate_scale")  # fmt: skip
+            raise WorkloadError(
+                f"{self.path}: {expected:.3g} requests are expected from {self.start:g} s on, {MOST_REQUESTS} is "
+                "the most; choose fewer clients, or lower duration or rate_scale"
+            )
         parts = [self._draw(data, window) for window in windows.tolist()]
         if not any(len(part[1]) for part in parts):
-            raise WorkloadError(f"{self.path}: no requests from {self.start:g} s to {self.start + self.duration:g} s: "
-                                "choose another workload.start, or raise duration or rate_scale")  # fmt: skip
+            raise WorkloadError(
+                f"{self.path}: no requests from {self.start:g} s to {self.start + self.duration:g} s: "
+                "choose another workload.start, or raise duration or rate_scale"
+            )
         client, times, prompt_tokens, output_tokens = map(np.concatenate, zip(*parts, strict=True))
         order = np.argsort(times, kind="stable")
         return Trace(

@@ -63,6 +63,8 @@ class Trace:
             WorkloadError: fewer rows than asked for.
         """
         if num_requests is not None and num_requests > len(self):
-            raise WorkloadError(f"{self.source}: workload.num_requests={num_requests}, but {len(self)} requests "
-                                f"are usable: ask for at most {len(self)}")  # fmt: skip
+            raise WorkloadError(
+                f"{self.source}: workload.num_requests={num_requests}, but {len(self)} requests "
+                f"are usable: ask for at most {len(self)}"
+            )
         return self.select(slice(num_requests))

@@ -25,5 +25,7 @@ class Fixed(ChunkSelector):
 
     def check(self, limits: Limits) -> None:
         if self.chunk > limits.max_tokens:
-            raise ConfigError(f"chunk={self.chunk} exceeds max_tokens={limits.max_tokens} of an iteration; "
-                              "lower chunk or raise max_tokens")  # fmt: skip
+            raise ConfigError(
+                f"chunk={self.chunk} exceeds max_tokens={limits.max_tokens} of an iteration; "
+                "lower chunk or raise max_tokens"
+            )

@@ -43,8 +43,10 @@ class PDAware(ChunkSelector):
 
     def check(self, limits: Limits) -> None:
         if limits.max_tokens < max(limits.tile, limits.max_batch):
-            raise ConfigError(f"max_tokens={limits.max_tokens} holds no tile of {limits.tile} tokens beside "
-                              f"{limits.max_batch - 1} decodes; raise max_tokens")  # fmt: skip
+            raise ConfigError(
+                f"max_tokens={limits.max_tokens} holds no tile of {limits.tile} tokens beside "
+                f"{limits.max_batch - 1} decodes; raise max_tokens"
+            )
 
     def observe(self, request: Request) -> None:
         if request.num_output_tokens:

@@ -34,8 +34,10 @@ def best_total(cost: CostModel, limits: Limits, prompts: Collection[float], outp
 
     def seconds(total: int) -> float:
         """Of all prompts, each with its share of the decodes."""
-        return sum(steady_state_seconds(cost, total, limits.max_batch, prompt, 1 + (output - 1) * prompt / mean)
-                   for prompt in prompts)  # fmt: skip
+        return sum(
+            steady_state_seconds(cost, total, limits.max_batch, prompt, 1 + (output - 1) * prompt / mean)
+            for prompt in prompts
+        )
 
     return min(totals, key=seconds)
 

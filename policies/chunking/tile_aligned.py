@@ -17,8 +17,12 @@ class TileAligned(Fixed):
         super().check(limits)
         if self.chunk % limits.tile:
             nearest = max(round(self.chunk / limits.tile), 1) * limits.tile
-            raise ConfigError(f"chunk={self.chunk} is no multiple of the tile of {limits.tile} tokens; "
-                              f"use chunk={nearest}, or chunking=fixed")  # fmt: skip
+            raise ConfigError(
+                f"chunk={self.chunk} is no multiple of the tile of {limits.tile} tokens; "
+                f"use chunk={nearest}, or chunking=fixed"
+            )
         if self.chunk < limits.max_batch:
-            raise ConfigError(f"chunk={self.chunk} leaves no room for a prompt beside {limits.max_batch - 1} decodes; "
-                              "raise chunk or lower batch")  # fmt: skip
+            raise ConfigError(
+                f"chunk={self.chunk} leaves no room for a prompt beside {limits.max_batch - 1} decodes; "
+                "raise chunk or lower batch"
+            )

@@ -12,7 +12,7 @@ from gpu_models import CUDA, LARGE, PAGE, TINY_LLAMA
 from cbatch import Limits
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.runtime import gpu
-from cbatch.runtime.attention.choice import choose_attention
+from cbatch.runtime.fast.attention.choice import choose_attention
 
 
 def test_too_large_a_cache_says_what_to_lower() -> None:

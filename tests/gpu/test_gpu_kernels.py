@@ -7,14 +7,14 @@ import torch
 from gpu_models import CUDA, error, make_batch
 from torch.nn.functional import rms_norm, silu
 
-from cbatch.runtime.argmax import argmax
-from cbatch.runtime.attention.decode import Chunks, SplitAttention
-from cbatch.runtime.attention.reference import ReferenceAttention
-from cbatch.runtime.attention.triton_chunks import TritonChunks
-from cbatch.runtime.attention.triton_decodes import Decodes
+from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import Bounds
-from cbatch.runtime.kernels import add_norm, gate, rotate_and_store
-from cbatch.runtime.skinny import skinny_product, tiling_for
+from cbatch.runtime.fast.argmax import argmax
+from cbatch.runtime.fast.attention.decode import Chunks, SplitAttention
+from cbatch.runtime.fast.attention.triton_chunks import TritonChunks
+from cbatch.runtime.fast.attention.triton_decodes import Decodes
+from cbatch.runtime.fast.fused_ops import add_norm, gate, rotate_and_store
+from cbatch.runtime.fast.small_batch_gemm import skinny_product, tiling_for
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Relative errors that rounding to the type explains."""
@@ -61,8 +61,19 @@ def test_rotate_and_store(heads: int, kv_heads: int, dim: int, kind: str) -> Non
     bias = random(width) if kind == "bias" else None
     norms = (random(dim), random(dim)) if kind == "norms" else None
     keys, values = random(4, 16, kv_heads, dim), random(4, 16, kv_heads, dim)
-    query = rotate_and_store(parts, rotations, positions, slots, keys, values, heads, bias=bias, norms=norms, epsilon=1e-6,
-                             dependent=DEPENDENT)  # fmt: skip
+    query = rotate_and_store(
+        parts,
+        rotations,
+        positions,
+        slots,
+        keys,
+        values,
+        heads,
+        bias=bias,
+        norms=norms,
+        epsilon=1e-6,
+        dependent=DEPENDENT,
+    )
 
     summed = (parts.double().sum(0) + (0 if bias is None else bias)).view(num_tokens, -1, dim)
     q, k, v = summed.split([heads, kv_heads, kv_heads], dim=1)
@@ -114,7 +125,7 @@ def test_argmax(rows: int, vocabulary: int) -> None:
 def chunk_attentions() -> list[Chunks]:
     found: list[Chunks] = [TritonChunks(dependent=DEPENDENT)]
     try:
-        from cbatch.runtime.attention.flash4 import Flash4Chunks
+        from cbatch.runtime.fast.attention.flash4 import Flash4Chunks
 
         found.append(Flash4Chunks())
     except ImportError:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from gpu_models import CUDA, LARGE, make_batch
 
-from cbatch.runtime.attention.choice import choose_attention
 from cbatch.runtime.batch import Bounds
-from cbatch.runtime.fused_model import FusedModel
+from cbatch.runtime.fast.attention.choice import choose_attention
+from cbatch.runtime.fast.fused_model import FusedModel
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.weights import load_model

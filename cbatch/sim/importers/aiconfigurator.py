@@ -27,11 +27,11 @@ from pathlib import Path
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
-from cbatch.sim.curve import Curve, Grid, curve, grid
-from cbatch.sim.estimate import Ceilings
 from cbatch.sim.importers.table import only_file, read_table, some, summed
+from cbatch.sim.interpolation import Curve, Grid, curve, grid
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
+from cbatch.sim.roofline import Ceilings
 from cbatch.sim.topology import Topology
 
 LAYOUT = ".../aiconfigurator/SYSTEM"
@@ -96,9 +96,13 @@ class KernelTables:
 
     def product(self, inputs: int, outputs: int) -> Curve:
         """Seconds of a matrix product against tokens."""
-        corners = [(n, k, weight_n * weight_k) for (n, weight_n), (k, weight_k)
-                   in product(_neighbours(self._sizes, outputs), _neighbours(self._sizes, inputs))
-                   if (n, k) in self._products and weight_n * weight_k > 0]  # fmt: skip
+        corners = [
+            (n, k, weight_n * weight_k)
+            for (n, weight_n), (k, weight_k) in product(
+                _neighbours(self._sizes, outputs), _neighbours(self._sizes, inputs)
+            )
+            if (n, k) in self._products and weight_n * weight_k > 0
+        ]
         if not corners:
             raise ProfileError(
                 f"{self.folder}: no product near {inputs} x {outputs} was measured; choose a smaller model"
@@ -107,8 +111,10 @@ class KernelTables:
         counts = sorted(set.intersection(*(set(self._products[n, k]) for n, k, _ in corners)))
         points = []
         for count in some(self.folder, counts, f"products near {inputs} x {outputs}, with the same tokens in all,"):
-            each = sum(weight / weights * log(self._products[n, k][count] / (k * self._units(count, n)))
-                       for n, k, weight in corners)  # fmt: skip
+            each = sum(
+                weight / weights * log(self._products[n, k][count] / (k * self._units(count, n)))
+                for n, k, weight in corners
+            )
             points.append((count, exp(each) * inputs * self._units(count, outputs)))
         return curve(points)
 
@@ -145,8 +151,9 @@ class KernelTables:
         near = _neighbours(sorted(by_heads), share.num_heads)
         prompts = some(path, sorted(set.intersection(*(set(by_heads[heads]) for heads, _ in near))), "the same prompts")
         whole = curve((prompt, sum(weight * by_heads[heads][prompt] for heads, weight in near)) for prompt in prompts)
-        return grid((tokens, context, _with_context(whole, tokens, context))
-                    for tokens in prompts for context in (0, *prompts))  # fmt: skip
+        return grid(
+            (tokens, context, _with_context(whole, tokens, context)) for tokens in prompts for context in (0, *prompts)
+        )
 
     def _decodes(self, share: ModelSpec) -> Grid | None:
         """Seconds of decodes against (number, context)."""

@@ -14,10 +14,10 @@ from statistics import median
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
-from cbatch.sim.curve import Curve, curve, grid
-from cbatch.sim.estimate import Ceilings
 from cbatch.sim.importers.table import only_file, read_table, some, summed
+from cbatch.sim.interpolation import Curve, curve, grid
 from cbatch.sim.profile import Measured, Profile
+from cbatch.sim.roofline import Ceilings
 
 LAYOUT = ".../llmservingsim/DEVICE/MODEL_tpDEGREE"
 US = 1e-6
@@ -25,7 +25,7 @@ US = 1e-6
 LINEAR = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 OTHER = ("layernorm", "layernorm", "rotary_emb", "act_fn")
 DEVICES = {  # bytes of memory; from the data sheet: bytes/s, dense 16-bit FLOP/s
-    "RTXPRO6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 96e9, 1.597e12, 504e12),
+    "RTXPRO6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 96e9, 1.597e12, 504e12)
 }
 
 

@@ -15,7 +15,7 @@ from typing import NoReturn, TextIO, TypeVar
 
 from cbatch.errors import ProfileError
 from cbatch.sim.checked_json import LARGEST
-from cbatch.sim.curve import Curve, added
+from cbatch.sim.interpolation import Curve, added
 
 Labels = tuple[str, ...]
 Numbers = tuple[float, ...]
@@ -40,8 +40,10 @@ def read_table(
         ProfileError: the file cannot be read, lacks a column, or holds no such number; the message names file and line.
     """
     texts, numbers = _columns(path, labels, columns)
-    checked = [_checked(path, name, column, name in optional, name in above_zero)
-               for name, column in zip(columns, numbers, strict=True)]  # fmt: skip
+    checked = [
+        _checked(path, name, column, name in optional, name in above_zero)
+        for name, column in zip(columns, numbers, strict=True)
+    ]
     return zip(zip(*texts, strict=True) if texts else repeat(()), zip(*checked, strict=True), strict=False)
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
-from cbatch.sim.curve import Curve, curve, grid
-from cbatch.sim.estimate import Ceilings
 from cbatch.sim.importers.table import FirstRow, read_table, some
+from cbatch.sim.interpolation import Curve, curve, grid
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
+from cbatch.sim.roofline import Ceilings
 from cbatch.sim.topology import Topology
 
 LAYOUT = ".../vidur/compute/DEVICE"
@@ -105,8 +105,12 @@ class VidurTables:
 def _read_attention(path: Path) -> TableAttention:
     prefill, decode = "time_stats.attn_prefill.median", "time_stats.attn_decode.median"
     around = ("time_stats.attn_input_reshape.median", "time_stats.attn_output_reshape.median")
-    rows = read_table(path, ("batch_size", "prefill_chunk_size", "kv_cache_size", prefill, decode, *around),
-                      optional=(prefill, decode), above_zero=("batch_size",))  # fmt: skip
+    rows = read_table(
+        path,
+        ("batch_size", "prefill_chunk_size", "kv_cache_size", prefill, decode, *around),
+        optional=(prefill, decode),
+        above_zero=("batch_size",),
+    )
     chunks, decodes = [], []
     for _, (batch, tokens, context, of_prefill, of_decode, before, after) in rows:
         if tokens:

@@ -73,8 +73,15 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 def _simulated(asynchronous: bool) -> Iterator[tuple[str, float, float]]:
     device, host = (share * SECONDS / NEW for share in (ACTIVE, 1 - ACTIVE))
     cost = Always(device)
-    engine = Engine(PrefillFirst(), SimExecutor(cost, host), Limits(BATCH, BATCH * PROMPT, PROMPT + NEW), cost,
-                    num_blocks=BATCH, block_size=PROMPT + NEW, asynchronous=asynchronous)  # fmt: skip
+    engine = Engine(
+        PrefillFirst(),
+        SimExecutor(cost, host),
+        Limits(BATCH, BATCH * PROMPT, PROMPT + NEW),
+        cost,
+        num_blocks=BATCH,
+        block_size=PROMPT + NEW,
+        asynchronous=asynchronous,
+    )
     engine.submit(Request(index, PROMPT, NEW) for index in range(BATCH))
     record: RunRecord = engine.run()
     seconds = record.steps[-1].done_at - record.steps[0].planned_at
@@ -88,8 +95,12 @@ def _lanes(steps: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, float, f
     """(what, begin, milliseconds), from the start of the first iteration on the device; all times in milliseconds."""
     origin = steps[0]["started"]
     for step in steps:
-        for what, begin, end in (("wait", "waited_at", "received_at"), ("host", "planned_at", "launched_at"),
-                                 ("host", "received_at", "done_at"), ("device", "started", "ended")):  # fmt: skip
+        for what, begin, end in (
+            ("wait", "waited_at", "received_at"),
+            ("host", "planned_at", "launched_at"),
+            ("host", "received_at", "done_at"),
+            ("device", "started", "ended"),
+        ):
             yield what, step[begin] - origin, step[end] - step[begin]
 
 
@@ -136,9 +147,15 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                 panel.set_title(f"{loop}, {hardware}", loc="left")
             panel.set_xlabel("time [ms]")
         _draw_totals(axes["totals"], _totals(data, machines, printed))
-        figure.legend(handles=[Patch(color=DECODE, label="device computes"), Patch(color=HOST, label="host plans, launches, absorbs"),
-                               Patch(facecolor=IDLE, edgecolor="#999999", label="host waits; device idle")],
-                      loc="outside upper center", ncols=3)  # fmt: skip
+        figure.legend(
+            handles=[
+                Patch(color=DECODE, label="device computes"),
+                Patch(color=HOST, label="host plans, launches, absorbs"),
+                Patch(facecolor=IDLE, edgecolor="#999999", label="host waits; device idle"),
+            ],
+            loc="outside upper center",
+            ncols=3,
+        )
     return figure
 
 
@@ -152,8 +169,13 @@ def _draw_lanes(panel: Axes, shown: pd.DataFrame, width: float) -> None:
     for what, colour in COLOURS.items():
         spans = shown[shown["what"] == what]
         edge = "white" if what == "device" else "#999999" if what == "wait" else "none"
-        panel.broken_barh(list(zip(spans["begin"], spans["value"], strict=True)), (-0.4 if what == "device" else 0.6, 0.8),
-                          facecolors=colour, edgecolors=edge, linewidth=0.4)  # fmt: skip
+        panel.broken_barh(
+            list(zip(spans["begin"], spans["value"], strict=True)),
+            (-0.4 if what == "device" else 0.6, 0.8),
+            facecolors=colour,
+            edgecolors=edge,
+            linewidth=0.4,
+        )
     panel.set_xlim(0, width)
     panel.set_ylim(-0.6, 1.6)
     panel.set_yticks([1, 0], ["host", "device"])
@@ -165,8 +187,11 @@ def _totals(
     data: pd.DataFrame, machines: Sequence[str], printed: Sequence[Claim]
 ) -> list[tuple[str, str, float, float]]:
     """(who, loop, seconds, active share), the post's first."""
-    post = {(claim.setting["loop"], claim.setting["what"]): claim.printed for claim in printed
-            if claim.quantity == "of" and claim.hardware == SIMULATED and claim.printed is not None}  # fmt: skip
+    post = {
+        (claim.setting["loop"], claim.setting["what"]): claim.printed
+        for claim in printed
+        if claim.quantity == "of" and claim.hardware == SIMULATED and claim.printed is not None
+    }
     rows = [(POST, loop, post[loop, "seconds"], post[loop, "active"]) for loop in LOOPS if (loop, "seconds") in post]
     return rows + [
         (who, loop, of(data, who, loop, "seconds"), of(data, who, loop, "active")) for who in machines for loop in LOOPS

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from cbatch import Engine, Limits
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
-from experiments.experiment import composed, swept, workload
+from experiments.config.composition import composed, swept, workload
 from experiments.paper.claims import Claim
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import BLOCK
@@ -72,8 +72,15 @@ def run(cost: ProfileCost, selector: ChunkSelector) -> Drift:
     config, requests = composed(EXPERIMENT), workload(EXPERIMENT).requests(None)
     longest = max(request.max_tokens for request in requests)
     limits = Limits(config["batch"], config["batch"] * longest, longest, tile=cost.profile.ceilings.tile)
-    engine = Engine(Sarathi(selector), SimExecutor(cost), limits, cost, num_blocks=config["kv_tokens"] // BLOCK,
-                    block_size=BLOCK, asynchronous=config["runtime"]["asynchronous"])  # fmt: skip
+    engine = Engine(
+        Sarathi(selector),
+        SimExecutor(cost),
+        limits,
+        cost,
+        num_blocks=config["kv_tokens"] // BLOCK,
+        block_size=BLOCK,
+        asynchronous=config["runtime"]["asynchronous"],
+    )
     engine.submit(requests)
     chunks: list[tuple[float, int]] = []
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments.experiment import composed, swept_numbers
+from experiments.config.composition import composed, swept_numbers
 from experiments.paper.claims import Claim
 from experiments.paper.closed_batch import load_of, seconds_per_request
 from experiments.paper.machines import TITLES, Machines
@@ -45,8 +45,10 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
         for ratio in swept_numbers(EXPERIMENT, "workload.pd_ratio"):
             say(f"{hardware}, P:D {ratio:g}")
             load = _load(hardware, ratio)
-            rows += [(hardware, series, ratio, chunk, load.length / seconds)
-                     for series, chunk, seconds in _at(at, load, composed(EXPERIMENT)["chunk"])]  # fmt: skip
+            rows += [
+                (hardware, series, ratio, chunk, load.length / seconds)
+                for series, chunk, seconds in _at(at, load, composed(EXPERIMENT)["chunk"])
+            ]
     return pd.DataFrame(rows, columns=["hardware", "series", "pd_ratio", "chunk", "value"])
 
 
@@ -106,8 +108,10 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
 
 def _chunks(shown: pd.DataFrame) -> dict[float, str]:
     table = shown.pivot_table(index="pd_ratio", columns="series", values="chunk")
-    return {ratio: f"{ratio:g}\n{chosen:.0f}\n/{best:.0f}"
-            for ratio, chosen, best in zip(table.index, table[SELECTORS[2]], table[BEST], strict=True)}  # fmt: skip
+    return {
+        ratio: f"{ratio:g}\n{chosen:.0f}\n/{best:.0f}"
+        for ratio, chosen, best in zip(table.index, table[SELECTORS[2]], table[BEST], strict=True)
+    }
 
 
 def _bars(panel: Axes, shown: pd.DataFrame, labels: dict[float, str]) -> None:
@@ -128,7 +132,9 @@ def text(data: pd.DataFrame) -> str:
     chunks = data[data["series"].isin([SELECTORS[2], BEST])].pivot_table(
         index=["hardware", "pd_ratio"], columns="series", values="chunk", sort=False
     )
-    rows = [(*key, *(table.at[key, name] for name in SELECTORS), chunks.at[key, SELECTORS[2]], chunks.at[key, BEST])
-            for key in table.index]  # fmt: skip
+    rows = [
+        (*key, *(table.at[key, name] for name in SELECTORS), chunks.at[key, SELECTORS[2]], chunks.at[key, BEST])
+        for key in table.index
+    ]
     head = ("hardware", "P:D", *SELECTORS, "chosen total", "best total")
     return tabulate(rows, head, floatfmt=("", "g", ".2f", ".2f", ".2f", ".0f", ".0f"))

@@ -55,8 +55,11 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
             continue
         for chunk in CHUNKS:
             load = Load(*PANELS[0], predicted_peak(chunk, PANELS[0].batch))
-            rows += [(hardware, name, scheme, chunk, round(load.pd_ratio, 2), 1e3 * seconds) for scheme in SCHEMES
-                     for name, seconds in _seconds(at.cost, scheme, load, chunk).items()]  # fmt: skip
+            rows += [
+                (hardware, name, scheme, chunk, round(load.pd_ratio, 2), 1e3 * seconds)
+                for scheme in SCHEMES
+                for name, seconds in _seconds(at.cost, scheme, load, chunk).items()
+            ]
     return pd.DataFrame(rows, columns=["hardware", "series", "scheme", "chunk", "pd_ratio", "value"])
 
 
@@ -81,8 +84,11 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     with page():
         figure, [panels] = new_figure(1, len(machines), 3.6)
         for panel, hardware in zip(panels, machines, strict=True):
-            claims = {(claim.setting["operation"], claim.setting["chunk"]): claim for claim in printed
-                      if claim.hardware == hardware and claim.quantity == speedup.__name__}  # fmt: skip
+            claims = {
+                (claim.setting["operation"], claim.setting["chunk"]): claim
+                for claim in printed
+                if claim.hardware == hardware and claim.quantity == speedup.__name__
+            }
             _bars(panel, data[data["hardware"] == hardware], hardware, claims)
             panel.set_title(TITLES[hardware], loc="left")
             panel.set_ylabel("device time of a request [ms]")

@@ -42,9 +42,11 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
             continue
         for panel in PANELS:
             say(f"{hardware}, {panel.title}")
-            rows += [(hardware, series, *panel, ratio, at.gain(scheme, Load(*panel, ratio), CHUNK))
-                     for series, scheme in SCHEMES.items()
-                     for ratio in ratios(panel, CHUNK, real=machines.are_real)]  # fmt: skip
+            rows += [
+                (hardware, series, *panel, ratio, at.gain(scheme, Load(*panel, ratio), CHUNK))
+                for series, scheme in SCHEMES.items()
+                for ratio in ratios(panel, CHUNK, real=machines.are_real)
+            ]
     return pd.DataFrame(rows, columns=["hardware", "series", "length", "batch", "pd_ratio", "value"])
 
 
@@ -110,8 +112,11 @@ def _lines(axis: Axes, shown: pd.DataFrame, claims: Sequence[Claim], panel: Pane
     for index, series in enumerate(SCHEMES):
         mine = shown[shown["series"] == series].sort_values("pd_ratio")
         axis.plot(mine["pd_ratio"], mine["value"], label=series, **line_style((4, 1, 0)[index]))
-    marks = [(claim.setting["pd_ratio"], claim.printed) for claim in claims
-             if claim.printed and claim.quantity == "gain" and claim.setting["length"] == panel.length]  # fmt: skip
+    marks = [
+        (claim.setting["pd_ratio"], claim.printed)
+        for claim in claims
+        if claim.printed and claim.quantity == "gain" and claim.setting["length"] == panel.length
+    ]
     if marks:
         axis.plot(*zip(*marks, strict=True), **paper_style())
     pd_axis(axis, (1, 5, 20, 100))
@@ -121,5 +126,11 @@ def _legend(figure: Figure, row: Sequence[Axes]) -> None:
     """A scheme's bar and line stand side by side."""
     bars, lines = (dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) for axes in row[:2])
     handles: list[Any] = [(bars.pop(series), lines[series]) for series in SCHEMES]
-    figure.legend([*handles, *bars.values()], [*SCHEMES, *bars], loc="outside upper center", ncols=4, handlelength=4,
-                  handler_map={tuple: HandlerTuple(ndivide=None)})  # fmt: skip
+    figure.legend(
+        [*handles, *bars.values()],
+        [*SCHEMES, *bars],
+        loc="outside upper center",
+        ncols=4,
+        handlelength=4,
+        handler_map={tuple: HandlerTuple(ndivide=None)},
+    )

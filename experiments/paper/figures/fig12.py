@@ -117,5 +117,12 @@ def _printed(bubbles: Axes, ends: Axes, data: pd.DataFrame, claims: Sequence[Cla
         panel.plot(*place, **(paper_style() | {"label": "_"}))
         side: dict[str, Any] = {"xytext": (6, 0)} if of_bubbles else {"xytext": (-6, 0), "ha": "right"}
         name = NAMES[over].partition(",")[0]
-        panel.annotate(f"{name}: {claim.printed:g}x\nours {ours:.3g}x", place, textcoords="offset points", va="center", fontsize=6,
-                       bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}, **side)  # fmt: skip
+        panel.annotate(
+            f"{name}: {claim.printed:g}x\nours {ours:.3g}x",
+            place,
+            textcoords="offset points",
+            va="center",
+            fontsize=6,
+            bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+            **side,
+        )

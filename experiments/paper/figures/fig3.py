@@ -30,8 +30,10 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
         for batch in BATCHES:
             shapes = {"prefill": BatchShape(((LENGTH, 0),) * batch), "decode": BatchShape((), batch, batch * LENGTH)}
             for phase, shape in shapes.items():
-                rows += [(hardware, name, phase, batch, 1e3 * seconds / shape.num_tokens)
-                         for name, seconds in seconds_by_operation(at.cost, shape).items()]  # fmt: skip
+                rows += [
+                    (hardware, name, phase, batch, 1e3 * seconds / shape.num_tokens)
+                    for name, seconds in seconds_by_operation(at.cost, shape).items()
+                ]
     return pd.DataFrame(rows, columns=["hardware", "series", "phase", "batch", "value"])
 
 
@@ -83,8 +85,11 @@ def _stack(panel: Axes, table: pd.DataFrame) -> None:
 def _ratios(panel: Axes, shown: pd.DataFrame, claims: Sequence[Claim]) -> None:
     """Where a decode costs as many prompt tokens as the paper prints, and how many it costs here, "others" left out."""
     times = shown[shown["series"] != "others"].groupby(["phase", "batch"])["value"].sum().to_dict()
-    ratios = {claim.setting["decodes"]: claim.printed for claim in claims
-              if claim.quantity == "cost_ratio" and claim.printed is not None}  # fmt: skip
+    ratios = {
+        claim.setting["decodes"]: claim.printed
+        for claim in claims
+        if claim.quantity == "cost_ratio" and claim.printed is not None
+    }
     for batch in ratios or (BATCHES[0], BATCHES[-1]):
         ours, prompt = times["decode", batch], times["prefill", batch]
         text = f"{ours / prompt:.3g}x" + (f" ({ratios[batch]:g}x)" if batch in ratios else "")

@@ -138,8 +138,11 @@ def _lines(panel: Axes, shown: pd.DataFrame) -> None:
 
 def _peak(panel: Axes, claims: Sequence[Claim]) -> None:
     """The throughput that the paper prints for numbers of tokens, on the line of the shortest prompts."""
-    values = {claim.setting["tokens"] / LENGTHS[0]: claim.printed for claim in claims
-              if claim.printed is not None and claim.quantity == layer_throughput.__name__}  # fmt: skip
+    values = {
+        claim.setting["tokens"] / LENGTHS[0]: claim.printed
+        for claim in claims
+        if claim.printed is not None and claim.quantity == layer_throughput.__name__
+    }
     if values:
         panel.plot(list(values), list(values.values()), **paper_style())
 

@@ -62,8 +62,15 @@ def _served(policy: Policy, cost: ProfileCost) -> Iterator[tuple[int, float, str
     begin, end = arrival - BEFORE * unit, arrival + SHOWN * unit
     executor = Calendar(cost)
     limits = Limits(BATCH, BATCH * LONGEST, LONGEST, num_stages=STAGES)
-    engine = Engine(policy, executor, limits, cost, num_blocks=limits.max_running * LONGEST // BLOCK, block_size=BLOCK,
-                    asynchronous=False)  # fmt: skip
+    engine = Engine(
+        policy,
+        executor,
+        limits,
+        cost,
+        num_blocks=limits.max_running * LONGEST // BLOCK,
+        block_size=BLOCK,
+        asynchronous=False,
+    )
     engine.submit(_requests(arrival, arrival + LATER * unit))
     while not engine.record.steps or engine.record.steps[-1].started < end:
         engine.step()
@@ -72,8 +79,15 @@ def _served(policy: Policy, cost: ProfileCost) -> Iterator[tuple[int, float, str
         first, last = max(interval.begin, 1e3 * begin), min(interval.begin + interval.milliseconds, 1e3 * end)
         if first < last:
             step = steps[interval.iteration]
-            yield (interval.stage, first - 1e3 * arrival, interval.doing, interval.iteration, step.num_prefill_tokens,
-                   step.num_decode_tokens, last - first)  # fmt: skip
+            yield (
+                interval.stage,
+                first - 1e3 * arrival,
+                interval.doing,
+                interval.iteration,
+                step.num_prefill_tokens,
+                step.num_decode_tokens,
+                last - first,
+            )
 
 
 def _requests(arrival: float, later: float) -> list[Request]:

@@ -24,11 +24,19 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 
     Columns: hardware, series ("prompt"), tile (tokens), tokens, value (milliseconds).
     """
-    return pd.DataFrame([
-        {"hardware": hardware, "series": "prompt", "tile": at.cost.profile.ceilings.tile, "tokens": tokens,
-         "value": 1e3 * at.cost.predict(BatchShape(((tokens, 0),)))}
-        for hardware, at in machines.single_iterations() for tokens in range(1, MOST + 1)
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "hardware": hardware,
+                "series": "prompt",
+                "tile": at.cost.profile.ceilings.tile,
+                "tokens": tokens,
+                "value": 1e3 * at.cost.predict(BatchShape(((tokens, 0),))),
+            }
+            for hardware, at in machines.single_iterations()
+            for tokens in range(1, MOST + 1)
+        ]
+    )
 
 
 def rise(data: pd.DataFrame, hardware: str, smaller: int, larger: int) -> float:
@@ -66,11 +74,19 @@ def _curve(panel: Axes, values: pd.Series[float], label: str, tile: int) -> None
 
 def _printed(panel: Axes, values: pd.Series[float], claims: Sequence[Claim]) -> None:
     """The paper's milliseconds, and by how much ours rise from each of these sizes to the next."""
-    found = {claim.setting["prompt"]: claim.printed for claim in claims
-             if claim.printed is not None and claim.quantity == "iteration_ms"}  # fmt: skip
+    found = {
+        claim.setting["prompt"]: claim.printed
+        for claim in claims
+        if claim.printed is not None and claim.quantity == "iteration_ms"
+    }
     if found:
         panel.plot(list(found), list(found.values()), **paper_style())
         panel.legend(loc="upper left")
     for smaller, larger in pairwise(sorted(found)):
-        panel.annotate(f"{smaller} to {larger}: {values[larger] / values[smaller] - 1:+.0%}", (larger, values[larger]), (7, -10),
-                       textcoords="offset points", fontsize=7)  # fmt: skip
+        panel.annotate(
+            f"{smaller} to {larger}: {values[larger] / values[smaller] - 1:+.0%}",
+            (larger, values[larger]),
+            (7, -10),
+            textcoords="offset points",
+            fontsize=7,
+        )

@@ -33,10 +33,13 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     Columns: hardware, series (L), batch, value.
     """
     fitting = dict(PANELS)
-    rows = [(hardware, length, batch, decode_speedup(at, length, batch, CHUNK))
-            for hardware in HARDWARE if (at := machines.get(hardware))
-            for length, most in (FITTING_33B if hardware == "a100" else fitting).items()
-            for batch in sorted({*range(2, most, 2), most})]  # fmt: skip
+    rows = [
+        (hardware, length, batch, decode_speedup(at, length, batch, CHUNK))
+        for hardware in HARDWARE
+        if (at := machines.get(hardware))
+        for length, most in (FITTING_33B if hardware == "a100" else fitting).items()
+        for batch in sorted({*range(2, most, 2), most})
+    ]
     return pd.DataFrame(rows, columns=["hardware", "series", "batch", "value"])
 
 

@@ -92,13 +92,25 @@ def _lines(axis: Axes, shown: pd.DataFrame, panel: Panel) -> None:
         if len(mine):
             style = line_style(index)
             axis.plot(mine["pd_ratio"], mine["value"], label=f"C = {chunk}", **style)
-            axis.vlines(predicted_peak(chunk, panel.batch), 0, 1, transform=top, colors=style["color"], linewidth=0.7,
-                        linestyles=style["linestyle"], label="_" if index else PEAK, zorder=1)  # fmt: skip
+            axis.vlines(
+                predicted_peak(chunk, panel.batch),
+                0,
+                1,
+                transform=top,
+                colors=style["color"],
+                linewidth=0.7,
+                linestyles=style["linestyle"],
+                label="_" if index else PEAK,
+                zorder=1,
+            )
 
 
 def _mark(axis: Axes, claims: Sequence[Claim], panel: Panel) -> None:
     """The gains that the paper prints."""
-    marks = [(claim.setting["pd_ratio"], claim.printed) for claim in claims if claim.quantity == "gain"
-             and claim.printed is not None and claim.setting.get("length") == panel.length]  # fmt: skip
+    marks = [
+        (claim.setting["pd_ratio"], claim.printed)
+        for claim in claims
+        if claim.quantity == "gain" and claim.printed is not None and claim.setting.get("length") == panel.length
+    ]
     if marks:
         axis.plot(*zip(*marks, strict=True), **paper_style())

@@ -21,8 +21,11 @@ from experiments.paper.measured import left_out, measured, stamped
 from experiments.plots.style import line_style, new_figure, paper_style
 from experiments.plots.style import printed as page
 
-EAGER = {"fused, graphs": "fused, eager", "transformers, graphs": "transformers, eager",
-         "torch.compile, graphs": "torch.compile"}  # fmt: skip
+EAGER = {
+    "fused, graphs": "fused, eager",
+    "transformers, graphs": "transformers, eager",
+    "torch.compile, graphs": "torch.compile",
+}
 """What the gain of graphs is over: the same operations launched one by one."""
 
 PRICES = ("capture_seconds", "warm_up_seconds", "sizes")
@@ -103,8 +106,14 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                 gains.plot(rates.index, rates[name] / rates[eager], **line_style(list(rates).index(name)))
         gains.axhline(1, color="#888888", linewidth=0.6)
         for panel, quantity in ((speeds, "rate"), (gains, "gain")):
-            marks = [claim.printed for claim in printed if claim.quantity == quantity and claim.printed is not None
-                     and claim.setting.get("batch", 1) == 1 and claim.setting.get("marked", True)]  # fmt: skip
+            marks = [
+                claim.printed
+                for claim in printed
+                if claim.quantity == quantity
+                and claim.printed is not None
+                and claim.setting.get("batch", 1) == 1
+                and claim.setting.get("marked", True)
+            ]
             if marks:
                 panel.plot([1] * len(marks), marks, **{**paper_style(), "label": "post, LLaMA-2-7B on an A100"})
         _axes(speeds, f"LLaMA-2-7B on {data['hardware'].iloc[0]}", "output tokens/s")
@@ -127,6 +136,8 @@ def _axes(panel: Axes, title: str, label: str) -> None:
 def text(data: pd.DataFrame) -> str:
     """Tokens/s by way and batch, and the seconds that a way costs before."""
     rates = _rates(data)
-    rows = [[name, *rates[name], *(price(data, name, what) for what in PRICES[:2])]
-            for name in dict.fromkeys(data["series"])]  # fmt: skip
+    rows = [
+        [name, *rates[name], *(price(data, name, what) for what in PRICES[:2])]
+        for name in dict.fromkeys(data["series"])
+    ]
     return tabulate(rows, ["tokens/s at batch", *rates.index, "captures [s]", "first request [s]"], floatfmt=",.1f")

@@ -27,9 +27,11 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     if found is None:
         say(left_out("graph_memory"))
         return pd.DataFrame(columns=columns)
-    rows = [(found["hardware"], name, index + 1, tokens, taken)
-            for name, way in found["figures"].items()
-            for index, (tokens, taken) in enumerate(zip(way["tokens"], way["bytes"], strict=True))]  # fmt: skip
+    rows = [
+        (found["hardware"], name, index + 1, tokens, taken)
+        for name, way in found["figures"].items()
+        for index, (tokens, taken) in enumerate(zip(way["tokens"], way["bytes"], strict=True))
+    ]
     return stamped(pd.DataFrame(rows, columns=columns), found)
 
 
@@ -49,8 +51,12 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         figure, [[panel]] = new_figure(1, 1, 2.9)
         for index, series in enumerate(dict.fromkeys(data["series"])):
             line = data[data["series"] == series]
-            panel.plot(line["graphs"], line["value"] / 1e6, label=f"{series}: {total(data, series) / 1e6:,.0f} MB",
-                       **line_style(index))  # fmt: skip
+            panel.plot(
+                line["graphs"],
+                line["value"] / 1e6,
+                label=f"{series}: {total(data, series) / 1e6:,.0f} MB",
+                **line_style(index),
+            )
         shared = data[data["series"] == SHARED]
         changes = shared[shared["tokens"] != shared["tokens"].shift()]
         above = panel.secondary_xaxis("top")

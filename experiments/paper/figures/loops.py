@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments.backends import GRAPHS
+from experiments.config.backends import GRAPHS
 from experiments.paper.claims import Claim
 from experiments.paper.machines import Machines
 from experiments.paper.measured import left_out, measured, stamped
@@ -42,8 +42,11 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
         for graphs in GRAPHS:
             if (run := found["figures"].get(f"{loop}, graphs {graphs}")) is None:
                 continue
-            values = {"tokens_per_second": run["tokens_per_second"]["median"], "active_share": run["active_share"]["median"],
-                      "eager_share": run["eager_iterations"] / run["iterations"]}  # fmt: skip
+            values = {
+                "tokens_per_second": run["tokens_per_second"]["median"],
+                "active_share": run["active_share"]["median"],
+                "eager_share": run["eager_iterations"] / run["iterations"],
+            }
             rows += [(found["hardware"], loop, graphs, what, value) for what, value in values.items()]
     data = stamped(pd.DataFrame(rows, columns=columns), found)
     data.attrs["traffic"] = _traffic(found)
@@ -67,23 +70,35 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
             _bars(panel, shown.reindex([graphs for graphs in GRAPHS if graphs in shown.index]))
             panel.set_ylabel(label)
             panel.set_xlabel("graphs of iterations")
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=2,
-                      title=data.attrs["traffic"], title_fontsize=8)  # fmt: skip
+        figure.legend(
+            *panels[0].get_legend_handles_labels(),
+            loc="outside upper center",
+            ncols=2,
+            title=data.attrs["traffic"],
+            title_fontsize=8,
+        )
     return figure
 
 
 def _traffic(found: Mapping[str, Any]) -> str:
     """What was served, and where."""
     shortest, longest = found["lengths"]
-    return (f"{found['model']} on {found['hardware']}: {found['requests']} requests of {shortest} to {longest} tokens, "
-            f"P:D {found['ratio']:g}, C = {found['chunk']}, B = {found['batch']}")  # fmt: skip
+    return (
+        f"{found['model']} on {found['hardware']}: {found['requests']} requests of {shortest} to {longest} tokens, "
+        f"P:D {found['ratio']:g}, C = {found['chunk']}, B = {found['batch']}"
+    )
 
 
 def _bars(panel: Axes, table: pd.DataFrame) -> None:
     """table: [graphs, loop]."""
     for index, loop in enumerate(loop for loop in LOOPS if loop in table):
-        bars = panel.bar([place + 0.38 * (index - 0.5) for place in range(len(table))], table[loop], 0.36, label=loop,
-                         **fill_style((3, 0)[index]))  # fmt: skip
+        bars = panel.bar(
+            [place + 0.38 * (index - 0.5) for place in range(len(table))],
+            table[loop],
+            0.36,
+            label=loop,
+            **fill_style((3, 0)[index]),
+        )
         panel.bar_label(bars, fmt="%.3g", fontsize=6)
     panel.margins(y=0.1)
     panel.set_xticks(range(len(table)), table.index)
@@ -92,6 +107,8 @@ def _bars(panel: Axes, table: pd.DataFrame) -> None:
 
 def text(data: pd.DataFrame) -> str:
     table = data.pivot_table(index=["graphs", "series"], columns="what", values="value", sort=False)
-    rows = [(*key, row["tokens_per_second"], f"{row['active_share']:.1%}", f"{row['eager_share']:.1%}")
-            for key, row in zip(table.index, table.to_dict("records"), strict=True)]  # fmt: skip
+    rows = [
+        (*key, row["tokens_per_second"], f"{row['active_share']:.1%}", f"{row['eager_share']:.1%}")
+        for key, row in zip(table.index, table.to_dict("records"), strict=True)
+    ]
     return tabulate(rows, ("graphs", "loop", "tokens/s", "device active", "without a graph"), floatfmt=",.0f")

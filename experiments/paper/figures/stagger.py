@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cbatch import Policy
-from experiments.experiment import composed, swept, swept_numbers
+from experiments.config.composition import composed, swept, swept_numbers
 from experiments.paper.claims import Claim
 from experiments.paper.closed_batch import load_of, seconds_per_request
 from experiments.paper.machines import TITLES, Machines
@@ -43,9 +43,16 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
             load = load_of(EXPERIMENT, ratio)
             baseline = seconds_per_request(at.cost, RequestLevel(), load)
             for stagger in _staggers(load):
-                rows += [(hardware, series, ratio, stagger,
-                          baseline / seconds_per_request(at.cost, make(), load, stagger=stagger))
-                         for series, make in policies.items()]  # fmt: skip
+                rows += [
+                    (
+                        hardware,
+                        series,
+                        ratio,
+                        stagger,
+                        baseline / seconds_per_request(at.cost, make(), load, stagger=stagger),
+                    )
+                    for series, make in policies.items()
+                ]
     return pd.DataFrame(rows, columns=["hardware", "series", "pd_ratio", "stagger", "value"])
 
 

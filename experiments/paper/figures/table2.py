@@ -66,8 +66,10 @@ def saving(data: pd.DataFrame, hardware: str) -> float:
 def text(data: pd.DataFrame) -> str:
     """The table in Markdown, a row for each iteration, in milliseconds."""
     table = data.pivot_table(index=["hardware", "series"], columns="column", values="value", sort=False)[list(COLUMNS)]
-    rows = [(*names, *("-" if value != value else f"{value:#.4g}" for value in values))
-            for names, values in zip(table.index, table.to_numpy(), strict=True)]  # fmt: skip
+    rows = [
+        (*names, *("-" if value != value else f"{value:#.4g}" for value in values))
+        for names, values in zip(table.index, table.to_numpy(), strict=True)
+    ]
     return tabulate(rows, ("hardware", "iteration [ms]", *COLUMNS), tablefmt="github", disable_numparse=True)
 
 
@@ -78,8 +80,11 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         figure, axes = new_figure(len(machines), 1, 0.15 + 1.5 * len(machines))
         for [panel], hardware in zip(axes, machines, strict=True):
             ours = data[data["hardware"] == hardware].set_index(["series", "column"])["value"]
-            paper = {(claim.setting["series"], claim.setting["column"]): claim.printed for claim in printed
-                     if claim.hardware == hardware and claim.quantity == milliseconds.__name__}  # fmt: skip
+            paper = {
+                (claim.setting["series"], claim.setting["column"]): claim.printed
+                for claim in printed
+                if claim.hardware == hardware and claim.quantity == milliseconds.__name__
+            }
             _table(panel, hardware, ours, paper)
     return figure
 

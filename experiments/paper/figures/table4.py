@@ -38,8 +38,10 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
             say(hardware)
             for load in loads:
                 values = (decode_speedup(at, load.length, load.batch, CHUNK), at.gain("sarathi", load, CHUNK))
-                rows += [(hardware, series, load.length, load.batch, load.pd_ratio, value)
-                         for series, value in zip(COLUMNS, values, strict=True)]  # fmt: skip
+                rows += [
+                    (hardware, series, load.length, load.batch, load.pd_ratio, value)
+                    for series, value in zip(COLUMNS, values, strict=True)
+                ]
     return pd.DataFrame(rows, columns=["hardware", "series", "length", "batch", "pd_ratio", "value"])
 
 
@@ -48,8 +50,16 @@ def text(data: pd.DataFrame) -> str:
     table = data.pivot_table(
         index=["hardware", "length", "batch", "pd_ratio"], columns="series", values="value", sort=False
     )
-    rows = [(TITLES[str(hardware)], f"{length // 1024}K", batch, f"{ratio:g}:1", *(f"{row[series]:.2f}" for series in COLUMNS))
-            for (hardware, length, batch, ratio), row in zip(table.index, table.to_dict("records"), strict=True)]  # fmt: skip
+    rows = [
+        (
+            TITLES[str(hardware)],
+            f"{length // 1024}K",
+            batch,
+            f"{ratio:g}:1",
+            *(f"{row[series]:.2f}" for series in COLUMNS),
+        )
+        for (hardware, length, batch, ratio), row in zip(table.index, table.to_dict("records"), strict=True)
+    ]
     return tabulate(
         rows, ("hardware, model", "L", "B", "P:D", *COLUMNS.values()), tablefmt="github", disable_numparse=True
     )
@@ -86,8 +96,12 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     return figure
 
 
-def _value(row: Mapping[object, float], series: str, paper: Mapping[tuple[str, int, str], float | None],
-           key: tuple[str, int, str]) -> str:  # fmt: skip
+def _value(
+    row: Mapping[object, float],
+    series: str,
+    paper: Mapping[tuple[str, int, str], float | None],
+    key: tuple[str, int, str],
+) -> str:
     return f"{row[series]:.2f}" + (f"  ({paper[key]:.2f})" if paper.get(key) is not None else "")
 
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from experiments.experiment import composed, swept_numbers
+from experiments.config.composition import composed, swept_numbers
 from experiments.paper.claims import Claim
 from experiments.paper.closed_batch import load_of
 from experiments.paper.machines import TITLES, Machines

@@ -34,9 +34,13 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
         say(left_out("tiles"))
         return pd.DataFrame(columns=columns)
     times = found["times"]
-    data = pd.DataFrame({"tokens": [int(tokens) for tokens in times]} | {
-        name: [time[key] for time in times.values()] for name, key in (("low", "min"), ("high", "max"), ("value", "median"))
-    }).sort_values("tokens", ignore_index=True)  # fmt: skip
+    data = pd.DataFrame(
+        {"tokens": [int(tokens) for tokens in times]}
+        | {
+            name: [time[key] for time in times.values()]
+            for name, key in (("low", "min"), ("high", "max"), ("value", "median"))
+        }
+    ).sort_values("tokens", ignore_index=True)
     return stamped(data.assign(hardware=found["hardware"], series=found["model"])[columns], found)
 
 
@@ -70,9 +74,13 @@ def num_to_avoid(data: pd.DataFrame) -> int:
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """Time above, tokens/ms below, the sizes to avoid marked. The paper's curve is of another GPU: Fig 7."""
     found = judged(data)
-    marks = {"a larger size takes less time": (found[found["instead"] > 0], {"marker": "x", "markersize": 5}),
-             f"{LOST:.0%} below the rate of a smaller size": (
-                 found[found["lost"] > LOST], {"marker": "o", "markersize": 7, "markerfacecolor": "none"})}  # fmt: skip
+    marks = {
+        "a larger size takes less time": (found[found["instead"] > 0], {"marker": "x", "markersize": 5}),
+        f"{LOST:.0%} below the rate of a smaller size": (
+            found[found["lost"] > LOST],
+            {"marker": "o", "markersize": 7, "markerfacecolor": "none"},
+        ),
+    }
     with page():
         figure, axes = new_figure(2, 1, 4.2, sharex=True)
         for [panel], column, label in zip(
@@ -85,8 +93,14 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                 panel.plot(sizes["tokens"], sizes[column], linestyle="none", color="black", label=name, **style)  # type: ignore[arg-type]
                 for size, value in zip(sizes["tokens"], sizes[column], strict=True):
                     if size % CANDIDATES == 0:
-                        panel.annotate(str(size), (size, value), (0, 8 if column == "value" else -13), ha="center",
-                                       textcoords="offset points", fontsize=6.5)  # fmt: skip
+                        panel.annotate(
+                            str(size),
+                            (size, value),
+                            (0, 8 if column == "value" else -13),
+                            ha="center",
+                            textcoords="offset points",
+                            fontsize=6.5,
+                        )
             panel.set_ylabel(label)
             panel.set_xticks(range(0, int(found["tokens"].max()) + 1, 128))
             panel.set_ylim(bottom=0)
@@ -104,8 +118,10 @@ def text(data: pd.DataFrame) -> str:
     """Every candidate: what it takes, what share of throughput it loses against smaller sizes, and what is faster."""
     found = judged(data)
     found = found[(found["tokens"] % CANDIDATES == 0) | (found["tokens"] % CANDIDATES == 1) & (found["tokens"] > 64)]
-    rows = [(row["tokens"], row["value"], row["rate"], f"{row['lost']:.0%}", _advice(row["lost"], row["instead"]))
-            for row in found.to_dict("records")]  # fmt: skip
+    rows = [
+        (row["tokens"], row["value"], row["rate"], f"{row['lost']:.0%}", _advice(row["lost"], row["instead"]))
+        for row in found.to_dict("records")
+    ]
     return tabulate(rows, ("tokens", "ms", "tokens/ms", "below the best smaller", ""), floatfmt=("d", ".2f", ".1f"))
 
 

@@ -67,5 +67,7 @@ def _check_order(trace: Trace) -> None:
     if len(backwards):
         row = int(backwards[0]) + 1
         time, before = trace.arrival_time[row], trace.arrival_time[row - 1]
-        raise WorkloadError(f"{trace.where(row)}: the time goes backwards, from {before:g} s to {time:g} s after the "
-                            "first row: sort the rows by time")  # fmt: skip
+        raise WorkloadError(
+            f"{trace.where(row)}: the time goes backwards, from {before:g} s to {time:g} s after the "
+            "first row: sort the rows by time"
+        )

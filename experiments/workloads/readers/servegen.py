@@ -58,20 +58,27 @@ class ServeGenClients:
             WorkloadError: there is none, or it is malformed.
         """
         if client not in self._datasets:
-            raise WorkloadError(f"{self.dataset_file.name}: no line for client {client} of {self.trace_file.name}: "
-                                "give the two files of one data set")  # fmt: skip
+            raise WorkloadError(
+                f"{self.dataset_file.name}: no line for client {client} of {self.trace_file.name}: "
+                "give the two files of one data set"
+            )
         key = str(start // LENGTH_WINDOW_SECONDS * LENGTH_WINDOW_SECONDS)
         if (client, key) not in self._histograms:
             line, windows = self._datasets[client]
-            self._histograms[client, key] = (self._histogram(line, key, windows.get(key), "input_tokens"),
-                                             self._histogram(line, key, windows.get(key), "output_tokens"))  # fmt: skip
+            self._histograms[client, key] = (
+                self._histogram(line, key, windows.get(key), "input_tokens"),
+                self._histogram(line, key, windows.get(key), "output_tokens"),
+            )
         return self._histograms[client, key]
 
     def _histogram(self, line: int, key: str, window: object, name: str) -> Histogram:
         text = window.get(name) if isinstance(window, dict) else None
         if not isinstance(text, str) or text == "{}":
-            raise self.dataset_file.fail(line, f"window {key} has no {name}, but the client sends requests in it: "
-                                               "choose other clients or another time")  # fmt: skip
+            raise self.dataset_file.fail(
+                line,
+                f"window {key} has no {name}, but the client sends requests in it: "
+                "choose other clients or another time",
+            )
         try:
             return _parse_histogram(text)
         except ValueError:
@@ -92,8 +99,9 @@ def read_servegen(trace_path: str, dataset_path: str) -> ServeGenClients:
         np.array(column(file, name, text[name], fields.not_negative, 2)) for name in ("rate_req_per_s", "arg1")
     )
     dataset_file = read_lines(dataset_path)
-    clients = ServeGenClients(file, dataset_file, client, start, rate, np.array(text["arrival_family"]), shape,
-                              _read_datasets(dataset_file))  # fmt: skip
+    clients = ServeGenClients(
+        file, dataset_file, client, start, rate, np.array(text["arrival_family"]), shape, _read_datasets(dataset_file)
+    )
     _check_windows(clients)
     return clients
 

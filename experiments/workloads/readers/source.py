@@ -40,13 +40,16 @@ def read_lines(path: str) -> TextFile:
     except FileNotFoundError:
         raise WorkloadError(f"{path}: no such file: check the path, which is taken from the working folder") from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise WorkloadError(f"{path}: not a valid gzip file although its name ends in .gz ({error}): "
-                            "copy it again, or rename it if it is plain text") from None  # fmt: skip
+        raise WorkloadError(
+            f"{path}: not a valid gzip file although its name ends in .gz ({error}): "
+            "copy it again, or rename it if it is plain text"
+        ) from None
     except EOFError:
         raise WorkloadError(f"{path}: the gzip file is truncated: copy it again") from None
     except UnicodeDecodeError as error:
-        raise WorkloadError(f"{path}: not UTF-8 text (byte {error.start}): convert it, "
-                            "or end its name in .gz if it is compressed") from None  # fmt: skip
+        raise WorkloadError(
+            f"{path}: not UTF-8 text (byte {error.start}): convert it, or end its name in .gz if it is compressed"
+        ) from None
     except OSError as error:
         raise WorkloadError(f"{path}: cannot be read ({error.strerror}): give a file that can") from None
     if not text:

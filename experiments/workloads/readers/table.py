@@ -56,14 +56,20 @@ def csv_columns(file: TextFile, names: Sequence[str]) -> dict[str, tuple[str, ..
     header, *rows = _csv_rows_at_once(file) or _csv_rows(file)
     for name in names:
         if name not in header:
-            raise file.fail(1, f"no column {name!r} in {_short(file.lines[0])}: give a file of this format, "
-                               "or another workload.format")  # fmt: skip
+            raise file.fail(
+                1,
+                f"no column {name!r} in {_short(file.lines[0])}: give a file of this format, "
+                "or another workload.format",
+            )
     if not rows:
         raise file.fail(1, "a header and no rows: give a trace with requests")
     for line, row in enumerate(rows, start=2):
         if len(row) != len(header):
-            raise file.fail(line, f"{_short(file.lines[line - 1])} has {len(row)} fields, the header {len(header)}: "
-                                  "correct or remove the line")  # fmt: skip
+            raise file.fail(
+                line,
+                f"{_short(file.lines[line - 1])} has {len(row)} fields, the header {len(header)}: "
+                "correct or remove the line",
+            )
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
     return {name: columns[name] for name in names}
 

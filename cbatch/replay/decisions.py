@@ -1,0 +1,204 @@
+"""What a policy saw and what it decided, plan by plan, written down while an engine runs.
+
+    engine ---- plan(view) ----> policy          each view and plan,
+           ---- wait(step) ----> executor        each step's end,
+           ---- now() ---------> clock           and each answer of the clock go to a sink, in this order
+
+That is everything that the course of a run depends on besides its requests: see `following` for the way back. Knows
+nothing of files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cbatch.engine import Engine
+from cbatch.executor import Executor, Step, StepResult
+from cbatch.plan import Plan
+from cbatch.policy import Policy, View
+
+Ids = tuple[int, ...]
+
+
+class Seen(NamedTuple):
+    """A view: times in seconds, KV in blocks.
+
+    waiting: ids in arrival order. running: (id, tokens computed, tokens ready) in admission order.
+    """
+
+    now: float
+    num_in_flight: int
+    waiting: Ids
+    running: tuple[tuple[int, int, int], ...]
+    num_free: int
+    num_retiring: int
+
+
+class Decided(NamedTuple):
+    """A plan, by the ids of its requests; see `Plan`.
+
+    entries: (id, tokens). reject: (id, reason). reserve: (id, tokens).
+    """
+
+    entries: tuple[tuple[int, int], ...]
+    preempt: Ids = ()
+    reject: tuple[tuple[int, str], ...] = ()
+    reserve: tuple[tuple[int, int], ...] = ()
+    pad_to: int | None = None
+    wake_at: float | None = None
+    note: str = ""
+
+    def __str__(self) -> str:
+        """As in `0:64 1:1`, preempted requests with a minus and what was rejected behind an exclamation mark."""
+        words = [
+            *(f"{id_}:{count}" for id_, count in self.entries),
+            *(f"-{id_}" for id_ in self.preempt),
+            *(f"!{id_}" for id_, _ in self.reject),
+        ]
+        if self.pad_to is not None:
+            words.append(f"padded to {self.pad_to}")
+        return " ".join(words) or "nothing"
+
+
+class Decision(NamedTuple):
+    """One plan. times: the clock's answers since the event before, the one that the view shows counted."""
+
+    iteration: int
+    seen: Seen
+    decided: Decided
+    times: tuple[float, ...]
+
+
+class StepEnd(NamedTuple):
+    """A step's tokens came in. stopped: ids whose end-of-sequence token was among them. times: as in `Decision`."""
+
+    iteration: int
+    started: float
+    ended: float
+    stopped: Ids
+    times: tuple[float, ...]
+
+
+Sink = Callable[[Decision | StepEnd], None]
+
+
+def look(view: View) -> Seen:
+    """A copy of what a view shows now."""
+    return Seen(
+        now=view.now,
+        num_in_flight=view.num_in_flight,
+        waiting=tuple(request.id for request in view.waiting),
+        running=tuple((request.id, request.num_computed, request.num_ready) for request in view.running),
+        num_free=view.kv.num_free,
+        num_retiring=view.kv.num_retiring,
+    )
+
+
+def read(plan: Plan) -> Decided:
+    """A copy of what a plan says."""
+    return Decided(
+        entries=tuple((request.id, int(count)) for request, count in plan),
+        preempt=tuple(request.id for request in plan.preempt),
+        reject=tuple((request.id, why) for request, why in plan.reject),
+        reserve=tuple((request.id, int(tokens)) for request, tokens in plan.reserve.items()),
+        pad_to=plan.pad_to,
+        wake_at=plan.wake_at,
+        note=plan.note,
+    )
+
+
+@contextmanager
+def recorded_decisions(engine: Engine, sink: Sink) -> Iterator[Recording]:
+    """Within, an engine that has not begun before tells `sink` of each plan and step. Costs a copy of each view."""
+    recording, policy, executor = Recording(sink), engine.policy, engine.executor
+    engine.policy = RecordedPolicy(policy, recording)
+    engine.executor = RecordedExecutor(executor, recording)
+    try:
+        yield recording
+    finally:
+        engine.policy, engine.executor = policy, executor
+
+
+class Recording:
+    """The clock's answers that have not been told yet. At the end of a run those that nothing came after are left."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self._times: list[float] = []
+
+    def note_time(self, time: float) -> None:
+        self._times.append(time)
+
+    def take_times(self) -> tuple[float, ...]:
+        times, self._times = tuple(self._times), []
+        return times
+
+
+class RecordedPolicy:
+    """A policy whose plans are written down, illegal ones too. What else it has is its own."""
+
+    def __init__(self, inner: Policy, recording: Recording) -> None:
+        self.inner = inner
+        self._recording = recording
+
+    def plan(self, view: View) -> Plan:
+        seen, iteration = look(view), view.iteration
+        plan = self.inner.plan(view)
+        if isinstance(plan, Plan):
+            self._recording.sink(Decision(iteration, seen, read(plan), self._recording.take_times()))
+        return plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+class _Launched(NamedTuple):
+    step: Step
+    handle: Any
+
+
+class RecordedExecutor:
+    """An executor whose clock and steps are written down. What else it has is its own."""
+
+    def __init__(self, inner: Executor, recording: Recording) -> None:
+        self.inner = inner
+        self.num_stages, self.needs_tokens = inner.num_stages, inner.needs_tokens
+        self._recording = recording
+
+    def launch(self, step: Step) -> _Launched:
+        return _Launched(step, self.inner.launch(step))
+
+    def wait(self, in_flight: _Launched) -> StepResult:
+        result = self.inner.wait(in_flight.handle)
+        stopped = _stopped(in_flight.step, result)
+        times = self._recording.take_times()
+        self._recording.sink(StepEnd(in_flight.step.index, result.started, result.ended, stopped, times))
+        return result
+
+    def now(self) -> float:
+        time = self.inner.now()
+        self._recording.note_time(time)
+        return time
+
+    def sleep_until(self, time: float) -> None:
+        self.inner.sleep_until(time)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def _stopped(step: Step, result: StepResult) -> Ids:
+    """Requests of which the step sampled a stop token."""
+    if result.tokens is None:
+        return ()
+    places = step.sampled[np.flatnonzero(step.table.can_stop[step.rows[step.sampled]])].tolist()
+    return tuple(
+        step.requests[place].id for place in places if int(result.tokens[place]) in step.requests[place].stop_tokens
+    )

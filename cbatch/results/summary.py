@@ -1,0 +1,141 @@
+"""The figures of one run: every definition of `metrics` applied to the part of the run that counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch.record import RunRecord
+from cbatch.request import FinishReason
+from cbatch.results.metrics import (
+    Figures,
+    Objectives,
+    Served,
+    Window,
+    busy_seconds,
+    served,
+    statistics,
+    step_columns,
+    window_of,
+)
+
+StepColumns = dict[str, NDArray[Any]]
+
+
+def summarize(
+    record: RunRecord,
+    *,
+    num_blocks: int,
+    max_batch: int,
+    overshoot_tokens: int = 0,
+    warmup_requests: int = 0,
+    drain_requests: int = 0,
+    objectives: Objectives = Objectives(),  # noqa: B008 - frozen
+    requests: Served | None = None,
+) -> dict[str, Any]:
+    """All figures of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
+
+    Args:
+        num_blocks: size of the KV cache. max_batch: most requests in an iteration.
+        overshoot_tokens: generated past an end-of-sequence token (`State.num_overshoot_tokens`).
+        warmup_requests, drain_requests: leave out what happened before the first so many requests had ended, and after
+            all but the last so many had (see `window_of`). Requests count where their end lies.
+        objectives: for `goodput`.
+        requests: `served(record)`, if it is at hand.
+    """
+    requests, steps = requests or served(record), step_columns(record.steps)
+    window = window_of(record, requests, warmup_requests, drain_requests)
+    counted = window.holds(requests.last_token)
+    gaps, gap_times = requests.gaps()
+    return {
+        "run": {**_run(record, requests, window, int(counted.sum())), "overshoot_tokens": overshoot_tokens},
+        "throughput": _throughput(requests, window, int(counted.sum())),
+        "ttft_seconds": statistics(requests.ttft[counted]),
+        "tbt_seconds": statistics(gaps[window.holds(gap_times)]),
+        "tpot_seconds": statistics(requests.tpot[counted]),
+        "scheduling_delay_seconds": statistics(requests.scheduling_delay[counted]),
+        "end_to_end_seconds": statistics(requests.end_to_end[counted]),
+        "normalized_latency_seconds_per_token": statistics(requests.normalized_latency[counted]),
+        "iterations": _iterations(steps, window, num_blocks, max_batch),
+        "goodput": _goodput(record, requests, window, objectives) if objectives.stated else {},
+    }
+
+
+def _run(record: RunRecord, requests: Served, window: Window, num_counted: int) -> Figures:
+    """The whole run, warm-up and drain included, but for `counted_*`."""
+    return {
+        "requests": len(record.requests),
+        "rejected_requests": len(record.requests) - len(requests.id),
+        "counted_requests": num_counted,
+        "iterations": len(record.steps),
+        "seconds": record.steps[-1].done_at - record.steps[0].planned_at if record.steps else 0.0,
+        "counted_seconds": window.seconds,
+        "preemptions": sum(request.num_preemptions for request in record.requests),
+        "recomputed_tokens": sum(request.num_recomputed_tokens for request in record.requests),
+    }
+
+
+def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:
+    """Useful work a second: recomputed and overshoot tokens, and what rejected requests received, do not count.
+
+    A prompt counts when its first token comes; `decode` is every generated token, the first included (vLLM's output
+    throughput); `total` is their sum (SARATHI's and vLLM's total throughput).
+    """
+    seconds = window.seconds or float("nan")
+    prefill = float(requests.prompt_tokens[window.holds(requests.first_token)].sum()) / seconds
+    decode = float(window.holds(requests.token_times).sum()) / seconds
+    return {
+        "total_tokens_per_second": prefill + decode,
+        "prefill_tokens_per_second": prefill,
+        "decode_tokens_per_second": decode,
+        "requests_per_second": num_counted / seconds,
+    }
+
+
+def _iterations(steps: StepColumns, window: Window, num_blocks: int, max_batch: int) -> Figures:
+    """Means over the iterations whose tokens came within the window, each weighing the same."""
+    inside = window.holds(steps["received_at"])
+    batch, prefill, decode, padding, kv = (
+        _mean(steps[name][inside])
+        for name in ("num_requests", "num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "kv_blocks_used")
+    )
+    seconds = window.seconds or float("nan")
+    planning, absorbing, computing = (
+        busy_seconds(steps[begin], steps[end], window)
+        for begin, end in (("planned_at", "launched_at"), ("received_at", "done_at"), ("started", "ended"))
+    )
+    tokens = prefill + decode + padding
+    return {
+        "batch_requests": batch,
+        "batch_occupancy": batch / max_batch,
+        "batch_tokens": tokens,
+        "padding_share": padding / tokens,
+        "kv_use_mean": kv / num_blocks,
+        "kv_use_peak": float(steps["kv_blocks_used"][inside].max() / num_blocks) if inside.any() else float("nan"),
+        "device_active_share": computing / seconds,
+        "host_active_share": (planning + absorbing) / seconds,
+    }
+
+
+def _mean(values: NDArray[Any]) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _goodput(record: RunRecord, requests: Served, window: Window, objectives: Objectives) -> Figures:
+    """Requests that attained the objectives, a second and as a share; rejected ones attained none."""
+    attained = window.holds(requests.last_token)
+    for limit, values in (
+        (objectives.ttft, requests.ttft),
+        (objectives.tpot, np.nan_to_num(requests.tpot)),
+        (objectives.end_to_end, requests.end_to_end),
+    ):
+        if limit is not None:
+            attained &= values <= limit
+    rejected = [request.finished_at for request in record.requests if request.finish_reason is FinishReason.REJECTED]
+    asked = window.holds(requests.last_token).sum() + window.holds(np.array(rejected, np.float64)).sum()
+    return {
+        "requests_per_second": float(attained.sum()) / (window.seconds or float("nan")),
+        "attained_share": float(attained.sum() / asked) if asked else float("nan"),
+    }

@@ -1,0 +1,156 @@
+"""Streams that check what they are told: every two accesses to the same memory, one of them a write, must be in an order.
+
+    enqueued operation   comes after what the host did before, and after what its stream was made to wait for
+    event                stands for what its stream had been given when it was recorded, and for what that came after
+    synchronize          puts all that the event stands for before what the host does next
+
+A race is found where it is enqueued, whether or not it would do harm this time, because only the host's calls are looked
+at. So the same check works for threads and for CUDA streams, and it finds nothing that operations do and do not declare.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from cbatch.errors import RaceError
+from cbatch.request_table import Ints
+from cbatch.runtime.checks.happens_before import HOST, WHOLE, Clock, History
+from cbatch.runtime.streams import Event, Items, Operation, Stream, Streams, Touched
+
+
+class CheckedEvent:
+    """An event, and what it stands for. Owner: the executor; the clock is written at each record."""
+
+    def __init__(self, inner: Event, checker: Checker) -> None:
+        self.inner = inner
+        self.clock: Clock | None = None  # None: never recorded
+        self._checker = checker
+
+    def synchronize(self) -> None:
+        self.inner.synchronize()
+        if self.clock is not None:
+            self._checker.history.clocks.learn(HOST, self.clock)
+
+    def time(self) -> float:
+        return self.inner.time()
+
+
+class CheckedStream:
+    """A stream that follows what each of its operations comes after."""
+
+    def __init__(self, inner: Stream, agent: int, checker: Checker) -> None:
+        """agent: its number in the checker's history."""
+        self.inner = inner
+        self._agent, self._checker, self._clocks = agent, checker, checker.history.clocks
+
+    def event(self) -> CheckedEvent:
+        return CheckedEvent(self.inner.event(), self._checker)
+
+    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
+        """Enqueue an operation that touches what it declares and nothing else.
+
+        Raises:
+            RaceError: one of its accesses races with an earlier one.
+            StreamError: as the stream itself.
+        """
+        self._follow_host()
+        self._checker.access(self._agent, reads, writes)
+        self.inner.run(operation)
+
+    def record(self, event: CheckedEvent) -> None:
+        self._follow_host()
+        event.clock = self._clocks.of(self._agent)
+        self.inner.record(event.inner)
+
+    def wait(self, event: CheckedEvent) -> None:
+        self._follow_host()
+        if event.clock is not None:
+            self._clocks.learn(self._agent, event.clock)
+        self.inner.wait(event.inner)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _follow_host(self) -> None:
+        """Whatever is enqueued comes after what the host has done so far."""
+        self._clocks.learn(self._agent, self._clocks.known[HOST])
+
+
+class CheckedStreams(Streams):
+    """Three checked streams, and a host whose accesses are looked at. Make them with `checked`."""
+
+    checker: Checker
+
+    def name(self, tensor: torch.Tensor, name: str) -> None:
+        self.checker.names[_memory(tensor)] = name
+
+    def begin(self, iteration: int) -> None:
+        self.checker.iteration = iteration
+
+    def host_reads(self, *touched: Any) -> None:
+        self.checker.access(HOST, touched, ())
+
+    def host_writes(self, *touched: Any) -> None:
+        self.checker.access(HOST, (), touched)
+
+
+def checked(streams: Streams) -> CheckedStreams:
+    """The same streams, with every access checked."""
+    checker = Checker(["the host", *Streams._fields])
+    made = CheckedStreams(*(CheckedStream(stream, agent, checker) for agent, stream in enumerate(streams, HOST + 1)))
+    made.checker = checker
+    return made
+
+
+class Checker:
+    """What streams, events and the host share: the history, and names for what it tells apart by number.
+
+    iteration: the one that the host works on; None before the first.
+    names: of tensors' memory, by its address; for messages.
+    """
+
+    def __init__(self, agents: Sequence[str]) -> None:
+        self.history = History(agents)
+        self.iteration: int | None = None
+        self.names: dict[Hashable, str] = {}
+
+    def access(self, agent: int, reads: Touched, writes: Touched) -> None:
+        """
+        Raises:
+            RaceError: with both accesses, the iterations in which they happened, and the memory.
+        """
+        race = self.history.access(
+            agent, self.iteration, _site(), reads=list(_parts(reads)), writes=list(_parts(writes))
+        )
+        if race is None:
+            return
+        name = self.names.get(race.memory, str(race.memory))
+        what = f"{name} {race.item}" if isinstance(race.memory, str) else name
+        raise RaceError(
+            f"race on {what}: {race.later} is in no order with {race.earlier}; "
+            "let a stream wait for an event between them, or the host for the earlier one"
+        )
+
+
+def _parts(touched: Touched) -> Iterator[tuple[Hashable, Ints]]:
+    """Each memory with its items."""
+    for part in touched:
+        yield (part.kind, part.numbers()) if isinstance(part, Items) else (_memory(part), WHOLE)
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tensors have in common if they are views of each other."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _site() -> str:
+    """The line of the host's program that asked for the access: the nearest frame outside this file."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    name = frame.f_code.co_filename.rpartition("/")[2]
+    return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -1,0 +1,1 @@
+"""Paged attention kernels, and the choice between them."""

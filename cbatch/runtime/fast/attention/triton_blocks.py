@@ -1,0 +1,110 @@
+"""What our attention kernels have in common: some queries attend to some blocks of one request's pages."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 64
+"""Most tokens of context that a program takes in one step. Pages are multiples of it, or `SMALL_PAGES`."""
+
+SMALL_PAGES = (16, 32)
+"""Smaller pages that a tensor core can take at once."""
+
+LEAST_DIM = 16
+"""Of a head; a power of two."""
+
+SHARED_MEMORY = 222 * 1024
+"""Bytes of shared memory for the blocks in flight on one multiprocessor (Hopper has 228 KB)."""
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def attend_to_blocks(  # type: ignore[no-untyped-def]
+    query,  # [PAIRS, DIM]; a pair is a query and a head
+    positions,  # [PAIRS]; of each query in its request
+    keys_ptr,  # [pages, PAGE, KV_HEADS, DIM]
+    values_ptr,  # the same
+    table_ptr,  # pages of the request
+    page,  # that of the first block, loaded ahead
+    begin,  # first block
+    end,  # the one after the last
+    last,  # block that still has a page
+    context,  # tokens of the request
+    kv_head,
+    scale,  # scaling * log2(e)
+    KV_HEADS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,  # divides PAGE
+    STAGES: tl.constexpr,
+):
+    """Attention to these blocks alone, [PAIRS, DIM], and log2 of its sum of exponentials, [PAIRS]."""
+    BLOCKS_A_PAGE: tl.constexpr = PAGE // BLOCK
+    tokens = tl.arange(0, BLOCK)
+    offsets = tokens[:, None] * (KV_HEADS * DIM) + kv_head * DIM + tl.arange(0, DIM)[None, :]
+    top = tl.full([PAIRS], -1e30, tl.float32)  # the greatest score so far
+    total = tl.zeros([PAIRS], tl.float32)
+    out = tl.zeros([PAIRS, DIM], tl.float32)
+    for block in tl.range(begin, end, num_stages=STAGES):
+        next_page = tl.load(table_ptr + tl.minimum(block + 1, last) // BLOCKS_A_PAGE)  # ahead of the loads that need it
+        block_start = (page.to(tl.int64) * PAGE + block % BLOCKS_A_PAGE * BLOCK) * (KV_HEADS * DIM)
+        keys_at = block * BLOCK + tokens
+        key = tl.load(keys_ptr + block_start + offsets, (keys_at < context)[:, None], other=0.0)
+        value = tl.load(values_ptr + block_start + offsets, (keys_at < context)[:, None], other=0.0)
+        seen = keys_at[None, :] <= positions[:, None]
+        scores = tl.where(seen, tl.dot(query, key.T, input_precision="ieee") * scale, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1))
+        shrink = tl.exp2(top - new_top)
+        weights = tl.exp2(scores - new_top[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        out = tl.dot(weights.to(value.dtype), value, out * shrink[:, None], input_precision="ieee")
+        top = new_top
+        page = next_page
+    divisor = tl.where(total > 0, total, 1.0)
+    return out / divisor[:, None], tl.where(total > 0, top + tl.log2(divisor), -1e30)
+
+
+class Sizes(NamedTuple):
+    """Sizes that our attention kernels are compiled for."""
+
+    kv_heads: int
+    group: int  # query heads of one kv head
+    group_slots: int  # the next power of two
+    dim: int
+    page: int
+    block: int
+    fitting: int  # stages of a block's loads that the shared memory holds
+
+    @classmethod
+    def of(cls, query: torch.Tensor, keys: torch.Tensor, *, block: int = BLOCK, programs: int = 2) -> Sizes:
+        """
+        Args:
+            query: [tokens, heads, head dim].
+            keys: [pages, page size, kv heads, head dim].
+            block: tokens of a step, unless the pages are smaller.
+            programs: that are to fit on one multiprocessor.
+        """
+        num_heads, dim = query.shape[1:]
+        page, kv_heads = keys.shape[1:3]
+        block = min(block, page)
+        assert page % block == 0, f"pages of {page} tokens are no multiple of {block}"
+        group = num_heads // kv_heads
+        fitting = 1 + SHARED_MEMORY // programs // (2 * block * dim * keys.element_size())
+        return cls(kv_heads, group, triton.next_power_of_2(group), dim, page, block, fitting)
+
+    def constants(self) -> dict[str, int]:
+        """What the kernels call them."""
+        return {
+            "KV_HEADS": self.kv_heads,
+            "GROUP": self.group,
+            "GROUP_SLOTS": self.group_slots,
+            "DIM": self.dim,
+            "PAGE": self.page,
+            "BLOCK": self.block,
+        }

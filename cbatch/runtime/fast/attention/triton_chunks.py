@@ -1,0 +1,128 @@
+"""A Triton kernel for the attention of chunks over pages: any GPU that Triton compiles for, any float type.
+
+In the usual way (FlashAttention-2, Dao 2023), a program for each tile of queries, but not at the speed of a library made
+for it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from cbatch.runtime.batch import Bounds
+from cbatch.runtime.fast.attention.rows import Rows
+from cbatch.runtime.fast.attention.triton_blocks import LOG2_E, Sizes, attend_to_blocks
+
+
+@triton.jit(
+    do_not_specialize=["table_width"],
+    do_not_specialize_on_alignment=["query_starts_ptr", "query_lens_ptr", "block_tables_ptr", "context_lens_ptr"],
+)
+def _chunk_kernel(  # type: ignore[no-untyped-def]
+    query_ptr,  # [tokens, heads, DIM]
+    keys_ptr,  # [pages, PAGE, KV_HEADS, DIM]
+    values_ptr,  # the same
+    query_starts_ptr,  # [rows + 1]
+    query_lens_ptr,  # [rows]
+    block_tables_ptr,  # [rows, table_width]
+    context_lens_ptr,  # [rows]
+    out_ptr,  # [tokens, heads, DIM]
+    table_width,
+    scale,  # scaling * log2(e)
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    GROUP_SLOTS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAIRS: tl.constexpr,  # (query, head) pairs of a program
+    STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    kv_head, row, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()  # before anything is read: the rows too were picked on the device
+    start = tl.load(query_starts_ptr + row)
+    num_queries = tl.load(query_lens_ptr + row)
+    context = tl.load(context_lens_ptr + row)
+    first = tile * (PAIRS // GROUP_SLOTS)
+    if first >= num_queries:
+        return
+    pairs = tl.arange(0, PAIRS)
+    queries = first + pairs // GROUP_SLOTS
+    heads = kv_head * GROUP + pairs % GROUP_SLOTS
+    real = ((pairs % GROUP_SLOTS < GROUP) & (queries < num_queries))[:, None]
+    places = ((start + queries) * (KV_HEADS * GROUP) + heads)[:, None] * DIM + tl.arange(0, DIM)[None, :]
+    positions = context - num_queries + queries
+    num_blocks = tl.cdiv(tl.minimum(context - num_queries + first + PAIRS // GROUP_SLOTS, context), BLOCK)
+    table_ptr = block_tables_ptr + row * table_width
+    query = tl.load(query_ptr + places, real, other=0.0)
+    out, _ = attend_to_blocks(
+        query,
+        positions,
+        keys_ptr,
+        values_ptr,
+        table_ptr,
+        tl.load(table_ptr),
+        0,
+        num_blocks,
+        num_blocks - 1,
+        context,
+        kv_head,
+        scale,
+        KV_HEADS,
+        PAIRS,
+        DIM,
+        PAGE,
+        BLOCK,
+        STAGES,
+    )
+    tl.store(out_ptr + places, out.to(out_ptr.dtype.element_ty), real)
+
+
+class TritonChunks:
+    """See `Chunks`."""
+
+    name = "triton"
+
+    def __init__(self, *, dependent: bool) -> None:
+        """dependent: start while the kernel before still runs; needs compute capability 9.0."""
+        self._dependent = dependent
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        rows: Rows,
+        bounds: Bounds,
+        *,
+        scaling: float,
+    ) -> torch.Tensor:
+        out = torch.empty_like(query)
+        num_rows, table_width = rows.block_tables.shape
+        sizes = Sizes.of(query, keys)
+        pairs = max(64 if keys.element_size() == 2 else 16, sizes.group_slots)
+        num_tiles = triton.cdiv(bounds.max_query_len, pairs // sizes.group_slots)
+        _chunk_kernel[(sizes.kv_heads, num_rows, num_tiles)](
+            query,
+            keys,
+            values,
+            rows.starts,
+            rows.query_lens,
+            rows.block_tables,
+            rows.context_lens,
+            out,
+            table_width,
+            scaling * LOG2_E,
+            **sizes.constants(),
+            PAIRS=pairs,
+            STAGES=min(2, sizes.fitting),
+            DEPENDENT=self._dependent,
+            num_warps=4,
+            launch_pdl=self._dependent,
+        )
+        return out

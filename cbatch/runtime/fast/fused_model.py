@@ -1,0 +1,164 @@
+"""The decoders of the Llama family at serving speed: `transformers`' weights, projections fused, eight kernels a layer.
+
+    add to residual, normalise | q, k, v | rotate, write keys and values | attend | project |
+    add to residual, normalise | SiLU(gate) * up | down
+
+The modules stay valid: their projections become views of the fused matrices, so one set of weights serves both this model
+and `PagedModel`, its reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.functional import embedding
+from transformers import PreTrainedModel
+
+from cbatch.model import ModelSpec
+from cbatch.runtime.attention import Attention
+from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.fast.fused_ops import add_norm, rotate_and_store
+from cbatch.runtime.fast.linear import Product
+from cbatch.runtime.kv_cache import PagedCache
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+class Layer(NamedTuple):
+    """One decoder layer.
+
+    qkv_bias: [(heads + 2 kv heads) * head dim]; None where the family has none.
+    head_norms: weights of the norms of each query and key head, [head dim] each; None where the family has none.
+    """
+
+    attention_norm: torch.Tensor  # [hidden]
+    qkv: Product
+    qkv_bias: torch.Tensor | None
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    output: Product
+    feed_forward_norm: torch.Tensor  # [hidden]
+    gate_up: Product
+    down: Product
+
+
+class FusedModel:
+    """Same calls and same tokens as `PagedModel`; at bfloat16 the same up to rounding."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        spec: ModelSpec,
+        cache: PagedCache,
+        attention: Attention,
+        *,
+        max_rows: int,
+        max_positions: int,
+    ) -> None:
+        """
+        Args:
+            model: on a GPU, as `weights.load_model` makes it; its projections are fused in place.
+            max_rows: requests in an iteration.
+            max_positions: of the longest request.
+        """
+        assert can_fuse(spec), "the caller chooses PagedModel for other models"
+        body: Any = model.model
+        head: Any = model.lm_head
+        device = body.embed_tokens.weight.device
+        properties = torch.cuda.get_device_properties(device)
+        self.cache = cache
+        self.dependent = properties.major >= 9
+        self._num_processors = properties.multi_processor_count
+        self._attention = attention
+        self._num_heads = spec.num_heads
+        self._scaling: float = body.layers[0].self_attn.scaling
+        self._epsilon: float = body.norm.variance_epsilon
+        self._embedding: torch.Tensor = body.embed_tokens.weight  # [vocabulary, hidden]
+        self._layers = [self._fuse(layer) for layer in body.layers]
+        self._norm: torch.Tensor = body.norm.weight
+        self._head = self._product(head.weight)
+        self._rotations = rotations(body.rotary_emb, max_positions, device)
+        self._logits = torch.zeros((max_rows, spec.vocab_size), device=device)
+
+    @torch.inference_mode()
+    def __call__(self, token_ids: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor:
+        """See `PagedModel`.
+
+        Returns:
+            Logits, float32 [rows, vocabulary], in a buffer of the model's own: they stand until the next call, and a captured
+            graph always leaves them at the same place. Those of empty rows mean nothing.
+        """
+        residual = embedding(token_ids, self._embedding)  # [tokens, hidden]
+        parts: torch.Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            keys, values = self.cache.layer(index)
+            x = add_norm(parts, residual, layer.attention_norm, self._epsilon, dependent=self.dependent)
+            query = rotate_and_store(
+                layer.qkv(x),
+                self._rotations,
+                batch.positions,
+                batch.kv_slots,
+                keys,
+                values,
+                self._num_heads,
+                bias=layer.qkv_bias,
+                norms=layer.head_norms,
+                epsilon=self._epsilon,
+                dependent=self.dependent,
+            )
+            attended = self._attention(query, keys, values, batch, bounds, scaling=self._scaling)
+            x = add_norm(
+                layer.output(attended.flatten(1)),
+                residual,
+                layer.feed_forward_norm,
+                self._epsilon,
+                dependent=self.dependent,
+            )
+            parts = layer.down(layer.gate_up(x)[0])
+        x = add_norm(parts, residual, self._norm, self._epsilon, dependent=self.dependent)
+        if bounds.max_query_len > 1 or x.shape[0] != batch.context_lens.shape[0]:
+            x = x[batch.query_starts[1:] - 1]  # [rows, hidden]: each row's last token
+        logits = self._logits[: len(x)]
+        self._head.into(logits, x)
+        return logits
+
+    def _fuse(self, layer: Any) -> Layer:
+        attention, feed_forward = layer.self_attn, layer.mlp
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        biases = [projection.bias for projection in projections]
+        norms = (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None
+        return Layer(
+            attention_norm=layer.input_layernorm.weight,
+            qkv=self._product(join(projections)),
+            qkv_bias=None if biases[0] is None else torch.cat(biases),
+            head_norms=norms,
+            output=self._product(attention.o_proj.weight),
+            feed_forward_norm=layer.post_attention_layernorm.weight,
+            gate_up=self._product(join([feed_forward.gate_proj, feed_forward.up_proj]), gated=True),
+            down=self._product(feed_forward.down_proj.weight),
+        )
+
+    def _product(self, weight: torch.Tensor, *, gated: bool = False) -> Product:
+        return Product(weight, self._num_processors, gated=gated, dependent=self.dependent)
+
+
+def can_fuse(spec: ModelSpec) -> bool:
+    """Whether `FusedModel` computes this model; `PagedModel` computes all of them."""
+    return spec.family in FAMILIES and spec.head_dim & (spec.head_dim - 1) == 0
+
+
+def join(projections: list[Any]) -> torch.Tensor:
+    """One matrix of the weights of several projections, [all outputs, inputs], of which theirs become views."""
+    sizes = [projection.weight.shape[0] for projection in projections]
+    fused = torch.cat([projection.weight for projection in projections])
+    for projection, part in zip(projections, fused.split(sizes), strict=True):
+        projection.weight.data = part
+    return fused
+
+
+def rotations(rotary: Any, max_positions: int, device: torch.device) -> torch.Tensor:
+    """Cosines and sines of the rotary embedding for every position, float32 [positions, 2, head dim / 2]."""
+    positions = torch.arange(max_positions, device=device)[None]
+    cosines, sines = rotary(torch.zeros(1, device=device), positions)  # [1, positions, head dim], both halves equal
+    half = cosines.shape[-1] // 2
+    return torch.stack([cosines[0, :, :half], sines[0, :, :half]], dim=1).contiguous()

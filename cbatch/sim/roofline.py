@@ -1,0 +1,90 @@
+"""What was not measured is estimated at the ceilings of the hardware, and marked so: a roofline.
+
+Each estimate answers like a measured `Curve`: `at(size)` in seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from cbatch.model import DTYPE_BYTES, ModelSpec
+from cbatch.sim.op_counts import product
+
+
+class Seconds(Protocol):
+    """Seconds against a size: a measured `Curve`, or an estimate."""
+
+    def at(self, size: float) -> float: ...
+
+    def covers(self, size: float) -> bool:
+        """Whether the size lies within what was measured; an estimate has no bounds, as it is marked as a whole."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The most that the hardware reached: bytes moved and 16-bit floating-point operations a second.
+
+    tile: tokens by which its matrix products step.
+    """
+
+    bandwidth_bytes_per_second: float
+    flops_per_second: float
+    tile: int
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Matrix products of (inputs, outputs): whole tiles of arithmetic, or one read of weights and activations."""
+
+    shapes: tuple[tuple[int, int], ...]
+    dtype_bytes: int
+    ceilings: Ceilings
+
+    def at(self, size: float) -> float:
+        return sum(self._product(inputs, outputs, size) for inputs, outputs in self.shapes)
+
+    def covers(self, size: float) -> bool:
+        return True
+
+    def _product(self, inputs: int, outputs: int, num_tokens: float) -> float:
+        ceilings = self.ceilings
+        tiles = -(-num_tokens // ceilings.tile) * ceilings.tile
+        computed, moved = (product(inputs, outputs, tokens, self.dtype_bytes) for tokens in (tiles, num_tokens))
+        return max(computed.flops / ceilings.flops_per_second, moved.bytes / ceilings.bandwidth_bytes_per_second)
+
+
+@dataclass(frozen=True, slots=True)
+class PerToken:
+    """A constant, and bytes moved for each token."""
+
+    seconds: float
+    seconds_per_token: float
+
+    def at(self, size: float) -> float:
+        return self.seconds + self.seconds_per_token * size
+
+    def covers(self, size: float) -> bool:
+        return True
+
+
+def layer_products(share: ModelSpec, ceilings: Ceilings) -> Products:
+    return Products(tuple(share.linear_shapes.values()), DTYPE_BYTES[share.dtype], ceilings)
+
+
+def head_product(share: ModelSpec, ceilings: Ceilings) -> Products:
+    """The output head, against requests (one row each)."""
+    return Products(((share.hidden_size, share.vocab_size),), DTYPE_BYTES[share.dtype], ceilings)
+
+
+def small_operations(share: ModelSpec, ceilings: Ceilings) -> PerToken:
+    """Norms, residual sums, rotary embedding, KV write and activation of one layer: each value read and written once.
+
+    Two norms and two residual sums move 2 + 3 hidden states each; queries, keys and values are read and written once;
+    the activation reads its inputs and writes its output.
+    """
+    projected = (share.num_heads + 2 * share.num_kv_heads) * share.head_dim
+    activation = share.intermediate_size * (3 if share.gated else 2)
+    moved = DTYPE_BYTES[share.dtype] * (10 * share.hidden_size + 2 * projected + activation)
+    return PerToken(0.0, moved / ceilings.bandwidth_bytes_per_second)

@@ -1,0 +1,122 @@
+"""The asynchronous loop against the synchronous one: one batch of equal requests, prompts and decodes.
+
+The loops share everything - slots, graphs, policy - and differ only in when the host plans. Beside the times: the share
+of the time in which the device computes iterations, and, from a profiler's window, in which it runs kernels. The window
+is of a short run of its own whose contexts are those of the middle of the long one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cbatch import ConfigError, Engine, Limits, RunRecord
+from experiments.bench.coverage import covered_share
+from experiments.bench.serving import Server, release, same_requests, start, summarize
+from experiments.config.command_line import Count
+from experiments.config.presets import load_spec
+from experiments.store.benchmark_file import spread, write
+from policies.prefill_first import PrefillFirst
+
+WARM_UP_TOKENS = 64
+WINDOW = (100, 130)
+"""Iterations that the profiler sees, and that the lanes are drawn of."""
+
+
+def main(
+    model: str = "llama-3.1-8b",
+    batch: Count = 32,
+    prompt: Count = 256,
+    new: tuple[Count, ...] = (2048, 8192),
+    repeats: tuple[Count, ...] = (3, 1),
+    loops: tuple[str, ...] = ("async", "sync"),
+    folder: str = "results",
+) -> None:
+    """Measure, print and write async.json. `new` and `repeats` are of equal length."""
+    if len(new) != len(repeats):
+        raise ConfigError(
+            f"async: {len(new)} of new and {len(repeats)} of repeats; give one of repeats for each of new"
+        )
+    if unknown := set(loops) - {"async", "sync"}:
+        raise ConfigError(f"async: loop {min(unknown)} is unknown; known: async, sync")
+    spec = load_spec(model)
+    hardware = torch.cuda.get_device_name()
+    figures: dict[str, Any] = {}
+    for num_new, num_repeats in zip(new, repeats, strict=True):
+        server = start(spec, Limits(batch, max(batch * prompt, 2048), prompt + num_new))
+        ask = partial(same_requests, batch, prompt, vocabulary=spec.vocab_size)
+        server.serve(PrefillFirst(), ask(new=WARM_UP_TOKENS))
+        found: dict[str, Any] = {}
+        for loop in loops:
+            asynchronous = loop == "async"
+            records = [
+                server.record(PrefillFirst(), ask(new=num_new), asynchronous=asynchronous) for _ in range(num_repeats)
+            ]
+            middle = same_requests(batch, prompt + num_new // 2, 200, spec.vocab_size)
+            found[loop] = {**loop_figures(records), "kernel_share": kernel_share(server, middle, asynchronous)}
+            show(f"{num_new} new tokens, {loop}", found[loop])
+        if len(found) == 2:
+            found["sync_over_async"] = found["sync"]["seconds"]["median"] / found["async"]["seconds"]["median"]
+            print(f"  sync over async: {found['sync_over_async']:.3f}")
+        figures[f"{num_new} new"] = found
+        server.executor.close()
+        del server
+        release()
+    stamped = {"model": spec.name, "batch": batch, "prompt": prompt, "figures": figures}
+    print(f"written: {write('async', hardware, stamped, Path(folder))}")
+
+
+def loop_figures(records: list[RunRecord]) -> dict[str, Any]:
+    served = [summarize(record) for record in records]
+    return {
+        "seconds": spread([run.seconds for run in served]),
+        "ms_per_iteration": spread([run.milliseconds for run in served]),
+        "active_share": spread([run.active_share for run in served]),
+        "host_ms_per_iteration": spread([run.host_milliseconds for run in served]),
+        "lanes": lanes(records[-1]),
+    }
+
+
+def lanes(record: RunRecord) -> list[dict[str, float]]:
+    """When the host planned, launched and waited, and the device computed: milliseconds from the window's start."""
+    steps = record.steps[WINDOW[0] : WINDOW[0] + 8]
+    names = ("planned_at", "launched_at", "waited_at", "received_at", "done_at", "started", "ended")
+    return [{name: round((getattr(step, name) - steps[0].planned_at) * 1e3, 4) for name in names} for step in steps]
+
+
+def kernel_share(server: Server, requests: Any, asynchronous: bool) -> float:
+    """Share of a window of iterations in which at least one kernel or copy runs."""
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    server.record(PrefillFirst(), requests, asynchronous=asynchronous, on_step=window(profiler))
+    return covered_share(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in profiler.events() or []
+        if event.device_type == torch.profiler.DeviceType.CUDA
+    )
+
+
+def window(profiler: torch.profiler.profile) -> Callable[[Engine], None]:
+    """Starts and stops the profiler at the edges of the window."""
+
+    def on_step(engine: Engine) -> None:
+        iteration = engine.view.iteration
+        if iteration == WINDOW[0]:
+            profiler.start()
+        elif iteration == WINDOW[1]:
+            torch.cuda.synchronize()
+            profiler.stop()
+
+    return on_step
+
+
+def show(name: str, figures: dict[str, Any]) -> None:
+    print(
+        f"  {name:24} {figures['seconds']['median']:7.2f} s  {figures['ms_per_iteration']['median']:6.3f} ms/iteration  "
+        f"device active {figures['active_share']['median']:.2%}, kernels {figures['kernel_share']:.2%}  "
+        f"host {figures['host_ms_per_iteration']['median']:.3f} ms",
+        flush=True,
+    )

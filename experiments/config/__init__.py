@@ -1,0 +1,1 @@
+"""From the command line to checked settings: Hydra composition, construction, error lines."""

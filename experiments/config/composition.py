@@ -1,0 +1,67 @@
+"""The settings of an experiment, conf/experiment/NAME.yaml, for figures and benchmarks that measure it in ways of their own.
+
+They are those with which `experiments.run -m experiment=NAME` serves its runs, and stand nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import MissingConfigException
+from omegaconf import OmegaConf
+
+from cbatch import ConfigError
+from experiments.config.construct import construct
+from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.config.settings import nearest
+from experiments.workloads import Workload
+
+FOLDER = CONFIG_FOLDER / "experiment"
+
+
+def composed(name: str) -> Mapping[str, Any]:
+    """Every key of a run of the experiment, interpolations resolved; of a key that is swept, the value without the sweep.
+
+    Raises:
+        ConfigError: there is no such experiment.
+    """
+    return _all(name)[0]
+
+
+def swept(name: str, key: str) -> list[str]:
+    """The values of one key that the experiment sweeps, in order.
+
+    Raises:
+        ConfigError: there is no such experiment, or it does not sweep that key.
+    """
+    parameters = _all(name)[1]
+    if key not in parameters:
+        raise ConfigError(f"{FOLDER / name}.yaml: sweeps no {key}; give it under hydra.sweeper.params")
+    return [value.strip() for value in str(parameters[key]).split(",")]
+
+
+def swept_numbers(name: str, key: str) -> list[float]:
+    return [float(value) for value in swept(name, key)]
+
+
+def workload(name: str) -> Workload:
+    """What the experiment serves."""
+    built: Workload = construct("workload", composed(name)["workload"], needs=("requests",))
+    return built
+
+
+@cache
+def _all(name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The keys of a run, and what is swept."""
+    try:
+        with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+            config = compose("config", [f"experiment={name}", "sweep=none"], return_hydra_config=True)
+    except MissingConfigException:
+        known = [path.stem for path in FOLDER.glob("*.yaml")]
+        raise ConfigError(f"experiment={name}: no such experiment; {nearest(name, known)}") from None
+    parameters: Any = OmegaConf.to_container(config.hydra.sweeper.params or OmegaConf.create())
+    del config.hydra
+    return OmegaConf.to_container(config, resolve=True), parameters  # type: ignore[return-value]

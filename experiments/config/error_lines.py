@@ -1,0 +1,157 @@
+"""Errors of Hydra and OmegaConf in one line that names the key, the value and what to give instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import BrokenExecutor
+from functools import partial
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, MissingMandatoryValue
+from yaml import MarkedYAMLError, YAMLError
+
+from cbatch import CbatchError
+from experiments.config.settings import GROUPS, nearest
+
+CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "conf"
+
+_RAY_ADDRESS = (
+    "hydra.launcher.ray.init.address=HOST:PORT, and RAY_AUTH_MODE=token in the environment if it asks for one"
+)
+
+_ABSENT = object()
+
+_HYDRAS = ("hydra", "omegaconf", "joblib", "submitit")
+
+_LAUNCHERS = ("hydra/launcher/joblib", "hydra/launcher/ray", "hydra/launcher/submitit")
+
+
+def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: str | None = None) -> str | None:
+    """The message for an error that the command line caused; None for any other, which deserves its traceback.
+
+    overrides, config_dir: of the command line, for what Hydra's own message leaves out.
+    """
+    without_keys = partial(_without_keys, overrides, config_dir)
+    match error:
+        case CbatchError():
+            text = str(error).strip() or f"{type(error).__name__}, raised without a message"
+        case MissingConfigException():
+            text = _unknown_option(error)
+        case OverrideParseException():
+            text = f"{error.override}: cannot be read ({_parse_reason(error.message)}); give key=value"
+        case ConfigCompositionException():
+            text = _composition(error, without_keys)
+        case MissingMandatoryValue():
+            text = f"{error.full_key}: has no value; give {error.full_key}=..."
+        case ConfigKeyError():
+            text = _unknown_key(str(error.full_key), without_keys())
+        case InterpolationResolutionError():
+            text = f"{error.full_key}: {_first_line(error)}; mend the ${{...}} in it"
+        case ConnectionError():
+            text = f"hydra/launcher=ray_cluster: {_first_line(error)}; start one with ray start --head, or give its {_RAY_ADDRESS}"
+        case OSError() if error.filename:
+            text = f"{error.filename}: {error.strerror}; run where it can be read and written"
+        case YAMLError():
+            text = _yaml(error)
+        case UnicodeDecodeError() if _through_hydra(error):
+            text = "a file of the configuration is not UTF-8 text; convert it, or choose another option"
+        case MemoryError():
+            text = f"out of memory ({error}); lower what is largest, such as workload.num_requests, batch or kv_tokens"
+        case BrokenExecutor():
+            text = "a worker process of the sweep was killed, for want of memory perhaps; give hydra.launcher.n_jobs=N a smaller N"
+        case _ if _raised_by_hydra(error):
+            text = f"{' '.join(overrides)}: {_first_line(error)}".removeprefix(": ")
+        case _:
+            return None
+    return " ".join(text.split())
+
+
+def _unknown_option(error: MissingConfigException) -> str:
+    missing = str(error.missing_cfg_file)
+    if missing.startswith(_LAUNCHERS):
+        return f"{missing.replace('launcher/', 'launcher=')}: is not installed; pip install -e '.[sweep]'"
+    group, _, option = missing.rpartition("/")
+    if not group:
+        return f"{option}: no such file of settings; correct the defaults that name it"
+    return f"{group}={option}: no such {group}; {nearest(option, error.options or ())}"
+
+
+def _parse_reason(message: str) -> str:
+    """Of what the parser says, the line that tells why; it ends with a link, and points at odd characters from below."""
+    if message.startswith("LexerNoViableAlt"):
+        return "a space, quote or other character that needs quotes around the value: \"key='...'\""
+    return message.splitlines()[-2]
+
+
+def _composition(error: ConfigCompositionException, without_keys: Callable[[], DictConfig]) -> str:
+    message = str(error)
+    if found := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", message):
+        return _unknown_key(found[1], without_keys())
+    if found := re.match(r"Ambiguous value for argument '(.+)'", message):
+        return f"{found[1]}: several values are a sweep; add -m, or quote the value"
+    if found := re.match(r"Could not append to config. An item is already at '(.+)'", message):
+        return f"{found[1]}: is there already; give it without the +"
+    return ": ".join(_first_line(cause) for cause in (error, error.__cause__) if cause is not None)
+
+
+def _unknown_key(key: str, config: DictConfig) -> str:
+    """Names the nearest keys beside an unknown one, in the configuration as it is without it."""
+    parent, _, name = key.rpartition(".")
+    section = OmegaConf.select(config, parent, default=_ABSENT) if parent else config
+    if section is _ABSENT:
+        return _unknown_key(parent, config)
+    group = parent.split(".")[0] if parent else ""
+    known = (
+        [str(other) for other in section if other not in ("hydra", "_target_")] if isinstance(section, Mapping) else []
+    )
+    choice = config.hydra.runtime.choices.get(group)
+    of = f" of {group}={choice}" if choice else ""
+    own = f"; an argument of a policy of your own: +{key}=..." if group == "policy" else ""
+    return f"{key}: no such key{of}; {nearest(name, known)}{own}"
+
+
+def _without_keys(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
+    """The configuration with the groups that were chosen, but no other override; of a sweep, with the first choices."""
+    choices = [override.split(",")[0] for override in overrides if override.partition("=")[0] in GROUPS]
+    own = [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        try:
+            return compose("config", [*own, *choices], return_hydra_config=True)
+        except Exception:  # one of the choices is wrong too
+            return compose("config", return_hydra_config=True)
+
+
+def _yaml(error: YAMLError) -> str:
+    """Names the file, and the line where that is known."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"{mark.name}, line {mark.line + 1}: {error.problem}; correct the file"
+    return f"{getattr(error, 'name', 'a file of the configuration')}: {_first_line(error)}; correct the file"
+
+
+def _first_line(error: BaseException) -> str:
+    if not str(error).strip() and error.__cause__ is not None:
+        return _first_line(error.__cause__)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+def _raised_by_hydra(error: BaseException) -> bool:
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return _of_hydra(frame)
+
+
+def _through_hydra(error: BaseException) -> bool:
+    """Whether Hydra was at work when it was raised."""
+    return any(_of_hydra(frame) for frame, _ in walk_tb(error.__traceback__))
+
+
+def _of_hydra(frame: FrameType) -> bool:
+    """Whether it is code of Hydra's, or of what it reads settings and starts the runs of a sweep with."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _HYDRAS

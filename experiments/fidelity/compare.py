@@ -1,0 +1,220 @@
+"""Real runs simulated again, and how far the simulated figures are from the real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tabulate import tabulate
+
+from cbatch import BatchShape, Engine, Limits, RunRecord
+from cbatch.sim.cost import ProfileCost, StageTimes
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.power import GpuClock
+from cbatch.sim.profile import Profile
+from experiments.config.presets import load_spec
+from experiments.fidelity.cases import POLICIES
+from experiments.fidelity.runs import ServedRun, figures, percentile_ranks
+from experiments.store.provenance import today
+
+TARGETS = {"total time": 0.03, "throughput": 0.03, "TTFT P50": 0.05, "TTFT P99": 0.10, "TBT P50": 0.05, "TBT P99": 0.10}
+"""Relative errors that are not to be exceeded."""
+
+NUDGES = (0.99, 0.995, 1.005, 1.01)
+"""Factors of all iteration times under which a run is simulated again: how far do its figures move?"""
+
+
+class Pair(NamedTuple):
+    """A real run, the figures of the simulated one, and those of simulations with all iteration times nudged.
+
+    ranks: at which percentiles of the simulated run the real run's percentiles lie.
+    """
+
+    run: ServedRun
+    simulated: dict[str, float]
+    ranks: dict[str, float]
+    nudged: list[dict[str, float]]
+
+
+class Nudged(ProfileCost):
+    """Iterations that take a little more or less than the profile says."""
+
+    def __init__(self, run: ServedRun, profile: Profile, factor: float = 1.0) -> None:
+        super().__init__(profile, load_spec(run.settings["model"]), max_batch=run.settings["batch"])
+        self.factor = factor
+
+    def execute(self, shape: BatchShape) -> StageTimes:
+        times = super().execute(shape)
+        return times._replace(compute=times.compute * self.factor, head=times.head * self.factor)
+
+
+def pair(run: ServedRun, profile: Profile) -> Pair:
+    """A real run simulated."""
+    record = simulate(run, profile)
+    nudged = [figures(simulate(run, profile, factor)) for factor in NUDGES]
+    return Pair(run, figures(record), percentile_ranks(record, run.figures), nudged)
+
+
+def simulate(run: ServedRun, profile: Profile, factor: float = 1.0) -> RunRecord:
+    """The same requests under the same policy and limits, in the asynchronous loop."""
+    settings, cost = run.settings, Nudged(run, profile, factor)
+    limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
+    engine = Engine(
+        POLICIES[settings["policy"]](),
+        SimExecutor(cost, profile.host(asynchronous=True)),
+        limits,
+        cost,
+        num_blocks=settings["num_blocks"],
+        block_size=settings["block_size"],
+    )
+    engine.submit(run.requests())
+    return engine.run()
+
+
+def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
+    """Figures and relative errors by case and policy, the largest errors, and whether policies rank alike."""
+    cases: dict[str, dict[str, Any]] = {}
+    for run, simulated, ranks, nudged in pairs:
+        case, policy = run.name
+        errors = {name: simulated[name] / value - 1 for name, value in run.figures.items()}
+        moved = {
+            name: [other[name] / value - 1 for other in (simulated, *nudged)] for name, value in run.figures.items()
+        }
+        cases.setdefault(case, {})[policy] = {
+            "model": run.settings["model"],
+            "requests": len(run.columns["request.prompt"]),
+            "measured": dict(run.figures),
+            "simulated": simulated,
+            "error": errors,
+            "error_range": {name: [min(found), max(found)] for name, found in moved.items()},
+            "percentile_rank": ranks,
+            "iterations": iteration_errors(run, profile),
+        }
+    found = [policy for case in cases.values() for policy in case.values()]
+    sizes = {name: [abs(policy["error"][name]) for policy in found] for name in TARGETS}
+    return {
+        "profile": profile.name,
+        "targets": TARGETS,
+        "largest_error": {name: max(values) for name, values in sizes.items()},
+        "median_error": {name: float(np.median(values)) for name, values in sizes.items()},
+        "ranking": {case: ranking(policies) for case, policies in cases.items()},
+        "cases": cases,
+    }
+
+
+def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, float]]:
+    """Every iteration of a real run predicted from its shape, with prompts and without.
+
+    number: iterations. seconds: they took in all. total: relative error of that. median: of the absolute ones of each.
+    """
+    shapes, real = run.shapes(), run.device_seconds()
+    predicted = device_seconds(Nudged(run, profile), shapes, run.pauses())
+    prompts = np.array([bool(shape.chunks) for shape in shapes])
+    found = {}
+    for name, chosen in (("with prompts", prompts), ("decodes alone", ~prompts)):
+        if chosen.any():
+            found[name] = {
+                "number": int(chosen.sum()),
+                "seconds": float(real[chosen].sum()),
+                "total": float(predicted[chosen].sum() / real[chosen].sum() - 1),
+                "median": float(np.median(np.abs(predicted[chosen] / real[chosen] - 1))),
+            }
+    return found
+
+
+def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iterable[float]) -> NDArray[np.float64]:
+    """What each of these iterations takes on one GPU after those before it, [iterations], with pauses before them."""
+    clock = None if cost.power is None else GpuClock(cost.power)
+    seconds = []
+    for shape, pause in zip(shapes, pauses, strict=True):
+        times = cost.execute(shape)
+        saved = 0.0
+        if clock is not None:
+            clock.rest(pause)
+            saved = clock.run(times.pace)
+        seconds.append(times.compute + times.embedding + times.head - saved)
+    return np.array(seconds)
+
+
+def ranking(policies: dict[str, Any]) -> dict[str, Any]:
+    """Policies by measured and by simulated throughput, and the pairs that the two put in different orders.
+
+    swapped: for each such pair, by how much of its throughput the slower one was slower in reality.
+    """
+    speed = {
+        kind: {name: found[kind]["throughput"] for name, found in policies.items()}
+        for kind in ("measured", "simulated")
+    }
+    orders = {kind: sorted(values, key=values.__getitem__, reverse=True) for kind, values in speed.items()}
+    swapped = {
+        f"{first}; {second}": speed["measured"][first] / speed["measured"][second] - 1
+        for first, second in combinations(orders["measured"], 2)
+        if speed["simulated"][first] < speed["simulated"][second]
+    }
+    return {**orders, "swapped": swapped}
+
+
+def show(result: dict[str, Any]) -> None:
+    """Print a line for each run and quantity, and what the errors come to.
+
+    In brackets: between which errors a figure moves while all iteration times are nudged by up to 1%. Where the values leap, a
+    percentile may be far off although nearly all of them are right: hence the percentile rank of the measured one in the
+    simulated run.
+    """
+    for case, policies in result["cases"].items():
+        rows = [_row(name, found) for name, found in policies.items()]
+        print(f"\n{case}: {next(iter(policies.values()))['model']}; measured, and the error of simulation")
+        print(tabulate(rows, ["policy", *TARGETS], disable_numparse=True))
+        for name, found in policies.items():
+            kinds = [
+                f"{kind}: {part['number']}, {part['seconds']:.2f} s, in all {part['total']:+.1%}, each {part['median']:.1%}"
+                for kind, part in found["iterations"].items()
+            ]
+            print(f"  iterations of {name}, predicted one by one: {'; '.join(kinds)}")
+        order = result["ranking"][case]
+        print("  ranking: " + ("the same" if not order["swapped"] else f"differs: {_swapped(order['swapped'])}"))
+    print()
+    for name, target in TARGETS.items():
+        missed = [
+            (case, policy, found)
+            for case, policies in result["cases"].items()
+            for policy, found in policies.items()
+            if abs(found["error"][name]) > target
+        ]
+        print(
+            f"  {name:12} error {result['median_error'][name]:6.2%} (median) {result['largest_error'][name]:6.2%} (largest), "
+            f"target {target:.0%}{f', MISSED by {len(missed)}:' if missed else ''}"
+        )
+        for case, policy, found in missed:
+            low, high = found["error_range"][name]
+            place = found["percentile_rank"].get(name)
+            print(
+                f"      {case}, {policy}: {found['error'][name]:+.1%} ({low:+.1%} to {high:+.1%} as iteration times move by 1%)"
+                f"{'' if place is None else f'; the measured one is P{place:.2f} of the simulated run'}"
+            )
+
+
+def error_line(result: dict[str, Any]) -> str:
+    """What a profile says of its error."""
+    number = sum(len(policies) for policies in result["cases"].values())
+    models = sorted({found["model"] for policies in result["cases"].values() for found in policies.values()})
+    errors = ", ".join(
+        f"{name} {result['median_error'][name]:.1%} (at most {result['largest_error'][name]:.1%})"
+        for name in TARGETS
+        if name != "throughput"
+    )
+    return (
+        f"against {number} real runs of {' and '.join(models)}, median error: {errors}; "
+        f"python -m experiments.bench fidelity, {today()}"
+    )
+
+
+def _row(name: str, found: dict[str, Any]) -> Sequence[str]:
+    return [name, *(f"{found['measured'][key]:,.4g} {found['error'][key]:+.1%}" for key in TARGETS)]
+
+
+def _swapped(pairs: dict[str, float]) -> str:
+    return ", ".join(f"{pair} (apart by {gap:.1%})" for pair, gap in pairs.items())

@@ -1,0 +1,208 @@
+"""One served run, real or simulated, in the form in which the two are compared and real ones are kept.
+
+Columns of microseconds and counts, small enough to keep beside the results, so that simulating again, and looking for
+where it went wrong, needs no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch import BatchShape, Executor, Request, RunRecord, Step, StepResult
+from cbatch.errors import ConfigError
+from cbatch.results.metrics import served, statistics, step_columns
+from experiments.store.provenance import at_once
+
+Columns = Mapping[str, NDArray[np.int64]]
+
+TIMES = ("planned_at", "launched_at", "received_at", "done_at", "started", "ended")
+
+
+class Watched:
+    """An executor that notes the shape of every iteration, with a clock of its own that begins when it is made.
+
+    An executor's clock goes on from run to run; requests arrive relative to the start of theirs.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self.executor = executor
+        self.shapes: list[BatchShape] = []
+        self.num_stages = executor.num_stages
+        self.needs_tokens = executor.needs_tokens
+        self._start = executor.now()
+
+    def launch(self, step: Step) -> Any:
+        in_flight = self.executor.launch(step)
+        self.shapes.append(step.shape())  # the device is at work meanwhile
+        return in_flight
+
+    def wait(self, in_flight: Any) -> StepResult:
+        result = self.executor.wait(in_flight)
+        return StepResult(result.tokens, result.started - self._start, result.ended - self._start)
+
+    def now(self) -> float:
+        return self.executor.now() - self._start
+
+    def sleep_until(self, time: float) -> None:
+        self.executor.sleep_until(time + self._start + 1e-9)  # rounding must not leave it just before
+
+    def close(self) -> None:
+        """The executor is its owner's to close."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServedRun:
+    """
+    settings: what was served and how: case, policy, model, batch, max_tokens, longest, num_blocks, block_size.
+    figures: see `figures`.
+    columns: int64; "request.*" [requests], "step.*" [iterations], "chunk.*" [chunks] - see `run_of`. Times in microseconds
+        from the first plan.
+    """
+
+    settings: Mapping[str, Any]
+    figures: Mapping[str, float]
+    columns: Columns
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.settings["case"], self.settings["policy"]
+
+    def requests(self) -> list[Request]:
+        """The same requests, new and without token values."""
+        names = ("prompt", "output", "arrival", "arrival_iteration")
+        rows = zip(*(self.columns[f"request.{name}"].tolist() for name in names), strict=True)
+        return [
+            Request(index, prompt, output, arrival_time=arrival / 1e6, arrival_iteration=iteration)
+            for index, (prompt, output, arrival, iteration) in enumerate(rows)
+        ]
+
+    def shapes(self) -> list[BatchShape]:
+        """The shape of every iteration."""
+        columns = self.columns
+        chunks = list(zip(columns["chunk.tokens"].tolist(), columns["chunk.context"].tolist(), strict=True))
+        ends = np.cumsum(columns["step.num_chunks"]).tolist()
+        names = ("num_decodes", "decode_context", "padding")
+        rows = zip(ends, *(columns[f"step.{name}"].tolist() for name in names), strict=True)
+        begins = [0, *ends]
+        return [BatchShape(tuple(chunks[begin:end]), *rest) for begin, (end, *rest) in zip(begins, rows, strict=False)]
+
+    def device_seconds(self) -> NDArray[np.float64]:
+        """Time of every iteration on the device, [iterations]: one that was launched early begins at the end of the last."""
+        started, ended = self.columns["step.started"], self.columns["step.ended"]
+        begun = np.maximum(started, np.concatenate([started[:1], ended[:-1]]))
+        seconds: NDArray[np.float64] = (ended - begun) / 1e6
+        return seconds
+
+    def pauses(self) -> NDArray[np.float64]:
+        """Seconds without work before every iteration, [iterations]."""
+        started, ended = self.columns["step.started"], self.columns["step.ended"]
+        seconds: NDArray[np.float64] = np.maximum(started - np.concatenate([started[:1], ended[:-1]]), 0) / 1e6
+        return seconds
+
+
+def figures(record: RunRecord) -> dict[str, float]:
+    """What runs are compared by: seconds, and tokens (prompts and outputs) a second."""
+    requests, steps = served(record), record.steps
+    total = steps[-1].received_at - steps[0].planned_at
+    first, between = map(statistics, _latencies(record).values())
+    return {
+        "total time": total,
+        "throughput": float(requests.prompt_tokens.sum() + requests.output_tokens.sum()) / total,
+        "TTFT P50": first["p50"],
+        "TTFT P99": first["p99"],
+        "TBT P50": between["p50"],
+        "TBT P99": between["p99"],
+    }
+
+
+def percentile_ranks(record: RunRecord, other: Mapping[str, float]) -> dict[str, float]:
+    """At which percentiles of this run another run's percentiles lie: its P99 at 99 if both are alike."""
+    kinds = {kind: np.sort(values[~np.isnan(values)]) for kind, values in _latencies(record).items()}
+    ranked = {name: kinds[kind] for name in other if len(kinds.get(kind := name.split()[0], ()))}
+    return {
+        name: 100 * float(np.interp(other[name], values, np.linspace(0, 1, len(values))))
+        for name, values in ranked.items()
+    }
+
+
+def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:
+    requests = served(record)
+    return {"TTFT": requests.ttft, "TBT": requests.gaps()[0]}
+
+
+def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request], shapes: list[BatchShape]) -> ServedRun:
+    """A run as it is kept.
+
+    Args:
+        asked: the requests, in order of their ids. shapes: of every iteration.
+    """
+    requests, steps = served(record), step_columns(record.steps)
+    order, start = np.argsort(requests.id), record.steps[0].planned_at
+    columns: dict[str, Any] = {
+        "request.prompt": [request.num_prompt_tokens for request in asked],
+        "request.output": [request.max_new_tokens for request in asked],
+        "request.arrival": [request.arrival_time * 1e6 for request in asked],
+        "request.arrival_iteration": [request.arrival_iteration for request in asked],
+        "request.first_token": (requests.first_token[order] - start) * 1e6,
+        "request.last_token": (requests.last_token[order] - start) * 1e6,
+        **{f"step.{name}": (steps[name] - start) * 1e6 for name in TIMES},
+        "step.num_chunks": [len(shape.chunks) for shape in shapes],
+        "step.num_decodes": [shape.num_decodes for shape in shapes],
+        "step.decode_context": [shape.decode_context for shape in shapes],
+        "step.padding": [shape.num_padding for shape in shapes],
+        "chunk.tokens": [tokens for shape in shapes for tokens, _ in shape.chunks],
+        "chunk.context": [context for shape in shapes for _, context in shape.chunks],
+    }
+    return ServedRun(
+        dict(settings), figures(record), {name: np.rint(column).astype(np.int64) for name, column in columns.items()}
+    )
+
+
+def save(path: Path, about: Mapping[str, Any], runs: list[ServedRun]) -> None:
+    """Write runs to one file, at once. `about`: hardware, versions, ..."""
+    head = {**about, "runs": [{"settings": run.settings, "figures": run.figures} for run in runs]}
+    arrays = {
+        f"{index}/{name}": _packed(column) for index, run in enumerate(runs) for name, column in run.columns.items()
+    }
+    with at_once(path) as partial:
+        np.savez_compressed(partial, head=np.array(json.dumps(head)), **arrays)  # type: ignore[arg-type]
+
+
+def load(path: Path) -> tuple[dict[str, Any], list[ServedRun]]:
+    """What `save` wrote: `about`, and the runs.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        with np.load(path) as file:
+            about: dict[str, Any] = json.loads(str(file["head"]))
+            runs = [
+                ServedRun(
+                    kept["settings"],
+                    kept["figures"],
+                    {
+                        name.partition("/")[2]: np.cumsum(file[name])
+                        for name in file.files
+                        if name.startswith(f"{index}/")
+                    },
+                )
+                for index, kept in enumerate(about.pop("runs"))
+            ]
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"measured={path}: cannot read the measured runs: {error}; measure them with path=TRACE, on a GPU"
+        ) from error
+    return about, runs
+
+
+def _packed(column: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Differences from value to value: they are small, and compress well."""
+    return np.diff(column, prepend=0).astype(np.int32)

@@ -1,0 +1,134 @@
+"""The real runs that simulation is held against, served on the GPU as any other run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cbatch import Engine, Executor, Request
+from cbatch.model import ModelSpec
+from cbatch.runtime.vocabulary import Vocabulary
+from experiments.config.presets import load_spec
+from experiments.fidelity.cases import CAPACITY_OF, POLICIES, Case, workload
+from experiments.fidelity.runs import ServedRun, Watched, run_of
+from experiments.profile.host import Unknown
+from experiments.profile.laboratory import Batch, Laboratory
+from experiments.profile.machine import Machine, build
+from experiments.store.provenance import today, versions
+from experiments.workloads import Workload
+
+WARM_UP = (64, 16)
+"""Prompt and output tokens of the requests that come before the measured ones."""
+
+
+def serve_cases(
+    cases: Iterable[Case], path: str, numbers: Mapping[str, int], runs: Iterable[ServedRun], backend: str = "cuda"
+) -> Iterator[tuple[dict[str, Any], list[ServedRun]]]:
+    """Serve the cases; after each, all runs so far and what they have in common. A run replaces that of the same name.
+
+    Args:
+        path, numbers: see `fidelity_cases.workload`.
+        runs: of before.
+        backend: "cuda", or "cpu" for models that one can compute.
+
+    Raises:
+        ConfigError: no GPU, or a capacity that was never measured.
+    """
+    by_name = {run.name: run for run in runs}
+    machine: Machine | None = None
+    before: Case | None = None
+    with ExitStack() as in_use:
+        for case in cases:
+            requests = workload(case, path, numbers, capacity_of(by_name))
+            lengths = requests.requests(None)
+            longest = max(request.max_tokens for request in lengths)
+            spec = load_spec(case.model)
+            if (
+                machine is None
+                or before is None
+                or not case.fits(before)
+                or longest > machine.limits.max_request_tokens
+            ):
+                machine = None  # its memory is the next one's
+                in_use.close()
+                machine = build(backend, spec, batch=case.batch, max_tokens=case.max_tokens, longest=longest)
+                in_use.callback(machine.executor.close)
+                _compile(machine.laboratory(spec))
+            before = case
+            print(f"{case.name}: {spec.name}, batch {case.batch}, {len(lengths)} requests", flush=True)
+            for policy in case.policies:
+                run = serve(machine, spec, case, policy, requests)
+                by_name[run.name] = run
+                print(
+                    f"  {policy:28} {run.figures['total time']:7.2f} s, {run.figures['throughput']:8.0f} tokens/s",
+                    flush=True,
+                )
+            about = {
+                "hardware": machine.name,
+                "attention": machine.attention,
+                "trace": Path(path).name,
+                "versions": versions(),
+                "date": today(),
+            }
+            yield about, list(by_name.values())
+
+
+def capacity_of(runs: Mapping[tuple[str, str], ServedRun]) -> float | None:
+    """Requests a second of the run that says what the capacity is; None if it is not there."""
+    run = runs.get(CAPACITY_OF)
+    return None if run is None else len(run.columns["request.prompt"]) / run.figures["total time"]
+
+
+def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: Workload) -> ServedRun:
+    """One real run in the asynchronous loop, after a few requests that warm up."""
+    limits, vocabulary = machine.limits, Vocabulary(spec)
+    settings = {
+        "case": case.name,
+        "policy": policy,
+        "model": spec.name,
+        "batch": limits.max_batch,
+        "tile": limits.tile,
+        "max_tokens": limits.max_tokens,
+        "longest": limits.max_request_tokens,
+        "num_blocks": machine.num_blocks,
+        "block_size": machine.block_size,
+        "load": case.load,
+    }
+
+    def engine(executor: Executor, submitted: list[Request]) -> Engine:
+        made = Engine(
+            POLICIES[policy](),
+            executor,
+            limits,
+            Unknown(),
+            num_blocks=machine.num_blocks,
+            block_size=machine.block_size,
+        )
+        made.submit(submitted)
+        return made
+
+    engine(machine.executor, _few(limits.max_batch, limits.max_request_tokens, vocabulary.size)).run()
+    asked = requests.requests(vocabulary)
+    watched = Watched(machine.executor)
+    record = engine(watched, asked).run()
+    return run_of(settings, record, asked, watched.shapes)
+
+
+def _compile(laboratory: Laboratory) -> None:
+    """Compute batches that no graph holds: what they need beyond the graphs' kernels is compiled at its first use."""
+    longest = laboratory.limits.max_request_tokens
+    for number in (1, 2, 3, 4, 8, 16):
+        for tokens in (longest // 4, longest - 1):
+            batch = Batch(((tokens, 0),) * number)
+            if laboratory.holds(batch):
+                laboratory.compute(batch)
+
+
+def _few(number: int, longest: int, vocabulary_size: int) -> list[Request]:
+    prompt, output = min(WARM_UP[0], longest - WARM_UP[1]), WARM_UP[1]
+    prompts = np.random.default_rng(0).integers(0, vocabulary_size, (number, prompt))
+    return [Request(index, prompt, output, prompt=tokens.tolist()) for index, tokens in enumerate(prompts)]

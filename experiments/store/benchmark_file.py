@@ -1,0 +1,46 @@
+"""The results file of a benchmark: by the hardware that it was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.store.provenance import stamp, write_json
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, least and greatest of repeated measurements."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
+
+
+def write(
+    name: str,
+    hardware: str,
+    figures: dict[str, Any],
+    folder: Path = Path("results"),
+    command: str = "python -m experiments.bench",
+) -> Path:
+    """Write one benchmark's figures, stamped, to `folder`/<hardware>/<name>.json; return the path."""
+    stamped = {"benchmark": name, "hardware": hardware, **stamp(command), **figures}
+    return write_json(folder / slug(hardware) / f"{name}.json", stamped)
+
+
+def cpu_name() -> str:
+    """The processor's own name and the cores at hand."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
+    return f"{found.group(1) if found else platform.machine()}, {cores} cores"
+
+
+def slug(hardware: str) -> str:
+    """A folder name: 'NVIDIA H200' -> h200; any CPU -> cpu."""
+    gpu = re.search(r"(?:NVIDIA|GeForce|AMD)[ -]+(.+)", hardware)
+    if gpu is None or "cores" in hardware:
+        return "cpu"
+    return re.sub(r"[^a-z0-9]+", "-", gpu.group(1).lower()).strip("-")

@@ -1,0 +1,181 @@
+"""The file of a run's decisions, `decisions.jsonl.gz`: one JSON object a line, written while the run goes on.
+
+    {"run": ...}        limits, KV cache, the command line, how many are in flight
+    {"request": ...}    one for each request of the workload
+    {"plan": ...}       a `cbatch.replay.decisions.Decision`, by the names of its fields
+    {"step": ...}       a `cbatch.replay.decisions.StepEnd`
+    {"end": ...}        the clock's last answers; missing if the run did not get to its end
+
+It is all that following a run needs, beside the policy and the cost model that config.yaml describes: no workload's files, no
+weights, no GPU.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cbatch import Engine, Limits, Request
+from cbatch.errors import ReplayError, ResultsError
+from cbatch.replay.counterfactual import STOP_TOKEN, Recorded
+from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, recorded_decisions
+
+_REQUEST_FIELDS = (
+    "id",
+    "num_prompt_tokens",
+    "max_new_tokens",
+    "arrival_time",
+    "arrival_iteration",
+    "priority",
+    "client",
+    "deadline",
+    "predicted_new_tokens",
+)
+
+
+class DecisionsFile(NamedTuple):
+    """What a file holds. overrides: of the command line, as in `policy=orca`."""
+
+    recorded: Recorded
+    requests: list[Request]
+    overrides: list[str]
+
+
+@contextmanager
+def written_decisions(
+    path: Path, engine: Engine, requests: Sequence[Request], overrides: Sequence[str]
+) -> Iterator[None]:
+    """Write what an engine decides inside the `with` to a file. What was decided before an error is in it too."""
+    with _writing(path), gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as file:
+
+        def write(**line: Any) -> None:
+            with _writing(path):  # an error of the disk, not of the policy that is being asked
+                file.write(json.dumps(line) + "\n")
+
+        pool = engine.state.pool
+        write(
+            run={
+                "limits": asdict(engine.limits),
+                "num_blocks": pool.num_blocks,
+                "block_size": pool.block_size,
+                "num_stages": engine.executor.num_stages,
+                "asynchronous": engine.asynchronous,
+                "overrides": list(overrides),
+            }
+        )
+        for request in requests:
+            fields = {name: getattr(request, name) for name in _REQUEST_FIELDS}
+            write(request={**fields, "can_stop": bool(request.stop_tokens)})
+        with recorded_decisions(engine, lambda event: write(**_line(event))) as recording:
+            yield
+        write(end=recording.take_times())
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror or error}; make room, or set decisions=false") from error
+
+
+def read_decisions(path: Path) -> DecisionsFile:
+    """
+    Raises:
+        ReplayError: there is no such file, or it is not one of decisions. A file that was cut off is read as far as it goes.
+    """
+    run: dict[str, Any] = {}
+    requests: list[Request] = []
+    events: list[Decision | StepEnd] = []
+    end: tuple[float, ...] = ()
+    for number, (kind, fields) in enumerate(_lines(path), 1):
+        try:
+            match kind:
+                case "run":
+                    run = fields
+                case "request":
+                    requests.append(_request(fields))
+                case "plan":
+                    events.append(_decision(fields))
+                case "step":
+                    events.append(_step_end(fields))
+                case "end":
+                    end = _times(fields)
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ReplayError(f"{path}, line {number}: not as written ({error}); record the run anew") from error
+    try:
+        overrides = run.pop("overrides")
+        _check_whole(run, "num_blocks", "block_size", "num_stages")
+        recorded = Recorded(**{**run, "limits": _limits(run["limits"])}, events=events, times=end)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ReplayError(f"{path}: its first line is not a run's ({error}); record the run anew") from error
+    return DecisionsFile(recorded, requests, overrides)
+
+
+def _line(event: Decision | StepEnd) -> dict[str, Any]:
+    if isinstance(event, StepEnd):
+        return {"step": event._asdict()}
+    return {"plan": {**event._asdict(), "seen": event.seen._asdict(), "decided": event.decided._asdict()}}
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """The kind and the fields of each line, up to where the file was cut off."""
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                ((kind, fields),) = json.loads(line).items()
+                yield kind, fields
+    except EOFError:
+        return  # its writer was killed
+    except FileNotFoundError as error:
+        raise ReplayError(f"{path}: no such file; record a run's decisions with decisions=true") from error
+    except (OSError, ValueError, AttributeError, RecursionError, zlib.error) as error:
+        raise ReplayError(f"{path}: cannot be read ({error}); record the run anew") from error
+
+
+def _request(fields: dict[str, Any]) -> Request:
+    _check_whole(fields, "id", "num_prompt_tokens", "max_new_tokens", "arrival_iteration")
+    fields["arrival_time"] = float(fields["arrival_time"])
+    stops = (STOP_TOKEN,) if fields.pop("can_stop") else ()
+    return Request(**fields, stop_tokens=stops)
+
+
+def _check_whole(fields: dict[str, Any], *names: str) -> None:
+    for name in names:
+        if not isinstance(fields[name], int):
+            raise TypeError(f"{name} is no whole number")
+
+
+def _decision(fields: dict[str, Any]) -> Decision:
+    return Decision(
+        fields["iteration"],
+        Seen(*_tuples(fields["seen"].values())),
+        Decided(*_tuples(fields["decided"].values())),
+        _times(fields["times"]),
+    )
+
+
+def _step_end(fields: dict[str, Any]) -> StepEnd:
+    end = StepEnd(*_tuples(fields.values()))
+    return end._replace(
+        started=float(end.started), ended=float(end.ended), stopped=tuple(end.stopped), times=_times(end.times)
+    )
+
+
+def _times(values: Iterable[Any]) -> tuple[float, ...]:
+    return tuple(float(value) for value in values)
+
+
+def _limits(fields: dict[str, Any]) -> Limits:
+    return Limits(**{**fields, "graph_sizes": tuple(fields["graph_sizes"])})
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as tuples, so that they compare with what was written."""
+    return tuple(map(_tuples, value)) if not isinstance(value, (str, int, float, type(None))) else value

@@ -1,0 +1,278 @@
+"""The folder that a run leaves.
+
+    config.yaml         every setting, resolved
+    requests.csv        a row a request: times, lengths, latencies, how it ended
+    steps.csv           a row an iteration: the columns of `cbatch.record.StepRecord`
+    copies.csv          with real tokens and a timeline, a row an iteration: the columns of `cbatch.executor.CopyTimes`
+    tokens.npz          request_id and time (seconds) of every generated token
+    outputs.jsonl       the generated token ids by request, where they are real; with a tokenizer, also the text
+    timeline.json.gz    for chrome://tracing or ui.perfetto.dev
+    decisions.jsonl.gz  each view and plan, if asked for (`experiments.store.decisions_file`)
+    unfinished.json     as long as the run is not complete: why not (`experiments.store.crash_report`)
+    summary.json        the figures; written last and at once, so that a run that has it is complete
+
+`experiments.store.tables` reads it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from cbatch import ConfigError, FinishReason, Request, RunRecord, StepRecord
+from cbatch.executor import CopyTimes
+from cbatch.results.metrics import Served, arrival_of
+from cbatch.results.timeline import write_timeline
+from experiments.store.crash_report import UNFINISHED, Facts, told, was_killed
+from experiments.store.provenance import partial_name, write_json
+
+CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, _ = FILES = (
+    "config.yaml",
+    "summary.json",
+    "requests.csv",
+    "steps.csv",
+    "copies.csv",
+    "tokens.npz",
+    "outputs.jsonl",
+    "timeline.json.gz",
+    "decisions.jsonl.gz",
+    UNFINISHED,
+)
+
+_PARTIAL = (partial_name(UNFINISHED), partial_name(SUMMARY))  # of a run that was killed
+
+PLOTS = "plots"
+"""Where `experiments.plot` writes, in the folder of a run or of a sweep."""
+
+WITHOUT_EFFECT = ("output", "sweep", "progress", "timeline", "decisions")
+"""Root keys that change nothing of what a run measures."""
+
+REQUEST_COLUMNS = (
+    "id",
+    "client",
+    "priority",
+    "arrival",
+    "admitted",
+    "first_token",
+    "last_token",
+    "prompt_tokens",
+    "output_tokens",
+    "finish_reason",
+    "reject_reason",
+    "preemptions",
+    "recomputed_tokens",
+    "scheduling_delay_seconds",
+    "ttft_seconds",
+    "tpot_seconds",
+    "end_to_end_seconds",
+)
+
+
+def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
+    """Whether the folder holds a complete run of this configuration."""
+    if read_summary(folder) is None:
+        return False
+    try:
+        before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return False
+    return isinstance(before, dict) and _with_effect(before) == _with_effect(
+        yaml.safe_load(yaml.safe_dump(dict(config)))
+    )
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """The figures of a complete run; None where there is none."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) and "about" in summary else None
+
+
+def run_folders(root: Path) -> list[Path]:
+    """The folders of the complete runs in a folder and below, numbers in their names in the order of their values."""
+    found = [path.parent for path in root.rglob(SUMMARY) if read_summary(path.parent) is not None]
+    return sorted(
+        found, key=lambda path: [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", str(path))]
+    )
+
+
+@contextmanager
+def opened(folder: Path, config: Mapping[str, Any], facts: Facts = dict, *, replace: bool) -> Iterator[None]:
+    """Make the folder and write config.yaml. If the run then fails, the folder says why; if it is interrupted, it goes.
+
+    Args:
+        facts: what is to be told of a run that failed.
+        replace: whether a complete run in this folder may be overwritten.
+
+    Raises:
+        ConfigError: the folder cannot be written, holds something else, or a complete run that must not be replaced.
+        CbatchError: as `told`.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    if folder not in missing:
+        _check_ours(folder, replace)
+    try:
+        _begin(folder, config)
+        with told(folder, facts), _without_partial_results(folder):
+            yield
+    except KeyboardInterrupt:
+        _remove_files(folder)
+        with suppress(OSError):  # another run has come to use it
+            for path in missing:
+                path.rmdir()
+        raise
+
+
+def remove_killed(root: Path, since: datetime) -> None:
+    """Remove what runs of a sweep left that began at `since` or later and were killed.
+
+    After Ctrl-C a launcher may kill its workers while they remove their folders themselves.
+    """
+    for folder in [path for path in root.glob("*") if path.is_dir()]:
+        if was_killed(folder, since) and read_summary(folder) is None:
+            _remove_files(folder)
+        with suppress(OSError):  # it holds something
+            folder.rmdir()
+
+
+def _begin(folder: Path, config: Mapping[str, Any]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_files(folder)
+        (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{folder}: cannot be written ({error.strerror}); choose another folder with output="
+        ) from error
+
+
+@contextmanager
+def _without_partial_results(folder: Path) -> Iterator[None]:
+    """After an error only the settings and decisions are left: half the results mean nothing, and may have filled the disk."""
+    try:
+        yield
+    except BaseException:
+        _remove_files(folder, but=(CONFIG, DECISIONS, UNFINISHED))
+        raise
+
+
+def write_results(
+    folder: Path,
+    record: RunRecord,
+    requests: Served,
+    summary: Mapping[str, Any],
+    *,
+    timeline_title: str | None,
+    decode: Callable[[Sequence[int]], str] | None = None,
+) -> None:
+    """Write everything but config.yaml.
+
+    Args:
+        requests: `served(record)`.
+        timeline_title: None for no timeline.
+        decode: the text of token ids, where there is a tokenizer.
+    """
+    with (folder / STEPS).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(chain([StepRecord._fields], _step_rows(record.steps)))
+    if record.copies:
+        with (folder / COPIES).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([CopyTimes._fields, *record.copies])
+    with (folder / REQUESTS).open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(chain([REQUEST_COLUMNS], _request_rows(record, requests)))
+    np.savez_compressed(folder / TOKENS, request_id=requests.token_ids.astype(np.int32), time=requests.token_times)
+    if any(request.output for request in record.requests):
+        lines = [
+            json.dumps(_output(request, decode)) for request in sorted(record.requests, key=lambda request: request.id)
+        ]
+        (folder / OUTPUTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if timeline_title is not None:
+        write_timeline(folder / TIMELINE, record, timeline_title, requests)
+    write_json(folder / SUMMARY, _without_nan(summary))
+
+
+def _output(request: Request, decode: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
+    text = {} if decode is None else {"text": decode(request.output)}
+    return {"id": request.id, "output": request.output, **text}
+
+
+def _step_rows(steps: Sequence[StepRecord]) -> Iterable[Iterable[object]]:
+    """The steps with their times as text. Most moments stand in several columns, and are turned into digits once."""
+    first, last = (StepRecord._fields.index(name) for name in ("planned_at", "ended"))
+    columns = [*zip(*steps, strict=True)]
+    times = set().union(*columns[first : last + 1])
+    text = dict(zip(times, map(repr, times), strict=True))
+    columns[first : last + 1] = [tuple(map(text.__getitem__, column)) for column in columns[first : last + 1]]
+    return zip(*columns, strict=True)
+
+
+def _request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object, ...]]:
+    """In the order of their ends; what a rejected request never had is empty."""
+    columns = (
+        requests.arrival,
+        requests.admitted,
+        requests.first_token,
+        requests.last_token,
+        requests.scheduling_delay,
+        requests.ttft,
+        requests.tpot,
+        requests.end_to_end,
+    )
+    times = zip(*(column.tolist() for column in columns), strict=True)
+    for request in record.requests:
+        if request.finish_reason is FinishReason.REJECTED:
+            row: tuple[object, ...] = (arrival_of(request, record.steps), request.admitted_at, *[None] * 6)
+        else:
+            row = tuple(None if math.isnan(value) else value for value in next(times))
+        assert request.finish_reason is not None, "every request of a record has ended"
+        yield (
+            request.id,
+            request.client,
+            request.priority,
+            *row[:4],
+            request.num_prompt_tokens,
+            request.num_output_tokens,
+            request.finish_reason.value,
+            request.reject_reason,
+            request.num_preemptions,
+            request.num_recomputed_tokens,
+            *row[4:],
+        )
+
+
+def _check_ours(folder: Path, replace: bool) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; choose another folder with output=")
+    if any(path.name not in (*FILES, *_PARTIAL, PLOTS) for path in folder.iterdir()):
+        raise ConfigError(f"{folder} holds files that are no run's; choose another folder with output=")
+    if not replace and read_summary(folder) is not None:
+        raise ConfigError(f"{folder} holds a complete run with other settings; choose another folder with output=")
+
+
+def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
+    for name in (*_PARTIAL, *FILES):
+        if name not in but:
+            (folder / name).unlink(missing_ok=True)
+
+
+def _with_effect(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in WITHOUT_EFFECT}
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no NaN: null instead."""
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,129 @@
+"""Results on disk as pandas frames: a row a run for a whole sweep, a row a request or an iteration for one run."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from cbatch import ConfigError, StepRecord
+from cbatch.executor import CopyTimes
+from experiments.store.run_folder import CONFIG, COPIES, REQUESTS, STEPS, SUMMARY, TOKENS, read_summary, run_folders
+from experiments.store.text import name_of
+
+_LATENCIES = ("scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_to_end_seconds")
+
+
+def load(folder: str | Path) -> pd.DataFrame:
+    """A row for each complete run in a folder and below.
+
+    Columns: `name` (policy and chunk), what `about` says (`policy`, `chunk`, `model`, `simulated`, `hardware`, ...), every
+    setting by its key (`workload.pd_ratio`), every figure by its group and name (`throughput.total_tokens_per_second`,
+    `ttft_seconds.p99`), and `folder`.
+
+    Raises:
+        ConfigError: there is no such folder, or no complete run in it.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ConfigError(f"{root}: no such folder; give the folder of a run or of a sweep")
+    found = run_folders(root)
+    if not found:
+        raise ConfigError(f"{root}: holds no finished run; give the folder of a run or of a sweep, or run it again")
+    return pd.DataFrame([_row(path) for path in found])
+
+
+def load_requests(folder: str | Path) -> pd.DataFrame:
+    """A row for each request of one run, in the order of their ends; times and latencies in seconds."""
+    return _table(folder, REQUESTS, _LATENCIES)
+
+
+def load_steps(folder: str | Path) -> pd.DataFrame:
+    """A row for each iteration of one run: the columns of `cbatch.record.StepRecord`, times in seconds."""
+    return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note"])
+
+
+def load_copies(folder: str | Path) -> pd.DataFrame:
+    """A row for each iteration of one run: the columns of `cbatch.executor.CopyTimes`, seconds; none where none were timed."""
+    if not (Path(folder) / COPIES).is_file():
+        return pd.DataFrame(columns=CopyTimes._fields, dtype=float)
+    return _table(folder, COPIES, CopyTimes._fields)
+
+
+def load_tokens(folder: str | Path) -> pd.DataFrame:
+    """A row for each generated token of one run, by request and then by time: `request_id` and `time` in seconds."""
+    path = _file(folder, TOKENS)
+    with _as_written(path), np.load(path) as arrays:
+        return pd.DataFrame(
+            {name: arrays[name].astype(float if name == "time" else int) for name in ("request_id", "time")}
+        )
+
+
+def time_between_tokens(folder: str | Path) -> pd.Series[float]:
+    """Seconds between consecutive tokens of a request, all requests of one run."""
+    tokens = load_tokens(folder)
+    return tokens.groupby("request_id")["time"].diff().dropna()
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    summary = read_summary(folder)
+    assert summary is not None, "a run's folder has a summary"
+    about = summary.pop("about")
+    with _as_written(folder / CONFIG):
+        settings = dict(_flat(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))))
+    with _as_written(folder / SUMMARY):
+        return {"name": name_of(about), **settings, **dict(_flat(about)), **dict(_flat(summary)), "folder": str(folder)}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values by dotted keys."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFrame:
+    """A CSV file of a run's. numbers: columns that it must have, and that hold numbers or nothing."""
+    path = _file(folder, name)
+    with _as_written(path):
+        frame = pd.read_csv(path, keep_default_na=name != STEPS)
+        return frame.assign(**{column: pd.to_numeric(frame[column]) for column in numbers})
+
+
+@contextmanager
+def _as_written(path: Path) -> Iterator[None]:
+    """
+    Raises:
+        ConfigError: what is within fails, because somebody or something has changed the file.
+    """
+    try:
+        yield
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        EOFError,
+        BadZipFile,
+        zlib.error,
+        yaml.YAMLError,
+    ) as error:
+        what = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
+        raise ConfigError(f"{path}: is not as a run writes it ({what}); run it again") from error
+
+
+def _file(folder: str | Path, name: str) -> Path:
+    path = Path(folder) / name
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; give the folder of a finished run")
+    return path
