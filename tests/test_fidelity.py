@@ -13,9 +13,10 @@ from cbatch import ConfigError, Limits
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
-from experiments.bench import fidelity, fidelity_run
+from experiments.bench import fidelity
 from experiments.bench.__main__ import main
 from experiments.config.presets import load_spec
+from experiments.fidelity import runs as runs_file
 from experiments.fidelity.cases import CASES, POLICIES, Case, chosen_cases, workload
 from experiments.fidelity.compare import compare, error_line, pair, ranking
 from experiments.fidelity.runs import ServedRun
@@ -81,8 +82,8 @@ def test_the_order_of_events_and_the_cost_model_are_told_apart(trace: str) -> No
 
 def test_a_run_is_kept_as_it_was(trace: str, tmp_path: Path) -> None:
     runs = runs_of(OPEN, trace, simulated_machine())
-    fidelity_run.save(tmp_path / "runs.npz", {"hardware": "x"}, runs)
-    about, again = fidelity_run.load(tmp_path / "runs.npz")
+    runs_file.save(tmp_path / "runs.npz", {"hardware": "x"}, runs)
+    about, again = runs_file.load(tmp_path / "runs.npz")
     assert about == {"hardware": "x"}
     for before, after in zip(runs, again, strict=True):
         assert (before.settings, before.figures) == (after.settings, after.figures)
@@ -95,7 +96,7 @@ def test_a_run_is_kept_as_it_was(trace: str, tmp_path: Path) -> None:
     assert len({request.arrival_time for request in requests}) == 40
     (tmp_path / "broken.npz").write_bytes(b"PK nothing")
     with pytest.raises(ConfigError, match=r"measured=.*broken\.npz: cannot read the measured runs"):
-        fidelity_run.load(tmp_path / "broken.npz")
+        runs_file.load(tmp_path / "broken.npz")
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -147,7 +148,7 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
 ) -> None:
     kept = tmp_path / "fidelity.npz"
     runs = [run for case in (QUEUED, OPEN) for run in runs_of(case, trace, simulated_machine())]
-    fidelity_run.save(kept, {"hardware": "NVIDIA H200", "date": "2026-01-01"}, runs)
+    runs_file.save(kept, {"hardware": "NVIDIA H200", "date": "2026-01-01"}, runs)
     monkeypatch.setattr(fidelity, "PROFILES", tmp_path)
     profile = json.loads((Path(load_profile.__globals__["PROFILES"]) / "h200.json").read_text())
     (tmp_path / "h200.json").write_text(json.dumps(profile))
