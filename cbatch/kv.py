@@ -6,10 +6,23 @@ out block numbers; it knows nothing of the memory behind them.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.request_table import ZERO, Ints
+
+
+class KVSize(NamedTuple):
+    """Size of a KV cache: blocks, and tokens per block."""
+
+    num_blocks: int
+    block_size: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
 
 
 class BlockPool:

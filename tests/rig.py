@@ -13,6 +13,7 @@ from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, paged_weights
 
 from cbatch import Engine, Limits, Policy, Request, Status
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.cpu import largest_shape
@@ -22,7 +23,7 @@ from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
-from cbatch.runtime.vocabulary import Vocabulary
+from cbatch.vocabulary import Vocabulary
 
 LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
 
@@ -105,7 +106,7 @@ def build(
     graphs: replay captured graphs for all iterations.
     """
     limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1)
-    cache = PagedCache(spec, num_blocks, block_size, CPU, poison=poison)
+    cache = PagedCache(spec, KVSize(num_blocks, block_size), CPU, poison=poison)
     largest = largest_shape(limits, block_size)
     slots = [Slot(index, largest, CPU, streams, poison=poison) for index in range(2)]
     attention = FixedShapeAttention() if graphs else ReferenceAttention()

@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerFast
 from cbatch.checkpoint import spec_from_checkpoint, stop_tokens_of
 from cbatch.errors import ModelError
 from cbatch.model import ModelSpec
-from cbatch.runtime.vocabulary import Vocabulary
 from cbatch.runtime.weights import load_model
+from cbatch.vocabulary import Vocabulary
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 

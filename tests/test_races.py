@@ -17,13 +17,14 @@ from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, greedy_references, paged_wei
 
 from cbatch import Engine
 from cbatch.errors import RaceError
+from cbatch.kv import KVSize
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.checks.races import CheckedStreams, checked
 from cbatch.runtime.cpu import assemble
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.streams import Items, Streams, ThreadStream
-from cbatch.runtime.vocabulary import Vocabulary
+from cbatch.vocabulary import Vocabulary
 from policies.orca import Orca
 
 
@@ -203,7 +204,7 @@ def test_where_accesses_came_from_is_forgotten_once_they_can_race_no_more(stream
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_a_run_on_threads_is_free_of_races_and_makes_the_same_tokens(asynchronous: bool) -> None:
-    cache = PagedCache(LLAMA, NUM_BLOCKS, BLOCK_SIZE, CPU)
+    cache = PagedCache(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), CPU)
     model = PagedModel(paged_weights(LLAMA), cache, ReferenceAttention())
     streams = checked(Streams(*map(ThreadStream, Streams._fields)))
     executor = assemble(model, Vocabulary(LLAMA), LIMITS, streams)

@@ -16,6 +16,7 @@ from schedules import UnitCost
 from tiny_models import LLAMA, LONGEST_OUTPUT, Reference, greedy_references, make_executor, paged_weights
 
 from cbatch import Engine, Limits, Request
+from cbatch.kv import KVSize
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.cpu import largest_shape
 from cbatch.runtime.executor import StreamExecutor
@@ -24,7 +25,7 @@ from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Operation, StreamError, Streams, ThreadEvent, ThreadStream, Touched
-from cbatch.runtime.vocabulary import Vocabulary
+from cbatch.vocabulary import Vocabulary
 from policies.orca import Orca
 
 LIMITS = Limits(max_batch=4, max_tokens=200, max_request_tokens=64)
@@ -85,7 +86,9 @@ def executor_on(defects: Defects) -> StreamExecutor:
     streams = Streams(*(OddStream(name, **defects.get(name, {})) for name in Streams._fields))
     cpu = torch.device("cpu")
     slots = [Slot(index, largest_shape(LIMITS, BLOCK_SIZE), cpu, streams) for index in range(2)]
-    model = PagedModel(paged_weights(LLAMA), PagedCache(LLAMA, NUM_BLOCKS, BLOCK_SIZE, cpu), ReferenceAttention())
+    model = PagedModel(
+        paged_weights(LLAMA), PagedCache(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), cpu), ReferenceAttention()
+    )
     return StreamExecutor(streams, slots, EagerIteration(model), Vocabulary(LLAMA))
 
 

@@ -13,8 +13,10 @@ from torch._dynamo.utils import counters
 
 from cbatch import Engine, Limits, Request
 from cbatch.errors import CapacityError, ConfigError, ModelError
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime import cpu
+from cbatch.runtime.options import Options
 from cbatch.runtime.weights import load_model
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
@@ -31,7 +33,7 @@ def test_every_family_gives_the_tokens_of_generate(spec: ModelSpec) -> None:
     random = torch.Generator().manual_seed(5)
     prompts = [torch.randint(spec.vocab_size, (1, length), generator=random) for length in (1, 5, 13, 30)]
     requests = [Request(id_, p.shape[1], 12, prompt=p[0].tolist()) for id_, p in enumerate(prompts)]
-    executor = cpu.build(spec, LIMITS, num_blocks=12, block_size=8, poison=True)
+    executor = cpu.build(spec, LIMITS, KVSize(12, 8), Options(check="poison"))
     engine = Engine(SarathiServe(Fixed(7)), executor, LIMITS, UnitCost(), num_blocks=12, block_size=8)
     engine.submit(requests)
     engine.run()
@@ -52,7 +54,7 @@ def test_compiled_layers_give_the_same_tokens_and_are_compiled_once() -> None:
     spec = replace(LLAMA, num_layers=3)
     outputs, graphs = [], []
     for compiled in (False, True):
-        executor = cpu.build(spec, LIMITS, num_blocks=24, block_size=8, compiled=compiled)
+        executor = cpu.build(spec, LIMITS, KVSize(24, 8), Options(compiled=compiled))
         for lengths in ((1, 5, 13, 30), (4, 9), (22, 2, 17)):
             engine = Engine(SarathiServe(Fixed(7)), executor, LIMITS, UnitCost(), num_blocks=24, block_size=8)
             requests = [Request(id_, length, 8, prompt=list(range(length))) for id_, length in enumerate(lengths)]
@@ -111,5 +113,5 @@ def test_what_cannot_be_built_is_one_line() -> None:
     ]
     for spec, limits, num_blocks, error, message in refused:
         with pytest.raises(error, match=message) as caught:
-            cpu.build(spec, limits, num_blocks=num_blocks, block_size=8)
+            cpu.build(spec, limits, KVSize(num_blocks, 8))
         assert not re.search("\n", str(caught.value))

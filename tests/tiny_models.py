@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from cbatch import Limits, Request, Sampling
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import uniform
@@ -18,8 +19,8 @@ from cbatch.runtime.cpu import assemble
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.vocabulary import Vocabulary
 from cbatch.runtime.weights import load_model
+from cbatch.vocabulary import Vocabulary
 
 torch.set_num_threads(1)  # the matrices are too small to share
 
@@ -68,7 +69,7 @@ def paged_weights(spec: ModelSpec) -> PreTrainedModel:
 
 def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int) -> StreamExecutor:
     """As `cpu.build`, with weights that are made once for all tests."""
-    pages = PagedCache(spec, num_blocks, block_size, CPU, poison=True)
+    pages = PagedCache(spec, KVSize(num_blocks, block_size), CPU, poison=True)
     return assemble(PagedModel(paged_weights(spec), pages, ReferenceAttention()), Vocabulary(spec), limits, poison=True)
 
 

@@ -7,6 +7,7 @@ import os
 import torch
 
 from cbatch.errors import CapacityError, ConfigError
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.policy import Limits
 from cbatch.runtime.attention import ReferenceAttention
@@ -16,29 +17,19 @@ from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
+from cbatch.runtime.options import DEFAULT_OPTIONS, Options
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams, ThreadStream
-from cbatch.runtime.vocabulary import Vocabulary
 from cbatch.runtime.weights import load_model
+from cbatch.vocabulary import Vocabulary
 
 
-def build(
-    spec: ModelSpec,
-    limits: Limits,
-    *,
-    num_blocks: int,
-    block_size: int,
-    compiled: bool = False,
-    poison: bool = False,
-    races: bool = False,
-) -> StreamExecutor:
+def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = DEFAULT_OPTIONS) -> StreamExecutor:
     """An executor that computes `spec` on this machine's CPU.
 
     Args:
-        num_blocks, block_size: the KV cache, in blocks and tokens a block.
-        compiled: compile the model's layers by `torch.compile`; needs a C++ compiler.
-        poison: fill buffers and cache with what must not be read, and report when it was.
-        races: check that accesses to the same memory are in an order; see `races`.
+        kv: size of the KV cache.
+        options: `compiled` needs a C++ compiler.
 
     Raises:
         ModelError: the model cannot be built or loaded.
@@ -46,14 +37,18 @@ def build(
         CapacityError: weights and KV cache exceed the machine's memory.
     """
     check_positions(spec, limits)
-    _check_memory(spec, num_blocks * block_size)
+    _check_memory(spec, kv.num_tokens)
     _leave_a_core_to_the_host()
-    device = torch.device("cpu")
+    device, poison = torch.device("cpu"), options.check == "poison"
     vocabulary = Vocabulary(spec)
-    cache = PagedCache(spec, num_blocks, block_size, device, poison=poison)
-    model = PagedModel(load_model(spec, device), cache, ReferenceAttention(), compiled=compiled)
+    cache = PagedCache(spec, kv, device, poison=poison)
+    model = PagedModel(load_model(spec, device), cache, ReferenceAttention(), compiled=options.compiled)
     streams = Streams(*map(ThreadStream, Streams._fields))
-    return assemble(model, vocabulary, limits, checked(streams) if races else streams, poison=poison)
+    if options.check == "races":
+        streams = checked(streams)
+    executor = assemble(model, vocabulary, limits, streams, poison=poison)
+    executor.times_copies = options.times_copies
+    return executor
 
 
 def assemble(

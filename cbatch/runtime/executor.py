@@ -25,7 +25,7 @@ from cbatch.runtime.checks.ownership import PAGE, ROW, Tenancy, pages_read, page
 from cbatch.runtime.iteration import Iteration, Work
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Items, Streams
-from cbatch.runtime.vocabulary import Vocabulary
+from cbatch.vocabulary import Vocabulary
 
 
 class InFlight(NamedTuple):

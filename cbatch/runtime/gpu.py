@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from cbatch.errors import CapacityError, ConfigError
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.policy import Limits
 from cbatch.runtime.batch import Shape
@@ -20,11 +21,12 @@ from cbatch.runtime.iteration import EagerIteration, Model
 from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.memory import check_memory, kv_tokens_that_fit
 from cbatch.runtime.model import PagedModel
+from cbatch.runtime.options import DEFAULT_OPTIONS, Options
 from cbatch.runtime.shapes import default_shapes
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
-from cbatch.runtime.vocabulary import Vocabulary
 from cbatch.runtime.weights import load_model
+from cbatch.vocabulary import Vocabulary
 
 BLOCK_SIZE = 128
 """Tokens of a KV block by default: flash-attn-4's tile."""
@@ -45,44 +47,27 @@ class GpuExecutor(StreamExecutor):
         self.iteration = iteration
 
 
-def build(
-    spec: ModelSpec,
-    limits: Limits,
-    *,
-    num_blocks: int,
-    block_size: int,
-    graphs: str = "all",
-    attention: str = "auto",
-    fused: bool = True,
-    compiled: bool = False,
-    poison: bool = False,
-    races: bool = False,
-) -> GpuExecutor:
+def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = DEFAULT_OPTIONS) -> GpuExecutor:
     """An executor that computes `spec` on the current GPU.
 
     Args:
-        num_blocks, block_size: the KV cache, in blocks and tokens a block.
-        graphs: iterations that replay a captured graph: "off", "decode" (those without prompts) or "all".
-        attention: a name in `attention.choice.NAMES`, or "auto".
-        fused: use the fused model where there is one; False: `transformers`' modules as they are.
-        compiled: `transformers`' modules instead, compiled by `torch.compile`; comes before `fused`.
-        poison: fill token buffers with what must not be read, and report when it was.
-        races: check that accesses to the same memory are in an order; see `races`.
+        kv: size of the KV cache.
+        options: poison fills the token buffers only: attention libraries read masked keys and values.
 
     Raises:
         ConfigError: there is no GPU, the attention does not fit, or requests may be longer than the model's positions.
         ModelError: the model cannot be built, loaded or captured.
         CapacityError: weights, KV cache and iterations exceed the GPU's memory.
     """
-    device = _device()
+    device, poison = _device(), options.check == "poison"
     check_positions(spec, limits)
-    check_memory(spec, limits, num_blocks * block_size, free_memory())
-    choice = choose_attention(spec, block_size, device, attention)
+    check_memory(spec, limits, kv.num_tokens, free_memory())
+    choice = choose_attention(spec, kv.block_size, device, options.attention)
     vocabulary = Vocabulary(spec)
     try:
-        cache = PagedCache(spec, num_blocks, block_size, device)  # zeros: libraries multiply what they mask
+        cache = PagedCache(spec, kv, device)  # zeros: libraries multiply what they mask
         weights = load_model(spec, device)
-        largest = _largest_shape(limits, block_size)
+        largest = _largest_shape(limits, kv.block_size)
         model: Model = (
             FusedModel(
                 weights,
@@ -92,24 +77,25 @@ def build(
                 max_rows=limits.max_batch,
                 max_positions=limits.max_request_tokens,
             )
-            if fused and not compiled and can_fuse(spec)
-            else PagedModel(weights, cache, choice.attention, compiled=compiled)
+            if options.fused and not options.compiled and can_fuse(spec)
+            else PagedModel(weights, cache, choice.attention, compiled=options.compiled)
         )
         clock = CudaClock(device)
         compute = CudaStream(device, clock)
         streams = Streams(CudaStream(device, clock), compute, CudaStream(device, clock))
-        streams = checked(streams) if races else streams
+        streams = checked(streams) if options.check == "races" else streams
         slots = [Slot(index, largest, device, streams, poison=poison) for index in range(2)]
     except torch.cuda.OutOfMemoryError as error:
         raise CapacityError(
-            f"model {spec.name} with a KV cache of {num_blocks * block_size} tokens exceeds the GPU's memory; "
-            "lower kv_tokens"
+            f"model {spec.name} with a KV cache of {kv.num_tokens} tokens exceeds the GPU's memory; lower kv_tokens"
         ) from error
     torch.cuda.synchronize()  # weights and cache were made on the default stream
     eager = EagerIteration(model, greedy=argmax, poison=poison)
-    shapes = default_shapes(limits, block_size, graphs)
+    shapes = default_shapes(limits, kv.block_size, options.graphs)
     iteration = GraphedIteration(eager, slots, compute.stream, cache, shapes)
-    return GpuExecutor(streams, slots, iteration, vocabulary, str(choice))
+    executor = GpuExecutor(streams, slots, iteration, vocabulary, str(choice))
+    executor.times_copies = options.times_copies
+    return executor
 
 
 def free_memory() -> int:

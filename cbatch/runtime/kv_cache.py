@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 
 
@@ -19,14 +20,12 @@ class PagedCache:
     Owner: the iteration; only the compute stream writes, and only it reads.
     """
 
-    def __init__(
-        self, spec: ModelSpec, num_pages: int, page_size: int, device: torch.device, *, poison: bool = False
-    ) -> None:
+    def __init__(self, spec: ModelSpec, size: KVSize, device: torch.device, *, poison: bool = False) -> None:
         """
         Args:
             poison: fill the pages with NaN, so that reading what was never written shows in every later token.
         """
-        shape = (spec.num_layers, num_pages + 1, page_size, spec.num_kv_heads, spec.head_dim)
+        shape = (spec.num_layers, size.num_blocks + 1, size.block_size, spec.num_kv_heads, spec.head_dim)
         fill = torch.nan if poison else 0.0
         self.keys = torch.full(shape, fill, dtype=getattr(torch, spec.dtype), device=device)
         self.values = torch.full_like(self.keys, fill)

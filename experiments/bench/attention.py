@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.attention.choice import choose_attention
@@ -79,7 +80,7 @@ def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) ->
     num_rows = num_rows if longest > 1 else len(rows)
     width = -(-int(contexts.max()) // PAGE)
     pages = -(-contexts // PAGE)
-    cache = PagedCache(replace(spec, num_layers=NUM_LAYERS), int(pages.sum()), PAGE, device)
+    cache = PagedCache(replace(spec, num_layers=NUM_LAYERS), KVSize(int(pages.sum()), PAGE), device)
     cache.keys.normal_()
     cache.values.normal_()
     batch = _batch(queries, contexts, pages, Shape(int(queries.sum()), num_rows, width))

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 from cbatch import Limits
+from cbatch.kv import KVSize
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.graphs import CaptureReport, GraphedIteration
+from cbatch.runtime.options import Options
 from cbatch.runtime.shapes import default_shapes
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
@@ -72,7 +74,7 @@ def main(
     from cbatch.runtime import gpu  # its kernels are written in Triton, which machines without a GPU lack
 
     spec, limits = load_spec(model), Limits(batch, max_tokens, length)
-    executor = gpu.build(spec, limits, num_blocks=limits.max_batch, block_size=gpu.BLOCK_SIZE, graphs="off")
+    executor = gpu.build(spec, limits, KVSize(limits.max_batch, gpu.BLOCK_SIZE), Options(graphs="off"))
     shapes = default_shapes(limits, gpu.BLOCK_SIZE, "all")
     Recaptured(executor.iteration, shapes[:1], Way(shared=False))  # what the driver takes once is no graph's
     release()

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 
 from cbatch import CostModel, Engine, Limits, Policy, Request, RunRecord
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
+from cbatch.runtime.options import Options
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
 
@@ -93,9 +95,8 @@ def start(
     needed = limits.max_running * -(-limits.max_request_tokens // gpu.BLOCK_SIZE)
     fitting = (kv_tokens or gpu.kv_tokens_beside(spec, limits)) // gpu.BLOCK_SIZE
     num_blocks = min(needed, fitting)
-    executor = gpu.build(
-        spec, limits, num_blocks=num_blocks, block_size=gpu.BLOCK_SIZE, graphs=graphs, fused=fused, compiled=compiled
-    )
+    options = Options(graphs=graphs, fused=fused, compiled=compiled)  # type: ignore[arg-type]
+    executor = gpu.build(spec, limits, KVSize(num_blocks, gpu.BLOCK_SIZE), options)
     return Server(
         executor,
         limits,

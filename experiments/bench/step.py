@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.argmax import argmax
@@ -57,7 +58,7 @@ def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, 
 def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
     """The model with a cache for that many contexts."""
     device = torch.device("cuda")
-    cache = PagedCache(spec, num_rows * -(-num_context // PAGE), PAGE, device)
+    cache = PagedCache(spec, KVSize(num_rows * -(-num_context // PAGE), PAGE), device)
     cache.keys.normal_()
     cache.values.normal_()
     attention = choose_attention(spec, PAGE, device).attention

@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 from cbatch import ConfigError, Executor, Limits
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
+from cbatch.runtime.options import Options
 from cbatch.sim.cluster import make_router
 from cbatch.sim.cost import Outside, ProfileCost
 from cbatch.sim.executor import SimExecutor
@@ -170,7 +172,7 @@ class Cpu:
         return 1
 
     def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
-        from cbatch.runtime.vocabulary import Vocabulary
+        from cbatch.vocabulary import Vocabulary
 
         return Vocabulary(spec)
 
@@ -183,17 +185,8 @@ class Cpu:
     ) -> Executor:
         from cbatch.runtime import cpu
 
-        executor = cpu.build(
-            spec,
-            limits,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            compiled=runtime.compile,
-            poison=runtime.check == "poison",
-            races=runtime.check == "races",
-        )
-        executor.times_copies = runtime.times_copies
-        return executor
+        options = Options(check=runtime.check, compiled=runtime.compile, times_copies=runtime.times_copies)
+        return cpu.build(spec, limits, KVSize(num_blocks, block_size), options)
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         return {}
@@ -228,7 +221,7 @@ class Cuda:
         return profile.ceilings.tile
 
     def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
-        from cbatch.runtime.vocabulary import Vocabulary
+        from cbatch.vocabulary import Vocabulary
 
         return Vocabulary(spec)
 
@@ -242,19 +235,14 @@ class Cuda:
     ) -> Executor:
         from cbatch.runtime import gpu
 
-        executor = gpu.build(
-            spec,
-            limits,
-            num_blocks=num_blocks,
-            block_size=block_size,
+        options = Options(
+            check=runtime.check,
+            compiled=runtime.compile,
             graphs=runtime.graphs,
             attention=self.attention,
-            compiled=runtime.compile,
-            poison=runtime.check == "poison",
-            races=runtime.check == "races",
+            times_copies=runtime.times_copies,
         )
-        executor.times_copies = runtime.times_copies
-        return executor
+        return gpu.build(spec, limits, KVSize(num_blocks, block_size), options)
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         iteration = executor.iteration

@@ -11,7 +11,7 @@ import numpy as np
 
 from cbatch import Engine, Executor, Request
 from cbatch.model import ModelSpec
-from cbatch.runtime.vocabulary import Vocabulary
+from cbatch.vocabulary import Vocabulary
 from experiments.config.presets import load_spec
 from experiments.fidelity.cases import CAPACITY_OF, POLICIES, Case, workload
 from experiments.fidelity.runs import ServedRun, Watched, run_of

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cbatch import ConfigError, Engine, Limits
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.sim.cost import ProfileCost
@@ -92,7 +93,7 @@ def on_gpu() -> RealSteadyState:
 
     spec = load_spec(MODEL)
     limits, num_blocks = _largest(gpu.BLOCK_SIZE)
-    executor = gpu.build(spec, limits, num_blocks=num_blocks, block_size=gpu.BLOCK_SIZE)
+    executor = gpu.build(spec, limits, KVSize(num_blocks, gpu.BLOCK_SIZE))
     return _state(spec, executor, limits, torch.cuda.get_device_name(), num_blocks, gpu.BLOCK_SIZE)
 
 
@@ -103,7 +104,7 @@ def on_cpu(spec: ModelSpec, largest: Load, block_size: int = 16) -> RealSteadySt
 
     num_blocks = _blocks(largest, block_size)
     limits = Limits(largest.batch, largest.batch * largest.length, largest.length)
-    executor = cpu.build(spec, limits, num_blocks=num_blocks, block_size=block_size)
+    executor = cpu.build(spec, limits, KVSize(num_blocks, block_size))
     return _state(spec, executor, limits, cpu_name(), num_blocks, block_size)
 
 

@@ -11,13 +11,14 @@ from gpu_models import CUDA, LARGE, PAGE, TINY_LLAMA
 
 from cbatch import Limits
 from cbatch.errors import CapacityError, ConfigError
+from cbatch.kv import KVSize
 from cbatch.runtime import gpu
 from cbatch.runtime.fast.attention.choice import choose_attention
 
 
 def test_too_large_a_cache_says_what_to_lower() -> None:
     with pytest.raises(CapacityError, match=r"needs 16\.1 GB for weights, .* lower kv_tokens to \d+"):
-        gpu.build(LARGE, Limits(32, 8192, 4096), num_blocks=100_000, block_size=128)
+        gpu.build(LARGE, Limits(32, 8192, 4096), KVSize(100_000, 128))
 
 
 def test_float32_runs_on_our_own_kernel_and_says_why() -> None:
@@ -37,6 +38,7 @@ def test_sizes_that_no_kernel_takes_are_refused() -> None:
 
 FAILING_CAPTURE = """
 from cbatch import Limits
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime import gpu
 from cbatch.runtime.iteration import EagerIteration
@@ -45,7 +47,7 @@ def look(self, slot, logits, work):
     slot.sampled[: work.shape.num_rows] = int(logits.argmax())  # reads the device: no capture allows that
 
 EagerIteration.sample = look
-gpu.build(ModelSpec("small", "llama", 1, 64, 4, 2, 16, 128, 96, 512, "float32"), Limits(4, 256, 64), num_blocks=9, block_size=16)
+gpu.build(ModelSpec("small", "llama", 1, 64, 4, 2, 16, 128, 96, 512, "float32"), Limits(4, 256, 64), KVSize(9, 16))
 """
 
 
@@ -57,7 +59,7 @@ def test_a_failed_capture_names_the_shape() -> None:
 
 
 def test_graphs_of_all_shapes_take_little_more_memory_than_the_largest() -> None:
-    executor = gpu.build(LARGE, Limits(32, 2048, 4096), num_blocks=64, block_size=128)
+    executor = gpu.build(LARGE, Limits(32, 2048, 4096), KVSize(64, 128))
     report = executor.iteration.report
     assert report.num_graphs == 2 * len({shape for shape, _ in executor.iteration.graphs})
     assert report.bytes <= 1.10 * report.first_bytes, report

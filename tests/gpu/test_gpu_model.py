@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpu_models import CUDA, LARGE, make_batch
 
+from cbatch.kv import KVSize
 from cbatch.runtime.batch import Bounds
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel
@@ -28,7 +29,7 @@ def fused() -> Iterator[FusedModel]:
 
 
 def make_model(spec) -> FusedModel:  # type: ignore[no-untyped-def]
-    cache = PagedCache(spec, 2 * WIDTH, PAGE, CUDA)
+    cache = PagedCache(spec, KVSize(2 * WIDTH, PAGE), CUDA)
     attention = choose_attention(spec, PAGE, CUDA).attention
     return FusedModel(load_model(spec, CUDA), spec, cache, attention, max_rows=4, max_positions=LENGTH)
 
@@ -59,7 +60,7 @@ def test_the_fused_model_is_the_model_of_transformers() -> None:
     spec = replace(LARGE, num_layers=4)
     weights = load_model(spec, CUDA)
     attention = choose_attention(spec, PAGE, CUDA).attention
-    caches = [PagedCache(spec, 3 * WIDTH, PAGE, CUDA) for _ in range(2)]
+    caches = [PagedCache(spec, KVSize(3 * WIDTH, PAGE), CUDA) for _ in range(2)]
     plain = PagedModel(weights, caches[0], attention)
     fused = FusedModel(weights, spec, caches[1], attention, max_rows=4, max_positions=LENGTH)
     batch = make_batch([(200, 200), (300, 300), (1, 1)], PAGE, WIDTH)

@@ -16,6 +16,7 @@ from gpu_models import CUDA, LARGE
 from schedules import UnitCost
 
 from cbatch import Engine, Limits, Policy, Request, Step
+from cbatch.kv import KVSize
 from cbatch.runtime import gpu
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.graphs import GraphedIteration
@@ -81,7 +82,7 @@ class Forcing:
 
 @pytest.fixture(scope="module")
 def executor() -> gpu.GpuExecutor:
-    return gpu.build(LARGE, LIMITS, num_blocks=NUM_BLOCKS, block_size=PAGE)
+    return gpu.build(LARGE, LIMITS, KVSize(NUM_BLOCKS, PAGE))
 
 
 def serve(executor: gpu.GpuExecutor, policy: Policy, forcing: Forcing) -> tuple[dict[int, list[int]], torch.Tensor]:

@@ -13,9 +13,11 @@ from schedules import UnitCost
 from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, sampled_references
 
 from cbatch import Engine, Limits, Policy
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.request import Sampling
 from cbatch.runtime import gpu
+from cbatch.runtime.options import Options
 from cbatch.runtime.weights import load_model
 from policies.chunking import Fixed, TileAligned
 from policies.orca import Orca
@@ -33,6 +35,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "fuzz": lambda: FuzzPolicy(seed=3),
 }
 AMPLE, SCARCE = 32, 7  # blocks of KV cache; the second leads to preemptions
+KV = KVSize(AMPLE, PAGE)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +64,7 @@ def serve(
 def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
     references = greedy_references(spec)
     expected = [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
-    executor = gpu.build(
-        with_same_weights(spec, checkpoints), LIMITS, num_blocks=AMPLE, block_size=PAGE, graphs=graphs, poison=True
-    )
+    executor = gpu.build(with_same_weights(spec, checkpoints), LIMITS, KV, Options(graphs=graphs, check="poison"))
     for name, make in POLICIES.items():
         for asynchronous in (False, True):
             for num_blocks in (AMPLE, SCARCE):
@@ -82,9 +83,7 @@ def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str,
 def test_sampled_tokens_do_not_depend_on_the_batch(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
     references = sampled_references(spec)
     expected = [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
-    executor = gpu.build(
-        with_same_weights(spec, checkpoints), LIMITS, num_blocks=AMPLE, block_size=PAGE, graphs=graphs, poison=True
-    )
+    executor = gpu.build(with_same_weights(spec, checkpoints), LIMITS, KV, Options(graphs=graphs, check="poison"))
     for make in (Orca, POLICIES["sarathi"], POLICIES["fuzz"]):
         for asynchronous in (False, True):
             assert serve(executor, make(), references, AMPLE, asynchronous=asynchronous)[0] == expected
@@ -93,7 +92,7 @@ def test_sampled_tokens_do_not_depend_on_the_batch(spec: ModelSpec, graphs: str,
 @pytest.mark.parametrize("graphs", ["off", "all"])
 def test_a_model_that_is_not_fused(graphs: str) -> None:
     references = generated(TINY_NANOGPT, 1, 5, 17, 40)
-    executor = gpu.build(TINY_NANOGPT, LIMITS, num_blocks=AMPLE, block_size=PAGE, graphs=graphs, poison=True)
+    executor = gpu.build(TINY_NANOGPT, LIMITS, KV, Options(graphs=graphs, check="poison"))
     expected = [reference.expected(1 + index) for index, reference in enumerate(references)]
     assert serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True)[0] == expected
 
@@ -113,7 +112,7 @@ def test_more_chunks_than_a_graph_takes_at_exactly_its_size(checkpoints: Path) -
     spec = with_same_weights(TINY_LLAMA, checkpoints)
     limits = Limits(max_batch=8, max_tokens=64, max_request_tokens=PAGE, tile=32)
     references = generated(spec, *[8] * 8)
-    executor = gpu.build(spec, limits, num_blocks=AMPLE, block_size=PAGE, poison=True)
+    executor = gpu.build(spec, limits, KV, Options(check="poison"))
     engine = Engine(Orca(), executor, limits, UnitCost(), num_blocks=AMPLE, block_size=PAGE, asynchronous=True)
     requests = [reference.request(index, 5) for index, reference in enumerate(references)]
     engine.submit(requests)
@@ -125,7 +124,7 @@ def test_more_chunks_than_a_graph_takes_at_exactly_its_size(checkpoints: Path) -
 def test_an_iteration_beyond_the_graphs_runs_and_is_counted(checkpoints: Path) -> None:
     limits = Limits(LIMITS.max_batch, LIMITS.max_tokens, LIMITS.max_request_tokens, tile=32, graph_sizes=(16,))
     spec = with_same_weights(TINY_LLAMA, checkpoints)
-    executor = gpu.build(spec, limits, num_blocks=AMPLE, block_size=PAGE)
+    executor = gpu.build(spec, limits, KV)
     references = greedy_references(TINY_LLAMA)[-4:]
     tokens, _ = serve(executor, Orca(), references, AMPLE, asynchronous=True)
     assert tokens == [reference.expected(1 + index) for index, reference in enumerate(references)]

@@ -1,0 +1,30 @@
+"""How an executor of real tokens computes, and what it checks. Imports no torch, so settings can be made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of `cpu.build` and `gpu.build`.
+
+    check: "poison" fills buffers with values that must never be read and reports tokens computed from them; "races" checks
+        that accesses to the same memory are ordered (`checks.races`).
+    compiled: compile the layers of `transformers`' modules by `torch.compile`, instead of the fused model.
+    fused: use the fused model where there is one; False: `transformers`' modules as they are. GPU only.
+    graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
+    attention: a name in `fast.attention.choice.NAMES`, or "auto" for the fastest that fits. GPU only.
+    times_copies: report when the inputs and tokens of each iteration were copied; costs two more events per iteration.
+    """
+
+    check: Literal["off", "poison", "races"] = "off"
+    compiled: bool = False
+    fused: bool = True
+    graphs: Literal["off", "decode", "all"] = "all"
+    attention: str = "auto"
+    times_copies: bool = False
+
+
+DEFAULT_OPTIONS = Options()
