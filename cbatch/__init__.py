@@ -10,9 +10,11 @@ from cbatch.executor import Executor, Step, StepResult
 from cbatch.plan import Plan, PlanBuilder
 from cbatch.policy import KVView, Limits, Policy, View
 from cbatch.record import RunRecord, StepRecord
-from cbatch.request import FinishReason, Request, Sampling, Status
+from cbatch.request import FinishReason, Request, Status
+from cbatch.request_spec import SLO, RequestSpec, Sampling
 
 __all__ = [
+    "SLO",
     "BatchShape",
     "CbatchError",
     "ConfigError",
@@ -28,6 +30,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "Request",
+    "RequestSpec",
     "RunRecord",
     "Sampling",
     "Status",

@@ -7,10 +7,12 @@ Knows nothing of tensors, policies or executors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from enum import Enum
+from operator import attrgetter
+from typing import Any, Final, Self
 
+from cbatch.request_spec import SLO, RequestSpec, Sampling
 from cbatch.request_table import NEVER, RequestTable
 
 
@@ -27,116 +29,69 @@ class FinishReason(Enum):
     REJECTED = "rejected"  # by the policy; the reason is in `Request.reject_reason`
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How the tokens of one request are drawn.
-
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 switch the two filters off; both apply to the tempered
-    distribution, top-k first. The random number of a token depends on `seed` and the token's position only, so the
-    same seed gives the same tokens in any batch, under any policy, sync or async.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
-            raise ValueError(f"sampling out of range (temperature >= 0, top_k >= 0, 0 < top_p <= 1): {self}")
-
-
-GREEDY = Sampling()
+def _asked(name: str) -> Any:
+    """A read-only attribute that returns a field of the request's spec."""
+    return property(attrgetter(f"_spec.{name}"))
 
 
 class Request:
-    """One request of a workload.
+    """One request of a run.
 
-    What was asked for is set by the workload and never changes. `priority`, `client`, `deadline` (seconds, absolute)
-    and `predicted_new_tokens` are for policies; the framework itself never reads them.
+    What was asked for (see `RequestSpec`) never changes and is read-only here. The true output length is not shown.
     """
 
     __slots__ = (
         "__weakref__",
+        "_spec",
         "admitted_at",
-        "arrival_iteration",
-        "arrival_time",
-        "client",
-        "deadline",
         "finish_reason",
         "finished_at",
-        "id",
-        "max_new_tokens",
         "num_output_tokens",
         "num_preemptions",
-        "num_prompt_tokens",
         "num_recomputed_tokens",
         "output",
-        "predicted_new_tokens",
-        "priority",
-        "prompt",
         "reject_reason",
         "row",
-        "sampling",
         "status",
-        "stop_tokens",
         "table",
     )
 
-    def __init__(
-        self,
-        id: int,
-        num_prompt_tokens: int,
-        max_new_tokens: int,
-        *,
-        arrival_time: float = 0.0,
-        arrival_iteration: int = 0,
-        prompt: Sequence[int] | None = None,
-        sampling: Sampling = GREEDY,
-        stop_tokens: Sequence[int] = (),
-        priority: int = 0,
-        client: str | None = None,
-        deadline: float | None = None,
-        predicted_new_tokens: int | None = None,
-    ) -> None:
+    id: Final[int] = _asked("id")
+    num_prompt_tokens: Final[int] = _asked("num_prompt_tokens")
+    max_new_tokens: Final[int] = _asked("max_new_tokens")
+    max_tokens: Final[int] = _asked("max_tokens")
+    arrival_time: Final[float] = _asked("arrival_time")
+    arrival_iteration: Final[int] = _asked("arrival_iteration")
+    prompt: Final[Sequence[int] | None] = _asked("prompt")
+    sampling: Final[Sampling] = _asked("sampling")
+    stop_tokens: Final[tuple[int, ...]] = _asked("stop_tokens")
+    client: Final[str | None] = _asked("client")
+    session: Final[str | None] = _asked("session")
+    tier: Final[str | None] = _asked("tier")
+    priority: Final[int] = _asked("priority")
+    slo: Final[SLO] = _asked("slo")
+    deadline: Final[float | None] = _asked("deadline")
+    predicted_new_tokens: Final[int | None] = _asked("predicted_new_tokens")
+    prefix_hashes: Final[tuple[int, ...]] = _asked("prefix_hashes")
+
+    def __init__(self, id: int, num_prompt_tokens: int, max_new_tokens: int, **fields: Any) -> None:
         """
         Args:
-            id: unique in the run.
-            num_prompt_tokens: at least 1.
-            max_new_tokens: tokens to generate unless an end-of-sequence token comes first; at least 1.
-            arrival_time: seconds from the start of the run.
-            arrival_iteration: the request arrives no earlier than this iteration of the engine (a stagger that does not
-                depend on the hardware's speed). If nothing else is left to run, it arrives at once.
-            prompt: token ids; None where only lengths matter (simulation).
-            stop_tokens: token ids that end the request; the stop token itself is the last token of the output.
+            fields: further fields of `RequestSpec`.
 
         Raises:
-            ValueError: a length below 1, a negative arrival, or a prompt that is not num_prompt_tokens long.
+            ValueError: as `RequestSpec`.
         """
-        if num_prompt_tokens < 1 or max_new_tokens < 1:
-            raise ValueError(
-                f"request {id}: prompt and output need at least 1 token each, "
-                f"got {num_prompt_tokens} and {max_new_tokens}"
-            )
-        if arrival_time < 0 or arrival_iteration < 0:
-            raise ValueError(f"request {id}: arrival must not be negative")
-        if prompt is not None and len(prompt) != num_prompt_tokens:
-            raise ValueError(
-                f"request {id}: prompt has {len(prompt)} tokens, num_prompt_tokens says {num_prompt_tokens}"
-            )
-        self.id = id
-        self.num_prompt_tokens = num_prompt_tokens
-        self.max_new_tokens = max_new_tokens
-        self.arrival_time = arrival_time
-        self.arrival_iteration = arrival_iteration
-        self.prompt = prompt
-        self.sampling = sampling
-        self.stop_tokens = tuple(stop_tokens)
-        self.priority = priority
-        self.client = client
-        self.deadline = deadline
-        self.predicted_new_tokens = predicted_new_tokens
+        self._begin(RequestSpec(id, num_prompt_tokens, max_new_tokens, **fields))
 
+    @classmethod
+    def from_spec(cls, spec: RequestSpec) -> Self:
+        request = cls.__new__(cls)
+        request._begin(spec)
+        return request
+
+    def _begin(self, spec: RequestSpec) -> None:
+        self._spec = spec
         self.status = Status.PENDING
         self.finish_reason: FinishReason | None = None
         self.reject_reason = ""
@@ -148,11 +103,6 @@ class Request:
         self.finished_at: float | None = None  # seconds
         self.num_preemptions = 0
         self.num_recomputed_tokens = 0
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens of prompt and output at which the request ends by length."""
-        return self.num_prompt_tokens + self.max_new_tokens
 
     @property
     def num_known(self) -> int:
@@ -192,3 +142,16 @@ class Request:
             f"Request({self.id}: {self.num_prompt_tokens}+{self.max_new_tokens} tokens, {self.status.value}, "
             f"{self.num_computed} of {self.num_tokens} computed)"
         )
+
+
+def spec_of(request: Request) -> RequestSpec:
+    """Returns what the request was asked for, its true length included. For the engine and results, not for policies."""
+    return request._spec
+
+
+def limits_tell_lengths(requests: Iterable[Request]) -> bool:
+    """Returns whether `max_new_tokens` is every request's true length, so that policies that read it know the future.
+
+    End-of-sequence tokens are not foreseen: a request with stop tokens counts as one that runs to its limit.
+    """
+    return not any(spec_of(request).has_hidden_length for request in requests)

@@ -6,13 +6,12 @@ iteration without knowing whether the engine runs asynchronously.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from cbatch.request import Request
+from cbatch.request_spec import RequestSpec
 
 Ints = NDArray[np.int64]
 
@@ -52,6 +51,7 @@ class RequestTable:
         scheduled_at: the last iteration that computes tokens of the request.
         sampled_at: the last iteration that samples a token of the request.
         sampled_row: the request's place in that iteration's batch.
+        stop: tokens at which the request ends by itself; 0 if that is not below `limit`.
         can_stop: bool; the request has stop tokens.
         temperature, top_k, top_p, seed: its `Sampling`; float32, int32, float32, uint64.
         ended: bool; the request has ended, whatever iterations in flight still generate.
@@ -63,11 +63,13 @@ class RequestTable:
         self.num_stages = num_stages
         self.carries = num_stages > 1 or token_width is not None
         self.iteration = 0  # the iteration that is being planned
+        self.has_hidden_lengths = False  # a request was admitted that ends before its limit
         self.id = np.full(num_rows, NEVER, np.int64)
         self.known = np.zeros(num_rows, np.int64)
         self.total = np.zeros(num_rows, np.int64)
         self.computed = np.zeros(num_rows, np.int64)
         self.limit = np.zeros(num_rows, np.int64)
+        self.stop = np.zeros(num_rows, np.int64)
         self.scheduled_at = np.full(num_rows, NEVER, np.int64)
         self.sampled_at = np.full(num_rows, NEVER, np.int64)
         self.sampled_row = np.full(num_rows, NEVER, np.int64)
@@ -111,36 +113,42 @@ class RequestTable:
             total = self.known.item(row)
         return int(total - self.computed.item(row))
 
-    def admit(self, request: Request) -> None:
-        """Give the request a row and write its start values."""
+    def admit(self, spec: RequestSpec) -> int:
+        """Writes the start values of a request; returns its row."""
         if not self._free_rows:
             self._grow()
         row = self._free_rows.pop()
-        request.table, request.row = self, row
-        self.id[row] = request.id
-        self.known[row] = self.total[row] = request.num_prompt_tokens
-        self.limit[row] = request.max_tokens
+        self.id[row] = spec.id
+        self.known[row] = self.total[row] = spec.num_prompt_tokens
+        self.limit[row] = spec.max_tokens
+        self.stop[row] = 0
+        if spec.has_hidden_length:
+            assert spec.true_new_tokens is not None
+            self.stop[row] = spec.num_prompt_tokens + spec.true_new_tokens
+            self.has_hidden_lengths = True
         self.computed[row] = 0
         self.scheduled_at[row] = self.sampled_at[row] = self.sampled_row[row] = NEVER
         self.ended[row] = False
-        self.can_stop[row] = bool(request.stop_tokens)
-        sampling = request.sampling
+        self.can_stop[row] = bool(spec.stop_tokens)
+        sampling = spec.sampling
         self.temperature[row], self.seed[row] = sampling.temperature, sampling.seed
         self.top_k[row], self.top_p[row] = sampling.top_k, sampling.top_p
         if self.tokens is not None:
-            if request.prompt is None:
-                raise ValueError(f"request {request.id} has no prompt tokens, and this executor computes real ones")
-            self.tokens[row, : request.num_prompt_tokens] = request.prompt
+            if spec.prompt is None:
+                raise ValueError(f"request {spec.id} has no prompt tokens, and this executor computes real ones")
+            self.tokens[row, : spec.num_prompt_tokens] = spec.prompt
+        return row
 
-    def close(self, request: Request) -> None:
-        """End the request: it keeps its output and loses its row, which stays taken until `free`."""
-        row = request.row
-        known = int(self.known[row])
-        request.num_output_tokens = known - request.num_prompt_tokens
-        if self.tokens is not None:
-            request.output = self.tokens[row, request.num_prompt_tokens : known].tolist()
-        request.table, request.row = None, NEVER
+    def close(self, row: int, num_prompt_tokens: int) -> tuple[int, list[int]]:
+        """Marks the request as ended; its row stays taken until `free`.
+
+        Returns the number of output tokens, and their ids where token values matter.
+        """
         self.ended[row] = True
+        known = self.known.item(row)
+        return known - num_prompt_tokens, [] if self.tokens is None else self.tokens[
+            row, num_prompt_tokens:known
+        ].tolist()
 
     def free(self, row: int) -> None:
         self.id[row] = NEVER

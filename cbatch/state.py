@@ -15,9 +15,9 @@ from sortedcontainers import SortedKeyList
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool
 from cbatch.plan import CheckedPlan
-from cbatch.request import FinishReason, Request, Status
+from cbatch.request import FinishReason, Request, Status, spec_of
 from cbatch.request_set import RequestSet
-from cbatch.request_table import NONE, ONE, Ints, RequestTable
+from cbatch.request_table import NEVER, NONE, ONE, Ints, RequestTable
 
 
 class Absorbed(NamedTuple):
@@ -104,7 +104,7 @@ class State:
     def _admit(self, request: Request, now: float) -> None:
         self.waiting.remove(request)
         if request.table is None:
-            self.table.admit(request)
+            request.table, request.row = self.table, self.table.admit(spec_of(request))
             if self.table.num_rows > len(self.pool.room):
                 self.pool.grow(self.table.num_rows)
         if request.admitted_at is None:
@@ -179,10 +179,14 @@ class State:
 
     def _finished(self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float) -> list[Request]:
         done: dict[Request, FinishReason] = {}
+        table = self.table
         if tokens is not None:
-            for place in places[self.table.can_stop[rows]].tolist():
+            for place in places[table.can_stop[rows]].tolist():
                 if int(tokens[place]) in step.requests[place].stop_tokens:
                     done[step.requests[place]] = FinishReason.STOP
+        if table.has_hidden_lengths:
+            for place in places[table.known[rows] == table.stop[rows]].tolist():
+                done[step.requests[place]] = FinishReason.STOP
         for request in self._ending.pop(step.index, ()):
             if request.status is not Status.FINISHED:  # by an end-of-sequence token before
                 done.setdefault(request, FinishReason.LENGTH)
@@ -204,7 +208,8 @@ class State:
         """The request holds no blocks any more. Its row stays taken while an iteration in flight refers to it."""
         if request.table is not None:
             row, last = request.row, self.in_flight_until(request)
-            self.table.close(request)
+            request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)
+            request.table, request.row = None, NEVER
             if last is None:
                 self.table.free(row)
             else:

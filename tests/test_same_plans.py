@@ -14,6 +14,7 @@ from tiny_models import LLAMA, make_executor
 from cbatch import BatchShape, CbatchError, Engine, Executor, Limits, Policy, Request
 from cbatch.sim.executor import SimExecutor
 from policies.chunking import Fixed, PDAware, TileAligned
+from policies.longest_first import LongestFirst
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 from policies.request_level import RequestLevel
@@ -29,6 +30,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "sarathi": lambda: Sarathi(TileAligned(8)),
     "sarathi_pd_aware": lambda: Sarathi(PDAware()),
     "sarathi_serve": lambda: SarathiServe(Fixed(8)),
+    "longest_first": lambda: LongestFirst(Fixed(8)),
 }
 
 

@@ -17,26 +17,18 @@ import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cbatch import Engine, Limits, Request
+from cbatch import SLO, Engine, Limits, Request
 from cbatch.errors import ReplayError, ResultsError
 from cbatch.replay.counterfactual import STOP_TOKEN, Recorded
 from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, recorded_decisions
+from cbatch.request import spec_of
 
-_REQUEST_FIELDS = (
-    "id",
-    "num_prompt_tokens",
-    "max_new_tokens",
-    "arrival_time",
-    "arrival_iteration",
-    "priority",
-    "client",
-    "deadline",
-    "predicted_new_tokens",
-)
+_OMITTED = {"prompt", "sampling", "stop_tokens"}
+"""Fields of a `RequestSpec` that are not written: token values do not matter when a run is followed."""
 
 
 class DecisionsFile(NamedTuple):
@@ -70,8 +62,9 @@ def written_decisions(
             }
         )
         for request in requests:
-            fields = {name: getattr(request, name) for name in _REQUEST_FIELDS}
-            write(request={**fields, "can_stop": bool(request.stop_tokens)})
+            fields = asdict(replace(spec_of(request), prompt=None))
+            kept = {name: value for name, value in fields.items() if name not in _OMITTED}
+            write(request={**kept, "can_stop": bool(request.stop_tokens)})
         with recorded_decisions(engine, lambda event: write(**_line(event))) as recording:
             yield
         write(end=recording.take_times())
@@ -143,13 +136,17 @@ def _request(fields: dict[str, Any]) -> Request:
     _check_whole(fields, "id", "num_prompt_tokens", "max_new_tokens", "arrival_iteration")
     fields["arrival_time"] = float(fields["arrival_time"])
     stops = (STOP_TOKEN,) if fields.pop("can_stop") else ()
+    if "slo" in fields:
+        fields["slo"], fields["prefix_hashes"] = SLO(**fields["slo"]), tuple(fields["prefix_hashes"])
+    elif (deadline := fields.pop("deadline")) is not None:  # a file from before requests had an SLO
+        fields["slo"] = SLO(total=deadline - fields["arrival_time"])
     return Request(**fields, stop_tokens=stops)
 
 
 def _check_whole(fields: dict[str, Any], *names: str) -> None:
     for name in names:
         if not isinstance(fields[name], int):
-            raise TypeError(f"{name} is no whole number")
+            raise TypeError(f"{name} must be a whole number")
 
 
 def _decision(fields: dict[str, Any]) -> Decision:

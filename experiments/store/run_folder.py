@@ -22,16 +22,19 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from datetime import datetime
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from cbatch import ConfigError, FinishReason, Request, RunRecord, StepRecord
+from cbatch import SLO, ConfigError, FinishReason, Request, RequestSpec, RunRecord, StepRecord
 from cbatch.executor import CopyTimes
+from cbatch.request import spec_of
 from cbatch.results.metrics import Served, arrival_of
 from cbatch.results.timeline import write_timeline
 from experiments.store.crash_report import UNFINISHED, Facts, told, was_killed
@@ -58,10 +61,28 @@ PLOTS = "plots"
 WITHOUT_EFFECT = ("output", "sweep", "progress", "timeline", "decisions")
 """Root keys that change nothing of what a run measures."""
 
+_ASKED = [
+    field.name
+    for field in fields(RequestSpec)
+    if field.name
+    not in (
+        "num_prompt_tokens",
+        "arrival_time",
+        "arrival_iteration",
+        "prompt",
+        "sampling",
+        "stop_tokens",
+        "slo",
+        "prefix_hashes",
+    )
+]
+"""Fields of a request's spec that are columns as they are; its arrival and prompt length are among the others."""
+
+_OBJECTIVES = [field.name for field in fields(SLO)]
+
 REQUEST_COLUMNS = (
-    "id",
-    "client",
-    "priority",
+    *_ASKED,
+    *(f"slo_{name}_seconds" for name in _OBJECTIVES),
     "arrival",
     "admitted",
     "first_token",
@@ -231,6 +252,7 @@ def _request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object,
         requests.end_to_end,
     )
     times = zip(*(column.tolist() for column in columns), strict=True)
+    asked, objectives = attrgetter(*_ASKED), attrgetter(*_OBJECTIVES)
     for request in record.requests:
         if request.finish_reason is FinishReason.REJECTED:
             row: tuple[object, ...] = (arrival_of(request, record.steps), request.admitted_at, *[None] * 6)
@@ -238,9 +260,8 @@ def _request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object,
             row = tuple(None if math.isnan(value) else value for value in next(times))
         assert request.finish_reason is not None, "every request of a record has ended"
         yield (
-            request.id,
-            request.client,
-            request.priority,
+            *asked(spec_of(request)),
+            *objectives(request.slo),
             *row[:4],
             request.num_prompt_tokens,
             request.num_output_tokens,

@@ -10,7 +10,8 @@ from typing import Protocol
 import numpy as np
 
 from cbatch.errors import WorkloadError
-from cbatch.request import GREEDY, Request, Sampling
+from cbatch.request import Request
+from cbatch.request_spec import GREEDY, Sampling
 from experiments.workloads.checks import bad_setting, check_at_most, check_not_negative, check_whole, is_number
 from experiments.workloads.seeds import Stream, request_seeds
 from experiments.workloads.trace import Ints, Trace

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cbatch.errors import WorkloadError
-from cbatch.request import Request, Sampling
+from cbatch.request import Request
+from cbatch.request_spec import Sampling
 from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.checks import check_whole
 from experiments.workloads.readers import fields

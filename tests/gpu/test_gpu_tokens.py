@@ -15,7 +15,7 @@ from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, sampled_re
 from cbatch import Engine, Limits, Policy
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
-from cbatch.request import Sampling
+from cbatch.request_spec import Sampling
 from cbatch.runtime import gpu
 from cbatch.runtime.options import Options
 from cbatch.runtime.weights import load_model
