@@ -117,8 +117,8 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("chunk=0", "chunk=0: give a whole number of tokens, at least 1, or auto"),
-        ("chunk=-256", "chunk=-256: give a whole number of tokens, at least 1, or auto"),
+        ("chunk=0", "chunk=0: give a whole number of tokens from 1 to 2147483647, or auto"),
+        ("chunk=-256", "chunk=-256: give a whole number of tokens from 1 to 2147483647, or auto"),
         ("chunk=25.6", "chunk=25.6: give a whole number of tokens"),
         ("chunk=many", "chunk=many: give a whole number of tokens"),
         ("chunk=true", "chunk=True: give a whole number of tokens"),
@@ -131,8 +131,8 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ),
         ("chunk=128 batch=129 workload.batch=18", "chunk=128 leaves no room for a prompt beside 128 decodes; "),
         ("chunk=300", "chunk=300 is no multiple of the tile of 128 tokens; use chunk=256, or chunking=fixed"),
-        ("batch=0", "batch=0: give a whole number, at least 1"),
-        ("batch=1.5", "batch=1.5: give a whole number, at least 1"),
+        ("batch=0", "batch=0: give a whole number from 1 to 1000000"),
+        ("batch=1.5", "batch=1.5: give a whole number from 1 to 1000000"),
         ("seed=-1", "seed=-1: give a whole number, at least 0"),
         (
             "max_tokens=4",
@@ -147,14 +147,17 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ("runtime.check=all", "runtime.check=all: give off, poison or races"),
         (
             "backend=sim backend.host_seconds=-1",
-            "backend.host_seconds=-1: give seconds of host time an iteration, or auto",
+            "backend.host_seconds=-1: give seconds of host time per iteration, or auto",
         ),
         (
             "metrics.warmup_requests=100 metrics.drain_requests=44",
             "metrics.warmup_requests=100 and metrics.drain_requests=44 leave",
         ),
         ("metrics.drain_requests=-1", "metrics.drain_requests=-1: give a whole number, at least 0"),
-        ("metrics.objectives.ttft=0", "metrics.objectives.ttft=0: give seconds above 0, or null for none"),
+        (
+            "metrics.objectives.ttft=0",
+            "metrics.objectives.ttft=0: give a finite number above 0 (seconds; null sets none)",
+        ),
         ("model.num_heads=7", "model.num_heads=7 must be a multiple of model.num_kv_heads=8"),
         (
             "workload.length=1000000",

@@ -17,16 +17,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import FinishReason, Request
+from cbatch.validation import positive
 
 Floats = NDArray[np.float64]
 Figures = dict[str, float | dict[str, float]]
+
+Limit = Annotated[float, positive("seconds; null sets none")]
 
 PERCENTILES = (50, 90, 95, 99)
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
@@ -51,9 +54,9 @@ class Window:
 class Objectives:
     """Service-level objectives in seconds; None asks nothing. A request attains them if it meets all (DistServe, OSDI 2024)."""
 
-    ttft: float | None = None
-    tpot: float | None = None
-    end_to_end: float | None = None
+    ttft: Limit | None = None
+    tpot: Limit | None = None
+    end_to_end: Limit | None = None
 
     @property
     def stated(self) -> bool:

@@ -22,10 +22,10 @@ import torch
 
 from cbatch import ConfigError, Limits, RunRecord
 from cbatch.model import ModelSpec
+from cbatch.validation import nearest
 from experiments.bench.serving import Server, release, same_requests, start
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
-from experiments.config.settings import nearest
 from experiments.store.benchmark_file import spread, write
 from policies.orca import Orca
 

@@ -21,13 +21,14 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from cbatch import ConfigError, Policy
+from cbatch.validation import nearest
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.search import search
 from experiments.check.verdicts import text
 from experiments.config.assemble import make_policy
 from experiments.config.command_line import listed, run
 from experiments.config.error_lines import CONFIG_FOLDER
-from experiments.config.settings import nearest, read_settings
+from experiments.config.settings import read_settings
 
 CHUNK = 4
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, get_args
 
 from cbatch import ConfigError, Executor, Limits
 from cbatch.kv import KVSize
@@ -18,13 +18,12 @@ from cbatch.sim.cost import Outside, ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime, Profile
 from cbatch.sim.topology import Topology
-from experiments.config.settings import one_of, switch
+from cbatch.validation import Give, Switch, check, not_negative
 from experiments.store.benchmark_file import cpu_name
 from experiments.workloads import Vocabulary
 
-GRAPHS = ("off", "decode", "all")
-CHECKS = ("off", "poison", "races")
-OUTSIDE = ("mark", "error")
+Graphs = Literal["off", "decode", "all"]
+GRAPHS = get_args(Graphs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,18 +38,14 @@ class Runtime:
     times_copies: have executors with real tokens tell when their copies ran; no setting of its own, timelines ask for it.
     """
 
-    asynchronous: bool
-    graphs: Literal["off", "decode", "all"]
-    compile: bool
+    asynchronous: Switch
+    graphs: Graphs
+    compile: Switch
     check: Literal["off", "poison", "races"]
     times_copies: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("asynchronous", "compile"):
-            object.__setattr__(self, name, switch(f"runtime.{name}", getattr(self, name)))
-        for name, choices in (("graphs", GRAPHS), ("check", CHECKS)):
-            if getattr(self, name) not in choices:
-                raise ConfigError(f"runtime.{name}={getattr(self, name)}: give {one_of(choices)}")
+        check(self, "runtime.")
 
 
 class Backend(Protocol):
@@ -102,7 +97,9 @@ class Simulated:
     outside: "mark" counts iterations outside what was measured, "error" refuses them.
     """
 
-    host_seconds: float | Literal["auto"] = "auto"
+    host_seconds: Annotated[
+        Annotated[float, not_negative("seconds")] | Literal["auto"], Give("seconds of host time per iteration, or auto")
+    ] = "auto"
     tensor_parallel: int = 1
     pipeline_stages: int = 1
     replicas: int = 1
@@ -115,13 +112,7 @@ class Simulated:
     block_size = 16
 
     def __post_init__(self) -> None:
-        value = self.host_seconds
-        if value != "auto" and (
-            isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf")
-        ):
-            raise ConfigError(f"backend.host_seconds={value}: give seconds of host time an iteration, or auto")
-        if self.outside not in OUTSIDE:
-            raise ConfigError(f"backend.outside={self.outside}: give {one_of(OUTSIDE)}")
+        check(self, "backend.")
         make_router(self.router)
 
     @property

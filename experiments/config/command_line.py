@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from cbatch import ConfigError
+from cbatch.validation import nearest
 from experiments.config.error_lines import one_line
-from experiments.config.settings import nearest
 
 HELP = frozenset({"-h", "--help"})
 

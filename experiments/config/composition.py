@@ -14,9 +14,9 @@ from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from cbatch import ConfigError
+from cbatch.validation import nearest
 from experiments.config.construct import construct
 from experiments.config.error_lines import CONFIG_FOLDER
-from experiments.config.settings import nearest
 from experiments.workloads import Workload
 
 FOLDER = CONFIG_FOLDER / "experiment"

@@ -11,7 +11,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from cbatch import CbatchError, ConfigError
-from experiments.config.settings import nearest
+from cbatch.validation import nearest
 
 _OWN_KEYS = ("_target_", "_convert_", "_partial_", "_recursive_", "_args_")
 

@@ -17,7 +17,8 @@ from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, Missi
 from yaml import MarkedYAMLError, YAMLError
 
 from cbatch import CbatchError
-from experiments.config.settings import GROUPS, nearest
+from cbatch.validation import nearest
+from experiments.config.settings import GROUPS
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "conf"
 

@@ -18,8 +18,8 @@ from importlib import import_module
 from pathlib import Path
 
 from cbatch import CbatchError, ConfigError
+from cbatch.validation import nearest
 from experiments.config.command_line import keyword_arguments, listed, run
-from experiments.config.settings import nearest
 from experiments.paper import gallery
 from experiments.paper.machines import Machines
 from experiments.paper.verdicts import table

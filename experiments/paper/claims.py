@@ -25,7 +25,7 @@ import pandas as pd
 import yaml
 
 from cbatch.errors import ConfigError
-from experiments.config.settings import nearest
+from cbatch.validation import nearest
 from experiments.paper.machines import Machines
 from experiments.paper.quantities import QUANTITIES
 from experiments.paper.steady import SteadyState

@@ -20,7 +20,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cbatch import ConfigError
-from experiments.config.settings import nearest
+from cbatch.validation import nearest
 from experiments.paper.claims import Verdict, check, read_claims
 from experiments.paper.machines import Machines
 from experiments.paper.verdicts import write

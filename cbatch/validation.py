@@ -1,0 +1,170 @@
+"""Values that users give, checked by type: a dataclass says what its fields accept, and what is refused is said in one line.
+
+    @dataclass(frozen=True)
+    class Arrivals:
+        rate: Annotated[float, positive("requests per second")]
+        seed: Annotated[int, whole(0)] = 0
+
+        def __post_init__(self) -> None:
+            check(self, "workload.arrivals.", WorkloadError)
+
+`Arrivals(rate=-1)` raises "workload.arrivals.rate=-1: give a finite number above 0 (requests per second)".
+
+Importing this loads pydantic, which takes longer than `import cbatch`: only what reads settings and files does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
+from functools import cache
+from types import NoneType
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError, with_config
+from pydantic_core import CoreSchema, core_schema
+from typing_extensions import TypedDict
+
+from cbatch.errors import CbatchError, ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Give:
+    """Annotates a type with what a message asks for where a value does not fit.
+
+    schema: checked in place of the type.
+    """
+
+    wanted: str
+    schema: CoreSchema | None = None
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = self.schema or handler(source)
+        return core_schema.custom_error_schema(schema, "give", custom_error_message=f"give {self.wanted}")
+
+
+def whole(minimum: int, maximum: int | None = None, unit: str = "number") -> Give:
+    """Annotates an int: from `minimum` to `maximum`, and neither true nor false."""
+    limits = f", at least {minimum}" if maximum is None else f" from {minimum} to {maximum}"
+    return Give(f"a whole {unit}{limits}", core_schema.int_schema(ge=minimum, le=maximum, strict=True))
+
+
+def positive(unit: str) -> Give:
+    """Annotates a float: finite and above 0."""
+    schema = core_schema.float_schema(gt=0, allow_inf_nan=False, strict=True)
+    return Give(f"a finite number above 0 ({unit})", schema)
+
+
+def not_negative(unit: str) -> Give:
+    """Annotates a float: finite and at least 0."""
+    schema = core_schema.float_schema(ge=0, allow_inf_nan=False, strict=True)
+    return Give(f"a finite number, at least 0 ({unit})", schema)
+
+
+Switch = Annotated[
+    bool,
+    Give("on or off", core_schema.bool_schema(strict=True)),
+    BeforeValidator(lambda value: value == "on" if value in ("on", "off") else value),
+]
+"""true, false, on or off."""
+
+
+def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) -> None:
+    """Check the fields of a dataclass by their types, at the end of its construction; `on` and `off` become booleans.
+
+    prefix: of the fields' names in messages.
+    """
+    kind: Any = type(instance)
+    given = {field.name: getattr(instance, field.name) for field in fields(kind)}
+    try:
+        accepted = _fields_of(kind).validate_python(given)
+    except ValidationError as refusal:
+        raise error(_one_line(refusal, prefix)) from None
+    for name, value in accepted.items():
+        if given[name] != value:
+            object.__setattr__(instance, name, value)
+
+
+def read(kind: type[T], data: object, prefix: str = "") -> T:
+    """Build a dataclass, and those within it, from the mappings of a file or configuration.
+
+    Raises:
+        ConfigError: an unknown or missing key, or a value that is not of its type; the message names the key.
+    """
+    _check_keys(kind, data, prefix)
+    reader: Any = _reader
+    try:
+        built: T = reader(kind).validate_python(data)
+    except ValidationError as refusal:
+        raise ConfigError(_one_line(refusal, prefix)) from None
+    return built
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """`did you mean X? known: X, Y, Z`, for messages."""
+    found = get_close_matches(name, list(known), 1) or [other for other in known if name and other.startswith(name)]
+    hint = f"did you mean {found[0]}? " if found else ""
+    return f"{hint}known: {', '.join(sorted(known)) or 'none'}"
+
+
+def check_known(given: Collection[Any], known: Collection[str], prefix: str = "") -> None:
+    """Raise ConfigError for a key that is not known, with the nearest one that is."""
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"{prefix}{key}: no such key; {nearest(str(key), known)}")
+
+
+def shorten(value: object) -> str:
+    """A value on one line, for messages."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+@cache
+def _fields_of(kind: Any) -> TypeAdapter[Any]:
+    """What the fields of a dataclass accept; the class itself would be built, and checked, without end."""
+    hints = get_type_hints(kind, include_extras=True)
+    config = ConfigDict(strict=True, arbitrary_types_allowed=True)
+    names: Any = {field.name: hints[field.name] for field in fields(kind)}
+    return TypeAdapter(with_config(config)(TypedDict("Fields", names)))  # type: ignore[operator]
+
+
+@cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _check_keys(kind: Any, data: object, prefix: str) -> None:
+    """Refuse unknown keys of a dataclass and of those within it, and what is no section where one is."""
+    if NoneType in get_args(kind):
+        if data is None:
+            return
+        kind = next(part for part in get_args(kind) if part is not NoneType)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        if not isinstance(data, Mapping):
+            key = prefix.rstrip(".")
+            given = f"{key}={shorten(data)}: " if key else ""
+            raise ConfigError(f"{given}give one of its keys, as in {prefix}{next(iter(hints))}=...")
+        check_known(data, hints, prefix)
+        for name, value in data.items():
+            _check_keys(hints[name], value, f"{prefix}{name}.")
+    elif get_origin(kind) is dict and isinstance(data, Mapping):
+        for name, value in data.items():
+            _check_keys(get_args(kind)[1], value, f"{prefix}{name}.")
+
+
+def _one_line(refusal: ValidationError, prefix: str) -> str:
+    first = refusal.errors(include_url=False)[0]
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"] if step != "[key]")
+    key = f"{prefix}{steps.removeprefix('.')}".rstrip(".")
+    match first["type"]:
+        case "missing":
+            return f"{key}: is missing; give {key}=..."
+        case "value_error":
+            return f"{key}: {first['ctx']['error']}"
+    wanted = first["msg"].replace("Input should be", "give").replace("'", "")
+    return f"{key}={shorten(first['input'])}: {wanted}"
