@@ -22,6 +22,8 @@ from policies.prefill_first import PrefillFirst
 from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
 
+BATCH = 128
+
 POLICIES: dict[str, Callable[[], Policy]] = {
     "sarathi_serve, 512 tokens": lambda: SarathiServe(TileAligned(512)),
     "sarathi_serve, 640 tokens": lambda: SarathiServe(TileAligned(640)),
@@ -44,14 +46,15 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 def main(
     path: str = "",
     model: str = "llama-3.1-8b",
-    batch: Count = 128,
+    batch: Count = BATCH,
     requests: Count = 512,
     policies: str = "",
     repeats: Count = 1,
     folder: str = "results",
 ) -> None:
-    """Measure, print and write trace.json, anew after each policy. `path` is the trace's file; `policies` a list of
-    beginnings of names.
+    """Measure, print and write trace.json, again after each policy; with another batch than 128, trace-<batch>.json.
+
+    `path` is the trace's file; `policies` a list of beginnings of names.
     """
     if not path:
         raise ConfigError("trace: give the trace's file, path=azure_llm_2023_conv.csv.gz")
@@ -87,5 +90,7 @@ def main(
             f"{runs[0].iterations} iterations, {figures[name]['eager']} eager, device active {runs[0].active_share:.2%}",
             flush=True,
         )
-        written = write("trace", torch.cuda.get_device_name(), stamped, Path(folder))
+        written = write(
+            f"trace-{batch}" if batch != BATCH else "trace", torch.cuda.get_device_name(), stamped, Path(folder)
+        )
     print(f"written: {written}")

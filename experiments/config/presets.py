@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 
 from cbatch import ConfigError
 from cbatch.model import ModelSpec
@@ -25,6 +24,6 @@ def load_spec(name: str) -> ModelSpec:
         near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"model={name} is unknown; {hint}known: {', '.join(known)}")
-    fields: Any = OmegaConf.to_container(OmegaConf.load(path))
-    fields.pop("_target_")
+    fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    del fields["_target_"]
     return ModelSpec(**fields)

@@ -182,7 +182,7 @@ def _words(batch: Batch) -> str:
 def _source(spec: ModelSpec, limits: dict[str, int], batches: list[int]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     return (
-        f"python -m experiments.profile {arguments(but='output')}; {today()}; {packages}; iterations as "
+        f"python -m experiments.profile {arguments('output')}; {today()}; {packages}; iterations as "
         f"executed, with graphs for batches of {' and '.join(map(str, batches))}, up to {limits['max_tokens']} tokens, requests "
         f"up to {min(limits['longest'], spec.max_positions)}"
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import platform
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -21,9 +22,22 @@ def stamp(command: str) -> dict[str, Any]:
     return {"command": f"{command} {arguments()}".rstrip(), "date": today(), "versions": versions()}
 
 
-def arguments(but: str = "folder") -> str:
-    """This process's arguments, without the option `but`: where results were written says nothing about them."""
-    return shlex.join(_shortened(argument) for argument in sys.argv[1:] if not argument.startswith(f"{but}="))
+def commit() -> str | None:
+    """The commit of this source tree, "+ changes" behind it if files differ from it; None where git cannot tell."""
+    tree = Path(__file__).parents[2]
+    with suppress(OSError, subprocess.CalledProcessError):
+        head, changes = (
+            subprocess.run(["git", *what], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
+            for what in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+        return f"{head} + changes" if changes else head
+    return None
+
+
+def arguments(*but: str) -> str:
+    """This process's arguments, without the options `but`: where results were written says nothing about them."""
+    left_out = tuple(f"{key}=" for key in but or ("folder", "commit"))
+    return shlex.join(_shortened(argument) for argument in sys.argv[1:] if not argument.startswith(left_out))
 
 
 def _shortened(argument: str) -> str:

@@ -1,0 +1,150 @@
+"""Serves a case on another engine, several times, and writes what it took."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, Protocol
+
+from cbatch import CbatchError, Request
+from cbatch.model import ModelSpec
+from cbatch.runtime.weights import transformers_config
+from experiments.bench.peers.cases import CASES, WORKS, Case, requests_of
+from experiments.config.presets import load_spec
+from experiments.store.benchmark_file import spread, write
+from experiments.store.provenance import commit
+
+WARM_UP_REQUESTS = 32
+WARM_UP_TOKENS = 16
+
+
+class Engine(Protocol):
+    """Another engine with a model in place."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was built with, for the results file."""
+
+    def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
+        """Submit all requests at once, greedy and without end-of-sequence token.
+
+        Returns:
+            Seconds from the first submission to the last token, and the output tokens of each request.
+        """
+
+    def close(self) -> None:
+        """Give the GPU's memory back."""
+
+
+class Peer(NamedTuple):
+    """An engine to measure.
+
+    package: installed under this name.
+    label: its name in tables, before its version.
+    start: builds it from a checkpoint folder (config.json alone), a case, and the longest request's tokens.
+    """
+
+    package: str
+    label: str
+    start: Callable[[Path, Case, int], Engine]
+
+
+class Taken(NamedTuple):
+    """Seconds that starting the engine and each run of all requests took, and the engine's settings."""
+
+    start_seconds: float
+    seconds: list[float]
+    settings: dict[str, Any]
+
+
+def measure(name: str, peer: Peer, *, path: str, repeats: int, tree: str, folder: Path) -> Path:
+    """Measure the case `name`, print its figures and write them to `folder`/<card>/peers; returns the file's path.
+
+    Args:
+        path: of the trace. tree: the commit that runs, where git is not there to tell.
+    """
+    case = CASES[name]
+    spec, work = load_spec(case.model), WORKS[case.work]
+    requests = requests_of(case, spec, path)
+    hardware, driver = graphics_card()
+    taken = run(peer, case, spec, requests, repeats)
+    values = spread([work.value(case, requests, seconds) for seconds in taken.seconds])
+    version = metadata.version(peer.package)
+    row = f"{peer.label} {version}{work.row(case)}"
+    print(f"{row}: {work.unit} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
+    found = {
+        "case": name,
+        "section": work.section(case),
+        "row": row,
+        "unit": work.unit,
+        "commit": tree or commit(),
+        "driver": driver,
+        "engine": {"name": peer.label, "version": version, **taken.settings},
+        **case._asdict(),
+        "requests": len(requests),
+        "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
+        "output_tokens": sum(request.max_new_tokens for request in requests),
+        "start_seconds": taken.start_seconds,
+        "figures": {"value": values, "seconds": spread(taken.seconds)},
+    }
+    return write(f"peers/{peer.package}-{name}", hardware, found, folder, "python -m experiments.bench.peers")
+
+
+def run(peer: Peer, case: Case, spec: ModelSpec, requests: Sequence[Request], repeats: int) -> Taken:
+    """Start the engine, warm it up, and serve the requests `repeats` times."""
+    with TemporaryDirectory() as checkpoint:
+        write_checkpoint(spec, Path(checkpoint))
+        began = time.perf_counter()
+        engine = peer.start(Path(checkpoint), case, max(request.max_tokens for request in requests))
+        start_seconds = time.perf_counter() - began
+        try:
+            serve(engine, [shortened(request) for request in requests[: min(case.batch, WARM_UP_REQUESTS)]])
+            return Taken(start_seconds, [serve(engine, requests) for _ in range(repeats)], engine.settings)
+        finally:
+            engine.close()
+
+
+def serve(engine: Engine, requests: Sequence[Request]) -> float:
+    """Seconds for all requests.
+
+    Raises:
+        CbatchError: a request did not get all its tokens, so the engine did other work than ours.
+    """
+    seconds, generated = engine.serve(requests)
+    asked = [request.max_new_tokens for request in requests]
+    if generated != asked:
+        wrong = sum(got != wanted for got, wanted in zip(generated, asked, strict=False))
+        raise CbatchError(
+            f"{wrong} of {len(asked)} requests, {len(generated)} of them served, got too few or many tokens"
+        )
+    return seconds
+
+
+def shortened(request: Request) -> Request:
+    """The same prompt with few tokens to generate."""
+    new = min(WARM_UP_TOKENS, request.max_new_tokens)
+    return Request(request.id, request.num_prompt_tokens, new, prompt=request.prompt)
+
+
+def write_checkpoint(spec: ModelSpec, folder: Path) -> None:
+    """A checkpoint without weights: config.json with the shape that our random weights have."""
+    config = transformers_config(spec)
+    config.architectures = ["LlamaForCausalLM"]
+    config.dtype = spec.dtype
+    config.save_pretrained(folder)
+
+
+def graphics_card() -> tuple[str, str]:
+    """Name and driver version of the first GPU; asked outside this process, which must not start CUDA before it forks."""
+    if shutil.which("nvidia-smi") is None:
+        raise CbatchError("peers: nvidia-smi is not there; measure on a machine with an NVIDIA GPU")
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    name, driver = (
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0].split(", ")
+    )
+    return name, driver
