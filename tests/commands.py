@@ -1,11 +1,15 @@
-"""Runs the repository's commands as a user would: in a process of their own, in a folder of their own."""
+"""Runs the repository's commands as a user would: in a separate process and folder."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +19,83 @@ QUICK = ("workload.num_requests=20", "workload.length=256")
 """A simulated run of a few milliseconds."""
 
 
+PATIENCE = 600
+"""Seconds after which a test gives up waiting. Tests wait for events; this only ends a test that hangs."""
+
+
 def environment() -> dict[str, str]:
-    """This process's environment, with the repository and the working folder importable, and few threads."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    """The environment of this process, with the repository and its tests importable, and one thread per process."""
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
 
 
 def command(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """`python -m experiments.MODULE ARGUMENTS`, to its end."""
+    """Run `python -m experiments.MODULE ARGUMENTS` to its end."""
     return subprocess.run(
         [sys.executable, "-m", f"experiments.{module}", *arguments],
         cwd=cwd,
         env=environment(),
         text=True,
         capture_output=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    """Start `python -m experiments.run ARGUMENTS` in a process group of its own; its stderr can be read."""
+    with sigint_not_ignored():
+        return subprocess.Popen(
+            [sys.executable, "-m", "experiments.run", *arguments],
+            cwd=cwd,
+            env=environment(),
+            text=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Wait until a condition holds, such as that the process has made a file.
+
+    Raises:
+        AssertionError: the process ended first, or took longer than `PATIENCE`.
+    """
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "the process does not get there"
+        time.sleep(0.02)
+
+
+def errors_at_end(process: subprocess.Popen[str]) -> str:
+    """Wait for a process to end; returns what it wrote to stderr."""
+    return process.communicate(timeout=PATIENCE)[1]
+
+
+@contextmanager
+def sigint_not_ignored() -> Iterator[None]:
+    """Let processes started within receive SIGINT.
+
+    Under nohup, or in the background of a script, SIGINT is ignored, and child processes inherit that. They do not inherit
+    a handler: in its place they get the default.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+WAITING = (
+    "policy=external",
+    "policy._target_=waiting_policy.Waiting",
+    "workload.num_requests=20",
+    "workload.length=64",
+)
+"""A run that waits in iteration `policy.at` (-1: none), after making the file `policy.begun`, until a signal ends it."""
 
 
 def summary(folder: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runs a command in this process and sees to it that it ends as commands must: served, or refused in one line."""
+"""Runs a command in this process and checks how it ends: it serves everything, or prints one line of error."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import NamedTuple
 
-from cbatch.errors import Interruption
+from commands import PATIENCE
 
-PATIENCE = 60
-"""Seconds after which a command hangs."""
+from cbatch.errors import Interruption
 
 
 class Outcome(NamedTuple):
@@ -27,8 +26,8 @@ def outcome(main: Callable[[], int], argv: list[str], statuses: tuple[int, ...] 
     """Run a command.
 
     Raises:
-        AssertionError: it ended with another status, or said more or less than one line of error.
-        Exception: whatever it let through.
+        AssertionError: it ended with another status, or printed more or less than one line of error.
+        Exception: the command raised.
     """
     out, err, before = io.StringIO(), io.StringIO(), sys.argv
     sys.argv = ["command", *argv]
@@ -48,14 +47,14 @@ def outcome(main: Callable[[], int], argv: list[str], statuses: tuple[int, ...] 
 
 
 class HangsError(Interruption):
-    """What is waited for does not take it for an error of its own."""
+    """Code under test took too long; an `Interruption`, so that it is not handled as an error."""
 
 
 @contextmanager
 def in_time() -> Iterator[None]:
     """
     Raises:
-        HangsError: what is within takes longer than `PATIENCE`.
+        HangsError: the block takes longer than `PATIENCE`.
     """
 
     def stop(signum: int, frame: object) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import QUICK, environment, summary
+from commands import QUICK, WAITING, errors_at_end, start, summary, wait_for
 from schedules import UnitCost
 from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, LinearCost, requests, simulated
 from tiny_models import LLAMA, greedy_references, make_executor
@@ -233,55 +232,36 @@ def test_a_failing_model_is_told_in_one_line(tmp_path: Path, run: Run, monkeypat
 # -- processes --------------------------------------------------------------------------------------------------------
 
 
-def start(*arguments: str, cwd: Path, largest_file: int | None = None) -> subprocess.Popen[str]:
-    def limit() -> None:
-        if largest_file is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-
-    return subprocess.Popen(
-        [sys.executable, "-m", "experiments.run", *arguments],
-        cwd=cwd,
-        env=environment(),
-        text=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        preexec_fn=limit,
-    )
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file that this process writes may grow beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.mark.parametrize("decisions", ["on", "off"])
-def test_a_disk_that_holds_no_more_leaves_no_half_results(tmp_path: Path, decisions: str) -> None:
+def test_a_full_disk_leaves_no_half_results(tmp_path: Path, run: Run, decisions: str) -> None:
     """Files may not grow beyond 8 kB: with decisions the run is stopped by them, without by its first table."""
-    process = start(
-        "output=out", f"decisions={decisions}", *QUICK, "workload.num_requests=200", cwd=tmp_path, largest_file=8192
-    )
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 2
+    with largest_file(8192):
+        error = run("output=out", f"decisions={decisions}", *QUICK, "workload.num_requests=200")
     file = "/decisions.jsonl.gz" if decisions == "on" else ""
-    assert errors.startswith(f"error: out{file}: File too large; make room, or ")
-    assert errors.count("\n") == 1
+    assert error.startswith(f"error: out{file}: File too large; make room, or ")
     assert "summary.json" not in names(tmp_path / "out") and "steps.csv" not in names(tmp_path / "out")
     assert unfinished(tmp_path / "out")["status"] == "failed"
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-LONG = ("workload.num_requests=100000", "workload.length=64")
-
-
 def test_sigterm_ends_a_run_with_its_folder_saying_so(tmp_path: Path) -> None:
-    process = start(*LONG, "output=out", cwd=tmp_path)
-    wait_for((tmp_path / "out" / "unfinished.json").exists, process)
+    begun = tmp_path / "begun"
+    process = start(*WAITING, "+policy.at=5", f"+policy.begun={begun}", "output=out", cwd=tmp_path)
+    wait_for(begun.exists, process)
     assert unfinished(tmp_path / "out")["status"] == "begun"
     assert unfinished(tmp_path / "out")["process"] == process.pid
     process.terminate()
-    _, errors = process.communicate(timeout=60)
+    errors = errors_at_end(process)
     assert (process.returncode, errors) == (143, "terminated; see out/unfinished.json\n")
     told = unfinished(tmp_path / "out")
     assert told["status"] == "terminated"
@@ -290,17 +270,18 @@ def test_sigterm_ends_a_run_with_its_folder_saying_so(tmp_path: Path) -> None:
 
 
 def test_sigterm_keeps_the_finished_runs_of_a_sweep(tmp_path: Path) -> None:
-    process = start("-m", "sweep=long", "workload.num_requests=20,100000", "workload.length=64", cwd=tmp_path)
+    begun = tmp_path / "begun"
+    process = start("-m", "sweep=long", *WAITING, "+policy.at=-1,5", f"+policy.begun={begun}", cwd=tmp_path)
     folder = tmp_path / "multirun" / "long"
-    wait_for(lambda: bool(list(folder.glob("*num_requests=100000/unfinished.json"))), process)
+    wait_for(begun.exists, process)
     process.terminate()
-    _, errors = process.communicate(timeout=60)
+    errors = errors_at_end(process)
     assert process.returncode == 143
     assert errors == (
         "terminated; runs finished: 1, in multirun/long; the same command with sweep=long runs the others\n"
     )
-    assert summary(next(folder.glob("*num_requests=20")))["run"]["requests"] == 20
-    assert unfinished(next(folder.glob("*num_requests=100000")))["status"] == "terminated"
+    assert summary(next(folder.glob("*at=-1*")))["run"]["requests"] == 20
+    assert unfinished(next(folder.glob("*at=5*")))["status"] == "terminated"
 
 
 KILLER = """
@@ -331,7 +312,7 @@ def test_a_killed_worker_leaves_finished_runs_and_its_folder_behind(tmp_path: Pa
         "hydra.launcher.n_jobs=2",
     )
     process = start(*command, cwd=tmp_path)
-    _, errors = process.communicate(timeout=120)
+    errors = errors_at_end(process)
     assert process.returncode == 2
     assert errors.splitlines()[-1].startswith("error: a worker process of the sweep was killed")
     (killed,) = (path for path in (tmp_path / "multirun" / "grid").iterdir() if "at=9" in path.name)
@@ -340,7 +321,7 @@ def test_a_killed_worker_leaves_finished_runs_and_its_folder_behind(tmp_path: Pa
 
     (tmp_path / "killer.py").write_text(KILLER.replace("== self.at", "is None"))
     process = start(*command, cwd=tmp_path)
-    _, errors = process.communicate(timeout=120)
+    errors = errors_at_end(process)
     assert process.returncode == 0, errors
     assert len(list((tmp_path / "multirun" / "grid").glob("*/summary.json"))) == 2
     assert all((folder / "summary.json").read_text() == text for folder, text in finished.items())

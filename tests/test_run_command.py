@@ -10,14 +10,25 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from commands import QUICK, ROOT, command, environment, summary, write_azure_trace
+from commands import (
+    PATIENCE,
+    QUICK,
+    ROOT,
+    WAITING,
+    command,
+    environment,
+    errors_at_end,
+    start,
+    summary,
+    wait_for,
+    write_azure_trace,
+)
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -210,7 +221,7 @@ def test_a_simulated_run_loads_neither_torch_nor_pandas(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -306,24 +317,15 @@ def test_a_policy_from_outside_works_by_its_import_path(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
 def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.run", "workload.num_requests=100000", "workload.length=64"],
-        cwd=tmp_path,
-        env=environment(),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("chosen:")
-    while not list(tmp_path.glob("runs/*/unfinished.json")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    begun, folder = tmp_path / "begun", tmp_path / "work"
+    folder.mkdir()
+    process = start(*WAITING, "+policy.at=5", f"+policy.begun={begun}", cwd=folder)
+    wait_for(begun.exists, process)
+    assert list(folder.glob("runs/*/unfinished.json"))
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    assert errors_at_end(process) == "\ninterrupted; nothing was written\n"
     assert process.returncode == 130
-    assert errors == "\ninterrupted; nothing was written\n"
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 def test_progress_shows_requests_speed_and_time_left(

@@ -59,12 +59,18 @@ class OddStream(ThreadStream):
         name: str,
         *,
         gate: Callable[[], object] = lambda: None,
+        after: Callable[[], object] = lambda: None,
         deaf: bool = False,
         events: Callable[[], ThreadEvent] = ThreadEvent,
     ) -> None:
-        """gate: called before each operation. deaf: waits for no other stream. events: what `event` makes."""
+        """Args:
+        gate: called before each operation.
+        after: called after each operation, even if it failed.
+        deaf: waits for no other stream.
+        events: what `event` makes.
+        """
         super().__init__(name)
-        self.gate, self.deaf, self.events = gate, deaf, events
+        self.gate, self.after, self.deaf, self.events = gate, after, deaf, events
 
     def event(self) -> ThreadEvent:
         return self.events()
@@ -72,6 +78,7 @@ class OddStream(ThreadStream):
     def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
         super().run(self.gate)
         super().run(operation)
+        self._enqueue(self.after)  # type: ignore[arg-type]
 
     def wait(self, event: ThreadEvent) -> None:
         if not self.deaf:
@@ -108,14 +115,22 @@ SLOW: dict[str, Defects] = {
     "slow computing": {"compute": {"gate": delay}},
     "slow copies out": {"d2h": {"gate": delay}},
 }
-WITHOUT_A_WAIT: dict[str, Defects] = {
-    "compute does not wait for uploaded": {"h2d": {"gate": delay}, "compute": {"deaf": True}},
-    "d2h does not wait for computed": {"compute": {"gate": delay, "events": TimelessEvent}, "d2h": {"deaf": True}},
-    "the host does not wait for downloaded": {
-        "compute": {"events": TimelessEvent},
-        "d2h": {"gate": delay, "events": UnheededEvent},
-    },
-}
+
+
+def without_a_wait(name: str) -> StreamExecutor:
+    """An executor that lacks one wait, and in which what should be waited for always comes too late."""
+    overtaken = threading.Semaphore(0)
+    late = {"gate": overtaken.acquire}
+    if name == "compute does not wait for uploaded":
+        return executor_on({"h2d": late, "compute": {"deaf": True, "after": overtaken.release}})
+    if name == "d2h does not wait for computed":
+        d2h = {"deaf": True, "after": overtaken.release}
+        return executor_on({"compute": {**late, "events": TimelessEvent}, "d2h": d2h})
+    assert name == "the host does not wait for downloaded"
+    executor = executor_on({"compute": {"events": TimelessEvent}, "d2h": {**late, "events": UnheededEvent}})
+    wait = executor.wait
+    executor.wait = lambda in_flight: (wait(in_flight), overtaken.release())[0]  # type: ignore[method-assign]
+    return executor
 
 
 @pytest.mark.parametrize("name", SLOW)
@@ -124,12 +139,15 @@ def test_slowness_of_any_stream_changes_no_token(name: str) -> None:
     assert outputs(executor_on(SLOW[name]), chosen) == [reference.output for reference in chosen]
 
 
-@pytest.mark.parametrize("name", WITHOUT_A_WAIT)
+@pytest.mark.parametrize(
+    "name",
+    ["compute does not wait for uploaded", "d2h does not wait for computed", "the host does not wait for downloaded"],
+)
 def test_a_missing_wait_shows(name: str) -> None:
     """As wrong tokens; or as an error, where an input of another iteration is no index in this one."""
     chosen = greedy_references(LLAMA)[4:8]
     with suppress(StreamError):
-        assert outputs(executor_on(WITHOUT_A_WAIT[name]), chosen) != [reference.output for reference in chosen]
+        assert outputs(without_a_wait(name), chosen) != [reference.output for reference in chosen]
 
 
 def test_poison_reports_what_was_read_before_it_was_written() -> None:

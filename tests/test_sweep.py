@@ -8,12 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from commands import QUICK, command, environment, summary
+from commands import QUICK, WAITING, command, environment, errors_at_end, start, summary, wait_for
 from hydra.conf import HydraConf, SweepDir
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -125,28 +124,20 @@ def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("interrupt", ["killpg", "kill"])
 def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launcher: str, interrupt: str) -> None:
     """A terminal tells all processes of the sweep; `kill -INT` only the one that launches the others, and kills them."""
-    long = ("-m", "sweep=long", f"hydra/launcher={launcher}", "workload.num_requests=20,100000", "workload.length=64")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.run", *long],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    folder = tmp_path / "multirun" / "long"
-    finished, cut_short = (f"workload.length=64,workload.num_requests={number}" for number in (20, 100000))
-    while not runs_of(folder) or [path.parent.name for path in folder.glob("*/unfinished.json")] != [cut_short]:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    begun, work = tmp_path / "begun", tmp_path / "work"
+    work.mkdir()
+    overrides = (f"hydra/launcher={launcher}", *WAITING, "+policy.at=-1,5", f"+policy.begun={begun}")
+    process = start("-m", "sweep=long", *overrides, cwd=work)
+    folder = work / "multirun" / "long"
+    wait_for(lambda: begun.exists() and runs_of(folder), process)
+    assert len(list(folder.glob("*at=5*/unfinished.json"))) == 1
     getattr(os, interrupt)(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors.splitlines()[-1] == (
+    assert errors_at_end(process).splitlines()[-1] == (
         "interrupted; runs finished: 1, in multirun/long; the same command with sweep=long runs the others"
     )
-    assert list(runs_of(folder)) == [finished]
+    assert process.returncode == 130
+    (finished,) = runs_of(folder)
+    assert "at=-1" in finished
     assert {path.name for path in folder.iterdir()} == {"multirun.yaml", finished}
 
 

@@ -1,19 +1,26 @@
-"""Simulated iterations a second, on one core: 128 running requests, decodes with chunks of prompts among them."""
+"""Simulated iterations per second, on one core: 128 running requests, decodes with chunks of prompts among them.
+
+Also the parts that a user waits for: loading each profile, predicting one iteration, reading a trace.
+"""
 
 from __future__ import annotations
 
+import tempfile
 import time
+import timeit
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from cbatch import Engine, Limits, Policy, Request
+from cbatch import BatchShape, Engine, Limits, Policy, Request
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim.profile_file import load_profile, profile_names
 from experiments.store.benchmark_file import cpu_name, spread, write
+from experiments.workloads import read_trace
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -42,11 +49,31 @@ def main(folder: str = "results") -> None:
             f"  {name:28} {rates['median']:8.0f} iterations/s   ({rates['min']:.0f} to {rates['max']:.0f}), "
             f"mean batch {runs[0][1]:.0f}"
         )
-    print(f"written: {write('sim', cpu_name(), {'figures': figures}, Path(folder))}")
+    parts = _seconds_of_parts()
+    for name, seconds in parts.items():
+        print(f"  {name:40} {1e6 * seconds['median']:12,.1f} us")
+    print(f"written: {write('sim', cpu_name(), {'figures': figures, 'seconds': parts}, Path(folder))}")
+
+
+def _seconds_of_parts() -> dict[str, dict[str, float]]:
+    cost, shape = ProfileCost(load_profile("h200"), SPEC), BatchShape(((480, 1024),), BATCH, BATCH * 1024)
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as trace:
+        trace.write("num_prefill_tokens,num_decode_tokens\n")
+        trace.writelines(f"{100 + index % 900},{50 + index % 400}\n" for index in range(10_000))
+        trace.flush()
+        return {
+            "predict an iteration": _spread_of(lambda: cost.predict(shape), 2000),
+            "read a trace of 10,000 requests": _spread_of(lambda: read_trace(trace.name)),
+            **{f"load profile {name}": _spread_of(partial(load_profile, name)) for name in profile_names()},
+        }
+
+
+def _spread_of(action: Callable[[], object], number: int = 1) -> dict[str, float]:
+    return spread([seconds / number for seconds in timeit.repeat(action, number=number, repeat=REPEATS)])
 
 
 def _once(policy: Policy) -> tuple[float, float]:
-    """(iterations a second, mean requests in an iteration) of one run, construction of the requests left out."""
+    """Returns (iterations per second, mean requests per iteration) of one run, without making the requests."""
     profile = load_profile("h200")
     cost = ProfileCost(profile, SPEC)
     engine = Engine(
