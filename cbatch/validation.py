@@ -103,6 +103,20 @@ def read(kind: type[T], data: object, prefix: str = "") -> T:
     return built
 
 
+def parse(kind: Any, text: str, key: str) -> Any:
+    """Read a value of a type from text; the elements of a tuple are separated by commas.
+
+    Raises:
+        ConfigError: the text, or one of its parts, is not of the type; the message begins with the key.
+    """
+    if get_origin(kind) is tuple:
+        return tuple(parse(get_args(kind)[0], part, key) for part in text.split(","))
+    try:
+        return _reader(kind).validate_strings(text, strict=True)
+    except ValidationError as refusal:
+        raise ConfigError(_one_line(refusal, key)) from None
+
+
 def nearest(name: str, known: Collection[str]) -> str:
     """`did you mean X? known: X, Y, Z`, for messages."""
     found = get_close_matches(name, list(known), 1) or [other for other in known if name and other.startswith(name)]
@@ -166,5 +180,5 @@ def _one_line(refusal: ValidationError, prefix: str) -> str:
             return f"{key}: is missing; give {key}=..."
         case "value_error":
             return f"{key}: {first['ctx']['error']}"
-    wanted = first["msg"].replace("Input should be", "give").replace("'", "")
+    wanted = first["msg"].partition(", unable to")[0].replace("Input should be", "give").replace("'", "")
     return f"{key}={shorten(first['input'])}: {wanted}"

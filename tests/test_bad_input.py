@@ -94,7 +94,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("+policy.answer=42", "policy.answer: policies.sarathi.Sarathi takes no such argument; known: chunking"),
         ("+workload.answer=42", "workload.answer: experiments.workloads.ClosedBatch takes no such argument; "),
         ("+metrics.warmup=1", "metrics.warmup: no such key; did you mean warmup_requests?"),
-        ("+chunk=1", "chunk: is there already; give it without the +"),
+        ("+chunk=1", "chunk: exists already; give it without the +"),
         ("~chnk", "chnk: no such key; did you mean chunk?"),
         ("chunk", "chunk: cannot be read"),
         ("chunk=[1,", "chunk=[1,: cannot be read"),

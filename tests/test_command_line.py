@@ -13,11 +13,12 @@ from typing import Annotated, Any
 import pytest
 
 from cbatch import ConfigError
+from cbatch.validation import whole
 from experiments import plot, replay
 from experiments import run as hydra_run
 from experiments.bench import __main__ as bench
 from experiments.check import __main__ as check
-from experiments.config.command_line import AtLeast, Count, keyword_arguments, run
+from experiments.config.command_line import Count, keyword_arguments, run
 from experiments.paper import __main__ as paper
 from experiments.profile import __main__ as profile
 
@@ -30,7 +31,7 @@ def measure(
     where: str,
     path: str,
     batches: tuple[Count, ...] = (1, 2),
-    pairs: Annotated[int, AtLeast(2, "a number of pairs")] = 2,
+    pairs: Annotated[int, whole(2, unit="number of pairs")] = 2,
     ratio: float = 0.5,
     first: int = 0,
     names: tuple[str, ...] = (),
@@ -63,13 +64,13 @@ def test_options_have_the_types_of_parameters() -> None:
         ("bathces=1", "it: bathces: no such key; did you mean batches? known: batches, first, names, pairs, path, "),
         ("where=there", "it: where: no such key; "),
         ("=3", "it: : no such key; known: "),
-        ("batches=1,two", "it: option batches=two: give a whole number, at least 1"),
-        ("batches=", "it: option batches=: give a whole number, at least 1"),
-        ("batches=1,0", "it: option batches=0: give a whole number, at least 1"),
-        ("batches=1.5", "it: option batches=1.5: give a whole number, at least 1"),
-        ("pairs=1", "it: option pairs=1: give a number of pairs"),
-        ("ratio=half", "it: option ratio=half: give ratio=NUMBER"),
-        ("first=0.5", "it: option first=0.5: give first=NUMBER"),
+        ("batches=1,two", "it: batches=two: give a whole number, at least 1"),
+        ("batches=", "it: batches=: give a whole number, at least 1"),
+        ("batches=1,0", "it: batches=0: give a whole number, at least 1"),
+        ("batches=1.5", "it: batches=1.5: give a whole number, at least 1"),
+        ("pairs=1", "it: pairs=1: give a whole number of pairs, at least 2"),
+        ("ratio=half", "it: ratio=half: give a valid number"),
+        ("first=0.5", "it: first=0.5: give a valid integer"),
         ("ratio=1", "it needs path=...; see the docstring of test_command_line"),
     ],
 )

@@ -166,7 +166,7 @@ def test_alignment_is_most_of_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sweeps_are_those_of_the_configuration() -> None:
     assert swept_numbers("chunk_regret", "workload.pd_ratio") == [2, 5, 14, 28, 50]
     assert swept("chunk_regret", "chunk")[-1] == "auto"
-    with pytest.raises(ConfigError, match="sweeps no policy"):
+    with pytest.raises(ConfigError, match="does not sweep policy"):
         swept("chunk_regret", "policy")
     with pytest.raises(ConfigError, match="no such experiment; did you mean chunk_drift"):
         composed("chunk_drif")

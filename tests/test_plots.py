@@ -162,7 +162,7 @@ def test_the_command_writes_files(name: str, sweep: Path, one: Path, capsys: pyt
         (["table", "/no/such/folder"], "/no/such/folder: no such folder"),
         (["table", "{empty}"], "holds no finished run"),
         (["lanes", "{one}", "frist=3"], "plot lanes: frist: no such key; did you mean first?"),
-        (["lanes", "{one}", "first=three"], "option first=three: give first=NUMBER"),
+        (["lanes", "{one}", "first=three"], "first=three: give a valid integer"),
         (["lanes", "{one}", "first=100000"], "has iterations 0 to"),
         (["composition", "{sweep}"], "this plot shows one run, the folder holds 8"),
         (["composition", "{one}", "begin=1e9"], "no iteration starts in these seconds"),

@@ -16,14 +16,14 @@ from typing import Annotated
 
 from cbatch import ConfigError
 from cbatch.sim.profile_file import PROFILES, load_profile, profile_text
-from experiments.config.command_line import AtLeast
+from cbatch.validation import whole
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases
 from experiments.fidelity.compare import compare, error_line, pair, show
 from experiments.store.benchmark_file import write
 from experiments.store.provenance import at_once
 
-Requests = Annotated[int, AtLeast(1, "a number of requests")]
+Requests = Annotated[int, whole(1, unit="number of requests")]
 
 
 def main(

@@ -1,6 +1,6 @@
-"""How commands read their lines and how they end: key=value options by a function's parameters, one status for each end.
+"""How commands read their arguments and exit: key=value options by a function's parameters, and one exit status per outcome.
 
-It knows no command. The settings of a run are read by Hydra instead: see `experiments.run`.
+Independent of any command. The settings of a run are read by Hydra instead: see `experiments.run`.
 """
 
 from __future__ import annotations
@@ -8,24 +8,16 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from typing import Annotated, Any
 
 from cbatch import ConfigError
-from cbatch.validation import nearest
+from cbatch.validation import check_known, nearest, parse, whole
 from experiments.config.error_lines import one_line
 
 HELP = frozenset({"-h", "--help"})
 
 
-class AtLeast(NamedTuple):
-    """Annotates the type of a number: the least that is accepted, and what a message asks for."""
-
-    minimum: int
-    wanted: str = "a whole number, at least {minimum}"
-
-
-Count = Annotated[int, AtLeast(1)]
+Count = Annotated[int, whole(1)]
 
 
 def run(
@@ -36,15 +28,16 @@ def run(
     bare: bool = False,
     interrupted: str = "interrupted",
 ) -> int:
-    """Run a command to its end; what the user did wrong is one line on stderr.
+    """Run a command; a user error becomes one line on stderr.
 
     Args:
-        command: takes the arguments one by one.
-        usage: what --help prints, and a line without arguments unless the command can do with a `bare` one.
-        interrupted: what is said after Ctrl-C.
+        command: receives the arguments positionally.
+        usage: printed for --help, and when there are no arguments unless `bare`.
+        bare: the command works without arguments.
+        interrupted: printed after Ctrl-C.
 
     Returns:
-        The exit status: the command's own, or 0; 2 for a mistake of the user's; 130 after Ctrl-C.
+        The exit status: the command's own, or 0; 2 after a user error; 130 after Ctrl-C.
     """
     if HELP & set(arguments) or not (arguments or bare):
         print(usage())
@@ -66,29 +59,30 @@ def run(
 
 
 def listed(names: Mapping[str, str]) -> str:
-    """Names and what each is, a line each, for usages."""
+    """Names and descriptions, one per line, for usages."""
     return "\n".join(f"  {name:18} {what}" for name, what in names.items())
 
 
 def no_such_option(option: str) -> ConfigError:
-    """The error for an option with dashes that no command has."""
+    """The error for an option with dashes; no command has any."""
     return ConfigError(f"{option}: no such option; give key=value, without dashes, or --help to see what there is")
 
 
 def check_name(kind: str, name: str, known: Mapping[str, str]) -> None:
-    """Raise ConfigError for a name that is not known, with the nearest one that is."""
+    """Raise ConfigError for an unknown name, with the nearest known one."""
     if name not in known:
         raise ConfigError(f"{kind} {name}: no such {kind}; {nearest(name, known)}")
 
 
 def beginning_with(key: str, beginnings: str, known: Iterable[str]) -> list[str]:
-    """The names that begin with one of those given.
+    """The known names that begin with one of the given beginnings.
 
     Args:
-        key: whose value they are. beginnings: separated by ";"; empty: all.
+        key: the option, for messages.
+        beginnings: separated by ";"; an empty text selects all names.
 
     Raises:
-        ConfigError: one of them fits no name.
+        ConfigError: no name has one of the beginnings.
     """
     names, given = list(known), tuple(beginnings.split(";"))
     for beginning in given:
@@ -98,17 +92,16 @@ def beginning_with(key: str, beginnings: str, known: Iterable[str]) -> list[str]
 
 
 def keyword_arguments(function: Callable[..., Any], options: Sequence[str], command: str) -> dict[str, Any]:
-    """key=value options as keyword arguments of a function, each of its parameter's type.
+    """Read key=value options as keyword arguments of a function, by the types of its parameters.
 
     Args:
-        function: its parameters are annotated with str, int, float, such a number with `AtLeast`, or a tuple of any number of
-            one of these, which is given with commas between. What is no option is bound beforehand, by `functools.partial`
-            and by position.
+        function: its parameters are annotated with types that `cbatch.validation.parse` reads. A parameter that is not an
+            option is bound beforehand, by `functools.partial` and by position.
         command: its name in messages.
 
     Raises:
-        ConfigError: an option that is not of the form key=value, an unknown key, a value that is not of the type, or no value
-            for a parameter without a default.
+        ConfigError: not of the form key=value, an unknown key, a value of another type, or a parameter without value and
+            default.
     """
     parameters = inspect.signature(function, eval_str=True).parameters
     values = {}
@@ -116,29 +109,10 @@ def keyword_arguments(function: Callable[..., Any], options: Sequence[str], comm
         key, equals, text = option.partition("=")
         if not equals:
             raise ConfigError(f"{command}: option {option!r} is not of the form key=value; see --help")
-        if key not in parameters:
-            raise ConfigError(f"{command}: {key}: no such key; {nearest(key, parameters)}")
-        values[key] = _value(command, key, text, parameters[key].annotation)
+        check_known([key], parameters, f"{command}: ")
+        values[key] = parse(parameters[key].annotation, text, f"{command}: {key}")
     for key, parameter in parameters.items():
         if parameter.default is parameter.empty and key not in values:
-            raise ConfigError(f"{command} needs {key}=...; see the docstring of {_module(function)}")
+            module = getattr(function, "func", function).__module__
+            raise ConfigError(f"{command} needs {key}=...; see the docstring of {module}")
     return values
-
-
-def _value(command: str, key: str, text: str, annotation: Any) -> Any:
-    if annotation in (str, str | None):
-        return text
-    if get_origin(annotation) is tuple:
-        element, _ = get_args(annotation)
-        return tuple(_value(command, key, part, element) for part in text.split(","))
-    number, *limits = get_args(annotation) or (annotation,)
-    with suppress(ValueError):
-        found = number(text)
-        if all(found >= limit.minimum for limit in limits):
-            return found
-    wanted = limits[0].wanted.format(minimum=limits[0].minimum) if limits else f"{key}=NUMBER"
-    raise ConfigError(f"{command}: option {key}={text}: give {wanted}")
-
-
-def _module(function: Callable[..., Any]) -> str:
-    return str(getattr(function, "func", function).__module__)

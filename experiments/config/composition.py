@@ -1,6 +1,6 @@
-"""The settings of an experiment, conf/experiment/NAME.yaml, for figures and benchmarks that measure it in ways of their own.
+"""Settings of an experiment, conf/experiment/NAME.yaml, for figures and benchmarks that measure it themselves.
 
-They are those with which `experiments.run -m experiment=NAME` serves its runs, and stand nowhere else.
+They are the settings of the runs of `experiments.run -m experiment=NAME`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDER = CONFIG_FOLDER / "experiment"
 
 
 def composed(name: str) -> Mapping[str, Any]:
-    """Every key of a run of the experiment, interpolations resolved; of a key that is swept, the value without the sweep.
+    """Every key of one run of the experiment, interpolations resolved; swept keys have their default values.
 
     Raises:
         ConfigError: there is no such experiment.
@@ -32,14 +32,14 @@ def composed(name: str) -> Mapping[str, Any]:
 
 
 def swept(name: str, key: str) -> list[str]:
-    """The values of one key that the experiment sweeps, in order.
+    """The values that the experiment sweeps a key over, in order.
 
     Raises:
         ConfigError: there is no such experiment, or it does not sweep that key.
     """
     parameters = _all(name)[1]
     if key not in parameters:
-        raise ConfigError(f"{FOLDER / name}.yaml: sweeps no {key}; give it under hydra.sweeper.params")
+        raise ConfigError(f"{FOLDER / name}.yaml: does not sweep {key}; give it under hydra.sweeper.params")
     return [value.strip() for value in str(parameters[key]).split(",")]
 
 
@@ -48,14 +48,14 @@ def swept_numbers(name: str, key: str) -> list[float]:
 
 
 def workload(name: str) -> Workload:
-    """What the experiment serves."""
+    """The workload of the experiment."""
     built: Workload = construct("workload", composed(name)["workload"], needs=("requests",))
     return built
 
 
 @cache
 def _all(name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The keys of a run, and what is swept."""
+    """The keys of a run, and the sweep's parameters."""
     try:
         with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
             config = compose("config", [f"experiment={name}", "sweep=none"], return_hydra_config=True)

@@ -1,4 +1,4 @@
-"""Errors of Hydra and OmegaConf in one line that names the key, the value and what to give instead."""
+"""Turns errors of Hydra and OmegaConf into one line with the key, the value and what to give instead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from experiments.config.settings import GROUPS
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "conf"
 
 _RAY_ADDRESS = (
-    "hydra.launcher.ray.init.address=HOST:PORT, and RAY_AUTH_MODE=token in the environment if it asks for one"
+    "hydra.launcher.ray.init.address=HOST:PORT (and RAY_AUTH_MODE=token in the environment if it needs a token)"
 )
 
 _ABSENT = object()
@@ -34,9 +34,9 @@ _LAUNCHERS = ("hydra/launcher/joblib", "hydra/launcher/ray", "hydra/launcher/sub
 
 
 def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: str | None = None) -> str | None:
-    """The message for an error that the command line caused; None for any other, which deserves its traceback.
+    """The message for an error that the user caused; None for any other, which keeps its traceback.
 
-    overrides, config_dir: of the command line, for what Hydra's own message leaves out.
+    overrides, config_dir: from the command line; Hydra's messages lack them.
     """
     without_keys = partial(_without_keys, overrides, config_dir)
     match error:
@@ -53,9 +53,9 @@ def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: st
         case ConfigKeyError():
             text = _unknown_key(str(error.full_key), without_keys())
         case InterpolationResolutionError():
-            text = f"{error.full_key}: {_first_line(error)}; mend the ${{...}} in it"
+            text = f"{error.full_key}: {_first_line(error)}; correct the ${{...}} in it"
         case ConnectionError():
-            text = f"hydra/launcher=ray_cluster: {_first_line(error)}; start one with ray start --head, or give its {_RAY_ADDRESS}"
+            text = f"hydra/launcher=ray_cluster: {_first_line(error)}; start one with ray start --head, or give {_RAY_ADDRESS}"
         case OSError() if error.filename:
             text = f"{error.filename}: {error.strerror}; run where it can be read and written"
         case YAMLError():
@@ -63,9 +63,11 @@ def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: st
         case UnicodeDecodeError() if _through_hydra(error):
             text = "a file of the configuration is not UTF-8 text; convert it, or choose another option"
         case MemoryError():
-            text = f"out of memory ({error}); lower what is largest, such as workload.num_requests, batch or kv_tokens"
+            text = (
+                f"out of memory ({error}); lower the largest setting, such as workload.num_requests, batch or kv_tokens"
+            )
         case BrokenExecutor():
-            text = "a worker process of the sweep was killed, for want of memory perhaps; give hydra.launcher.n_jobs=N a smaller N"
+            text = "a worker process of the sweep was killed, perhaps out of memory; give a smaller hydra.launcher.n_jobs=N"
         case _ if _raised_by_hydra(error):
             text = f"{' '.join(overrides)}: {_first_line(error)}".removeprefix(": ")
         case _:
@@ -84,7 +86,7 @@ def _unknown_option(error: MissingConfigException) -> str:
 
 
 def _parse_reason(message: str) -> str:
-    """Of what the parser says, the line that tells why; it ends with a link, and points at odd characters from below."""
+    """The reason in a parser's message, whose last line is a link."""
     if message.startswith("LexerNoViableAlt"):
         return "a space, quote or other character that needs quotes around the value: \"key='...'\""
     return message.splitlines()[-2]
@@ -97,39 +99,41 @@ def _composition(error: ConfigCompositionException, without_keys: Callable[[], D
     if found := re.match(r"Ambiguous value for argument '(.+)'", message):
         return f"{found[1]}: several values are a sweep; add -m, or quote the value"
     if found := re.match(r"Could not append to config. An item is already at '(.+)'", message):
-        return f"{found[1]}: is there already; give it without the +"
+        return f"{found[1]}: exists already; give it without the +"
     return ": ".join(_first_line(cause) for cause in (error, error.__cause__) if cause is not None)
 
 
 def _unknown_key(key: str, config: DictConfig) -> str:
-    """Names the nearest keys beside an unknown one, in the configuration as it is without it."""
+    """Name the known keys nearest to an unknown one.
+
+    config: the configuration without it.
+    """
     parent, _, name = key.rpartition(".")
     section = OmegaConf.select(config, parent, default=_ABSENT) if parent else config
     if section is _ABSENT:
         return _unknown_key(parent, config)
     group = parent.split(".")[0] if parent else ""
-    known = (
-        [str(other) for other in section if other not in ("hydra", "_target_")] if isinstance(section, Mapping) else []
-    )
+    others = section if isinstance(section, Mapping) else {}
+    known = [str(other) for other in others if other not in ("hydra", "_target_")]
     choice = config.hydra.runtime.choices.get(group)
     of = f" of {group}={choice}" if choice else ""
-    own = f"; an argument of a policy of your own: +{key}=..." if group == "policy" else ""
+    own = f"; for an argument of your own policy give +{key}=..." if group == "policy" else ""
     return f"{key}: no such key{of}; {nearest(name, known)}{own}"
 
 
 def _without_keys(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
-    """The configuration with the groups that were chosen, but no other override; of a sweep, with the first choices."""
+    """Compose the configuration with the chosen groups (a sweep's first choices) and no other override."""
     choices = [override.split(",")[0] for override in overrides if override.partition("=")[0] in GROUPS]
     own = [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         try:
             return compose("config", [*own, *choices], return_hydra_config=True)
-        except Exception:  # one of the choices is wrong too
+        except Exception:  # one of the choices is wrong as well
             return compose("config", return_hydra_config=True)
 
 
 def _yaml(error: YAMLError) -> str:
-    """Names the file, and the line where that is known."""
+    """Name the file, and the line if it is known."""
     if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"{mark.name}, line {mark.line + 1}: {error.problem}; correct the file"
@@ -145,14 +149,14 @@ def _first_line(error: BaseException) -> str:
 
 def _raised_by_hydra(error: BaseException) -> bool:
     *_, (frame, _) = walk_tb(error.__traceback__)
-    return _of_hydra(frame)
+    return _is_hydra(frame)
 
 
 def _through_hydra(error: BaseException) -> bool:
-    """Whether Hydra was at work when it was raised."""
-    return any(_of_hydra(frame) for frame, _ in walk_tb(error.__traceback__))
+    """Whether Hydra was on the stack when the error was raised."""
+    return any(_is_hydra(frame) for frame, _ in walk_tb(error.__traceback__))
 
 
-def _of_hydra(frame: FrameType) -> bool:
-    """Whether it is code of Hydra's, or of what it reads settings and starts the runs of a sweep with."""
+def _is_hydra(frame: FrameType) -> bool:
+    """Whether a frame runs code of Hydra, its configuration library or one of its launchers."""
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _HYDRAS

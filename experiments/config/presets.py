@@ -1,29 +1,28 @@
-"""The model presets of the configuration, for benchmarks that need no more of it."""
+"""Model presets of the configuration, for benchmarks that need no other settings."""
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 import yaml
 
 from cbatch import ConfigError
 from cbatch.model import ModelSpec
+from cbatch.validation import nearest
 
 FOLDER = Path(__file__).parents[2] / "conf" / "model"
 
 
 def load_spec(name: str) -> ModelSpec:
-    """
+    """Read a model preset.
+
     Raises:
-        ConfigError: no preset of that name.
+        ConfigError: there is no preset of that name.
     """
     path = FOLDER / f"{name}.yaml"
     if not path.is_file():
-        known = sorted(preset.stem for preset in FOLDER.glob("*.yaml"))
-        near = get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"model={name} is unknown; {hint}known: {', '.join(known)}")
+        presets = [preset.stem for preset in FOLDER.glob("*.yaml")]
+        raise ConfigError(f"model={name}: no such model; {nearest(name, presets)}")
     fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     del fields["_target_"]
     return ModelSpec(**fields)

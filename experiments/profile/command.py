@@ -16,7 +16,7 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.interpolation import Curve
 from cbatch.sim.profile import HostTime
 from cbatch.sim.profile_file import PROFILES, load_profile
-from experiments.config.command_line import AtLeast
+from cbatch.validation import whole
 from experiments.config.presets import load_spec
 from experiments.profile.batches import captured_edges, held_out, prompts
 from experiments.profile.host import host_time
@@ -29,7 +29,7 @@ from experiments.profile.transfers import ceilings, copy_times, link_times
 from experiments.store.benchmark_file import slug
 from experiments.store.provenance import arguments, today, versions
 
-Size = Annotated[int, AtLeast(2)]
+Size = Annotated[int, whole(2)]
 
 
 def profile(
