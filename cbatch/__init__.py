@@ -7,11 +7,13 @@ from cbatch.cost import BatchShape, CostModel
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError
 from cbatch.executor import Executor, Step, StepResult
-from cbatch.plan import Plan, PlanBuilder
-from cbatch.policy import KVView, Limits, Policy, View
+from cbatch.limits import Limits
+from cbatch.plan import Plan
+from cbatch.policy import Policy
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_spec import SLO, RequestSpec, Sampling
+from cbatch.view import KVView, PlanBuilder, View
 
 __all__ = [
     "SLO",

@@ -18,17 +18,19 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any, NamedTuple
 
+from cbatch.check_plan import check_plan
 from cbatch.cost import CostModel
+from cbatch.engine_view import EngineView
 from cbatch.errors import CbatchError, Interruption, PolicyError, WorkloadError
 from cbatch.executor import Executor, Step
 from cbatch.kv import BlockPool, CountingPool
+from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.policy import Limits, Policy, View
+from cbatch.policy import Policy
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
 from cbatch.state import State
-from cbatch.validate import validate
 
 
 class InFlight(NamedTuple):
@@ -74,7 +76,7 @@ class Engine:
             num_blocks, block_size, rows, limits.max_request_tokens
         )
         self.state = State(table, pool)
-        self.view = View(self.state, limits, cost)
+        self.view = EngineView(self.state, limits, cost)
         self.record = RunRecord()
         self.num_unfinished = 0
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
@@ -129,7 +131,7 @@ class Engine:
         """Plan the next iteration and hand it to the device. None if the policy plans nothing."""
         planned_at = self._arrivals()
         plan = self._call(self.policy.plan, self.view)
-        checked = validate(plan, self.state, self.limits, self.policy_name)
+        checked = check_plan(plan, self.state, self.view, self.policy_name)
         for request in plan.preempt:
             self.state.preempt(request)
         self._num_preempted += len(plan.preempt)

@@ -6,12 +6,24 @@ out block numbers; it knows nothing of the memory behind them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.request_table import ZERO, Ints
+
+N = TypeVar("N", int, Ints)
+
+
+def blocks_for(num_tokens: N, block_size: int) -> N:
+    """Blocks that hold `num_tokens`; also of arrays."""
+    return -(-num_tokens // block_size)
+
+
+def blocks_lacking(num_tokens: int, num_held: int, block_size: int) -> int:
+    """Blocks that a request with `num_held` blocks needs beyond those to hold `num_tokens`."""
+    return max(blocks_for(num_tokens, block_size) - num_held, 0)
 
 
 class KVSize(NamedTuple):
@@ -64,7 +76,7 @@ class BlockPool:
         return self.num_blocks * self.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        return blocks_for(num_tokens, self.block_size)
 
     def held_by(self, row: int) -> int:
         """Blocks of one row."""
@@ -74,7 +86,7 @@ class BlockPool:
         """The places of requests with `room` tokens that shall hold `num_tokens`, and the blocks that each of them lacks."""
         more = num_tokens - room
         places = (more > ZERO).nonzero()[0]
-        return places, [-(-tokens // self.block_size) for tokens in more[places].tolist()]
+        return places, blocks_for(more[places], self.block_size).tolist()
 
     def extend(self, row: int, num_blocks: int) -> None:
         """Append blocks to one row's table. The plan was validated: they are free."""

@@ -14,10 +14,33 @@ from sortedcontainers import SortedKeyList
 
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool
-from cbatch.plan import CheckedPlan
+from cbatch.plan import Plan
 from cbatch.request import FinishReason, Request, Status, spec_of
 from cbatch.request_set import RequestSet
-from cbatch.request_table import NEVER, NONE, ONE, Ints, RequestTable
+from cbatch.request_table import NEVER, NONE, ONE, Counters, Ints, RequestTable
+
+
+class CheckedPlan(NamedTuple):
+    """A legal plan, and what checking it found out.
+
+    newcomers: the waiting requests among `plan.requests`, in plan order.
+    rows: int64 [batch], table rows; -1 before the first admission.
+    num_tokens: int64 [batch], tokens to compute. end: int64 [batch], those in the KV cache thereafter.
+    taking, num_blocks: places of the requests that take KV blocks, and how many each.
+    num_batch_tokens: tokens to compute in all, and num_decodes requests that have only their newest token left.
+    counters: of the batch, before the plan is carried out.
+    """
+
+    plan: Plan
+    newcomers: list[Request]
+    rows: Ints
+    num_tokens: Ints
+    end: Ints
+    taking: Ints
+    num_blocks: list[int]
+    num_batch_tokens: int
+    num_decodes: int
+    counters: Counters
 
 
 class Absorbed(NamedTuple):

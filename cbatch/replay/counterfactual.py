@@ -18,11 +18,13 @@ from cbatch.cost import CostModel
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ReplayError
 from cbatch.executor import Step, StepResult
+from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.policy import Limits, Policy, View
+from cbatch.policy import Policy
 from cbatch.replay.decisions import Decided, Decision, StepEnd, look, read
 from cbatch.request import Request
 from cbatch.validate import validate
+from cbatch.view import View
 
 STOP_TOKEN = 1
 """Stands for each request's end-of-sequence token; a followed run knows only where it came."""
@@ -141,7 +143,7 @@ class Follower:
     def bind(self, engine: Engine, requests: Sequence[Request]) -> None:
         """The engine that follows; before it begins."""
         self._requests = {request.id: request for request in requests}
-        self._check = lambda plan: validate(plan, engine.state, engine.limits, type(self.asked).__name__)
+        self._check = lambda plan: validate(plan, engine.view, type(self.asked).__name__)
 
     def plan(self, view: View) -> Plan:
         recorded = next(self._decisions, None)

@@ -19,7 +19,8 @@ import numpy as np
 from cbatch.engine import Engine
 from cbatch.executor import Executor, Step, StepResult
 from cbatch.plan import Plan
-from cbatch.policy import Policy, View
+from cbatch.policy import Policy
+from cbatch.view import View
 
 Ids = tuple[int, ...]
 

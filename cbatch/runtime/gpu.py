@@ -6,8 +6,8 @@ import torch
 
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
+from cbatch.limits import Limits
 from cbatch.model import ModelSpec
-from cbatch.policy import Limits
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.checks.races import checked
 from cbatch.runtime.cpu import check_positions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cbatch.errors import CapacityError
+from cbatch.limits import Limits
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.policy import Limits
 
 SPARE = 2e9
 """Bytes left to the driver, CUDA graphs, kernels and libraries' workspaces."""

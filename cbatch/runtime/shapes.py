@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
-from cbatch.policy import Limits
+from cbatch.limits import Limits
 from cbatch.runtime.batch import Shape
 
 SLOWER = 1.03

@@ -1,0 +1,99 @@
+"""The engine's check of a plan: the rules of `validate` over its own arrays, a whole batch at a time.
+
+Where it finds anything wrong it does not say what: it leaves that to `validate`.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+import numpy as np
+
+from cbatch.engine_view import EngineView
+from cbatch.errors import PlanError
+from cbatch.plan import Plan
+from cbatch.request import Request, Status
+from cbatch.request_table import Counters, Ints
+from cbatch.state import CheckedPlan, State
+from cbatch.validate import Rules, validate
+
+
+class _IllegalError(Exception):
+    """The plan breaks a rule."""
+
+
+def check_plan(plan: Plan, state: State, view: EngineView, policy_name: str) -> CheckedPlan:
+    """Check a plan before anything is changed.
+
+    Raises:
+        PlanError: as `validate`.
+    """
+    rules = Rules(plan, view, policy_name)
+    rules.check_form()
+    try:
+        return _check(plan, state, rules)
+    except PlanError:
+        raise
+    except Exception as error:
+        validate(plan, view, policy_name)
+        rules.refuse_after(error)
+
+
+def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
+    requests = plan.requests
+    if plan.preempt or plan.reject:
+        rules.check_departures()
+    newcomers, rows, num_decodes = _members(requests, state)
+    counts = np.array(plan.num_tokens or np.zeros(0, np.int64))
+    counters, room = state.table.counters(rows), state.pool.room[rows]
+    if newcomers:
+        _set_start_values(requests, rows, counters, room)
+    num_tokens = 0
+    if requests:
+        if counts.dtype != np.int64 or min(plan.num_tokens) < 1 or (counts > state.table.ready(rows, counters)).any():
+            raise _IllegalError
+        num_tokens = sum(plan.num_tokens)
+        rules.check_limits(len(newcomers), num_tokens)
+    end = kept = counters.computed + counts
+    if plan.reserve:
+        kept = end.copy()
+        for place, reserved in rules.reserved_tokens().items():
+            kept[place] = max(kept[place], reserved)
+    taking, num_blocks = state.pool.lacking(room, kept)
+    if sum(num_blocks) > state.pool.num_free + (rules.blocks_coming_free() if plan.preempt else 0):
+        raise _IllegalError
+    return CheckedPlan(plan, newcomers, rows, counts, end, taking, num_blocks, num_tokens, num_decodes, counters)
+
+
+def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints, int]:
+    """The requests that wait, the rows of all, and how many decode.
+
+    Most plans begin with all decodes in their order: those are known to run, and their rows are kept.
+    """
+    decoding = state.decoding
+    num_known = len(decoding.members)
+    if requests[:num_known] != decoding.members:
+        num_known = 0
+    others = requests[num_known:]
+    if num_known and not others:
+        return [], decoding.rows, num_known
+    unique = decoding.without(set(others)) if num_known else set(others)
+    if len(unique) < len(others):
+        raise _IllegalError
+    outside = state.running.without(unique)
+    newcomers = [request for request in others if request in outside] if outside else []
+    for request in newcomers:
+        if request.status is not Status.WAITING or request not in state.waiting:
+            raise _IllegalError
+    rows = np.fromiter(map(attrgetter("row"), others), np.int64, len(others))
+    if num_known:
+        return newcomers, np.concatenate((decoding.rows, rows)), num_known
+    return newcomers, rows, len(unique) - len(decoding.without(unique))
+
+
+def _set_start_values(requests: list[Request], rows: Ints, counters: Counters, room: Ints) -> None:
+    """Requests that were never admitted have no row yet: nothing computed, no blocks held."""
+    known, total, computed = counters
+    for place in (rows < 0).nonzero()[0].tolist():
+        known[place] = total[place] = requests[place].num_prompt_tokens
+        computed[place] = room[place] = 0

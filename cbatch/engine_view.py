@@ -1,0 +1,87 @@
+"""The view of the engine's own state that policies plan from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+
+from cbatch.cost import CostModel
+from cbatch.limits import Limits
+from cbatch.request import Request, Status
+from cbatch.state import State
+from cbatch.view import Freed, KVView, Requests, View
+
+
+class EngineKVView(KVView):
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._pool = state.pool
+
+    @property
+    def block_size(self) -> int:
+        return self._pool.block_size
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
+
+    @property
+    def num_free(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_retiring(self) -> int:
+        return self._pool.num_retiring
+
+    def num_held(self, request: Request) -> int:
+        return self._pool.held_by(request.row) if request.table is not None else 0
+
+    def freed_by_preempting(self, request: Request) -> Freed:
+        held = self.num_held(request)
+        return Freed(held, 0) if self._state.in_flight_until(request) is None else Freed(0, held)
+
+
+class EngineView(View):
+    def __init__(self, state: State, limits: Limits, cost: CostModel) -> None:
+        super().__init__(limits, EngineKVView(state), cost)
+        self._state = state
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        return self._state.waiting
+
+    @property
+    def running(self) -> Requests:
+        return self._state.running
+
+    @property
+    def decoding(self) -> Requests:
+        return self._state.decoding
+
+    @property
+    def prefilling(self) -> Requests:
+        return self._state.prefilling
+
+    @property
+    def iteration(self) -> int:
+        return self._state.iteration
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._state.iteration - self._state.num_ended
+
+    def is_in_flight(self, request: Request) -> bool:
+        return self._state.in_flight_until(request) is not None
+
+    def is_waiting(self, request: Request) -> bool:
+        return request.status is Status.WAITING
+
+    def ready_decodes(self, at_most: int) -> tuple[list[Request], int]:
+        table, decoding = self._state.table, self._state.decoding
+        requests, rows = decoding.members, decoding.rows
+        if self.limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
+            ready = table.ready(rows) > 0
+            rows, requests = rows[ready], list(compress(requests, ready.tolist()))
+        if len(rows) > at_most:
+            rows, requests = rows[:at_most], requests[:at_most]
+        return requests, len((table.computed[rows] >= self._state.pool.room[rows]).nonzero()[0])

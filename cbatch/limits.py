@@ -1,0 +1,37 @@
+"""The capacities of an iteration, which policies plan within and executors are built for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cbatch.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an iteration may hold.
+
+    max_batch: requests in one iteration; also, times `num_stages`, the most requests admitted at once.
+    max_tokens: tokens in one iteration.
+    max_request_tokens: prompt and output of one request (the model's positions).
+    tile: tokens by which matrix products are tiled; a total that is a multiple wastes nothing. 1: unknown.
+    graph_sizes: tokens of the mixed iterations to capture graphs for, ascending; empty: as the runtime chooses.
+    num_stages: pipeline stages; a token sampled by iteration N can be fed to iteration N + num_stages.
+    """
+
+    max_batch: int
+    max_tokens: int
+    max_request_tokens: int
+    tile: int = 128
+    graph_sizes: tuple[int, ...] = ()
+    num_stages: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch", "max_tokens", "max_request_tokens", "tile", "num_stages"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+
+    @property
+    def max_running(self) -> int:
+        """Requests that may be admitted at once."""
+        return self.max_batch * self.num_stages
