@@ -7,7 +7,7 @@ import os
 import torch
 
 from cbatch.errors import CapacityError, ConfigError
-from cbatch.kv import KVSize
+from cbatch.kv import KVSize, blocks_for
 from cbatch.limits import Limits
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
@@ -64,7 +64,7 @@ def assemble(
 
 def largest_shape(limits: Limits, page_size: int) -> Shape:
     """The largest iteration within the limits."""
-    return Shape(limits.max_tokens, limits.max_batch, -(-limits.max_request_tokens // page_size))
+    return Shape(limits.max_tokens, limits.max_batch, blocks_for(limits.max_request_tokens, page_size))
 
 
 def check_positions(spec: ModelSpec, limits: Limits) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cbatch.errors import CapacityError, ConfigError
-from cbatch.kv import KVSize
+from cbatch.kv import KVSize, blocks_for
 from cbatch.limits import Limits
 from cbatch.model import ModelSpec
 from cbatch.runtime.batch import Shape
@@ -118,4 +118,5 @@ def _device() -> torch.device:
 
 def _largest_shape(limits: Limits, page_size: int) -> Shape:
     """The largest iteration within the limits, or of decodes alone."""
-    return Shape(max(limits.max_tokens, limits.max_batch), limits.max_batch, -(-limits.max_request_tokens // page_size))
+    pages = blocks_for(limits.max_request_tokens, page_size)
+    return Shape(max(limits.max_tokens, limits.max_batch), limits.max_batch, pages)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import pairwise
 
+from cbatch.kv import blocks_for
 from cbatch.limits import Limits
 from cbatch.runtime.batch import Shape
 
@@ -80,7 +81,7 @@ def default_shapes(limits: Limits, page_size: int, which: str) -> list[Shape]:
     Args:
         which: "off", "decode" or "all".
     """
-    width = -(-limits.max_request_tokens // page_size)
+    width = blocks_for(limits.max_request_tokens, page_size)
     if which == "off":
         return []
     shapes = [Shape(rows, rows, width) for rows in decode_sizes(limits.max_batch)]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cbatch.kv import KVSize
+from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.attention.choice import choose_attention
@@ -78,7 +78,7 @@ def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) ->
     queries, contexts = (torch.tensor(column) for column in zip(*rows, strict=True))
     longest = int(queries.max())
     num_rows = num_rows if longest > 1 else len(rows)
-    width = -(-int(contexts.max()) // PAGE)
+    width = blocks_for(int(contexts.max()), PAGE)
     pages = -(-contexts // PAGE)
     cache = PagedCache(replace(spec, num_layers=NUM_LAYERS), KVSize(int(pages.sum()), PAGE), device)
     cache.keys.normal_()

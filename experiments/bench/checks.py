@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cbatch import ConfigError, Engine, Executor, Limits, Request
+from cbatch.kv import blocks_for
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
@@ -42,7 +43,7 @@ class Server:
     def __init__(self, place: Backend, spec: ModelSpec, limits: Limits, check: str) -> None:
         self._cost = ProfileCost(PROFILE, spec)
         self._limits, self._block_size = limits, place.block_size
-        self._num_blocks = limits.max_running * -(-limits.max_request_tokens // place.block_size)
+        self._num_blocks = limits.max_running * blocks_for(limits.max_request_tokens, place.block_size)
         runtime = Runtime(asynchronous=True, graphs="all", compile=False, check=check)  # type: ignore[arg-type]
         self.executor: Executor = place.executor(spec, self._cost, limits, runtime, self._num_blocks, self._block_size)
 

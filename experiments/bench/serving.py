@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from cbatch import CostModel, Engine, Limits, Policy, Request, RunRecord
-from cbatch.kv import KVSize
+from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.options import Options
 from cbatch.sim.cost import ProfileCost
@@ -92,7 +92,7 @@ def start(
     """Build an executor with as much KV cache as its largest batch can use, if there is room."""
     from cbatch.runtime import gpu  # its kernels are written in Triton, which machines without a GPU lack
 
-    needed = limits.max_running * -(-limits.max_request_tokens // gpu.BLOCK_SIZE)
+    needed = limits.max_running * blocks_for(limits.max_request_tokens, gpu.BLOCK_SIZE)
     fitting = (kv_tokens or gpu.kv_tokens_beside(spec, limits)) // gpu.BLOCK_SIZE
     num_blocks = min(needed, fitting)
     options = Options(graphs=graphs, fused=fused, compiled=compiled)  # type: ignore[arg-type]

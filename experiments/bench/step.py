@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from cbatch.kv import KVSize
+from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.argmax import argmax
@@ -58,7 +58,7 @@ def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, 
 def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
     """The model with a cache for that many contexts."""
     device = torch.device("cuda")
-    cache = PagedCache(spec, KVSize(num_rows * -(-num_context // PAGE), PAGE), device)
+    cache = PagedCache(spec, KVSize(num_rows * blocks_for(num_context, PAGE), PAGE), device)
     cache.keys.normal_()
     cache.values.normal_()
     attention = choose_attention(spec, PAGE, device).attention
@@ -67,7 +67,7 @@ def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
 
 def decode_inputs(spec: ModelSpec, num_rows: int, num_context: int) -> Fields[torch.Tensor]:
     """Requests that all stand at the last token of their context, pages scattered."""
-    width = -(-num_context // PAGE)
+    width = blocks_for(num_context, PAGE)
     shape = Shape(num_rows, num_rows, width)
     inputs = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
     inputs.block_tables.copy_(torch.randperm(num_rows * width, device="cuda").reshape(num_rows, width))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from cbatch.kv import blocks_for
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.fused_model import FusedModel
 from experiments.bench.step import PAGE, build, capture, replay_times
@@ -49,7 +50,7 @@ def iterate(fused: FusedModel, inputs: Fields[torch.Tensor], bounds: Bounds) -> 
 
 def chunk(num_tokens: int, vocabulary: int) -> Fields[torch.Tensor]:
     """The first `num_tokens` of one prompt."""
-    width = -(-num_tokens // PAGE)
+    width = blocks_for(num_tokens, PAGE)
     shape = Shape(num_tokens, 1, width)
     inputs = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
     inputs.token_ids.random_(0, vocabulary)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cbatch import BatchShape, CbatchError, Engine, Limits, Policy, PolicyError, Request
+from cbatch.kv import blocks_for
 from cbatch.replay.decisions import Decision, StepEnd, recorded_decisions
 from cbatch.sim.executor import SimExecutor
 
@@ -44,7 +45,7 @@ class Scenario:
         return Limits(self.batch, self.max_tokens, longest, tile=1)
 
     def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        return blocks_for(num_tokens, self.block_size)
 
     def __str__(self) -> str:
         how = "async" if self.asynchronous else "sync"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from cbatch import ConfigError, Policy
 from cbatch.errors import Interruption
+from cbatch.kv import blocks_for
 from experiments.check.properties import OVERTAKEN_LIMIT, Denial, Property
 from experiments.check.scenario import Ask, History, Scenario, play
 
@@ -91,7 +92,7 @@ def _all(
         product(first, *[kinds] * (count - 1)), key=lambda asks: sum(ask.tokens + ask.arrival for ask in asks)
     )
     for asks in workloads:
-        blocks = [-(-ask.tokens // block_size) for ask in asks]
+        blocks = [blocks_for(ask.tokens, block_size) for ask in asks]
         longest = max(ask.tokens for ask in asks)
         for batch, tokens, num_blocks, asynchronous in product(
             range(1, count + 1),
@@ -158,7 +159,7 @@ def _scenarios(chunk: int) -> Any:
         batch = draw(st.integers(1, min(LARGEST_BATCH, chunk)))
         block_size = draw(st.integers(1, 2 * chunk))
         longest = max(request.tokens for request in asks)
-        enough = -(-longest // block_size)
+        enough = blocks_for(longest, block_size)
         return Scenario(
             asks,
             batch,

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal, Protocol, get_args
 
 from cbatch import ConfigError, Executor, Limits
-from cbatch.kv import KVSize
+from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.options import Options
 from cbatch.sim.cluster import make_router
@@ -168,7 +168,7 @@ class Cpu:
         return Vocabulary(spec)
 
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
-        longest = -(-limits.max_request_tokens // block_size) * block_size
+        longest = blocks_for(limits.max_request_tokens, block_size) * block_size
         return limits.max_running * longest, "the largest batch at its longest"
 
     def executor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cbatch import Engine, Policy
+from cbatch.kv import blocks_for
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from experiments.config.composition import composed
@@ -43,7 +44,7 @@ def seconds_per_request(
         SimExecutor(cost),
         limits,
         cost,
-        num_blocks=load.batch * -(-load.length // BLOCK),
+        num_blocks=load.batch * blocks_for(load.length, BLOCK),
         block_size=BLOCK,
         asynchronous=False,
     )

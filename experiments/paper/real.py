@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cbatch import ConfigError, Engine, Limits
-from cbatch.kv import KVSize
+from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.sim.cost import ProfileCost
@@ -120,7 +120,7 @@ def _largest(block_size: int) -> tuple[Limits, int]:
 
 def _blocks(load: Load, block_size: int) -> int:
     """For two batches: blocks come free an iteration after their request has ended, and a whole batch may end at once."""
-    return 2 * load.batch * -(-load.length // block_size)
+    return 2 * load.batch * blocks_for(load.length, block_size)
 
 
 def _state(

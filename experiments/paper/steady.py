@@ -11,6 +11,7 @@ from math import gcd
 from typing import Any, Literal
 
 from cbatch import BatchShape, Engine, Limits, Policy, Request, RunRecord
+from cbatch.kv import blocks_for
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from experiments.workloads import ClosedBatch
@@ -92,7 +93,7 @@ def simulate(executor: SimExecutor, cost: ProfileCost, scheme: Scheme, load: Loa
         executor,
         limits_of(load, tile_of(cost, chunk)),
         cost,
-        num_blocks=load.batch * -(-load.length // BLOCK),
+        num_blocks=load.batch * blocks_for(load.length, BLOCK),
         block_size=BLOCK,
         asynchronous=False,
     )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cbatch import ConfigError, Executor, Limits
-from cbatch.kv import KVSize
+from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from experiments.config.backends import count_gpus
 from experiments.profile.laboratory import Laboratory
@@ -108,7 +108,7 @@ def _gpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
 def _cpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
     from cbatch.runtime import cpu
 
-    num_blocks = limits.max_batch * -(-limits.max_request_tokens // CPU_BLOCK)
+    num_blocks = limits.max_batch * blocks_for(limits.max_request_tokens, CPU_BLOCK)
     executor = cpu.build(spec, limits, KVSize(num_blocks, CPU_BLOCK))
     sizes = [2**power for power in range(limits.max_batch.bit_length()) if 2**power < limits.max_batch]
     return Machine(name, executor, limits, num_blocks, CPU_BLOCK, [*sizes, limits.max_batch], (), "reference")

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.executor import Step
+from cbatch.kv import blocks_for
 from cbatch.request_table import NEVER, Ints
 from cbatch.runtime.batch import Fields
 
@@ -17,7 +18,7 @@ ROW = "row of the request table"
 
 def pages_read(packed: Fields[NDArray[Any]], page_size: int) -> Ints:
     """Pages that hold the contexts of an iteration, as its packed inputs say it; int64 [pages], each once."""
-    held = -(-packed.context_lens // page_size)  # [rows]
+    held = blocks_for(packed.context_lens, page_size)  # [rows]
     columns = np.arange(packed.block_tables.shape[1])
     return np.unique(packed.block_tables[columns < held[:, None]]).astype(np.int64)
 
@@ -41,7 +42,7 @@ class Tenancy:
     def new_pages(self, step: Step) -> Ints:
         """Pages that a step's requests hold and that were somebody else's before; int64 [pages]. Notes the change."""
         pool, rows = step.pool, step.rows
-        held = -(-(step.start + step.num_tokens) // pool.block_size)  # [batch]
+        held = blocks_for(step.start + step.num_tokens, pool.block_size)  # [batch]
         width = int(held.max())
         mine = np.arange(width) < held[:, None]  # [rows, width]
         pages = pool.tables[rows, :width][mine].astype(np.int64)
