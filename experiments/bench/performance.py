@@ -75,8 +75,10 @@ def text(measured: Measured, *, drawn: bool) -> str:
     hardware = next((part["hardware"] for part in measured if "hardware" in part), "an unknown device")
     parts = [
         f"# Measured on one {hardware}",
-        f"Written by `{COMMAND}` from the files that the command under each table wrote. Figures are medians. Ours are timed "
-        "from the first plan to the last token, other engines' from the submission of all requests to the last token.",
+        (
+            f"Written by `{COMMAND}` from the files that the command under each table wrote. Figures are medians. Ours are timed "
+            "from the first plan to the last token, other engines' from the submission of all requests to the last token."
+        ),
     ]
     if "date" in peers:
         parts.append(
