@@ -19,6 +19,10 @@ from experiments.plots.lane_panels import BENCHMARK
 from experiments.plots.style import save
 
 COMMAND = "python -m experiments.bench report"
+HOW_TIMED = (
+    "Figures are medians. Ours are timed from the first plan to the last token, other engines' from the submission of all "
+    "requests to the last token."
+)
 NOT_THE_SAME = (
     "Device active: of cbatch, the share of the run in which an iteration computes, short gaps between its kernels "
     "counted; of transformers, in which the GPU is busy. The two are not the same measure."
@@ -75,10 +79,7 @@ def text(measured: Measured, *, drawn: bool) -> str:
     hardware = next((part["hardware"] for part in measured if "hardware" in part), "an unknown device")
     parts = [
         f"# Measured on one {hardware}",
-        (
-            f"Written by `{COMMAND}` from the files that the command under each table wrote. Figures are medians. Ours are timed "
-            "from the first plan to the last token, other engines' from the submission of all requests to the last token."
-        ),
+        f"Written by `{COMMAND}` from the files that the command under each table wrote. {HOW_TIMED}",
     ]
     if "date" in peers:
         parts.append(

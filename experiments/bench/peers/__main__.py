@@ -18,9 +18,9 @@ from pathlib import Path
 from cbatch import CbatchError, ConfigError
 from experiments.bench.peers.cases import CASES
 from experiments.bench.peers.measure import Peer, measure
-from experiments.bench.peers.vllm_engine import VllmEngine
+from experiments.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
 
-PEERS = {"vllm": Peer("vllm", "vLLM", VllmEngine)}
+PEERS = {"vllm": Peer("vllm", "vLLM", VllmEngine, ENVIRONMENT)}
 
 DEFAULTS = {"cases": "", "path": "", "repeats": "3", "commit": "", "folder": "results"}
 

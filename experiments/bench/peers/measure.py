@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 from cbatch import CbatchError, Request
 from cbatch.model import ModelSpec
-from cbatch.runtime.weights import transformers_config
 from experiments.bench.peers.cases import CASES, WORKS, Case, requests_of
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import spread, write
@@ -47,11 +47,13 @@ class Peer(NamedTuple):
     package: installed under this name.
     label: its name in tables, before its version.
     start: builds it from a checkpoint folder (config.json alone), a case, and the longest request's tokens.
+    environment: variables to set before it and `transformers` are imported.
     """
 
     package: str
     label: str
     start: Callable[[Path, Case, int], Engine]
+    environment: Mapping[str, str]
 
 
 class Taken(NamedTuple):
@@ -68,6 +70,7 @@ def measure(name: str, peer: Peer, *, path: str, repeats: int, tree: str, folder
     Args:
         path: of the trace. tree: the commit that runs, where git is not there to tell.
     """
+    os.environ.update(peer.environment)
     case = CASES[name]
     spec, work = load_spec(case.model), WORKS[case.work]
     requests = requests_of(case, spec, path)
@@ -84,7 +87,7 @@ def measure(name: str, peer: Peer, *, path: str, repeats: int, tree: str, folder
         "unit": work.unit,
         "commit": tree or commit(),
         "driver": driver,
-        "engine": {"name": peer.label, "version": version, **taken.settings},
+        "engine": {"name": peer.label, "version": version, "environment": peer.environment, **taken.settings},
         **case._asdict(),
         "requests": len(requests),
         "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
@@ -133,6 +136,8 @@ def shortened(request: Request) -> Request:
 
 def write_checkpoint(spec: ModelSpec, folder: Path) -> None:
     """A checkpoint without weights: config.json with the shape that our random weights have."""
+    from cbatch.runtime.weights import transformers_config  # imports transformers, which reads its environment then
+
     config = transformers_config(spec)
     config.architectures = ["LlamaForCausalLM"]
     config.dtype = spec.dtype

@@ -7,7 +7,6 @@ back from flash-attention 3, the fastest on Hopper.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -34,7 +33,6 @@ class VllmEngine:
     """
 
     def __init__(self, checkpoint: Path, case: Case, longest: int) -> None:
-        os.environ.update(ENVIRONMENT)  # read when vLLM is imported
         self._vllm: Any = import_module("vllm")
         self._arguments: dict[str, Any] = {
             "dtype": "bfloat16",
@@ -52,11 +50,7 @@ class VllmEngine:
     @property
     def settings(self) -> dict[str, Any]:
         scheduler = self._llm.llm_engine.vllm_config.scheduler_config
-        return {
-            "arguments": self._arguments,
-            "environment": ENVIRONMENT,
-            "async_scheduling": bool(scheduler.async_scheduling),
-        }
+        return {"arguments": self._arguments, "async_scheduling": bool(scheduler.async_scheduling)}
 
     def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
         prompts = [{"prompt_token_ids": request.prompt} for request in requests]
