@@ -13,6 +13,7 @@ from cbatch.policy import Policy
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_spec import SLO, RequestSpec, Sampling
+from cbatch.server import Server
 from cbatch.view import KVView, PlanBuilder, View
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "RequestSpec",
     "RunRecord",
     "Sampling",
+    "Server",
     "Status",
     "Step",
     "StepRecord",

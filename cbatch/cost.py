@@ -41,3 +41,12 @@ class CostModel(Protocol):
     def predict(self, shape: BatchShape) -> float:
         """Seconds that the device is busy with an iteration of this shape."""
         ...
+
+
+class _NoCost:
+    def predict(self, shape: BatchShape) -> float:
+        return 0.0
+
+
+NO_COST = _NoCost()
+"""For policies that do not predict."""

@@ -88,6 +88,11 @@ class Engine:
             _optional(policy, name) for name in ("on_arrival", "on_step", "on_finish")
         )
 
+    @property
+    def engines(self) -> list[Engine]:
+        """This engine; a cluster of replicas (`sim.cluster.Cluster`) has several."""
+        return [self]
+
     def submit(self, requests: Iterable[Request]) -> None:
         """Queue requests for their arrival times.
 

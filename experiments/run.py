@@ -6,6 +6,7 @@ With -m, comma-separated values are swept; the same command with the same `sweep
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
-from hydra._internal.utils import get_args_parser
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
@@ -38,22 +39,42 @@ _OUR_OWN = {
     "hydra.sweep.subdir": "-m and sweep=NAME",
     "hydra.mode": "-m for a sweep",
 }
-"""Hydra's settings that stand for something of ours: this process must know where a sweep goes, to end it well."""
+"""Settings of Hydra that have no effect here, and the keys to give instead: this process must know where a sweep's runs are."""
+
+OPTIMUM = "optimization_results.yaml"
+"""File in which `hydra-optuna-sweeper` leaves the best settings."""
+
+_ALL_FAILED = "No trials are completed yet."
+"""Optuna's error after a search without a successful run."""
 
 _ALWAYS_OURS = "settings begin with conf/config.yaml; choose files of your own with --config-dir=FOLDER and GROUP=NAME"
 
 
 class _Parser(ArgumentParser):
-    """Refuses in one line what argparse answers with its usage, over many."""
+    """Parses Hydra's options (hydra.cc, "Hydra's command line flags"); raises ConfigError where argparse prints its usage."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False)
+        self.add_argument("overrides", nargs="*")
+        for name in ("--hydra-help", "--version", "--resolve"):
+            self.add_argument(name, action="store_true")
+        for name, short in (("help", "h"), ("run", "r"), ("multirun", "m"), ("shell-completion", "sc")):
+            self.add_argument(f"--{name}", f"-{short}", action="store_true")
+        for name, short in (("package", "p"), ("config-path", "cp"), ("config-name", "cn"), ("config-dir", "cd")):
+            self.add_argument(f"--{name}", f"-{short}")
+        self.add_argument("--experimental-rerun")
+        self.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+        infos = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+        self.add_argument("--info", "-i", nargs="?", const="all", choices=infos)
 
     def error(self, message: str) -> NoReturn:
-        """Raise ConfigError."""
         raise ConfigError(f"{message.removeprefix('argument ')}; see --hydra-help")
 
 
 def main() -> int:
-    """Run the command line; returns the exit status: 0, 2 for an error, 130 after Ctrl-C, 143 after SIGTERM."""
-    gc.set_threshold(20_000)  # in allocations; of the settings and requests about to be made, little is garbage
+    """Runs the command line; returns the exit status: 0, 2 for an error, 130 after Ctrl-C, 143 after SIGTERM."""
+    gc.set_threshold(20_000)  # allocations; few of the settings and requests about to be made are garbage
+    logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_job`
     began = datetime.now()
     arguments = sys.argv[1:]
     options = Namespace(overrides=[], config_dir=None)
@@ -65,10 +86,10 @@ def main() -> int:
             sweep = _name_of_sweep(arguments)
             (_folder(sweep) / ERRORS).unlink(missing_ok=True)
         with sigterm_raises(), _hydra_raises():
-            if _speaks_to_hydra(arguments):
+            if _needs_hydra_main(arguments):
                 hydra.main(config_path=str(CONFIG_FOLDER), config_name="config", version_base="1.3")(run_job)()
             else:
-                run_job(_composed(arguments))
+                run_job(_compose(arguments))
     except KeyboardInterrupt:
         if sweep is not None:
             remove_killed(_folder(sweep), since=began)
@@ -79,6 +100,8 @@ def main() -> int:
         return 143
     except (Exception, Refused) as error:
         message = str(error) if isinstance(error, Refused) else one_line(error, options.overrides, options.config_dir)
+        if sweep is not None and str(error) == _ALL_FAILED and not traceback_wanted:
+            return _end_of_sweep(sweep)
         if message is None or traceback_wanted:
             raise
         if sweep is not None:
@@ -90,17 +113,17 @@ def main() -> int:
 
 
 def _parsed(arguments: list[str]) -> Namespace:
-    """The command line by Hydra's parser, checked.
+    """Parses and checks the command line.
 
     Raises:
-        ConfigError: what the parser would answer with its usage, over many lines, or what Hydra would do behind our back.
+        ConfigError: an option that does not exist, or that would bypass our own (`_check_overrides`).
     """
-    parsed, unknown = _Parser(parents=[get_args_parser()], add_help=False).parse_known_args(arguments)
+    parsed, unknown = _Parser().parse_known_args(arguments)
     for argument in unknown:
         if argument.startswith("-"):
             raise no_such_option(argument)
     if unknown:
-        raise ConfigError(f"{unknown[0]}: stands apart from the other keys; give options with dashes first")
+        raise ConfigError(f"{unknown[0]}: separated from the other keys by an option; give options with dashes first")
     for option, value in (("--config-path", parsed.config_path), ("--config-name", parsed.config_name)):
         if value is not None:
             raise ConfigError(f"{option}={value}: {_ALWAYS_OURS}")
@@ -111,7 +134,7 @@ def _parsed(arguments: list[str]) -> Namespace:
 
 
 def _check_overrides(overrides: list[str]) -> None:
-    """Raise ConfigError for what Hydra would do behind our back, or could not compose."""
+    """Raises ConfigError for keys with which Hydra would bypass our own, or which it could not compose."""
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if key in _OUR_OWN:
@@ -123,12 +146,12 @@ def _check_overrides(overrides: list[str]) -> None:
 
 
 def _name_of_sweep(arguments: list[str]) -> str:
-    """The name that the command line gives a sweep; if none, one is added to it.
+    """Returns the sweep's name; if the command line has none, adds one to it.
 
-    It is settled before Hydra composes anything, so that this process can say how to go on after an interruption.
+    Known before Hydra composes anything, so that this process can say how to resume after an interruption.
 
     Raises:
-        ConfigError: no name, or several.
+        ConfigError: an empty name, or several.
     """
     named = [argument for argument in arguments if argument.startswith("sweep=")]
     if not named:
@@ -138,17 +161,17 @@ def _name_of_sweep(arguments: list[str]) -> str:
     override = OverridesParser.create().parse_override(named[-1])
     value = override.value()
     if override.is_sweep_override() or value in (None, "") or "${" in str(value):
-        raise ConfigError(f"{named[-1]}: is no name; give one, without commas or ${{...}}")
+        raise ConfigError(f"{named[-1]}: is not a name; give one, without commas or ${{...}}")
     return str(value)
 
 
-def _speaks_to_hydra(arguments: list[str]) -> bool:
-    """Whether an argument is an option, or names Hydra's own settings; all else asks for one run."""
+def _needs_hydra_main(arguments: list[str]) -> bool:
+    """Whether an argument is an option or one of Hydra's own settings; otherwise the command is a single run."""
     return any(argument.startswith("-") or "hydra" in argument for argument in arguments)
 
 
-def _composed(overrides: list[str]) -> DictConfig:
-    """The settings of one run. Hydra's own command line would compose them twice, first to see whether they are a sweep."""
+def _compose(overrides: list[str]) -> DictConfig:
+    """Composes the settings of one run, once; `hydra.main` would do it twice, first to see whether they are a sweep."""
     with hydra.initialize_config_dir(str(CONFIG_FOLDER), job_name="run", version_base="1.3"):
         config = hydra.compose("config", overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)
@@ -159,7 +182,7 @@ def _composed(overrides: list[str]) -> DictConfig:
 
 @contextmanager
 def _hydra_raises() -> Iterator[None]:
-    """Hydra prints its errors, over many lines, and exits; asked for full errors it raises them instead."""
+    """Has Hydra raise its errors instead of printing them over many lines and exiting."""
     before = os.environ.get(_FULL_ERROR)
     os.environ[_FULL_ERROR] = "1"
     try:
@@ -171,9 +194,9 @@ def _hydra_raises() -> Iterator[None]:
 
 
 def _end_of_sweep(sweep: str) -> int:
-    """Print the table of the sweep's runs, and how many failed; returns the exit status."""
+    """Prints the table of the sweep's runs, the best one if it was a search, and how many failed; returns the exit status."""
     if finished := _finished(sweep):
-        print(f"\n{sweep_text(finished)}\nresults: {_folder(sweep)}")
+        print(f"\n{sweep_text(finished)}\n{_best(sweep)}results: {_folder(sweep)}")
     errors = _folder(sweep) / ERRORS
     if not errors.exists():
         if finished:
@@ -185,17 +208,25 @@ def _end_of_sweep(sweep: str) -> int:
         )
         return 2
     num_failed = len(errors.read_text(encoding="utf-8").splitlines())
-    print(
-        f"error: {num_failed} {'run' if num_failed == 1 else 'runs'} failed, see {errors}; the same command with sweep={sweep} runs them again",
-        file=sys.stderr,
-    )
+    failed = f"{num_failed} {'run' if num_failed == 1 else 'runs'} failed, see {errors}"
+    print(f"error: {failed}; the same command with sweep={sweep} runs them again", file=sys.stderr)
     return 2
 
 
+def _best(sweep: str) -> str:
+    """Returns a line with the best settings that a search has found; empty if the sweep was none."""
+    file = _folder(sweep) / OPTIMUM
+    if not file.is_file():
+        return ""
+    found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    settings = " ".join(f"{key}={value}" for key, value in found["best_params"].items())
+    return f"best: {settings} ({found['best_value']:g})\n"
+
+
 def _remove_unused(folder: Path) -> None:
-    """Remove the folder of a sweep that failed before its first run, and those above that it leaves empty."""
-    if [path.name for path in folder.glob("*")] == ["multirun.yaml"]:
-        (folder / "multirun.yaml").unlink()
+    """Removes the folder of a sweep that failed before its first run, and the parents that it leaves empty."""
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
+        (folder / "multirun.yaml").unlink(missing_ok=True)
         os.removedirs(folder)
 
 
@@ -204,7 +235,7 @@ def _folder(sweep: str) -> Path:
 
 
 def _finished(sweep: str) -> list[tuple[str, dict[str, object]]]:
-    """(name, figures) of the sweep's complete runs."""
+    """Returns (name, summary) of the sweep's complete runs."""
     return [(folder.name, read_summary(folder) or {}) for folder in run_folders(_folder(sweep))]
 
 

@@ -1,4 +1,4 @@
-"""A benchmark's server on the CPU: the tiny model, with what a GPU's executor says of its graphs."""
+"""A benchmark's server on the CPU: the tiny model, with the capture report of a GPU's executor."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 
 from tiny_models import make_executor
 
-from cbatch import Limits
-from cbatch.kv import blocks_for
+from cbatch import Limits, Server
+from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.graphs import CaptureReport
+from cbatch.runtime.options import DEFAULT_OPTIONS, Options
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
-from experiments.bench.serving import PROFILE, Server
+from experiments.config.servers import PROFILE
 
 BLOCK_SIZE = 16
 
 
-def cpu_server(spec: ModelSpec, limits: Limits, *, graphs: str = "all", **_: Any) -> Server:
-    """In place of `experiments.bench.serving.start`: real tokens, every iteration operation by operation."""
-    num_blocks = limits.max_batch * blocks_for(limits.max_request_tokens, BLOCK_SIZE)
-    executor: Any = make_executor(spec, limits, num_blocks, BLOCK_SIZE)
-    executor.iteration = SimpleNamespace(
-        report=CaptureReport(0.5, {"off": 0, "decode": 6, "all": 8}[graphs], 1, 2), num_eager=0
-    )
-    return Server(executor, limits, ProfileCost(load_profile(PROFILE), spec), num_blocks, BLOCK_SIZE)
+def cpu_server(spec: ModelSpec, limits: Limits, options: Options = DEFAULT_OPTIONS) -> Server[Any]:
+    """Stands in for `experiments.bench.serving.gpu_server`; every iteration runs without a graph."""
+    kv = KVSize(limits.max_batch * blocks_for(limits.max_request_tokens, BLOCK_SIZE), BLOCK_SIZE)
+    executor: Any = make_executor(spec, limits, *kv)
+    report = CaptureReport(0.5, {"off": 0, "decode": 6, "all": 8}[options.graphs], 1, 2)
+    executor.iteration = SimpleNamespace(report=report, num_eager=0)
+    return Server(executor, limits, ProfileCost(load_profile(PROFILE), spec), kv)

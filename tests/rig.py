@@ -1,4 +1,4 @@
-"""A whole engine on the CPU, of real parts that a test can reach and change before it runs, and workloads that stress it."""
+"""A server on the CPU made of real parts that a test can reach and change before it runs, and workloads that stress it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fuzz_policy import FuzzPolicy
 from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, paged_weights
 
-from cbatch import Engine, Limits, Policy, Request, Status
+from cbatch import Engine, Limits, Policy, Request, Server, Status
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
@@ -48,7 +48,7 @@ class Ask:
 
 @dataclass(eq=False)
 class Rig:
-    """An engine with requests submitted, and its parts. `asks[i]` is what request i is for."""
+    """An engine with requests submitted, and its parts. Request i was made from `asks[i]`."""
 
     streams: Streams
     slots: list[Slot]
@@ -101,26 +101,24 @@ def build(
     block_size: int = 4,
     poison: bool = False,
 ) -> Rig:
-    """Put an engine together.
+    """Puts an engine together.
 
     graphs: replay captured graphs for all iterations.
     """
     limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1)
-    cache = PagedCache(spec, KVSize(num_blocks, block_size), CPU, poison=poison)
+    kv = KVSize(num_blocks, block_size)
+    cache = PagedCache(spec, kv, CPU, poison=poison)
     largest = largest_shape(limits, block_size)
     slots = [Slot(index, largest, CPU, streams, poison=poison) for index in range(2)]
     attention = FixedShapeAttention() if graphs else ReferenceAttention()
     eager = EagerIteration(PagedModel(paged_weights(spec), cache, attention), poison=poison)
     iteration: Iteration = CpuGraphs(eager, slots, cache, [largest]) if graphs else eager
     executor = StreamExecutor(streams, slots, iteration, Vocabulary(spec))
-    engine = Engine(
-        policy, executor, limits, UnitCost(), num_blocks=num_blocks, block_size=block_size, asynchronous=asynchronous
-    )
     requests = [
         ask.reference.request(id_, ask.max_new_tokens, ask.stop_tokens, ask.arrival_iteration)
         for id_, ask in enumerate(asks)
     ]
-    engine.submit(requests)
+    engine = Server(executor, limits, UnitCost(), kv, asynchronous).engine(policy, requests)
     return Rig(streams, slots, iteration, executor, engine, requests, asks)
 
 

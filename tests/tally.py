@@ -14,7 +14,8 @@ from typing import Never
 
 from tqdm import tqdm
 
-from experiments.store.benchmark_file import cpu_name, write
+from experiments.config.hardware import cpu_name
+from experiments.store.benchmark_file import write
 
 BLOB = re.compile(r"@reproduce_failure\('[^']*', b'([^']*)'\)")
 

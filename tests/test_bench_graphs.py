@@ -16,8 +16,8 @@ from cbatch.runtime.graphs import GraphedIteration
 from experiments.bench import graph_memory, graphs, loops
 from experiments.bench.__main__ import BENCHMARKS
 from experiments.bench.graphs import Asked
-from experiments.bench.serving import same_requests
 from experiments.config.backends import GRAPHS
+from experiments.config.servers import equal_requests
 from experiments.workloads import AllAtOnce, OpenLoop, UniformLengths
 from policies.chunking import TileAligned
 from policies.orca import Orca
@@ -43,12 +43,12 @@ def test_the_window_lies_in_the_middle_of_the_output() -> None:
 
 def test_rates_of_a_window_are_those_of_its_iterations() -> None:
     server = cpu_server(LLAMA, Limits(2, 16, 32))
-    record = server.record(Orca(), same_requests(2, 4, 17, LLAMA.vocab_size))
+    record = server.serve(Orca(), equal_requests(2, 4, 17, LLAMA.vocab_size))
     rates = graphs.rates_of_window(record, batch=2, window=8)
     seconds = record.steps[-1].received_at - record.steps[-9].received_at
     assert len(rates) == graphs.STRETCHES
     assert sum(2 * 2 / rate for rate in rates) == pytest.approx(seconds)
-    server.executor.close()
+    server.close()
 
 
 def test_ways_are_chosen_by_name() -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbatch import ConfigError, Limits
+from cbatch import ConfigError, Limits, Server
+from cbatch.kv import KVSize
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
@@ -47,7 +48,7 @@ def simulated_machine(host_seconds: float | None = None) -> Machine:
     profile, limits = load_profile("h200"), Limits(16, 2048, 1024)
     cost = ProfileCost(profile, load_spec(QUEUED.model), max_batch=16)
     host = profile.host(asynchronous=True) if host_seconds is None else host_seconds
-    return Machine("NVIDIA H200", SimExecutor(cost, host), limits, 128, 128, (), (), "none")
+    return Machine("NVIDIA H200", Server(SimExecutor(cost, host), limits, cost, KVSize(128, 128)), (), (), "none")
 
 
 def runs_of(case: Case, trace: str, machine: Machine, policies: tuple[str, ...] = POLICIES_TRIED) -> list[ServedRun]:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from cbatch import BatchShape, Limits, Step, StepResult
+from cbatch import BatchShape, Limits, Server, Step, StepResult
+from cbatch.cost import NO_COST
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
@@ -97,9 +99,7 @@ class Clockwork:
 
 
 def laboratory(rows: int = LIMITS.max_batch, power: PowerLimit | None = None) -> Laboratory:
-    return Laboratory(
-        Clockwork(rows, power), LIMITS, num_blocks=LIMITS.max_batch * 32, block_size=64, vocabulary_size=512
-    )
+    return Laboratory(Server(Clockwork(rows, power), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
 
 
 def profile_of(folder: Path, lab: Laboratory, small: Laboratory) -> Profile:
@@ -246,7 +246,7 @@ def test_totals_are_made_of_prompts_that_are_no_decodes() -> None:
 
 
 def test_a_laboratory_knows_what_it_cannot_hold() -> None:
-    lab = Laboratory(Clockwork(), LIMITS, num_blocks=16, block_size=64, vocabulary_size=512)
+    lab = Laboratory(Server(Clockwork(), LIMITS, NO_COST, KVSize(16, 64)), 512)
     assert lab.holds(Batch((), (512, 512)))
     assert not lab.holds(Batch((), (512, 513)))  # blocks
     assert not lab.holds(Batch((), (1,) * 9))  # requests

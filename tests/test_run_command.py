@@ -60,7 +60,7 @@ def composed(*overrides: str) -> dict[str, Any]:
 def executed(*overrides: str) -> Run:
     run = assemble(composed(*overrides))
     run.engine.run()
-    run.engine.executor.close()
+    run.server.close()
     return run
 
 

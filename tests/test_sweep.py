@@ -102,8 +102,8 @@ def test_a_sweep_ends_with_its_errors_however_it_is_asked_for(tmp_path: Path, op
         ("hydra.run.dir=elsewhere", "hydra.run.dir: has no effect here; give output=FOLDER"),
         ("hydra.sweep.dir=elsewhere", "hydra.sweep.dir: has no effect here; give -m and sweep=NAME"),
         ("hydra.mode=MULTIRUN", "hydra.mode: has no effect here; give -m for a sweep"),
-        ("sweep=", "sweep=: is no name; give one, without commas or ${...}"),
-        ("sweep=first,second", "sweep=first,second: is no name; give one, without commas or ${...}"),
+        ("sweep=", "sweep=: is not a name; give one, without commas or ${...}"),
+        ("sweep=first,second", "sweep=first,second: is not a name; give one, without commas or ${...}"),
     ],
 )
 def test_a_sweep_has_one_name_and_one_folder(tmp_path: Path, override: str, message: str) -> None:

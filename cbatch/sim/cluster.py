@@ -1,30 +1,34 @@
-"""Replicas of one model, each with an engine of its own, and the router before them.
+"""Replicas of one model, each with its own engine, behind a router.
 
-Requests are routed when they arrive, from what the router sees then: every replica has been simulated up to that time.
-Knows nothing of what runs in a replica.
+A request is routed when it arrives, after every replica has been simulated up to that time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
 from cbatch.engine import Engine
 from cbatch.errors import ConfigError, WorkloadError
+from cbatch.executor import Executor
+from cbatch.policy import Policy
 from cbatch.record import RunRecord
 from cbatch.request import Request
+from cbatch.server import Server
 from cbatch.sim.stages import StageAccount
 
 
 class Router(Protocol):
     def choose(self, request: Request, unfinished: Sequence[int]) -> int:
-        """The replica for a request. unfinished: requests that each replica has been given and has not ended."""
+        """Returns the replica for a request. unfinished: requests routed to each replica that have not ended."""
         ...
 
 
 class RoundRobin:
-    """One replica after the other."""
+    """Takes the replicas in turn."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -36,14 +40,14 @@ class RoundRobin:
 
 
 class LeastLoaded:
-    """The replica with the fewest unfinished requests; the first of equals."""
+    """Chooses the replica with the fewest unfinished requests, the first on a tie."""
 
     def choose(self, request: Request, unfinished: Sequence[int]) -> int:
         return min(range(len(unfinished)), key=unfinished.__getitem__)
 
 
 def make_router(name: str) -> Router:
-    """round_robin or least_loaded. Raises ConfigError for any other name."""
+    """Returns the router `round_robin` or `least_loaded`; raises ConfigError for any other name."""
     match name:
         case "round_robin":
             return RoundRobin()
@@ -53,44 +57,37 @@ def make_router(name: str) -> Router:
 
 
 class Cluster:
-    """Replicas behind a router, to be used like an `Engine`: `submit`, `run`, and what it shows of itself.
-
-    Requests are routed in `run`, when they arrive. `state` is the first replica's: all are of the same size.
-    """
+    """Engines behind a router, with the interface of one `Engine`. Requests are routed in `run`, when they arrive."""
 
     def __init__(self, engines: Sequence[Engine], router: Router) -> None:
         self.engines = list(engines)
         self.router = router
-        self.state = engines[0].state
         self.executor = _Executors([engine.executor for engine in engines])
         self.record = RunRecord()
         self._requests: list[Request] = []
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests for their arrival times.
+        """Queues requests for their arrival times.
 
         Raises:
-            WorkloadError: a request arrives by iteration, which means nothing where several engines count their own; or
-                as in `Engine.submit`.
+            WorkloadError: a request arrives by iteration, or as in `Engine.submit`.
         """
         new = list(requests)
         for request in new:
             if request.arrival_iteration:
-                raise WorkloadError(
-                    f"request {request.id} arrives by iteration, which several replicas do not share; "
-                    "give arrival times"
-                )
+                problem = "arrives by iteration, which several replicas do not share"
+                raise WorkloadError(f"request {request.id} {problem}; give arrival times")
             self.engines[0].check_fits(request)
         self._requests = sorted([*self._requests, *new], key=lambda request: (request.arrival_time, request.id))
 
     def run(self, on_step: Callable[[Engine], None] = lambda engine: None) -> RunRecord:
-        """Serve until every request has ended. `on_step`, which shows the progress of one engine, is not called."""
+        """Serves until every request has ended. `on_step` is not called: it is for a single engine."""
         for time, arrivals in groupby(self._requests, key=lambda request: request.arrival_time):
             for engine in self.engines:
                 while engine.num_unfinished and engine.executor.now() < time:
                     engine.step()
             self._route(arrivals)
-        self.record = merged([engine.run() for engine in self.engines])
+        self.record = merge([engine.run() for engine in self.engines])
         return self.record
 
     def _route(self, arrivals: Iterable[Request]) -> None:
@@ -105,7 +102,7 @@ class Cluster:
 
 
 class _Executors:
-    """What is asked of one executor, asked of all."""
+    """The executors of all replicas, with those methods of one that are called after a run."""
 
     def __init__(self, executors: Sequence[Any]) -> None:
         self._executors = executors
@@ -114,7 +111,7 @@ class _Executors:
         return float(max(executor.now() for executor in self._executors))
 
     def accounts(self) -> list[StageAccount]:
-        """Of the first replica's stages, then the second's, and so on."""
+        """Returns the accounts of all stages, replica by replica."""
         return [account for executor in self._executors for account in executor.accounts()]
 
     def close(self) -> None:
@@ -122,15 +119,35 @@ class _Executors:
             executor.close()
 
 
-def merged(records: Sequence[RunRecord]) -> RunRecord:
-    """One record of all replicas, in the order in which tokens were received; iterations are numbered anew."""
+@dataclass(frozen=True, eq=False)
+class ReplicatedServer:
+    """Serves like a `Server`, on one server per replica behind a router. Each replica has a copy of the policy."""
+
+    servers: Sequence[Server[Executor]]
+    router: str
+
+    def engine(self, policy: Policy, requests: Iterable[Request] = (), *, asynchronous: bool | None = None) -> Cluster:
+        """As `Server.engine`."""
+        policies = [policy, *(deepcopy(policy) for _ in self.servers[1:])]
+        engines = [
+            server.engine(copy, asynchronous=asynchronous) for server, copy in zip(self.servers, policies, strict=True)
+        ]
+        cluster = Cluster(engines, make_router(self.router))
+        cluster.submit(requests)
+        return cluster
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+def merge(records: Sequence[RunRecord]) -> RunRecord:
+    """Returns one record of all replicas: steps renumbered in the order in which their tokens were received."""
     whole = RunRecord()
     steps = sorted(
-        (
-            (step.received_at, replica, place)
-            for replica, record in enumerate(records)
-            for place, step in enumerate(record.steps)
-        )
+        (step.received_at, replica, place)
+        for replica, record in enumerate(records)
+        for place, step in enumerate(record.steps)
     )
     for iteration, (_, replica, place) in enumerate(steps):
         record = records[replica]

@@ -1,8 +1,8 @@
 """The asynchronous loop against the synchronous one: one batch of equal requests, prompts and decodes.
 
-The loops share everything - slots, graphs, policy - and differ only in when the host plans. Beside the times: the share
-of the time in which the device computes iterations, and, from a profiler's window, in which it runs kernels. The window
-is of a short run of its own whose contexts are those of the middle of the long one.
+The loops share slots, graphs and policy and differ only in when the host plans. Beside the times: the share of time in
+which the device computes iterations, and in which it runs kernels, from a profiler's window over a short run of its own
+whose contexts are those in the middle of the long one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any
 
 import torch
 
-from cbatch import ConfigError, Engine, Limits, RunRecord
+from cbatch import ConfigError, Engine, Limits, RunRecord, Server
 from experiments.bench.coverage import covered_share
-from experiments.bench.serving import Server, release, same_requests, start, summarize
+from experiments.bench.serving import gpu_server, summarize
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
+from experiments.config.servers import equal_requests, release_memory
 from experiments.store.benchmark_file import spread, write
 from policies.prefill_first import PrefillFirst
 
 WARM_UP_TOKENS = 64
 WINDOW = (100, 130)
-"""Iterations that the profiler sees, and that the lanes are drawn of."""
+"""Iterations that the profiler records; the lanes are drawn from the first of them."""
 
 
 def main(
@@ -36,36 +37,34 @@ def main(
     loops: tuple[str, ...] = ("async", "sync"),
     folder: str = "results",
 ) -> None:
-    """Measure, print and write async.json. `new` and `repeats` are of equal length."""
+    """Measures, prints and writes async.json. `new` and `repeats` are of equal length."""
     if len(new) != len(repeats):
-        raise ConfigError(
-            f"async: {len(new)} of new and {len(repeats)} of repeats; give one of repeats for each of new"
-        )
+        raise ConfigError(f"async: {len(new)} of new and {len(repeats)} of repeats; give one of repeats per one of new")
     if unknown := set(loops) - {"async", "sync"}:
         raise ConfigError(f"async: loop {min(unknown)} is unknown; known: async, sync")
     spec = load_spec(model)
     hardware = torch.cuda.get_device_name()
     figures: dict[str, Any] = {}
     for num_new, num_repeats in zip(new, repeats, strict=True):
-        server = start(spec, Limits(batch, max(batch * prompt, 2048), prompt + num_new))
-        ask = partial(same_requests, batch, prompt, vocabulary=spec.vocab_size)
+        server = gpu_server(spec, Limits(batch, max(batch * prompt, 2048), prompt + num_new))
+        ask = partial(equal_requests, batch, prompt, vocabulary=spec.vocab_size)
         server.serve(PrefillFirst(), ask(new=WARM_UP_TOKENS))
         found: dict[str, Any] = {}
         for loop in loops:
             asynchronous = loop == "async"
             records = [
-                server.record(PrefillFirst(), ask(new=num_new), asynchronous=asynchronous) for _ in range(num_repeats)
+                server.serve(PrefillFirst(), ask(new=num_new), asynchronous=asynchronous) for _ in range(num_repeats)
             ]
-            middle = same_requests(batch, prompt + num_new // 2, 200, spec.vocab_size)
+            middle = equal_requests(batch, prompt + num_new // 2, 200, spec.vocab_size)
             found[loop] = {**loop_figures(records), "kernel_share": kernel_share(server, middle, asynchronous)}
             show(f"{num_new} new tokens, {loop}", found[loop])
         if len(found) == 2:
             found["sync_over_async"] = found["sync"]["seconds"]["median"] / found["async"]["seconds"]["median"]
             print(f"  sync over async: {found['sync_over_async']:.3f}")
         figures[f"{num_new} new"] = found
-        server.executor.close()
+        server.close()
         del server
-        release()
+        release_memory()
     stamped = {"model": spec.name, "batch": batch, "prompt": prompt, "figures": figures}
     print(f"written: {write('async', hardware, stamped, Path(folder))}")
 
@@ -82,16 +81,16 @@ def loop_figures(records: list[RunRecord]) -> dict[str, Any]:
 
 
 def lanes(record: RunRecord) -> list[dict[str, float]]:
-    """When the host planned, launched and waited, and the device computed: milliseconds from the window's start."""
+    """Returns when the host planned, launched and waited and the device computed, in milliseconds from the window's start."""
     steps = record.steps[WINDOW[0] : WINDOW[0] + 8]
     names = ("planned_at", "launched_at", "waited_at", "received_at", "done_at", "started", "ended")
     return [{name: round((getattr(step, name) - steps[0].planned_at) * 1e3, 4) for name in names} for step in steps]
 
 
-def kernel_share(server: Server, requests: Any, asynchronous: bool) -> float:
-    """Share of a window of iterations in which at least one kernel or copy runs."""
+def kernel_share(server: Server[Any], requests: Any, asynchronous: bool) -> float:
+    """Returns the share of the window in which at least one kernel or copy runs."""
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-    server.record(PrefillFirst(), requests, asynchronous=asynchronous, on_step=window(profiler))
+    server.serve(PrefillFirst(), requests, asynchronous=asynchronous, on_step=window(profiler))
     return covered_share(
         (event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events() or []
@@ -100,7 +99,7 @@ def kernel_share(server: Server, requests: Any, asynchronous: bool) -> float:
 
 
 def window(profiler: torch.profiler.profile) -> Callable[[Engine], None]:
-    """Starts and stops the profiler at the edges of the window."""
+    """Returns a function that starts and stops the profiler at the edges of the window."""
 
     def on_step(engine: Engine) -> None:
         iteration = engine.view.iteration

@@ -1,68 +1,37 @@
-"""What `runtime.check=races` costs: the same decodes with unchecked streams, with checked ones, and unchecked once more.
+"""The cost of `runtime.check=races`: the same decodes with unchecked streams, checked ones, and unchecked ones again.
 
-The second unchecked executor is built from scratch and shows the noise: what "off" costs cannot be told from it. The three
-serve in turn, so that the machine's speed cancels out of the ratios. On a GPU if there is one, else on the CPU, where a
-small model makes an iteration short and the check's share of it large.
+The second unchecked server shows the noise. The three serve in turn, so that the machine's speed cancels out of the ratios.
+On a GPU if there is one, else on the CPU, where a small model makes an iteration short and the check's share large.
 """
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from cbatch import ConfigError, Engine, Executor, Limits, Request
-from cbatch.kv import blocks_for
+from cbatch import ConfigError, Limits, Request, Server
 from cbatch.model import ModelSpec
-from cbatch.sim.cost import ProfileCost
+from cbatch.runtime.options import Options
 from cbatch.sim.profile_file import load_profile
-from experiments.config.backends import Backend, Cpu, Cuda, Runtime, count_gpus
+from experiments.config.backends import Cpu, Cuda
 from experiments.config.command_line import Count
+from experiments.config.hardware import count_gpus
 from experiments.config.presets import load_spec
+from experiments.config.servers import PROFILE, real_server
 from experiments.store.benchmark_file import spread, write
 from experiments.workloads import ClosedBatch
 from policies.prefill_first import PrefillFirst
 
-PROFILE = load_profile("h200")
-"""No figure depends on it: it names the hardware, and the policy predicts nothing."""
-
-CHECKS = {"off": "off", "races": "races", "off again": "off"}
+CHECKS = {"off": Options(), "races": Options(check="races"), "off again": Options()}
 WARM_UP_TOKENS = 16
 
 
 class Milliseconds(NamedTuple):
-    """Of one iteration. wall: from the first plan to the last token. processor: of all threads, which others' work spares."""
+    """Mean time of an iteration. wall: from the first plan to the last token. processor: CPU time of all threads."""
 
     wall: float
     processor: float
-
-
-class Server:
-    """An executor; serves one set of requests after another."""
-
-    def __init__(self, place: Backend, spec: ModelSpec, limits: Limits, check: str) -> None:
-        self._cost = ProfileCost(PROFILE, spec)
-        self._limits, self._block_size = limits, place.block_size
-        self._num_blocks = limits.max_running * blocks_for(limits.max_request_tokens, place.block_size)
-        runtime = Runtime(asynchronous=True, graphs="all", compile=False, check=check)  # type: ignore[arg-type]
-        self.executor: Executor = place.executor(spec, self._cost, limits, runtime, self._num_blocks, self._block_size)
-
-    def serve(self, requests: list[Request]) -> Milliseconds:
-        engine = Engine(
-            PrefillFirst(),
-            self.executor,
-            self._limits,
-            self._cost,
-            num_blocks=self._num_blocks,
-            block_size=self._block_size,
-        )
-        engine.submit(requests)
-        began = time.process_time()
-        steps = engine.run().steps
-        processor = time.process_time() - began
-        return Milliseconds(
-            *(seconds / len(steps) * 1e3 for seconds in (steps[-1].received_at - steps[0].planned_at, processor))
-        )
 
 
 def main(
@@ -74,28 +43,28 @@ def main(
     backend: str = "auto",
     folder: str = "results",
 ) -> None:
-    """Measure, print and write checks.json. auto, no batch: tiny at 1, 32 and 128 on a CPU, llama-3.1-8b at 32 on a GPU."""
+    """Measures, prints and writes checks.json. Default: tiny at batch 1, 32 and 128 on a CPU, llama-3.1-8b at 32 on a GPU."""
     place = _place(backend)
     on_cpu = isinstance(place, Cpu)
     spec = load_spec(("tiny" if on_cpu else "llama-3.1-8b") if model == "auto" else model)
     batches = batch or ((1, 32, 128) if on_cpu else (32,))
-    hardware = place.hardware(PROFILE)
+    hardware = place.hardware(load_profile(PROFILE))
     print(f"{spec.name}, requests of {prompt} + {new} tokens on {hardware}", flush=True)
     found = {f"batch {number}": _measure(place, spec, number, prompt, new, repeats) for number in batches}
     figures = {"unit": "ms per iteration", "model": spec.name, "prompt": prompt, "new": new, "figures": found}
     print(f"written: {write('checks', hardware, figures, Path(folder))}")
 
 
-def _place(backend: str) -> Backend:
+def _place(backend: str) -> Cpu | Cuda:
     if backend not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"checks: backend={backend}: give auto, cpu or cuda")
     return Cuda() if backend == "cuda" or (backend == "auto" and count_gpus() > 0) else Cpu()
 
 
 def _measure(
-    place: Backend, spec: ModelSpec, batch: int, num_prompt: int, num_new: int, repeats: int
+    place: Cpu | Cuda, spec: ModelSpec, batch: int, num_prompt: int, num_new: int, repeats: int
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """Times by what is checked, and their ratios; the three take turns."""
+    """Returns times by what is checked, and their ratios."""
 
     def ask(num_new: int) -> list[Request]:
         return ClosedBatch(
@@ -103,15 +72,15 @@ def _measure(
         ).requests(place.vocabulary(spec))
 
     limits = Limits(batch, max(batch * num_prompt, 2048), num_prompt + num_new)
-    servers = {name: Server(place, spec, limits, check) for name, check in CHECKS.items()}
+    servers = {name: real_server(place, spec, limits, options) for name, options in CHECKS.items()}
     for server in servers.values():
-        server.serve(ask(min(WARM_UP_TOKENS, num_new)))
+        _time(server, ask(min(WARM_UP_TOKENS, num_new)))
     times: dict[str, list[Milliseconds]] = {name: [] for name in servers}
     for _ in range(repeats):
         for name, server in servers.items():
-            times[name].append(server.serve(ask(num_new)))
+            times[name].append(_time(server, ask(num_new)))
     for server in servers.values():
-        server.executor.close()
+        server.close()
     found: dict[str, dict[str, dict[str, float]]] = {}
     for kind in Milliseconds._fields:
         values = {name: [getattr(time, kind) for time in taken] for name, taken in times.items()}
@@ -121,6 +90,14 @@ def _measure(
             found[kind][f"{name} over off"] = {**ratio, "of least": min(values[name]) / min(values["off"])}
         print(f"  batch {batch:3}, {kind:9}  " + "  ".join(_shown(name, found[kind]) for name in CHECKS), flush=True)
     return found
+
+
+def _time(server: Server[Any], requests: list[Request]) -> Milliseconds:
+    began = time.process_time()
+    steps = server.serve(PrefillFirst(), requests).steps
+    processor = time.process_time() - began
+    wall = steps[-1].received_at - steps[0].planned_at
+    return Milliseconds(wall / len(steps) * 1e3, processor / len(steps) * 1e3)
 
 
 def _shown(name: str, found: dict[str, dict[str, float]]) -> str:

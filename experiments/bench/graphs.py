@@ -1,31 +1,33 @@
-"""What CUDA graphs and `torch.compile` bring, from one request - where the device has least to do - to a batch of 64.
+"""What CUDA graphs and `torch.compile` bring, from a single request to a batch of 64.
 
 Six ways to compute the same iterations: `transformers`' modules as they are, the same compiled by `torch.compile`, and the
 fused model; each launched operation by operation, and as captured graphs. The setting is that of Fireworks AI's post on
-CUDA graphs, LLaMA-2-7B, batch 1, and larger batches. A way has its price before it runs at full speed: building (weights,
-and captures if any) and a first request, in which all that is compiled on first use is.
+CUDA graphs, LLaMA-2-7B at batch 1, and larger batches. Before a way runs at full speed it costs time to build (weights and
+captures) and to serve a first request, which compiles whatever is compiled on first use.
 
-By batch, what is measured is a window of decodes in the middle of the output, so that slow ways need not generate all of
-it. The smallest batch is also served whole, prompt and all, as engines are compared: `output_tokens_per_second`. Every
-figure is written as soon as it is known.
+Per batch, a window of decodes in the middle of the output is measured, so that slow ways need not generate all of it. The
+smallest batch is also served whole, prompt included, as engines are compared: `output_tokens_per_second`. Every figure is
+written as soon as it is known.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from cbatch import ConfigError, Limits, RunRecord
+from cbatch import ConfigError, Limits, RunRecord, Server
 from cbatch.model import ModelSpec
+from cbatch.runtime.options import Options
 from cbatch.validation import nearest
-from experiments.bench.serving import Server, release, same_requests, start
+from experiments.bench.serving import MakeServer, gpu_server, summarize
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
+from experiments.config.servers import equal_requests, release_memory
 from experiments.store.benchmark_file import spread, write
 from policies.orca import Orca
 
@@ -38,21 +40,13 @@ RUNS = 2
 """Whole runs of the smallest batch."""
 
 
-class Way(NamedTuple):
-    """How iterations are computed: arguments of `gpu.build`."""
-
-    graphs: str
-    fused: bool = False
-    compiled: bool = False
-
-
 WAYS = {
-    "fused, graphs": Way("decode", fused=True),
-    "fused, eager": Way("off", fused=True),
-    "transformers, graphs": Way("decode"),
-    "transformers, eager": Way("off"),
-    "torch.compile": Way("off", compiled=True),
-    "torch.compile, graphs": Way("decode", compiled=True),
+    "fused, graphs": Options(graphs="decode"),
+    "fused, eager": Options(graphs="off"),
+    "transformers, graphs": Options(graphs="decode", fused=False),
+    "transformers, eager": Options(graphs="off", fused=False),
+    "torch.compile": Options(graphs="off", fused=False, compiled=True),
+    "torch.compile, graphs": Options(graphs="decode", fused=False, compiled=True),
 }
 
 
@@ -66,7 +60,7 @@ class Asked(NamedTuple):
 
     @property
     def context(self) -> int:
-        """Tokens of a request where its window begins."""
+        """Returns the tokens of a request at which its window begins."""
         return self.prompt + (self.new - self.window) // 2
 
     @property
@@ -86,19 +80,15 @@ def main(
     ways: str = "",
     folder: str = "results",
 ) -> None:
-    """Measure, print and write graphs.json. `ways` is a list of names, separated by ";"."""
+    """Measures, prints and writes graphs.json. `ways` are names separated by ";"; empty: all."""
     spec = load_spec(model)
     asked = Asked(tuple(sorted(batches)), prompt, new, window)
     chosen = choose(ways)
     figures: dict[str, Any] = {}
 
     def keep() -> Path:
-        return write(
-            "graphs",
-            torch.cuda.get_device_name(),
-            {"model": spec.name, **asked._asdict(), "figures": figures},
-            Path(folder),
-        )
+        content = {"model": spec.name, **asked._asdict(), "figures": figures}
+        return write("graphs", torch.cuda.get_device_name(), content, Path(folder))
 
     print(f"{spec.name}, {asked.prompt} prompt and {asked.new} new tokens: tokens/s in the middle of the output")
     for name, way in chosen.items():
@@ -107,13 +97,13 @@ def main(
         for batch in measure(spec, way, asked, found):
             print(f"  {name:22} batch {batch:3}  {found['by_batch'][str(batch)]['median']:8.1f} tokens/s", flush=True)
             keep()
-        release()
+        release_memory()
         show_price(name, found)
     print(f"written: {keep()}")
 
 
-def choose(ways: str) -> dict[str, Way]:
-    """The ways asked for by name, or all."""
+def choose(ways: str) -> dict[str, Options]:
+    """Returns the named ways, or all."""
     names = ways.split(";") if ways else list(WAYS)
     for name in names:
         if name not in WAYS:
@@ -122,17 +112,17 @@ def choose(ways: str) -> dict[str, Way]:
 
 
 def measure(
-    spec: ModelSpec, way: Way, asked: Asked, found: dict[str, Any], start: Callable[..., Server] = start
+    spec: ModelSpec, way: Options, asked: Asked, found: dict[str, Any], make_server: MakeServer = gpu_server
 ) -> Iterator[int]:
-    """Fill `found` with one way's price and its rates, batch by batch; yields each batch whose rate is known.
+    """Fills `found` with the cost of one way and its rates, batch by batch; yields each batch whose rate is known.
 
-    Leaves nothing compiled for the next way.
+    Discards what earlier ways have compiled.
     """
     torch.compiler.reset()
     begin = time.perf_counter()
-    server = start(spec, asked.limits, **way._asdict())
+    server = make_server(spec, asked.limits, way)
     built = time.perf_counter()
-    server.serve(Orca(), same_requests(1, asked.prompt, WARM_UP_TOKENS, spec.vocab_size))
+    server.serve(Orca(), equal_requests(1, asked.prompt, WARM_UP_TOKENS, spec.vocab_size))
     report = server.executor.iteration.report
     found |= {
         "build_seconds": built - begin,
@@ -144,23 +134,22 @@ def measure(
         "by_batch": {},
     }
     for batch in asked.batches:
-        requests = same_requests(batch, asked.context, SETTLE_TOKENS + asked.window, spec.vocab_size)
-        rates = spread(rates_of_window(server.record(Orca(), requests), batch, asked.window))
+        requests = equal_requests(batch, asked.context, SETTLE_TOKENS + asked.window, spec.vocab_size)
+        rates = spread(rates_of_window(server.serve(Orca(), requests), batch, asked.window))
         found["by_batch"][str(batch)] = rates
         yield batch
-    server.executor.close()
+    server.close()
 
 
-def rate_of_run(server: Server, spec: ModelSpec, asked: Asked) -> float:
-    """Output tokens a second of the smallest batch, from the first plan to the last token."""
+def rate_of_run(server: Server[Any], spec: ModelSpec, asked: Asked) -> float:
+    """Returns output tokens per second of the smallest batch, from the first plan to the last token."""
     batch = asked.batches[0]
-    return (
-        batch * asked.new / server.serve(Orca(), same_requests(batch, asked.prompt, asked.new, spec.vocab_size)).seconds
-    )
+    record = server.serve(Orca(), equal_requests(batch, asked.prompt, asked.new, spec.vocab_size))
+    return batch * asked.new / summarize(record).seconds
 
 
 def rates_of_window(record: RunRecord, batch: int, window: int) -> list[float]:
-    """Tokens a second in each stretch of the last `window` iterations."""
+    """Returns tokens per second in each stretch of the last `window` iterations."""
     ends: Sequence[float] = [step.received_at for step in record.steps[-window - 1 :]]
     stretch = window // STRETCHES
     edges = ends[::stretch]

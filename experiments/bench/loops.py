@@ -1,9 +1,8 @@
-"""Both loops with no graphs, graphs of decodes alone, and graphs of all iterations: what each brings to mixed traffic.
+"""Both loops with no graphs, graphs of decodes only, and graphs of all iterations, on mixed traffic.
 
-Sarathi-Serve's budget makes most iterations mixed: while requests wait, each holds the decodes and as many prompt tokens as
-fill it. Graphs of decodes alone serve what is left at the end; graphs of all iterations need the budget to be a captured
-size, which a tile-aligned one is. The asynchronous loop hides the host's planning, graphs the launching of kernels:
-together they leave the device nothing to wait for, and the figures say what either does alone.
+Sarathi-Serve's budget makes most iterations mixed: while requests wait, each holds the decodes and as many prompt tokens
+as fill it. Graphs of decodes serve only the tail of the run; graphs of all iterations need the budget to be a captured
+size, as a tile-aligned one is. The asynchronous loop hides the host's planning, graphs hide the launching of kernels.
 """
 
 from __future__ import annotations
@@ -16,21 +15,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from cbatch import Limits, Policy, RunRecord
+from cbatch import Limits, Policy
 from cbatch.model import ModelSpec
-from experiments.bench.serving import Server, release, same_requests, start, summarize
+from cbatch.runtime.options import Options
+from experiments.bench.serving import MakeServer, Runs, gpu_server, repeat
 from experiments.config.assemble import make_model, make_policy
 from experiments.config.command_line import Count
 from experiments.config.composition import composed, swept, workload
+from experiments.config.servers import equal_requests, release_memory
 from experiments.config.settings import read_settings
-from experiments.store.benchmark_file import spread, write
+from experiments.store.benchmark_file import write
 from experiments.workloads import Workload
 
 LOOPS = {"sync": False, "async": True}
 
 
 def main(repeats: Count = 3, folder: str = "results") -> None:
-    """Measure, print and write loops.json, anew after each executor; the settings are those of conf/experiment/loops.yaml."""
+    """Measures and prints; writes loops.json after each server. The settings are those of conf/experiment/loops.yaml."""
     config, requests = composed("loops"), workload("loops")
     settings, spec, lengths = read_settings(config), make_model(config, {}), config["workload"]["lengths"]
     policy = partial(make_policy, config, settings, {})
@@ -46,11 +47,11 @@ def main(repeats: Count = 3, folder: str = "results") -> None:
     }
     print(
         f"{spec.name}, batch {stamped['batch']}, {stamped['requests']} requests of {lengths['min_length']} to "
-        f"{lengths['max_length']} tokens, P:D {lengths['pd_ratio']}, {stamped['chunk']} tokens an iteration"
+        f"{lengths['max_length']} tokens, P:D {lengths['pd_ratio']}, {stamped['chunk']} tokens per iteration"
     )
     for graphs in swept("loops", "runtime.graphs"):
         stamped["figures"] |= measure(spec, limits, requests, policy, graphs, repeats)
-        release()
+        release_memory()
         path = write("loops", torch.cuda.get_device_name(), stamped, Path(folder))
     print(f"written: {path}")
 
@@ -62,46 +63,42 @@ def measure(
     policy: Callable[[], Policy],
     graphs: str,
     repeats: int,
-    start: Callable[..., Server] = start,
+    make_server: MakeServer = gpu_server,
 ) -> dict[str, Any]:
-    """Figures of both loops on one executor, by "LOOP, graphs GRAPHS"."""
-    server = start(spec, limits, graphs=graphs)
-    server.serve(policy(), same_requests(limits.max_batch, limits.max_request_tokens // 2, 4, spec.vocab_size))
-    found: dict[str, Any] = {}
+    """Returns the figures of both loops on one server, by "LOOP, graphs GRAPHS"."""
+    server = make_server(spec, limits, Options(graphs=graphs))  # type: ignore[arg-type] # conf/experiment/loops.yaml
+    server.serve(policy(), equal_requests(limits.max_batch, limits.max_request_tokens // 2, 4, spec.vocab_size))
+    report, found = server.executor.iteration.report, {}
     for loop, asynchronous in LOOPS.items():
-        iteration = server.executor.iteration
-        before = iteration.num_eager
-        records = [
-            server.record(policy(), requests.requests(server.executor.vocabulary), asynchronous=asynchronous)
-            for _ in range(repeats)
-        ]
+        ask = partial(requests.requests, server.executor.vocabulary)
+        runs = repeat(server, policy, ask, repeats, asynchronous=asynchronous)
         name = f"{loop}, graphs {graphs}"
         found[name] = {
-            **figures(records),
-            "eager_iterations": (iteration.num_eager - before) // repeats,
-            "graphs": iteration.report.num_graphs,
-            "capture_seconds": iteration.report.seconds,
+            **figures(runs),
+            "eager_iterations": runs.eager,
+            "graphs": report.num_graphs,
+            "capture_seconds": report.seconds,
         }
         show(name, found[name])
-    server.executor.close()
+    server.close()
     return found
 
 
-def figures(records: list[RunRecord]) -> dict[str, Any]:
-    served = [summarize(record) for record in records]
-    mixed = np.array([step.num_prefill_tokens > 0 for step in records[-1].steps])
-    ends = np.array([step.received_at for step in records[-1].steps])
-    milliseconds = np.diff(ends, prepend=records[-1].steps[0].planned_at) * 1e3
+def figures(runs: Runs) -> dict[str, Any]:
+    steps = runs.record.steps
+    mixed = np.array([step.num_prefill_tokens > 0 for step in steps])
+    ends = np.array([step.received_at for step in steps])
+    milliseconds = np.diff(ends, prepend=steps[0].planned_at) * 1e3
+    kinds = {"mixed": mixed, "decodes alone": ~mixed}
     return {
-        "tokens_per_second": spread([run.tokens_per_second for run in served]),
-        "ms_per_iteration": spread([run.milliseconds for run in served]),
+        "tokens_per_second": runs.spread("tokens_per_second"),
+        "ms_per_iteration": runs.spread("milliseconds"),
         "median_ms": {
-            kind: float(np.median(milliseconds[chosen])) if chosen.any() else None
-            for kind, chosen in (("mixed", mixed), ("decodes alone", ~mixed))
+            kind: float(np.median(milliseconds[chosen])) if chosen.any() else None for kind, chosen in kinds.items()
         },
-        "active_share": spread([run.active_share for run in served]),
-        "host_ms_per_iteration": spread([run.host_milliseconds for run in served]),
-        "iterations": served[-1].iterations,
+        "active_share": runs.spread("active_share"),
+        "host_ms_per_iteration": runs.spread("host_milliseconds"),
+        "iterations": runs.served[-1].iterations,
         "mixed_iterations": int(mixed.sum()),
     }
 

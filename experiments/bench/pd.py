@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cbatch import Limits, Policy
-from experiments.bench.serving import start
+from cbatch import Limits, Policy, Request, Server
+from experiments.bench.serving import compare, gpu_server
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
-from experiments.store.benchmark_file import spread, write
+from experiments.store.benchmark_file import write
 from experiments.workloads import ClosedBatch
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.orca import Orca
@@ -43,36 +44,34 @@ def main(
     repeats: Count = 1,
     folder: str = "results",
 ) -> None:
-    """Measure, print and write pd.json, anew after each policy. `ratios` are P:D, `policies` beginnings of names, separated
-    by ";".
+    """Measures and prints; writes pd.json after each policy.
+
+    `ratios` are P:D, `policies` beginnings of names separated by ";".
     """
-    chosen = beginning_with("policies", policies, POLICIES)
+    chosen = {name: POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
     spec = load_spec(model)
-    server = start(spec, Limits(batch, batch * length, length))
+    server = gpu_server(spec, Limits(batch, batch * length, length))
     figures: dict[str, Any] = {}
     stamped = {"model": spec.name, "batch": batch, "length": length, "requests": requests, "figures": figures}
     iteration = server.executor.iteration
     for ratio in ratios:
-        workload = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=requests)
-        warm_up = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=2)
-        print(f"{spec.name}, batch {batch}, {length} tokens a request, P:D {ratio:g}: tokens/s")
-        figures[f"{ratio:g}"] = {}
-        for name in chosen:
-            server.serve(POLICIES[name](), warm_up.requests(server.executor.vocabulary))
-            policy = POLICIES[name]()
-            runs = [server.serve(policy, workload.requests(server.executor.vocabulary)) for _ in range(repeats)]
-            found = {
-                "tokens_per_second": spread([run.tokens_per_second for run in runs]),
-                "iterations": runs[0].iterations,
-            }
-            if isinstance(policy, Sarathi) and isinstance(policy.chunking, PDAware):
-                found["chunk"] = policy.chunking.total
-            figures[f"{ratio:g}"][name] = found
+        requests_of = partial(_requests, server, length, ratio, batch)
+        print(f"{spec.name}, batch {batch}, {length} tokens per request, P:D {ratio:g}: tokens/s")
+        found = figures[f"{ratio:g}"] = {}
+        for name, runs in compare(server, chosen, partial(requests_of, requests), repeats, partial(requests_of, 2)):
+            run, rates = runs.served[0], runs.spread("tokens_per_second")
+            found[name] = {"tokens_per_second": rates, "iterations": run.iterations}
+            if isinstance(runs.policy, Sarathi) and isinstance(runs.policy.chunking, PDAware):
+                found[name]["chunk"] = runs.policy.chunking.total
             print(
-                f"  {name:24} {found['tokens_per_second']['median']:8.0f}  "  # type: ignore[index]
-                f"{runs[0].milliseconds:7.3f} ms/iteration, {runs[0].iterations} iterations",
+                f"  {name:24} {rates['median']:8.0f}  {run.milliseconds:7.3f} ms/iteration, {run.iterations} iterations",
                 flush=True,
             )
             counts = {"replayed": iteration.num_replayed, "eager": iteration.num_eager}
             path = write("pd", torch.cuda.get_device_name(), {**stamped, **counts}, Path(folder))
     print(f"written: {path}")
+
+
+def _requests(server: Server[Any], length: int, ratio: float, batch: int, number: int) -> list[Request]:
+    workload = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=number)
+    return workload.requests(server.executor.vocabulary)

@@ -1,35 +1,34 @@
-"""Serves requests on a GPU executor for a benchmark, and reads the figures off the record."""
+"""What the benchmarks share: a server on the GPU, runs of a policy on it, and their figures."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
-from cbatch import CostModel, Engine, Limits, Policy, Request, RunRecord
-from cbatch.kv import KVSize, blocks_for
+from cbatch import Limits, Policy, Request, RunRecord, Server
 from cbatch.model import ModelSpec
-from cbatch.runtime.options import Options
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile_file import load_profile
+from cbatch.runtime.options import DEFAULT_OPTIONS, Options
+from experiments.config.backends import Cuda
+from experiments.config.servers import real_server
+from experiments.store.benchmark_file import spread
 
-if TYPE_CHECKING:
-    from cbatch.runtime.gpu import GpuExecutor
+MakeServer = Callable[[ModelSpec, Limits, Options], Server[Any]]
 
-PROFILE = "h200"
-"""What policies that predict predict with."""
+
+def gpu_server(spec: ModelSpec, limits: Limits, options: Options = DEFAULT_OPTIONS) -> Server[Any]:
+    """Builds a server on the GPU with as much KV cache as its largest batch can use, if there is room."""
+    return real_server(Cuda(), spec, limits, options)
 
 
 class Served(NamedTuple):
-    """What serving some requests took.
+    """Figures of one run.
 
     seconds: from the first plan to the last token on the host.
-    iterations: number of them.
-    active_share: of that time, the share in which the device computed an iteration.
-    host_milliseconds: median time that the host spends on an iteration besides waiting.
+    iterations: their number.
+    active_share: share of that time in which the device computes an iteration.
+    host_milliseconds: median time per iteration that the host does not wait.
     tokens_per_second: prompt and output tokens.
     """
 
@@ -41,75 +40,59 @@ class Served(NamedTuple):
 
     @property
     def milliseconds(self) -> float:
-        """Of one iteration, on average."""
+        """Mean time of an iteration."""
         return self.seconds / self.iterations * 1e3
 
 
-class Server(NamedTuple):
-    """An executor and what it was built for; serves one set of requests after another."""
+class Runs(NamedTuple):
+    """Repeated runs of the same requests.
 
-    executor: GpuExecutor
-    limits: Limits
-    cost: CostModel
-    num_blocks: int
-    block_size: int
+    policy, record: of the last run. eager: iterations without a graph, per run.
+    """
 
-    def serve(self, policy: Policy, requests: Iterable[Request], *, asynchronous: bool = True) -> Served:
-        return summarize(self.record(policy, requests, asynchronous=asynchronous))
+    served: Sequence[Served]
+    policy: Policy
+    record: RunRecord
+    eager: int
 
-    def record(
-        self,
-        policy: Policy,
-        requests: Iterable[Request],
-        *,
-        asynchronous: bool = True,
-        on_step: Callable[[Engine], None] = lambda engine: None,
-    ) -> RunRecord:
-        if check := getattr(policy, "check", None):
-            check(self.limits)
-        engine = Engine(
-            policy,
-            self.executor,
-            self.limits,
-            self.cost,
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            asynchronous=asynchronous,
-        )
-        engine.submit(requests)
-        return engine.run(on_step)
+    def spread(self, name: str) -> dict[str, float]:
+        """Returns median and extremes of an attribute of `Served`."""
+        return spread([getattr(run, name) for run in self.served])
 
 
-def start(
-    spec: ModelSpec,
-    limits: Limits,
+def repeat(
+    server: Server[Any],
+    policy: Callable[[], Policy],
+    requests: Callable[[], Sequence[Request]],
+    repeats: int,
     *,
-    graphs: str = "all",
-    fused: bool = True,
-    compiled: bool = False,
-    kv_tokens: int | None = None,
-) -> Server:
-    """Build an executor with as much KV cache as its largest batch can use, if there is room."""
-    from cbatch.runtime import gpu  # its kernels are written in Triton, which machines without a GPU lack
-
-    needed = limits.max_running * blocks_for(limits.max_request_tokens, gpu.BLOCK_SIZE)
-    fitting = (kv_tokens or gpu.kv_tokens_beside(spec, limits)) // gpu.BLOCK_SIZE
-    num_blocks = min(needed, fitting)
-    options = Options(graphs=graphs, fused=fused, compiled=compiled)  # type: ignore[arg-type]
-    executor = gpu.build(spec, limits, KVSize(num_blocks, gpu.BLOCK_SIZE), options)
-    return Server(
-        executor,
-        limits,
-        ProfileCost(load_profile(PROFILE), spec, max_batch=limits.max_batch),
-        num_blocks,
-        gpu.BLOCK_SIZE,
-    )
+    asynchronous: bool = True,
+) -> Runs:
+    """Serves the requests several times, each time with a new policy."""
+    iteration, served = server.executor.iteration, []
+    before = iteration.num_eager
+    for _ in range(repeats):
+        used = policy()
+        record = server.serve(used, requests(), asynchronous=asynchronous)
+        served.append(summarize(record))
+    return Runs(served, used, record, (iteration.num_eager - before) // repeats)
 
 
-def release() -> None:
-    """Give the memory of servers that nobody refers to any more back to the GPU; compiled modules refer to themselves."""
-    gc.collect()
-    torch.cuda.empty_cache()
+def compare(
+    server: Server[Any],
+    policies: Mapping[str, Callable[[], Policy]],
+    requests: Callable[[], Sequence[Request]],
+    repeats: int,
+    warm_up: Callable[[], Sequence[Request]] | None = None,
+) -> Iterator[tuple[str, Runs]]:
+    """Serves the requests under each policy in turn; yields a policy's name and runs before the next one begins.
+
+    warm_up: makes requests to be served before those of each policy.
+    """
+    for name, policy in policies.items():
+        if warm_up is not None:
+            server.serve(policy(), warm_up())
+        yield name, repeat(server, policy, requests, repeats)
 
 
 def summarize(record: RunRecord) -> Served:
@@ -117,16 +100,8 @@ def summarize(record: RunRecord) -> Served:
     seconds = steps[-1].received_at - steps[0].planned_at
     started = np.array([step.started for step in steps])
     ended = np.array([step.ended for step in steps])
-    begun = np.maximum(
-        started, np.concatenate([[-np.inf], ended[:-1]])
-    )  # a step enqueued behind another starts at its end
+    begun = np.maximum(started, np.concatenate([[-np.inf], ended[:-1]]))  # enqueued early, it begins when the last ends
     busy = float(np.sum(ended - begun))
     host = [step.launched_at - step.planned_at + step.done_at - step.received_at for step in steps]
     num_tokens = sum(request.num_prompt_tokens + len(request.output) for request in record.requests)
     return Served(seconds, len(steps), busy / seconds, float(np.median(host)) * 1e3, num_tokens / seconds)
-
-
-def same_requests(number: int, prompt: int, new: int, vocabulary: int, seed: int = 0) -> list[Request]:
-    """`number` requests of one shape with random prompts, all waiting at the start."""
-    prompts = np.random.default_rng(seed).integers(0, vocabulary, (number, prompt))
-    return [Request(index, prompt, new, prompt=tokens.tolist()) for index, tokens in enumerate(prompts)]

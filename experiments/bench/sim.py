@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from cbatch import BatchShape, Engine, Limits, Policy, Request
+from cbatch import BatchShape, Limits, Policy, Request, Server
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile, profile_names
-from experiments.store.benchmark_file import cpu_name, spread, write
+from experiments.config.hardware import cpu_name
+from experiments.store.benchmark_file import spread, write
 from experiments.workloads import read_trace
 from policies.chunking import TileAligned
 from policies.orca import Orca
@@ -76,18 +78,12 @@ def _once(policy: Policy) -> tuple[float, float]:
     """Returns (iterations per second, mean requests per iteration) of one run, without making the requests."""
     profile = load_profile("h200")
     cost = ProfileCost(profile, SPEC)
-    engine = Engine(
-        policy,
-        SimExecutor(cost, profile.host(asynchronous=True)),
-        Limits(BATCH, 16384, 8192),
-        cost,
-        num_blocks=profile.kv_tokens(SPEC) // 16,
-        block_size=16,
-    )
+    executor = SimExecutor(cost, profile.host(asynchronous=True))
+    server = Server(executor, Limits(BATCH, 16384, 8192), cost, KVSize(profile.kv_tokens(SPEC) // 16, 16))
     random = np.random.default_rng(0)
     lengths = zip(random.integers(100, 2000, NUM_REQUESTS), random.integers(300, 900, NUM_REQUESTS), strict=True)
     requests = [Request(index, int(prompt), int(output)) for index, (prompt, output) in enumerate(lengths)]
-    engine.submit(requests)
+    engine = server.engine(policy, requests)
     begin = time.perf_counter()
     record = engine.run()
     seconds = time.perf_counter() - begin

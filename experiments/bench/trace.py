@@ -1,4 +1,4 @@
-"""The first requests of a recorded trace, queued at once, under each policy: prompt and output tokens a second."""
+"""The first requests of a recorded trace, queued at once, under each policy: prompt and output tokens per second."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from cbatch import Limits, Policy
-from cbatch.errors import ConfigError
-from experiments.bench.serving import same_requests, start
+from cbatch import ConfigError, Limits, Policy
+from experiments.bench.serving import compare, gpu_server
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
-from experiments.store.benchmark_file import spread, write
+from experiments.config.servers import equal_requests
+from experiments.store.benchmark_file import write
 from experiments.workloads import TraceReplay
 from policies.chunking import TileAligned
 from policies.longest_first import LongestFirst
@@ -52,19 +52,19 @@ def main(
     repeats: Count = 1,
     folder: str = "results",
 ) -> None:
-    """Measure, print and write trace.json, again after each policy; with another batch than 128, trace-<batch>.json.
+    """Measures and prints; writes trace.json after each policy, or trace-<batch>.json for a batch other than 128.
 
-    `path` is the trace's file; `policies` a list of beginnings of names.
+    `path` is the trace's file, `policies` beginnings of names separated by ";".
     """
     if not path:
         raise ConfigError("trace: give the trace's file, path=azure_llm_2023_conv.csv.gz")
-    chosen = beginning_with("policies", policies, POLICIES)
+    chosen = {name: POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
     spec = load_spec(model)
     workload = TraceReplay(path=path, num_requests=requests, queued=True)
     lengths = workload.requests(None)
     longest = max(request.max_tokens for request in lengths)
-    server = start(spec, Limits(batch, 16384, longest))
-    server.serve(Orca(), same_requests(batch, 64, 16, spec.vocab_size))
+    server = gpu_server(spec, Limits(batch, 16384, longest))
+    server.serve(Orca(), equal_requests(batch, 64, 16, spec.vocab_size))
     print(f"{spec.name}, batch {batch}, {len(lengths)} requests of {Path(path).name}: tokens/s")
     figures: dict[str, Any] = {}
     stamped = {
@@ -74,23 +74,20 @@ def main(
         "requests": len(lengths),
         "figures": figures,
     }
-    iteration = server.executor.iteration
-    for name in chosen:
-        before = iteration.num_eager
-        runs = [server.serve(POLICIES[name](), workload.requests(server.executor.vocabulary)) for _ in range(repeats)]
+    for name, runs in compare(server, chosen, lambda: workload.requests(server.executor.vocabulary), repeats):
+        run, rates = runs.served[0], runs.spread("tokens_per_second")
         figures[name] = {
-            "tokens_per_second": spread([run.tokens_per_second for run in runs]),
-            "seconds": spread([run.seconds for run in runs]),
-            "iterations": runs[0].iterations,
-            "eager": (iteration.num_eager - before) // len(runs),
-            "active_share": spread([run.active_share for run in runs]),
+            "tokens_per_second": rates,
+            "seconds": runs.spread("seconds"),
+            "iterations": run.iterations,
+            "eager": runs.eager,
+            "active_share": runs.spread("active_share"),
         }
         print(
-            f"  {name:28} {figures[name]['tokens_per_second']['median']:8.0f}  {runs[0].seconds:6.2f} s, "
-            f"{runs[0].iterations} iterations, {figures[name]['eager']} eager, device active {runs[0].active_share:.2%}",
+            f"  {name:28} {rates['median']:8.0f}  {run.seconds:6.2f} s, {run.iterations} iterations, {runs.eager} eager, "
+            f"device active {run.active_share:.2%}",
             flush=True,
         )
-        written = write(
-            f"trace-{batch}" if batch != BATCH else "trace", torch.cuda.get_device_name(), stamped, Path(folder)
-        )
+        file = "trace" if batch == BATCH else f"trace-{batch}"
+        written = write(file, torch.cuda.get_device_name(), stamped, Path(folder))
     print(f"written: {written}")

@@ -27,7 +27,8 @@ from tabulate import tabulate
 
 from cbatch import ConfigError
 from experiments.config.command_line import Count
-from experiments.store.benchmark_file import cpu_name, spread, write
+from experiments.config.hardware import cpu_name
+from experiments.store.benchmark_file import spread, write
 
 SETTING = (
     "policy=sarathi_serve",

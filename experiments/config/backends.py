@@ -1,12 +1,11 @@
-"""Where a run takes place: simulated, on this machine's CPU, or on its GPU. Each is chosen by `backend=`.
+"""The places where a run executes, chosen by `backend=`: simulated hardware, this machine's CPU, or its GPU.
 
 Only the chosen backend's packages are loaded: a simulated run imports no torch.
 """
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, Protocol, get_args
 
 from cbatch import ConfigError, Executor, Limits
@@ -19,7 +18,7 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime, Profile
 from cbatch.sim.topology import Topology
 from cbatch.validation import Give, Switch, check, not_negative
-from experiments.store.benchmark_file import cpu_name
+from experiments.config.hardware import count_gpus, cpu_name
 from experiments.workloads import Vocabulary
 
 Graphs = Literal["off", "decode", "all"]
@@ -32,26 +31,28 @@ class Runtime:
 
     asynchronous: plan and launch an iteration while the one before is computed.
     graphs: which iterations replay a captured CUDA graph: "off", "decode" (those without prompts) or "all".
-    compile: compute real tokens with `transformers`' modules, compiled by `torch.compile`, in place of the fused model.
-    check: of executors with real tokens; "poison" fills what must not be read and reports when it was, "races" checks
-        that accesses to the same memory are in an order, "off" does neither.
-    times_copies: have executors with real tokens tell when their copies ran; no setting of its own, timelines ask for it.
+    compile: compute real tokens with `transformers`' modules, compiled by `torch.compile`, instead of the fused model.
+    check: for real tokens: "poison" fills buffers with values that must never be read and reports tokens computed from
+        them, "races" checks that accesses to the same memory are ordered, "off" does neither.
     """
 
     asynchronous: Switch
     graphs: Graphs
     compile: Switch
     check: Literal["off", "poison", "races"]
-    times_copies: bool = False
 
     def __post_init__(self) -> None:
         check(self, "runtime.")
+
+    def options(self, *, times_copies: bool) -> Options:
+        """Returns what executors of real tokens need to know of these settings."""
+        return Options(check=self.check, compiled=self.compile, graphs=self.graphs, times_copies=times_copies)
 
 
 class Backend(Protocol):
     """A place to run.
 
-    name: as in the results. simulated: whether times are predicted. block_size: tokens of a KV block by default.
+    name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block.
     """
 
     name: str
@@ -59,31 +60,31 @@ class Backend(Protocol):
     block_size: int
 
     def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
-        """What policies predict iterations with; its topology is the run's."""
+        """Returns the cost model for policies; its topology is the run's."""
         ...
 
     def hardware(self, profile: Profile) -> str:
-        """What the figures are true of."""
+        """Returns the name of the hardware that the figures hold for."""
         ...
 
     def tile(self, profile: Profile) -> int:
-        """Tokens by which matrix products step here; 1: not known."""
+        """Returns the tile of matrix products in tokens; 1: unknown."""
         ...
 
     def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
-        """The model's tokens; None where there are none."""
+        """Returns the model's vocabulary; None in simulation, which has no tokens."""
         ...
 
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
-        """The default size of the KV cache in tokens, and why."""
+        """Returns the default size of the KV cache in tokens, and the reason for it."""
         ...
 
     def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
+        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor: ...
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
-        """What is to be known of a run that has ended: which kernels ran, or where simulated times come from."""
+        """Returns facts about a run that has ended: which kernels ran, or where simulated times come from."""
         ...
 
 
@@ -91,10 +92,10 @@ class Backend(Protocol):
 class Simulated:
     """Predicted time on the GPUs of a hardware profile.
 
-    host_seconds: host time that each iteration takes; "auto" is the profile's.
+    host_seconds: host time per iteration; "auto": the profile's.
     tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.sim.topology.Topology`.
     router: round_robin or least_loaded, over the replicas.
-    outside: "mark" counts iterations outside what was measured, "error" refuses them.
+    outside: "mark" counts iterations outside the measured range, "error" refuses them.
     """
 
     host_seconds: Annotated[
@@ -135,26 +136,36 @@ class Simulated:
         return profile.kv_tokens(spec, self._topology), f"beside the weights on {profile.name}"
 
     def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
+        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
         if self.host_seconds == "auto":
-            return SimExecutor(cost, cost.profile.host(runtime.asynchronous))
+            return SimExecutor(cost, cost.profile.host(asynchronous))
         return SimExecutor(cost, HostTime(self.host_seconds))
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         return {**cost.provenance(), "stages": [asdict(account) for account in executor.accounts()]}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cpu:
-    """Real tokens on this machine's CPU."""
+class _RealTokens:
+    """What the CPU and the GPU share."""
 
-    name = "cpu"
     simulated = False
-    block_size = 16
 
     def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
         return ProfileCost(profile, spec, max_batch=max_batch)
+
+    def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
+        from cbatch.vocabulary import Vocabulary
+
+        return Vocabulary(spec)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpu(_RealTokens):
+    """Real tokens on this machine's CPU."""
+
+    name = "cpu"
+    block_size = 16
 
     def hardware(self, profile: Profile) -> str:
         return cpu_name()
@@ -162,46 +173,36 @@ class Cpu:
     def tile(self, profile: Profile) -> int:
         return 1
 
-    def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
-        from cbatch.vocabulary import Vocabulary
-
-        return Vocabulary(spec)
-
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         longest = blocks_for(limits.max_request_tokens, block_size) * block_size
         return limits.max_running * longest, "the largest batch at its longest"
 
     def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
+        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
         from cbatch.runtime import cpu
 
-        options = Options(check=runtime.check, compiled=runtime.compile, times_copies=runtime.times_copies)
-        return cpu.build(spec, limits, KVSize(num_blocks, block_size), options)
+        return cpu.build(spec, limits, kv, options)
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         return {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cuda:
+class Cuda(_RealTokens):
     """Real tokens on this machine's GPU.
 
-    attention: the kernels that attend, by a name of `cbatch.runtime.fast.attention.choice`; "auto" is the fastest that fits.
+    attention: the attention kernels, by a name of `cbatch.runtime.fast.attention.choice`; "auto": the fastest that fits.
     """
 
     attention: str = "auto"
 
     name = "cuda"
-    simulated = False
     block_size = 128  # the page size at which paged attention is fastest
 
     def __post_init__(self) -> None:
         if count_gpus() == 0:
             raise ConfigError("backend=cuda: no GPU found; choose backend=sim or backend=cpu")
-
-    def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
-        return ProfileCost(profile, spec, max_batch=max_batch)
 
     def hardware(self, profile: Profile) -> str:
         import torch
@@ -211,29 +212,17 @@ class Cuda:
     def tile(self, profile: Profile) -> int:
         return profile.ceilings.tile
 
-    def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
-        from cbatch.vocabulary import Vocabulary
-
-        return Vocabulary(spec)
-
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         from cbatch.runtime import gpu
 
         return gpu.kv_tokens_beside(spec, limits), "beside weights and iterations in the free memory"
 
     def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, runtime: Runtime, num_blocks: int, block_size: int
+        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
         from cbatch.runtime import gpu
 
-        options = Options(
-            check=runtime.check,
-            compiled=runtime.compile,
-            graphs=runtime.graphs,
-            attention=self.attention,
-            times_copies=runtime.times_copies,
-        )
-        return gpu.build(spec, limits, KVSize(num_blocks, block_size), options)
+        return gpu.build(spec, limits, kv, replace(options, attention=self.attention))
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         iteration = executor.iteration
@@ -246,23 +235,11 @@ class Cuda:
 
 @dataclass(frozen=True, kw_only=True)
 class Auto:
-    """A GPU if the driver finds one, else simulation."""
+    """Chooses a GPU if the driver finds one, else simulation."""
 
     name = "auto"
 
     def choose(self) -> tuple[Backend, str]:
-        """The backend, and why it was chosen."""
+        """Returns the backend and the reason for it."""
         num_gpus = count_gpus()
         return (Simulated(), "no GPU found") if num_gpus == 0 else (Cuda(), f"{num_gpus} GPU found")
-
-
-def count_gpus() -> int:
-    """NVIDIA GPUs that this process may use, asked of the driver itself: importing torch takes seconds."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value

@@ -58,6 +58,7 @@ class Settings:
     block_size: Tokens
     max_tokens: Tokens
     metrics: Metrics
+    objective: Text | None
     output: Text | None
     sweep: Text
     progress: Annotated[

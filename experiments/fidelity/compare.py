@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from cbatch import BatchShape, Engine, Limits, RunRecord
+from cbatch import BatchShape, Limits, RunRecord, Server
+from cbatch.kv import KVSize
 from cbatch.sim.cost import ProfileCost, StageTimes
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.power import GpuClock
@@ -62,16 +63,9 @@ def simulate(run: ServedRun, profile: Profile, factor: float = 1.0) -> RunRecord
     """The same requests under the same policy and limits, in the asynchronous loop."""
     settings, cost = run.settings, Nudged(run, profile, factor)
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
-    engine = Engine(
-        POLICIES[settings["policy"]](),
-        SimExecutor(cost, profile.host(asynchronous=True)),
-        limits,
-        cost,
-        num_blocks=settings["num_blocks"],
-        block_size=settings["block_size"],
-    )
-    engine.submit(run.requests())
-    return engine.run()
+    executor = SimExecutor(cost, profile.host(asynchronous=True))
+    server = Server(executor, limits, cost, KVSize(settings["num_blocks"], settings["block_size"]))
+    return server.serve(POLICIES[settings["policy"]](), run.requests())
 
 
 def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from cbatch import Engine, Executor, Request
 from cbatch.model import ModelSpec
 from cbatch.vocabulary import Vocabulary
 from experiments.config.presets import load_spec
+from experiments.config.servers import equal_requests
 from experiments.fidelity.cases import CAPACITY_OF, POLICIES, Case, workload
 from experiments.fidelity.runs import ServedRun, Watched, run_of
-from experiments.profile.host import Unknown
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import Machine, build
 from experiments.store.provenance import today, versions
@@ -51,12 +49,12 @@ def serve_cases(
                 machine is None
                 or before is None
                 or not case.fits(before)
-                or longest > machine.limits.max_request_tokens
+                or longest > machine.server.limits.max_request_tokens
             ):
                 machine = None  # its memory is the next one's
                 in_use.close()
                 machine = build(backend, spec, batch=case.batch, max_tokens=case.max_tokens, longest=longest)
-                in_use.callback(machine.executor.close)
+                in_use.enter_context(closing(machine.server))
                 _compile(machine.laboratory(spec))
             before = case
             print(f"{case.name}: {spec.name}, batch {case.batch}, {len(lengths)} requests", flush=True)
@@ -85,7 +83,8 @@ def capacity_of(runs: Mapping[tuple[str, str], ServedRun]) -> float | None:
 
 def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: Workload) -> ServedRun:
     """One real run in the asynchronous loop, after a few requests that warm up."""
-    limits, vocabulary = machine.limits, Vocabulary(spec)
+    server, vocabulary = machine.server, Vocabulary(spec)
+    limits = server.limits
     settings = {
         "case": case.name,
         "policy": policy,
@@ -94,27 +93,15 @@ def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: 
         "tile": limits.tile,
         "max_tokens": limits.max_tokens,
         "longest": limits.max_request_tokens,
-        "num_blocks": machine.num_blocks,
-        "block_size": machine.block_size,
+        **server.kv._asdict(),
         "load": case.load,
     }
 
-    def engine(executor: Executor, submitted: list[Request]) -> Engine:
-        made = Engine(
-            POLICIES[policy](),
-            executor,
-            limits,
-            Unknown(),
-            num_blocks=machine.num_blocks,
-            block_size=machine.block_size,
-        )
-        made.submit(submitted)
-        return made
-
-    engine(machine.executor, _few(limits.max_batch, limits.max_request_tokens, vocabulary.size)).run()
+    prompt, output = min(WARM_UP[0], limits.max_request_tokens - WARM_UP[1]), WARM_UP[1]
+    server.serve(POLICIES[policy](), equal_requests(limits.max_batch, prompt, output, vocabulary.size))
     asked = requests.requests(vocabulary)
-    watched = Watched(machine.executor)
-    record = engine(watched, asked).run()
+    watched = Watched(server.executor)
+    record = replace(server, executor=watched).serve(POLICIES[policy](), asked)
     return run_of(settings, record, asked, watched.shapes)
 
 
@@ -126,9 +113,3 @@ def _compile(laboratory: Laboratory) -> None:
             batch = Batch(((tokens, 0),) * number)
             if laboratory.holds(batch):
                 laboratory.compute(batch)
-
-
-def _few(number: int, longest: int, vocabulary_size: int) -> list[Request]:
-    prompt, output = min(WARM_UP[0], longest - WARM_UP[1]), WARM_UP[1]
-    prompts = np.random.default_rng(0).integers(0, vocabulary_size, (number, prompt))
-    return [Request(index, prompt, output, prompt=tokens.tolist()) for index, tokens in enumerate(prompts)]

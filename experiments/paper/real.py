@@ -1,23 +1,23 @@
-"""Steady states of equal requests with real tokens, on the GPU at hand or, with a small model, on a CPU.
+"""Steady states of equal requests with real tokens, on this machine's GPU or, for a small model, its CPU.
 
-One executor is built for the largest of the loads and serves them all, one after the other: weights are loaded and graphs
-captured once. Times are the host's clock between the ends of requests, whatever the device and the host did. The policies,
-the requests and what is counted are those of `steady`.
+One server is built for the largest load and serves them all in turn: weights are loaded and graphs captured once. Times
+are the host's clock between the ends of requests. Policies, requests and what is counted are those of `steady`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cbatch import ConfigError, Engine, Limits
-from cbatch.kv import KVSize, blocks_for
+from cbatch import ConfigError, Limits, Server
+from cbatch.kv import blocks_for
 from cbatch.model import ModelSpec
-from cbatch.runtime.executor import StreamExecutor
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile_file import load_profile
-from experiments.config.backends import count_gpus
+from experiments.config.backends import Cpu, Cuda
+from experiments.config.hardware import count_gpus
 from experiments.config.presets import load_spec
+from experiments.config.servers import real_server
 from experiments.paper.steady import (
     WARM_UP,
     Load,
@@ -30,24 +30,22 @@ from experiments.paper.steady import (
     tile_of,
 )
 
-MODEL, PROFILE = "llama-13b", "h200"
+MODEL = "llama-13b"
 LARGEST = (Load(1024, 18, 1), Load(2048, 10, 1), Load(3072, 6, 1))
-"""The batches of SARATHI (arXiv 2308.16369), Fig 9, that the executor is built for."""
+"""The batches of SARATHI (arXiv 2308.16369), Fig 9, for which the server is built."""
 COUNTED = 1
-"""Generations of requests that are measured, after as many of warm-up as in simulation."""
+"""Generations of requests that are measured, after as many warm-up generations as in simulation."""
 
 
 @dataclass(eq=False)
 class RealSteadyState(SteadyState):
     """Measures loads by serving them. `cost` predicts single iterations from the profile of the same kind of GPU.
 
-    largest: limits and KV blocks that the executor was built for; loads must keep within them.
+    server: its limits and KV cache hold every load.
     """
 
-    executor: StreamExecutor = field(kw_only=True)
+    server: Server[Any] = field(kw_only=True)
     hardware: str = field(kw_only=True)
-    num_blocks: int = field(kw_only=True)
-    block_size: int = field(kw_only=True)
 
     def provenance(self) -> dict[str, Any]:
         return {
@@ -62,69 +60,43 @@ class RealSteadyState(SteadyState):
         return f"{served}; single iterations are predicted by profile {self.cost.profile.name}"
 
     def close(self) -> None:
-        self.executor.close()
+        self.server.close()
 
     def _run(self, scheme: Scheme, load: Load, chunk: int) -> float:
-        limits = limits_of(load, tile_of(self.cost, chunk))
-        engine = Engine(
-            policy_of(scheme, chunk),
-            self.executor,
-            limits,
-            self.cost,
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-        )
-        engine.submit(requests_of(scheme, load, WARM_UP + COUNTED + 1, self.executor.vocabulary))
-        begin, end = counted(engine.run(), load, COUNTED)
+        server = replace(self.server, limits=limits_of(load, tile_of(self.cost, chunk)))
+        requests = requests_of(scheme, load, WARM_UP + COUNTED + 1, server.executor.vocabulary)
+        begin, end = counted(server.serve(policy_of(scheme, chunk), requests), load, COUNTED)
         return (end - begin) / (COUNTED * load.batch)
 
 
 def on_gpu() -> RealSteadyState:
-    """The GPU at hand with LLaMA-13B.
+    """Builds a server of LLaMA-13B on this machine's GPU.
 
     Raises:
         ConfigError: there is no GPU. CapacityError: its memory does not hold the model and a batch.
     """
     if count_gpus() == 0:
         raise ConfigError("hardware=gpu, but there is no GPU; leave it out to simulate")
-    import torch
-
-    from cbatch.runtime import gpu  # its kernels need what only a GPU's machine has
-
-    spec = load_spec(MODEL)
-    limits, num_blocks = _largest(gpu.BLOCK_SIZE)
-    executor = gpu.build(spec, limits, KVSize(num_blocks, gpu.BLOCK_SIZE))
-    return _state(spec, executor, limits, torch.cuda.get_device_name(), num_blocks, gpu.BLOCK_SIZE)
+    return _on(Cuda(), load_spec(MODEL), LARGEST)
 
 
-def on_cpu(spec: ModelSpec, largest: Load, block_size: int = 16) -> RealSteadyState:
-    """The same on this machine's CPU, for a model that is small enough."""
-    from cbatch.runtime import cpu
-    from experiments.store.benchmark_file import cpu_name
-
-    num_blocks = _blocks(largest, block_size)
-    limits = Limits(largest.batch, largest.batch * largest.length, largest.length)
-    executor = cpu.build(spec, limits, KVSize(num_blocks, block_size))
-    return _state(spec, executor, limits, cpu_name(), num_blocks, block_size)
+def on_cpu(spec: ModelSpec, largest: Load) -> RealSteadyState:
+    """Builds a server of a small model on this machine's CPU."""
+    return _on(Cpu(), spec, (largest,))
 
 
-def _largest(block_size: int) -> tuple[Limits, int]:
-    """Limits and KV blocks that hold every one of the largest loads."""
+def _on(backend: Cpu | Cuda, spec: ModelSpec, loads: Sequence[Load]) -> RealSteadyState:
     limits = Limits(
-        max(load.batch for load in LARGEST),
-        max(load.batch * load.length for load in LARGEST),
-        max(load.length for load in LARGEST),
+        max(load.batch for load in loads),
+        max(load.batch * load.length for load in loads),
+        max(load.length for load in loads),
     )
-    return limits, max(_blocks(load, block_size) for load in LARGEST)
+    kv_tokens = max(_blocks(load, backend.block_size) for load in loads) * backend.block_size
+    server = real_server(backend, spec, limits, kv_tokens=kv_tokens)
+    assert isinstance(server.cost, ProfileCost)
+    return RealSteadyState(server.cost, server=server, hardware=backend.hardware(server.cost.profile))
 
 
 def _blocks(load: Load, block_size: int) -> int:
-    """For two batches: blocks come free an iteration after their request has ended, and a whole batch may end at once."""
+    """Returns the KV blocks of two batches: a whole batch may end at once, and its blocks are freed an iteration later."""
     return 2 * load.batch * blocks_for(load.length, block_size)
-
-
-def _state(
-    spec: ModelSpec, executor: StreamExecutor, limits: Limits, hardware: str, num_blocks: int, block_size: int
-) -> RealSteadyState:
-    cost = ProfileCost(load_profile(PROFILE), spec, max_batch=limits.max_batch)
-    return RealSteadyState(cost, executor=executor, hardware=hardware, num_blocks=num_blocks, block_size=block_size)

@@ -14,7 +14,6 @@ import torch
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.interpolation import Curve
-from cbatch.sim.profile import HostTime
 from cbatch.sim.profile_file import PROFILES, load_profile
 from cbatch.validation import whole
 from experiments.config.presets import load_spec
@@ -65,7 +64,7 @@ def _one(
     data = read_existing(path) or _blank(hardware, backend, path.stem)
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
-    with closing(machine.executor):
+    with closing(machine.server):
         report(f"{spec.name} on {machine.name}, attention: {machine.attention}")
         laboratory = machine.laboratory(spec)
         found = measure(laboratory, machine.decode_sizes, machine.mixed_ranges, report, power_limited=backend == "cuda")
@@ -94,7 +93,7 @@ def _one(
 
 def _between(laboratory: Laboratory, machine: Machine) -> list[Batch]:
     """Batches between those of the tables, measured too."""
-    batches = held_out(machine.decode_sizes, machine.limits.max_batch, machine.limits.max_request_tokens)
+    batches = held_out(machine.decode_sizes, machine.server.limits.max_batch, machine.server.limits.max_request_tokens)
     held = [batch for batch in batches if laboratory.holds(batch)]
     for batch in held:
         laboratory.seconds(batch)
@@ -115,14 +114,7 @@ def _blank(hardware: str, backend: str, name: str) -> dict[str, Any]:
 
 
 def _host(machine: Machine, spec: ModelSpec, asynchronous: bool) -> dict[str, float]:
-    time: HostTime = host_time(
-        machine.executor,
-        machine.limits,
-        machine.num_blocks,
-        machine.block_size,
-        spec.vocab_size,
-        asynchronous=asynchronous,
-    )
+    time = host_time(machine.server, spec.vocab_size, asynchronous=asynchronous)
     return {"seconds": round(time.seconds, 7), "seconds_per_request": round(time.seconds_per_request, 10)}
 
 
@@ -154,8 +146,8 @@ def _transfers(backend: str, report: Report) -> dict[str, Any]:
 
 def _bases_of(machine: Machine, spec: ModelSpec, found: Iterations, report: Report) -> Curve:
     """Bases of captured iterations on a machine with graphs for another batch."""
-    report(f"captured rows: graphs for batch {machine.limits.max_batch}")
-    with closing(machine.executor):
+    report(f"captured rows: graphs for batch {machine.server.limits.max_batch}")
+    with closing(machine.server):
         return mixed_bases(machine.laboratory(spec), captured_edges(machine.mixed_ranges), found.chunks)
 
 

@@ -1,29 +1,28 @@
-"""Times iterations of chosen batches on an executor, one after the other without a pause, as a busy engine runs them.
+"""Times iterations of chosen batches on an executor, back to back as a busy engine runs them.
 
-Nobody is served. The rows of a request table and the blocks of a KV pool are set to what a batch asks for, and each step
-goes the whole way: packed, uploaded, computed - by a captured graph where one fits - and downloaded. What is timed is
-therefore the iteration as the runtime executes it, padding and all. Knows nothing of policies or profiles.
+There are no real requests: the rows of a request table and the blocks of a KV pool are set as a batch needs them. Each
+step is packed, uploaded, computed - by a captured graph where one fits - and downloaded, so iterations are timed as the
+runtime executes them, padding included. Knows nothing of policies or profiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cbatch import BatchShape, Executor, Limits, Request, Step, StepResult
+from cbatch import BatchShape, Request, Server, Step, StepResult
 from cbatch.kv import BlockPool
 from cbatch.request_table import NEVER, RequestTable
 
 WARM_UP_SECONDS = 0.1
-"""Iterations with prompts come to draw all the power that the GPU is allowed, and its clock follows: within this time it has
-made up for two thirds of the distance at least, as it has when decodes come after prompts. What is timed is near the steady
-state."""
+"""Prompts draw all the power that the GPU is allowed, and its clock follows: in this time it covers at least two thirds of the
+distance, also when decodes follow prompts. What is timed is near the steady state."""
 
 LEAST_SECONDS, LEAST_REPEATS = 0.02, 3
-"""Iterations are timed until there are so many and they have taken this long in all, ..."""
+"""Iterations are timed until there are this many and they have taken this long in total, ..."""
 
 MOST_SECONDS, MOST_REPEATS = 0.1, 9
 """... or until one of these is reached."""
@@ -53,19 +52,16 @@ class Batch(NamedTuple):
 
 
 class Laboratory:
-    """An executor of real tokens with requests that exist only as rows.
+    """Computes batches on a server of real tokens, for requests that exist only as rows.
 
     measured: seconds of every batch so far.
     """
 
-    def __init__(
-        self, executor: Executor, limits: Limits, *, num_blocks: int, block_size: int, vocabulary_size: int
-    ) -> None:
-        """num_blocks, block_size: the KV cache that the executor was built with."""
-        self.executor = executor
-        self.limits = limits
+    def __init__(self, server: Server[Any], vocabulary_size: int) -> None:
+        self.executor, self.limits = server.executor, server.limits
         self.measured: dict[Batch, float] = {}
-        self._pool = BlockPool(num_blocks, block_size, limits.max_batch, limits.max_request_tokens)
+        limits = self.limits
+        self._pool = BlockPool(*server.kv, limits.max_batch, limits.max_request_tokens)
         self._table = RequestTable(limits.max_batch, 1, limits.max_request_tokens)
         assert self._table.tokens is not None, "an executor of real tokens reads them"
         self._table.tokens[:] = np.random.default_rng(0).integers(0, vocabulary_size, self._table.tokens.shape)
@@ -74,7 +70,7 @@ class Laboratory:
         self._hot = False  # the last iterations had prompts
 
     def holds(self, batch: Batch) -> bool:
-        """Whether limits and KV cache allow the batch."""
+        """Whether limits and KV cache hold the batch."""
         ends, limits = batch.ends, self.limits
         return (
             len(ends) <= limits.max_batch
@@ -84,16 +80,16 @@ class Laboratory:
         )
 
     def seconds(self, batch: Batch) -> float:
-        """Median time from the start of one iteration to the start of the next; the batch must fit (`holds`)."""
+        """Returns the median time between the starts of two iterations. The batch must fit (`holds`)."""
         if batch not in self.measured:
             self._give_blocks(batch.ends)
             self.measured[batch] = float(np.median(self._intervals(batch)))
         return self.measured[batch]
 
     def last_of(self, batches: Sequence[Batch], pause: float = 0.0) -> tuple[float, float]:
-        """Compute these batches one after the other; seconds that the device takes for the last one, and that it paused before.
+        """Computes these batches in turn; returns the seconds of the last one, and of the device's pause before it.
 
-        pause: before the last one, in which nothing is to be computed.
+        pause: idle seconds before the last one.
         """
         self._give_blocks([max(ends) for ends in zip_longest(*(batch.ends for batch in set(batches)), fillvalue=0)])
         before = None
@@ -111,16 +107,17 @@ class Laboratory:
         return last.ended - max(last.started, ended), max(last.started - ended, 0.0)
 
     def compute(self, batch: Batch) -> StepResult:
-        """Compute the batch once, and wait for it."""
+        """Computes the batch once and waits for it."""
         self._give_blocks(batch.ends)
-        return self.executor.wait(self.executor.launch(self._step(batch)))
+        result: StepResult = self.executor.wait(self.executor.launch(self._step(batch)))
+        return result
 
     def _intervals(self, batch: Batch) -> Sequence[float]:
-        """Seconds between the starts of iterations that follow each other; those that warm up are left out."""
+        """Returns the seconds between the starts of consecutive iterations, without those that warm up."""
         warm_up = WARM_UP_SECONDS if batch.chunks or self._hot else 0.0
         self._hot = bool(batch.chunks)
         started: list[float] = []
-        first = 0  # that counts; at least one comes before
+        first = 0  # of those that count; at least one comes before
         before = self.executor.launch(self._step(batch))
         while not first or not _enough(started[first:]):
             after = self.executor.launch(self._step(batch))
@@ -133,7 +130,7 @@ class Laboratory:
         return intervals
 
     def _give_blocks(self, ends: Sequence[int]) -> None:
-        """Let each row hold the blocks for so many tokens, and the others none."""
+        """Gives each row the blocks for this many tokens, and other rows none."""
         for row in self._pool.held.nonzero()[0].tolist():
             self._pool.release(row, after=None)
         for row, end in enumerate(ends):
@@ -162,7 +159,7 @@ class Laboratory:
 
 
 def _enough(started: Sequence[float]) -> bool:
-    """Whether iterations with these starts say what one takes."""
+    """Whether iterations with these starts suffice."""
     repeats, seconds = len(started) - 1, started[-1] - started[0]
     return (
         repeats >= MOST_REPEATS

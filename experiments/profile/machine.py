@@ -1,4 +1,4 @@
-"""The machine that is measured: an executor as a run would build it, and the sizes for which it has captured graphs."""
+"""The machine that is measured: a server as a run would build it, and the sizes for which it has captured graphs."""
 
 from __future__ import annotations
 
@@ -7,53 +7,43 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cbatch import ConfigError, Executor, Limits
-from cbatch.kv import KVSize, blocks_for
+from cbatch import ConfigError, Limits, Server
 from cbatch.model import ModelSpec
-from experiments.config.backends import count_gpus
+from experiments.config.backends import Cpu, Cuda
+from experiments.config.hardware import count_gpus, cpu_name
+from experiments.config.servers import real_server, release_memory
 from experiments.profile.laboratory import Laboratory
-from experiments.store.benchmark_file import cpu_name
-
-CPU_BLOCK = 16
 
 TILES = {"cuda": 128, "cpu": 16}
-"""Tokens in steps of which the matrix products' time rises."""
+"""Tokens per step of the matrix products' time."""
 
 
 class Machine(NamedTuple):
-    """An executor and what is known of it.
+    """A server and its hardware.
 
-    name: of the hardware. decode_sizes: requests of captured iterations without prompts; without graphs the powers of two.
-    mixed_ranges: fewest and most tokens of the iterations with prompts that each captured shape takes; without graphs none.
-    attention: which kernels attend.
+    name: of the hardware.
+    decode_sizes: requests of captured iterations without prompts; without graphs the powers of two.
+    mixed_ranges: fewest and most tokens of the iterations with prompts that each captured shape serves; none without graphs.
+    attention: the attention kernels.
     """
 
     name: str
-    executor: Executor
-    limits: Limits
-    num_blocks: int
-    block_size: int
+    server: Server[Any]
     decode_sizes: Sequence[int]
     mixed_ranges: Sequence[tuple[int, int]]
     attention: str
 
     @property
     def mixed_sizes(self) -> list[int]:
-        """Tokens that the captured iterations with prompts are padded to."""
+        """Returns the tokens to which captured iterations with prompts are padded."""
         return [size for _, size in self.mixed_ranges]
 
     def laboratory(self, spec: ModelSpec) -> Laboratory:
-        return Laboratory(
-            self.executor,
-            self.limits,
-            num_blocks=self.num_blocks,
-            block_size=self.block_size,
-            vocabulary_size=spec.vocab_size,
-        )
+        return Laboratory(self.server, spec.vocab_size)
 
 
 def hardware_name(backend: str) -> str:
-    """What is measured.
+    """Returns the name of the hardware to be measured.
 
     Raises:
         ConfigError: no such backend, or no GPU.
@@ -68,10 +58,11 @@ def hardware_name(backend: str) -> str:
 
 
 def build(backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest: int) -> Machine:
-    """
+    """Builds the machine.
+
     Args:
         backend: "cuda" or "cpu".
-        batch, max_tokens: of an iteration. longest: tokens of a request.
+        batch, max_tokens: limits of an iteration. longest: tokens of a request.
 
     Raises:
         ConfigError: see `hardware_name`. CapacityError: the model does not fit.
@@ -82,40 +73,24 @@ def build(backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest
 
 
 def _gpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
-    from cbatch.runtime.gpu import BLOCK_SIZE  # needs triton
     from cbatch.runtime.shapes import decode_sizes
-    from experiments.bench.serving import release, start
 
-    release()
-    server = start(spec, limits)
-    executor = server.executor
-    cache = executor.iteration.cache
-    for pages in (cache.keys, cache.values):
-        pages.normal_()  # a model's own keys and values are about so large; zeros compute faster
+    release_memory()
+    server = real_server(Cuda(), spec, limits)
+    iteration = server.executor.iteration
+    for pages in (iteration.cache.keys, iteration.cache.values):
+        pages.normal_()  # about as large as a model's own keys and values; zeros compute faster
     torch.cuda.synchronize()
-    return Machine(
-        name,
-        executor,
-        limits,
-        server.num_blocks,
-        BLOCK_SIZE,
-        decode_sizes(limits.max_batch),
-        executor.iteration.ranges,
-        executor.attention,
-    )
+    return Machine(name, server, decode_sizes(limits.max_batch), iteration.ranges, server.executor.attention)
 
 
 def _cpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
-    from cbatch.runtime import cpu
-
-    num_blocks = limits.max_batch * blocks_for(limits.max_request_tokens, CPU_BLOCK)
-    executor = cpu.build(spec, limits, KVSize(num_blocks, CPU_BLOCK))
     sizes = [2**power for power in range(limits.max_batch.bit_length()) if 2**power < limits.max_batch]
-    return Machine(name, executor, limits, num_blocks, CPU_BLOCK, [*sizes, limits.max_batch], (), "reference")
+    return Machine(name, real_server(Cpu(), spec, limits), [*sizes, limits.max_batch], (), "reference")
 
 
 def memory_bytes(backend: str) -> float:
-    """Of the device that is measured."""
+    """Returns the memory of the device to be measured, in bytes."""
     if backend == "cuda":
         properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
         return float(properties.total_memory)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import re
 import statistics
 from collections.abc import Sequence
@@ -28,14 +26,6 @@ def write(
     """Write one benchmark's figures, stamped, to `folder`/<hardware>/<name>.json; return the path."""
     stamped = {"benchmark": name, "hardware": hardware, **stamp(command), **figures}
     return write_json(folder / slug(hardware) / f"{name}.json", stamped)
-
-
-def cpu_name() -> str:
-    """The processor's own name and the cores at hand."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
-    return f"{found.group(1) if found else platform.machine()}, {cores} cores"
 
 
 def slug(hardware: str) -> str:

@@ -58,7 +58,7 @@ _PARTIAL = (partial_name(UNFINISHED), partial_name(SUMMARY))  # of a run that wa
 PLOTS = "plots"
 """Where `experiments.plot` writes, in the folder of a run or of a sweep."""
 
-WITHOUT_EFFECT = ("output", "sweep", "progress", "timeline", "decisions")
+WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions")
 """Root keys that change nothing of what a run measures."""
 
 _ASKED = [

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from cbatch import ConfigError, Request
 from cbatch.model import ModelSpec
 from cbatch.vocabulary import Vocabulary
-from experiments.bench.serving import same_requests
+from experiments.config.servers import equal_requests
 from experiments.workloads import ClosedBatch, TraceReplay
 
 PROMPT_AND_OUTPUT = "prompt and output tokens/s"
@@ -74,11 +74,11 @@ def tokens_per_second(case: Case, requests: Sequence[Request], seconds: float) -
 
 
 def _decode(case: Case, vocabulary: Vocabulary, path: str) -> list[Request]:
-    return same_requests(case.batch, 256, case.new, vocabulary.size)
+    return equal_requests(case.batch, 256, case.new, vocabulary.size)
 
 
 def _one(case: Case, vocabulary: Vocabulary, path: str) -> list[Request]:
-    return same_requests(case.batch, 32, case.new, vocabulary.size)
+    return equal_requests(case.batch, 32, case.new, vocabulary.size)
 
 
 def _pd(case: Case, vocabulary: Vocabulary, path: str) -> list[Request]:

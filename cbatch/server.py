@@ -1,0 +1,72 @@
+"""A server: an executor with its limits, cost model and KV cache, built once to serve one set of requests after another.
+
+The policy is chosen per call, so that several can be compared on one executor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from cbatch.cost import CostModel
+from cbatch.engine import Engine
+from cbatch.executor import Executor
+from cbatch.kv import KVSize
+from cbatch.limits import Limits
+from cbatch.policy import Policy
+from cbatch.record import RunRecord
+from cbatch.request import Request
+
+E_co = TypeVar("E_co", bound=Executor, covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Server(Generic[E_co]):
+    """Serves requests on one executor.
+
+    executor: computes the iterations; `close` closes it.
+    limits, kv: what the executor was built for. `dataclasses.replace` narrows them for some of the requests.
+    cost: predicts iterations for policies.
+    asynchronous: whether a call that does not say runs the asynchronous loop; see `Engine`.
+    """
+
+    executor: E_co
+    limits: Limits
+    cost: CostModel
+    kv: KVSize
+    asynchronous: bool = True
+
+    def engine(self, policy: Policy, requests: Iterable[Request] = (), *, asynchronous: bool | None = None) -> Engine:
+        """Returns an engine with these requests submitted, for callers that step it or look into its state.
+
+        Raises:
+            ConfigError: the policy does not fit the limits.
+            WorkloadError: a request exceeds the model's positions or the KV cache.
+        """
+        engine = Engine(
+            policy,
+            self.executor,
+            self.limits,
+            self.cost,
+            num_blocks=self.kv.num_blocks,
+            block_size=self.kv.block_size,
+            asynchronous=self.asynchronous if asynchronous is None else asynchronous,
+        )
+        engine.submit(requests)
+        return engine
+
+    def serve(
+        self,
+        policy: Policy,
+        requests: Iterable[Request],
+        *,
+        asynchronous: bool | None = None,
+        on_step: Callable[[Engine], None] = lambda engine: None,
+    ) -> RunRecord:
+        """Serves the requests to their end. `on_step` is called after each turn of the loop (`Engine.run`)."""
+        return self.engine(policy, requests, asynchronous=asynchronous).run(on_step)
+
+    def close(self) -> None:
+        """Closes the executor; its threads and memory are released."""
+        self.executor.close()

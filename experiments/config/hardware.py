@@ -1,0 +1,29 @@
+"""The processors of this machine. Importing it loads neither torch nor CUDA."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+from pathlib import Path
+
+
+def cpu_name() -> str:
+    """Returns the processor's own name and the number of cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
+    return f"{found.group(1) if found else platform.machine()}, {cores} cores"
+
+
+def count_gpus() -> int:
+    """Returns the number of NVIDIA GPUs that this process may use. Asks the driver: importing torch takes seconds."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+        return 0
+    return count.value

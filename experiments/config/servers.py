@@ -1,0 +1,68 @@
+"""Servers on a backend; those of commands that read no settings have the KV cache that their largest batch needs."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import numpy as np
+
+from cbatch import Limits, Request, Server
+from cbatch.kv import KVSize, blocks_for
+from cbatch.model import ModelSpec
+from cbatch.runtime.options import DEFAULT_OPTIONS, Options
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.profile_file import load_profile
+from experiments.config.backends import Backend, Cpu, Cuda
+
+PROFILE = "h200"
+"""Profile that policies predict with on a `real_server`."""
+
+
+def make_server(
+    backend: Backend,
+    spec: ModelSpec,
+    cost: ProfileCost,
+    limits: Limits,
+    kv: KVSize,
+    options: Options = DEFAULT_OPTIONS,
+    *,
+    asynchronous: bool = True,
+) -> Server[Any]:
+    """Builds the backend's executor and a server on it."""
+    executor = backend.executor(spec, cost, limits, kv, options, asynchronous)
+    return Server(executor, limits, cost, kv, asynchronous)
+
+
+def real_server(
+    backend: Cpu | Cuda,
+    spec: ModelSpec,
+    limits: Limits,
+    options: Options = DEFAULT_OPTIONS,
+    *,
+    kv_tokens: int | None = None,
+) -> Server[Any]:
+    """Builds a server of real tokens.
+
+    kv_tokens: size of the KV cache; None: what the largest batch can use, as far as the memory holds it.
+    """
+    profile, size = load_profile(PROFILE), backend.block_size
+    if kv_tokens is None:
+        longest = blocks_for(limits.max_request_tokens, size) * size
+        kv_tokens = min(limits.max_running * longest, backend.kv_tokens(spec, profile, limits, size)[0])
+    cost = backend.cost(profile, spec, limits.max_batch)
+    return make_server(backend, spec, cost, limits, KVSize(kv_tokens // size, size), options)
+
+
+def equal_requests(number: int, prompt: int, new: int, vocabulary: int, seed: int = 0) -> list[Request]:
+    """Returns `number` requests of equal lengths that arrive at once, their prompts drawn from `vocabulary` token ids."""
+    prompts = np.random.default_rng(seed).integers(0, vocabulary, (number, prompt))
+    return [Request(index, prompt, new, prompt=tokens.tolist()) for index, tokens in enumerate(prompts)]
+
+
+def release_memory() -> None:
+    """Frees the GPU memory of servers that are no longer referenced."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()

@@ -1,0 +1,159 @@
+"""Serves one workload from plain settings: builds the run, writes its folder, returns its summary. Knows nothing of Hydra."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cbatch import ConfigError
+from cbatch.results.conservation import accounts_of
+from cbatch.results.metrics import served
+from cbatch.results.summary import summarize
+from experiments.config.assemble import Run, assemble
+from experiments.progress import progress
+from experiments.store.provenance import versions
+from experiments.store.run_folder import DECISIONS, opened, write_results
+from experiments.store.text import name_of, origin_of
+
+
+@dataclass(frozen=True)
+class Command:
+    """How a command line put the settings together, for the results.
+
+    choices: option by group, as in {"policy": "sarathi"}. overrides: as in "chunk=256".
+    """
+
+    choices: Mapping[str, str] = field(default_factory=dict)
+    overrides: Sequence[str] = ()
+
+
+def serve(
+    settings: Mapping[str, Any],
+    folder: Path,
+    command: Command = Command(),  # frozen
+    *,
+    replace: bool = False,
+    say: Callable[[str], None] = print,
+    bar: bool = True,
+) -> dict[str, Any]:
+    """Serves the workload and writes the run's folder; returns the summary, as in summary.json.
+
+    Args:
+        settings: every key of conf/config.yaml as plain dictionaries, interpolations resolved.
+        replace: overwrite a complete run in this folder.
+        say: receives one line about what was chosen automatically, if anything was.
+        bar: False: no progress bar, whatever the settings say.
+
+    Raises:
+        CbatchError: a setting that cannot be used, or a failure of the policy.
+    """
+    began = time.perf_counter()
+    run = assemble(settings)
+    _say_chosen(run, command, say)
+    with opened(folder, settings, partial(_facts, run), replace=replace):
+        shown = progress(run.settings.progress if bar else "off", len(run.requests))
+        with closing(run.server), _decisions_of(run, command, folder), shown as on_step:
+            gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
+            record = run.engine.run(on_step)
+            gc.freeze()  # nor the record while it is written
+        metrics, requests = run.settings.metrics, served(record)
+        figures = summarize(
+            record,
+            num_blocks=run.kv.num_blocks,
+            max_batch=run.limits.max_batch,
+            overshoot_tokens=sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
+            warmup_requests=metrics.warmup_requests,
+            drain_requests=metrics.drain_requests,
+            objectives=metrics.objectives,
+            requests=requests,
+        )
+        about = {**_about(run, settings, command), "wall_seconds": time.perf_counter() - began}
+        title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
+        summary = {"about": about, **figures}
+        write_results(folder, record, requests, summary, timeline_title=title, decode=_decoder(run))
+        gc.unfreeze()
+    return summary
+
+
+def _facts(run: Run) -> dict[str, Any]:
+    """Returns where the requests and KV blocks of a run are, for the report of one that failed."""
+    engines = run.engine.engines
+    accounts = accounts_of(engines, run.requests)
+    blocks = sum(engine.state.pool.num_blocks for engine in engines)
+    whole = accounts.num_requests == len(run.requests) and accounts.num_blocks == blocks
+    return {"accounts": accounts._asdict(), "accounts_add_up": whole}
+
+
+def _decisions_of(run: Run, command: Command, folder: Path) -> AbstractContextManager[None]:
+    """Writes the run's decisions inside the `with` if `decisions=true`."""
+    if not run.settings.decisions:
+        return nullcontext()
+    if len(run.engine.engines) > 1:
+        raise ConfigError("decisions=true records the decisions of one replica; set backend.replicas=1")
+    from experiments.store.decisions_file import written_decisions  # loaded only where needed
+
+    return written_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, command.overrides)
+
+
+def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
+    """Returns a function from token ids to text, if the checkpoint has a tokenizer."""
+    folder = Path(run.spec.path) if run.spec.path is not None else None
+    if run.backend.simulated or folder is None or not (folder / "tokenizer_config.json").is_file():
+        return None
+    executor: Any = run.engine.executor
+    decode: Callable[[Sequence[int]], str] = executor.vocabulary.decode
+    return decode
+
+
+def _say_chosen(run: Run, command: Command, say: Callable[[str], None]) -> None:
+    stated = {override.partition("=")[0] for override in command.overrides}
+    if run.backend.name == "cpu" and "model" in command.choices and "model" not in stated:
+        run.chosen.setdefault("model", f"{run.spec.name} (the default of backend=cpu)")
+    if run.chosen:
+        say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
+
+
+def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str, Any]:
+    """Returns the origin of the figures: what was chosen, the hardware, the versions."""
+    policy, choices = settings["policy"], command.choices
+    chunks = policy.get("chunking") is not None
+    chunking = _name(choices, "chunking", policy["chunking"]) if chunks else None
+    if run.chosen.get("chunking") is not None:
+        chunking = "pd_aware"
+    return {
+        "policy": _name(choices, "policy", policy),
+        "policy_target": policy["_target_"],
+        "chunking": chunking,
+        "chunk": settings["chunk"] if chunks and chunking != "pd_aware" else None,
+        "workload": _name(choices, "workload", settings["workload"]),
+        "model": run.spec.name,
+        "runtime": choices.get("runtime", "async" if settings["runtime"]["asynchronous"] else "sync"),
+        "backend": run.backend.name,
+        "simulated": run.backend.simulated,
+        "hardware": run.backend.hardware(run.cost.profile),
+        "execution": run.backend.facts(run.engine.executor, run.cost),
+        "limits": {
+            "batch": run.limits.max_batch,
+            "tokens": run.limits.max_tokens,
+            "kv_blocks": run.kv.num_blocks,
+            "block_size": run.kv.block_size,
+        },
+        "chosen": run.chosen,
+        "requests": len(run.requests),
+        "overrides": list(command.overrides),
+        "date": f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}",
+        "versions": versions(),
+    }
+
+
+def _name(choices: Mapping[str, str], group: str, section: Mapping[str, Any]) -> str:
+    """Returns the option chosen for a group; without one, or for an external policy, the name of the section's class."""
+    name = choices.get(group, "external")
+    return str(section["_target_"]).rpartition(".")[2] if name == "external" else name
