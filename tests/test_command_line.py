@@ -152,7 +152,7 @@ def test_options_with_dashes_are_answered_in_one_line(
         (["--cfg", "jobs"], "--cfg/-c: invalid choice: 'jobs' (choose from "),
         (
             ["chunk=3", "-m", "policy=orca"],
-            "policy=orca: stands apart from the other keys; give options with dashes first",
+            "policy=orca: separated from the other keys by an option; give options with dashes first",
         ),
         (["~policy"], "~policy: takes away a key of every run; leave it out, or give policy=..."),
         (
