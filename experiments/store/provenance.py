@@ -23,7 +23,7 @@ def stamp(command: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this source tree, "+ changes" behind it if files differ from it; None where git cannot tell."""
+    """The commit of this source tree, "+ changes" behind it if files differ from it; None outside a git checkout."""
     tree = Path(__file__).parents[2]
     with suppress(OSError, subprocess.CalledProcessError):
         head, changes = (

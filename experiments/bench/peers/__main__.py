@@ -5,7 +5,7 @@ Runs in the engine's own environment, which needs PyTorch, transformers and PyYA
 keys: cases=trace-256,decode  beginnings of cases' names; all without it
       path=FILE               the trace
       repeats=3               runs of each case
-      commit=HASH             of this source tree, where git cannot tell it
+      commit=HASH             of this source tree, for a copy without git
       folder=results          a file for each case is written to folder/<card>/peers
 """
 

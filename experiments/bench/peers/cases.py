@@ -56,7 +56,7 @@ CASES = {
     "pd-256": Case("pd", "llama-13b", batch=18, budget=256),
     "pd-512": Case("pd", "llama-13b", batch=18, budget=512),
 }
-"""In the order of their weight, by names of results files."""
+"""The most important first; the keys name results files."""
 
 
 def requests_of(case: Case, spec: ModelSpec, path: str = "") -> list[Request]:

@@ -68,7 +68,7 @@ def measure(name: str, peer: Peer, *, path: str, repeats: int, tree: str, folder
     """Measure the case `name`, print its figures and write them to `folder`/<card>/peers; returns the file's path.
 
     Args:
-        path: of the trace. tree: the commit that runs, where git is not there to tell.
+        path: of the trace. tree: the commit that runs, for a copy without git.
     """
     os.environ.update(peer.environment)
     case = CASES[name]
