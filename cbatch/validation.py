@@ -24,7 +24,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError, with_config
 from pydantic_core import CoreSchema, core_schema
-from typing_extensions import TypedDict
+from typing_extensions import TypedDict, is_typeddict
 
 from cbatch.errors import CbatchError, ConfigError
 
@@ -157,12 +157,11 @@ def _check_keys(kind: Any, data: object, prefix: str) -> None:
         if data is None:
             return
         kind = next(part for part in get_args(kind) if part is not NoneType)
-    if is_dataclass(kind):
+    if is_dataclass(kind) or is_typeddict(kind):
         hints = get_type_hints(kind)
         if not isinstance(data, Mapping):
-            key = prefix.rstrip(".")
-            given = f"{key}={shorten(data)}: " if key else ""
-            raise ConfigError(f"{given}give one of its keys, as in {prefix}{next(iter(hints))}=...")
+            key = f"{prefix.rstrip('.')}=".lstrip("=")
+            raise ConfigError(f"{key}{shorten(data)}: has keys, such as {prefix}{next(iter(hints))}")
         check_known(data, hints, prefix)
         for name, value in data.items():
             _check_keys(hints[name], value, f"{prefix}{name}.")

@@ -279,7 +279,7 @@ def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
     broken = tmp_path / "broken.json"
     broken.write_text("{")
     for options, says in (
-        (["model=llama-9"], "model=llama-9 is unknown"),
+        (["model=llama-9"], "model=llama-9: no such model"),
         (["model=tiny", "backend=tpu"], "backend=tpu is unknown; give cuda or cpu"),
         (["model=tiny", "batch=0", "backend=cpu"], "batch=0: give a whole number, at least 2"),
         (["model=tiny", "bach=4"], "bach: no such key; did you mean batch?"),
