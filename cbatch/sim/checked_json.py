@@ -1,24 +1,25 @@
-"""A JSON file read with every value checked, so that a damaged file fails when loaded, not as a strange result."""
+"""Reads a JSON file and checks every value, so that a damaged file fails when it is loaded, not as a strange result."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from cbatch.errors import ProfileError
 
+T = TypeVar("T")
 REMARK = "from"
 
 LARGEST = 1e30
-"""No number of a profile is larger, or smaller than its inverse but for 0: products and quotients of two stay finite."""
+"""Numbers are 0 or between the inverse of this and this: products and quotients of two of them stay finite."""
 
 
 def read_json(path: Path) -> Node:
-    """Raises ProfileError if the file cannot be read or holds no object."""
+    """Raises ProfileError if the file cannot be read or does not contain an object."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
@@ -27,9 +28,9 @@ def read_json(path: Path) -> Node:
 
 
 class Node:
-    """An object of a JSON file, and the way to it. Every answer is checked; every failure names file and key.
+    """An object of a JSON file with its path. Values are checked when read; errors name the file and key.
 
-    Keys named "from" are remarks and are passed over.
+    Keys named "from" are remarks and are ignored.
     """
 
     def __init__(self, path: Path, where: str, data: Any) -> None:
@@ -45,7 +46,7 @@ class Node:
         return key in self.data
 
     def only(self, *known: str) -> Node:
-        """Itself; keys that nobody would read are refused."""
+        """Refuse other keys; returns the node itself."""
         for key in self:
             if key not in known:
                 near = get_close_matches(key, known, 1)
@@ -54,6 +55,10 @@ class Node:
 
     def child(self, key: str) -> Node:
         return Node(self.path, f"{self.where}{key}.", self.get(key))
+
+    def optional(self, key: str, build: Callable[[Node], T]) -> T | None:
+        """What `build` makes of a child; None if it is missing."""
+        return build(self.child(key)) if key in self.data else None
 
     def text(self, key: str) -> str:
         value = self.get(key)
@@ -82,7 +87,7 @@ class Node:
         if not 0 <= value <= LARGEST or (value == 0 and not zero):
             self.fail(key, f"must be a number {'of at least' if zero else 'above'} 0, is {value!r:.40}")
         if 0 < value < 1 / LARGEST:
-            self.fail(key, f"is {value!r}, too small for any unit; look at the units")
+            self.fail(key, f"is {value!r}, too small for any unit; check the units")
         return float(value)
 
     def get(self, key: str) -> Any:
@@ -92,4 +97,4 @@ class Node:
 
     def fail(self, key: str, why: str) -> NoReturn:
         where = f"{self.where}{key}".rstrip(".") or "the file"
-        raise ProfileError(f"{self.path}: {where} {why}; measure the profile again or mend the file")
+        raise ProfileError(f"{self.path}: {where} {why}; measure the profile again or correct the file")

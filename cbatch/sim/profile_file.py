@@ -1,4 +1,4 @@
-"""Profiles as JSON files.
+"""Reads hardware profiles from JSON files.
 
     {"name", "hardware", "source", "error": texts,  "memory_bytes": number,
      "ceilings":         {"bandwidth_bytes_per_second", "flops_per_second", "tile"},
@@ -8,15 +8,15 @@
      "links": {"all_reduce": {GPUs: {"bytes": [], "seconds": []}}, "within_node", "between_nodes", "to_device",
                "to_host": {"bytes", "seconds"}},                                                          (optional)
      "models": {NAME: {"num_layers": number, "tensor_parallel": {DEGREE: {
-         "linear": {"tokens": [], one list of seconds for each product}, "other", "embedding": {"tokens", "seconds"},
+         "linear": {"tokens": [], one list of seconds per product}, "other", "embedding": {"tokens", "seconds"},
          "head": {"requests", "seconds"}, "chunks", "decodes", "mixed_decodes": {"sizes", "contexts", "seconds": [[]]},
          "decode_only": {"linear", "other", "head"},                                                       (optional)
          "captured_rows": {"requests": [], "tokens": [], "seconds": [[]]},                                 (optional)
          "power": {"tokens", "gain", "loss", "reserve_seconds",                                            (optional)
                    "requests", "decode_loss", "rise_seconds", "idle_rise_seconds"}}}}}}
 
-A model's tables are of one GPU and of all its layers together; null in a grid is a place not measured. "from", anywhere,
-is a remark on where the numbers beside it come from.
+A model's tables cover all its layers on one GPU; null in a grid means not measured. The key "from", anywhere, is a remark on
+the source of the numbers beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile import CapturedRows, DecodeOnly, HostTime, Measured, Profile, SmallOperations
 from cbatch.sim.roofline import Ceilings
+from cbatch.validation import nearest
 
 PROFILES = Path(__file__).parent / "profiles"
 
@@ -62,7 +62,7 @@ def load_profile(name_or_path: str) -> Profile:
     """Load a profile by name, from a file, or from a folder of published tables.
 
     Raises:
-        ProfileError: no such profile; a missing, negative or non-finite value. The message names the file and key.
+        ProfileError: no such profile, or a missing, negative or non-finite value; the message names the file and key.
     """
     path = PROFILES / f"{name_or_path}.json"
     if not path.is_file():
@@ -70,63 +70,64 @@ def load_profile(name_or_path: str) -> Profile:
         if path.is_dir():
             return read_folder(path)
         if not path.is_file():
-            near = get_close_matches(name_or_path, profile_names(), 1)
-            hint = f"did you mean {near[0]}? " if near else ""
             raise ProfileError(
-                f"hardware={name_or_path}: no such profile; {hint}known: {', '.join(profile_names())}, "
+                f"hardware={name_or_path}: no such profile; {nearest(name_or_path, profile_names())}, "
                 "or the path of a profile file or of a folder of published tables"
             )
     return _profile(read_json(path))
 
 
 def profile_text(data: Mapping[str, Any]) -> str:
-    """A profile as it is written to a file: indented, but each list of numbers on one line."""
+    """The text of a profile's file: indented, but each list of numbers on one line."""
     text = json.dumps(data, indent=1)
     return re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def _profile(file: Node) -> Profile:
     file.only(
-        "name",
-        "hardware",
-        "source",
-        "error",
-        "memory_bytes",
-        "ceilings",
-        "attention",
-        "small_operations",
-        "host",
-        "links",
-        "models",
+        *[
+            "name",
+            "hardware",
+            "source",
+            "error",
+            "memory_bytes",
+            "ceilings",
+            "attention",
+            "small_operations",
+            "host",
+            "links",
+            "models",
+        ]
     )
-    ceilings = file.child("ceilings").only(*(field.name for field in fields(Ceilings)))
+    sync_host, async_host = file.optional("host", _host) or (HostTime(), HostTime())
     return Profile(
         name=file.text("name"),
         hardware=file.text("hardware"),
         source=file.text("source"),
         error=file.text("error"),
         memory_bytes=file.number("memory_bytes"),
-        ceilings=Ceilings(
-            bandwidth_bytes_per_second=ceilings.number("bandwidth_bytes_per_second"),
-            flops_per_second=ceilings.number("flops_per_second"),
-            tile=int(ceilings.number("tile")),
-        ),
+        ceilings=_ceilings(file.child("ceilings")),
         tables=ModelTables(dict(_models(file.child("models")))),
-        attention=_attention_rates(file.child("attention")) if "attention" in file else None,
-        small=_small(file.child("small_operations")) if "small_operations" in file else None,
-        sync_host=_host(file, "sync"),
-        async_host=_host(file, "async"),
-        links=_links(file.child("links")) if "links" in file else Links(),
+        attention=file.optional("attention", _attention_rates),
+        small=file.optional("small_operations", _small),
+        sync_host=sync_host,
+        async_host=async_host,
+        links=file.optional("links", _links) or Links(),
     )
+
+
+def _ceilings(node: Node) -> Ceilings:
+    node.only("bandwidth_bytes_per_second", "flops_per_second", "tile")
+    bandwidth, flops = node.number("bandwidth_bytes_per_second"), node.number("flops_per_second")
+    return Ceilings(bandwidth, flops, int(node.number("tile")))
 
 
 def _attention_rates(node: Node) -> AttentionRates:
     names = [field.name for field in fields(AttentionRates)]
     optional = ("base_seconds", "mixed_seconds", "seconds_per_context_token")
     node.only(*names)
-    return AttentionRates(
-        **{name: node.number(name, zero=name in optional) for name in names if name in node or name not in optional}
-    )
+    given = [name for name in names if name in node or name not in optional]
+    return AttentionRates(**{name: node.number(name, zero=name in optional) for name in given})
 
 
 def _small(node: Node) -> SmallOperations:
@@ -134,21 +135,28 @@ def _small(node: Node) -> SmallOperations:
     return SmallOperations(node.number("seconds_per_layer", zero=True), node.number("bytes_per_hidden_element"))
 
 
-def _host(file: Node, loop: str) -> HostTime:
-    if "host" not in file:
-        return HostTime()
-    time = file.child("host").only("sync", "async").child(loop).only("seconds", "seconds_per_request")
-    return HostTime(time.number("seconds", zero=True), time.number("seconds_per_request", zero=True))
+def _host(node: Node) -> tuple[HostTime, HostTime]:
+    """The host times of the synchronous and of the asynchronous loop."""
+    loops = [
+        node.only("sync", "async").child(loop).only("seconds", "seconds_per_request") for loop in ("sync", "async")
+    ]
+    sync, asynchronous = (
+        HostTime(loop.number("seconds", zero=True), loop.number("seconds_per_request", zero=True)) for loop in loops
+    )
+    return sync, asynchronous
 
 
 def _links(node: Node) -> Links:
     single = ("within_node", "between_nodes", "to_device", "to_host")
     node.only("all_reduce", *single)
-    reduces = node.child("all_reduce") if "all_reduce" in node else None
     return Links(
-        all_reduce={_num_gpus(reduces, key): _curve(reduces.child(key), "bytes") for key in reduces} if reduces else {},
+        all_reduce=node.optional("all_reduce", _all_reduce) or {},
         **{name: _curve(node.child(name), "bytes") for name in single if name in node},
     )
+
+
+def _all_reduce(node: Node) -> dict[int, Curve]:
+    return {_num_gpus(node, key): _curve(node.child(key), "bytes") for key in node}
 
 
 def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:
@@ -161,27 +169,17 @@ def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:
 
 def _measured(node: Node, layer: float) -> Measured:
     """layer: one layer's share of the seconds in the file."""
-    node.only(
-        "linear",
-        "other",
-        "embedding",
-        "head",
-        "chunks",
-        "decodes",
-        "mixed_decodes",
-        "decode_only",
-        "captured_rows",
-        "power",
-    )
+    tables = "linear other embedding head chunks decodes mixed_decodes decode_only captured_rows power"
+    node.only(*tables.split())
     return Measured(
-        linear=_linear(node.child("linear")).scaled(layer) if "linear" in node else None,
+        linear=node.optional("linear", lambda table: _linear(table).scaled(layer)),
         attention=_attention(node, layer),
-        other=_curve(node.child("other"), "tokens", zero=True).scaled(layer) if "other" in node else None,
-        embedding=_curve(node.child("embedding"), "tokens", zero=True) if "embedding" in node else None,
-        head=_curve(node.child("head"), "requests", zero=True) if "head" in node else None,
-        decode_only=_decode_only(node.child("decode_only"), layer) if "decode_only" in node else None,
-        captured_rows=_captured_rows(node.child("captured_rows")) if "captured_rows" in node else None,
-        power=_power(node.child("power")) if "power" in node else None,
+        other=node.optional("other", lambda table: _by_tokens(table).scaled(layer)),
+        embedding=node.optional("embedding", _by_tokens),
+        head=node.optional("head", _by_requests),
+        decode_only=node.optional("decode_only", lambda table: _decode_only(table, layer)),
+        captured_rows=node.optional("captured_rows", _captured_rows),
+        power=node.optional("power", _power),
     )
 
 
@@ -196,11 +194,8 @@ def _attention(node: Node, layer: float) -> TableAttention | None:
 
 def _decode_only(node: Node, layer: float) -> DecodeOnly:
     node.only("linear", "other", "head")
-    return DecodeOnly(
-        linear=_linear(node.child("linear")).scaled(layer),
-        other=_curve(node.child("other"), "tokens", zero=True).scaled(layer),
-        head=_curve(node.child("head"), "requests", zero=True),
-    )
+    linear, other = _linear(node.child("linear")), _by_tokens(node.child("other"))
+    return DecodeOnly(linear.scaled(layer), other.scaled(layer), _by_requests(node.child("head")))
 
 
 def _captured_rows(node: Node) -> CapturedRows:
@@ -208,9 +203,7 @@ def _captured_rows(node: Node) -> CapturedRows:
 
 
 def _power(node: Node) -> PowerLimit:
-    node.only(
-        "tokens", "gain", "loss", "reserve_seconds", "requests", "decode_loss", "rise_seconds", "idle_rise_seconds"
-    )
+    node.only(*(field.name for field in fields(PowerLimit)), "tokens", "requests")
     return PowerLimit(
         _curve(node, "tokens", "gain", zero=True),
         _curve(node, "tokens", "loss", zero=True),
@@ -226,6 +219,14 @@ def _linear(node: Node) -> Curve:
     if not products:
         node.fail("", "has no list of seconds")
     return added([_curve(node, "tokens", product) for product in products])
+
+
+def _by_tokens(node: Node) -> Curve:
+    return _curve(node, "tokens", zero=True)
+
+
+def _by_requests(node: Node) -> Curve:
+    return _curve(node, "requests", zero=True)
 
 
 def _curve(node: Node, sizes_key: str, seconds_key: str = "seconds", *, zero: bool = False) -> Curve:
