@@ -6,7 +6,7 @@ from cbatch import Engine, Limits, Policy
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.interpolation import Curve
+from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Link, Links
 from cbatch.sim.profile import HostTime, Measured, Profile
 from cbatch.sim.profile_file import ModelTables
@@ -27,7 +27,7 @@ SPEC = ModelSpec(
 )
 
 LINKS = Links(
-    all_reduce={2: Curve((1.0, 1e6), (1e-6, 1e-3))},
+    all_reduce={2: PiecewiseLinear((1.0, 1e6), (1e-6, 1e-3))},
     within_node=Link(1e-6, 1e9).seconds(),
     between_nodes=Link(1e-5, 1e8).seconds(),
 )

@@ -15,7 +15,7 @@ from small_cluster import make_cost, make_engine
 
 from cbatch import BatchShape, Request
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.op_counts import attention, layer_work, product
+from cbatch.sim.op_counts import attention, layer_op_counts, matmul
 from cbatch.sim.topology import Topology
 from experiments.config.presets import load_spec
 from experiments.paper.calendar import Calendar
@@ -95,7 +95,7 @@ def labels(axes: Axes) -> list[str]:
 
 
 def test_the_work_of_a_product_and_of_attention_by_hand() -> None:
-    assert product(3, 5, 7, 2) == (2 * 7 * 3 * 5, 2 * (3 * 5 + 7 * 3 + 7 * 5))
+    assert matmul(3, 5, 7, 2) == (2 * 7 * 3 * 5, 2 * (3 * 5 + 7 * 3 + 7 * 5))
     spec = load_spec("llama-3.1-8b")  # 32 heads, 8 key-value heads, 128 values each
     chunk = attention(spec, BatchShape(((2, 10),)))  # 11 + 12 scores; 12 tokens of context read; 2 queries
     assert chunk == (4 * 23 * 32 * 128, 2 * 128 * (2 * 12 * 8 + 2 * 2 * 32))
@@ -104,7 +104,7 @@ def test_the_work_of_a_product_and_of_attention_by_hand() -> None:
 
 
 def test_a_decode_reads_a_weight_for_each_multiplication() -> None:
-    works = layer_work(load_spec("nanogpt-13b"), BatchShape((), 1, 1024))
+    works = layer_op_counts(load_spec("nanogpt-13b"), BatchShape((), 1, 1024))
     assert list(works) == ["qkv", "attention", "o", "gate_up", "down"]
     assert all(work.intensity == pytest.approx(1, rel=1e-2) for work in works.values())
 

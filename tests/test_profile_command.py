@@ -13,7 +13,7 @@ from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.interpolation import Curve
+from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.power import GpuClock, PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
@@ -150,11 +150,11 @@ def test_batches_in_between_are_put_together_from_the_parts(tmp_path: Path, batc
 
 
 POWER = PowerLimit(
-    gain=Curve((100, 300, 1000), (0.02, 0.1, 0.1)),
-    loss=Curve((100, 300, 1000), (0.03, 0.0, 0.0)),
+    gain=PiecewiseLinear((100, 300, 1000), (0.02, 0.1, 0.1)),
+    loss=PiecewiseLinear((100, 300, 1000), (0.03, 0.0, 0.0)),
     reserve_seconds=0.004,
-    decode_loss=Curve((1, 2, 4, 8), (0.0, 0.02, 0.1, 0.05)),
-    rise_seconds=Curve((1, 2, 4, 8), (0.01, 0.02, 0.03, 0.06)),
+    decode_loss=PiecewiseLinear((1, 2, 4, 8), (0.0, 0.02, 0.1, 0.05)),
+    rise_seconds=PiecewiseLinear((1, 2, 4, 8), (0.01, 0.02, 0.03, 0.06)),
     idle_rise_seconds=0.015,
 )
 
@@ -251,7 +251,7 @@ def test_a_laboratory_knows_what_it_cannot_hold() -> None:
     assert not lab.holds(Batch((), (512, 513)))  # blocks
     assert not lab.holds(Batch((), (1,) * 9))  # requests
     assert not lab.holds(Batch(((2000, 100),)))  # positions
-    assert rows_table({4: Curve((1,), (1.0,))}) is None
+    assert rows_table({4: PiecewiseLinear((1,), (1.0,))}) is None
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

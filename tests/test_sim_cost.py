@@ -13,7 +13,7 @@ from cbatch import BatchShape
 from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.interpolation import Curve
+from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured
 from cbatch.sim.profile_file import load_profile
@@ -108,7 +108,7 @@ def test_a_number_of_gpus_that_was_not_measured_is_estimated_from_the_nearest_an
 
 
 def test_shapes_outside_what_was_measured_are_counted_or_refused() -> None:
-    measured = Measured(linear=Curve((1, 64), (1e-6, 1e-5)))
+    measured = Measured(linear=PiecewiseLinear((1, 64), (1e-6, 1e-5)))
     at_hand = profile(measured={("small", 1): measured})
     marked, strict = ProfileCost(at_hand, SPEC), ProfileCost(at_hand, SPEC, outside="error")
     inside, outside = BatchShape(((64, 0),)), BatchShape(((65, 0),))
@@ -134,10 +134,10 @@ def test_shapes_outside_what_was_measured_are_counted_or_refused() -> None:
             {"pipeline_stages": 3},
             "pipeline_stages=3 does not divide the 8 layers of model=small; choose one of 1, 2, 4, 8",
         ),
-        ({"replicas": 0}, "replicas=0 must be a whole number from 1 to 10000"),
+        ({"replicas": 0}, "replicas=0: give a whole number from 1 to 10000"),
         (
             {"tensor_parallel": 4, "gpus_per_node": 2},
-            "tensor_parallel=4 exceeds gpus_per_node=2, and all-reduces are known",
+            "tensor_parallel=4 exceeds gpus_per_node=2, and all-reduces are modelled",
         ),
     ],
 )
@@ -167,7 +167,7 @@ def test_kv_cache_is_what_the_weights_leave() -> None:
     assert tokens * 131072 == pytest.approx(0.9 * h200.memory_bytes - LLAMA.weight_bytes, rel=1e-4)  # 128 KiB a token
     assert h200.kv_tokens(LLAMA, Topology(2, 4)) > 8 * tokens
     huge = ModelSpec("huge", "llama", 200, 16384, 128, 8, 128, 53248, 128256, 8192)
-    with pytest.raises(ConfigError, match=r"model=huge needs 1.* GB a GPU for its weights, hardware=h200"):
+    with pytest.raises(ConfigError, match=r"model=huge needs 1.* GB per GPU for its weights, hardware=h200"):
         h200.kv_tokens(huge)
 
 

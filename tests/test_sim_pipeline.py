@@ -16,7 +16,7 @@ from cbatch import BatchShape, Engine, FinishReason, Limits, Plan, Policy, Reque
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
-from cbatch.sim.stages import Span, StageAccount, Stages, Why, bubble_kind
+from cbatch.sim.stages import Cause, Span, StageAccount, Stages, bubble_kind
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -93,7 +93,7 @@ def test_a_stage_waits_for_a_longer_iteration_in_the_stage_before(
     stages = Stages(2)
     assert stages.launch(0.0, first, times(1.0)) == Span(0.0, 2.0, first, 0.0)
     assert stages.launch(0.0, second, times(3.0)) == Span(1.0, 7.0, second, 2.0)
-    before, after = stages.closed()
+    before, after = stages.close_accounts()
     assert before == StageAccount(compute=4.0, no_work=3.0)
     assert after == StageAccount(**{"compute": 4.0, "no_work": 1.0, kind: 2.0})
 
@@ -102,7 +102,7 @@ def test_waiting_for_a_message_is_communication() -> None:
     stages = Stages(2)
     stages.launch(0.0, PROMPT, times(1.0, transfer=0.5))
     assert stages.launch(0.0, PROMPT, times(1.0, transfer=0.75)) == Span(1.0, 3.75, PROMPT, 0.0)
-    after = stages.closed()[1]
+    after = stages.close_accounts()[1]
     assert after == StageAccount(compute=2.0, communication=0.5 + 0.25, no_work=1.0)
 
 
@@ -111,10 +111,10 @@ def test_waiting_for_the_tokens_of_an_iteration_in_flight_is_a_bubble_and_planni
     stages = Stages(2)
     stages.launch(0.0, LONG_PROMPT, times(3.0))
     stages.launch(0.0, DECODES, times(1.0))
-    stages.host_was(0.0, 6.0, Why.COMPUTED, LONG_PROMPT)
-    stages.host_was(6.0, 7.0, Why.HOST)
+    stages.record_host(0.0, 6.0, Cause.COMPUTE, LONG_PROMPT)
+    stages.record_host(6.0, 7.0, Cause.HOST)
     stages.launch(7.0, DECODES, times(1.0))
-    assert stages.closed()[0] == StageAccount(compute=5.0, pb2=2.0, host=1.0, no_work=1.0)
+    assert stages.close_accounts()[0] == StageAccount(compute=5.0, pb2=2.0, host=1.0, no_work=1.0)
 
 
 def test_an_iteration_waits_for_the_tokens_that_it_carries_over() -> None:
@@ -122,7 +122,7 @@ def test_an_iteration_waits_for_the_tokens_that_it_carries_over() -> None:
     long = stages.launch(0.0, LONG_PROMPT, times(3.0))
     stages.launch(0.0, DECODES, times(1.0))
     assert stages.launch(0.0, DECODES, times(1.0), carried_from=long).started == 6.0
-    assert stages.closed()[0] == StageAccount(compute=5.0, pb2=2.0, no_work=1.0)
+    assert stages.close_accounts()[0] == StageAccount(compute=5.0, pb2=2.0, no_work=1.0)
 
 
 def test_equal_iterations_fill_the_pipeline_but_for_the_output_head() -> None:

@@ -15,18 +15,18 @@ from cbatch.cost import BatchShape
 from cbatch.sim.attention import AttentionRates
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.interpolation import Curve
+from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.power import STEADY, GpuClock, Pace, PowerLimit
 from cbatch.sim.profile import Measured
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 
 LIMIT = PowerLimit(
-    gain=Curve((10, 20), (0.0, 0.1)),
-    loss=Curve((10, 20), (0.04, 0.0)),
+    gain=PiecewiseLinear((10, 20), (0.0, 0.1)),
+    loss=PiecewiseLinear((10, 20), (0.04, 0.0)),
     reserve_seconds=1.0,
-    decode_loss=Curve((1, 4), (0.0, 0.1)),
-    rise_seconds=Curve((1, 4), (1.0, 2.0)),
+    decode_loss=PiecewiseLinear((1, 4), (0.0, 0.1)),
+    rise_seconds=PiecewiseLinear((1, 4), (1.0, 2.0)),
     idle_rise_seconds=0.5,
 )
 
@@ -91,9 +91,9 @@ def test_shares_hold_beyond_the_sizes_that_were_measured() -> None:
 
 def cost(power: PowerLimit | None) -> ProfileCost:
     """Products of 1 ms a token and a layer, without attention to speak of."""
-    linear = Curve((1, 1000), (1e-3, 1.0))
+    linear = PiecewiseLinear((1, 1000), (1e-3, 1.0))
     rates = AttentionRates(1e15, 1e18, 1e15)
-    zero = Curve((1,), (0.0,))
+    zero = PiecewiseLinear((1,), (0.0,))
     measured = Measured(linear, rates.of(SPEC), zero, zero, zero, power=power)
     return ProfileCost(profile(measured={("small", 1): measured}), SPEC)
 

@@ -11,15 +11,15 @@ from small_cluster import SPEC
 
 from cbatch import BatchShape
 from cbatch.sim.attention import AttentionRates, TableAttention
-from cbatch.sim.interpolation import Curve, Grid, added, curve, grid
-from cbatch.sim.roofline import Ceilings, Products
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
+from cbatch.sim.roofline import Ceilings, MatrixProducts
 
 POINTS = st.dictionaries(st.integers(1, 1000), st.floats(1e-6, 1.0), min_size=1, max_size=20)
 
 
 @given(POINTS, st.integers(1, 1200))
 def test_a_curve_goes_through_its_points_and_never_beyond_its_neighbours(points: dict[int, float], size: int) -> None:
-    measured = curve(points.items())
+    measured = PiecewiseLinear.through(points.items())
     assert [measured.at(known) for known in points] == pytest.approx(list(points.values()))
     for (low, before), (high, after) in pairwise(sorted(points.items())):
         if low <= size <= high:
@@ -29,26 +29,28 @@ def test_a_curve_goes_through_its_points_and_never_beyond_its_neighbours(points:
 
 
 def test_a_step_between_neighbouring_sizes_stays_a_step() -> None:
-    measured = Curve((128, 256, 257, 384), (55.0, 69.8, 92.33, 92.33))
+    measured = PiecewiseLinear((128, 256, 257, 384), (55.0, 69.8, 92.33, 92.33))
     assert [measured.at(size) for size in (128, 192, 256, 257, 300, 384)] == [55.0, 62.4, 69.8, 92.33, 92.33, 92.33]
 
 
 def test_a_curve_holds_below_its_points_and_grows_in_proportion_beyond() -> None:
-    measured = Curve((10, 20), (1.0, 3.0))
+    measured = PiecewiseLinear((10, 20), (1.0, 3.0))
     assert (measured.at(1), measured.at(40)) == (1.0, 6.0)
 
 
 def test_points_measured_twice_are_averaged() -> None:
-    assert curve([(2, 3.0), (1, 1.0), (2, 5.0)]) == Curve((1, 2), (1.0, 4.0))
+    assert PiecewiseLinear.through([(2, 3.0), (1, 1.0), (2, 5.0)]) == PiecewiseLinear((1, 2), (1.0, 4.0))
 
 
 def test_curves_of_one_table_add_up() -> None:
-    assert added([Curve((1, 2), (1.0, 2.0)), Curve((1, 2), (0.5, 0.5))]) == Curve((1, 2), (1.5, 2.5))
+    assert PiecewiseLinear.sum(
+        [PiecewiseLinear((1, 2), (1.0, 2.0)), PiecewiseLinear((1, 2), (0.5, 0.5))]
+    ) == PiecewiseLinear((1, 2), (1.5, 2.5))
 
 
 def test_a_grid_interpolates_both_ways_and_knows_what_it_covers() -> None:
-    ragged = grid([(64, 0, 1.0), (64, 100, 2.0), (64, 200, 3.0), (128, 0, 2.0), (128, 100, 4.0)])
-    assert ragged == Grid((64, 128), ((0, 100, 200), (0, 100)), ((1.0, 2.0, 3.0), (2.0, 4.0)))
+    ragged = BilinearGrid.through([(64, 0, 1.0), (64, 100, 2.0), (64, 200, 3.0), (128, 0, 2.0), (128, 100, 4.0)])
+    assert ragged == BilinearGrid((64, 128), ((0, 100, 200), (0, 100)), ((1.0, 2.0, 3.0), (2.0, 4.0)))
     assert ragged.at(64, 100) == 2.0
     assert ragged.at(64, 150) == 2.5
     assert ragged.at(96, 100) == 3.0
@@ -66,11 +68,11 @@ def test_a_grid_interpolates_both_ways_and_knows_what_it_covers() -> None:
 
 
 def test_attention_tables_sum_chunks_and_add_decodes_at_their_mean_context() -> None:
-    chunks = grid([(8, 0, 1.0), (8, 100, 2.0)])
-    tables = TableAttention(chunks, grid([(1, 10, 0.5), (1, 20, 1.0), (4, 10, 2.0), (4, 20, 4.0)]))
+    chunks = BilinearGrid.through([(8, 0, 1.0), (8, 100, 2.0)])
+    tables = TableAttention(chunks, BilinearGrid.through([(1, 10, 0.5), (1, 20, 1.0), (4, 10, 2.0), (4, 20, 4.0)]))
     assert tables.seconds(BatchShape()) == 0.0
     assert tables.seconds(BatchShape(((8, 0), (8, 50)), 4, 60)) == 1.0 + 1.5 + 3.0
-    mixed = TableAttention(chunks, tables.decodes, grid([(4, 15, 9.0)]))
+    mixed = TableAttention(chunks, tables.decodes, BilinearGrid.through([(4, 15, 9.0)]))
     assert mixed.seconds(BatchShape((), 4, 60)) == 3.0
     assert mixed.seconds(BatchShape(((8, 0),), 4, 60)) == 10.0
     assert not tables.covers(BatchShape(((9, 0),)))
@@ -96,6 +98,6 @@ def test_attention_in_closed_form_takes_the_larger_of_arithmetic_and_reading() -
 
 
 def test_an_estimated_product_takes_whole_tiles_of_arithmetic_or_one_read() -> None:
-    product = Products(((1000, 2000),), 2, Ceilings(5e9, 1e12, tile=128))
+    product = MatrixProducts(((1000, 2000),), 2, Ceilings(5e9, 1e12, tile=128))
     assert product.at(1) == pytest.approx(2 * (2e6 + 3000) / 5e9)
     assert product.at(1025) == product.at(1152) == pytest.approx(2 * 1152 * 2e6 / 1e12)

@@ -8,29 +8,29 @@ from typing import Protocol
 
 from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.interpolation import Grid
+from cbatch.sim.interpolation import BilinearGrid
 
 
 class Attention(Protocol):
     def seconds(self, shape: BatchShape) -> float:
-        """Of one layer. 0 for an empty shape."""
+        """Seconds of one layer; 0 for an empty shape."""
         ...
 
     def covers(self, shape: BatchShape) -> bool:
-        """Whether the shape lies within what was measured."""
+        """Whether the shape lies within the measured range."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRates:
-    """What a paged-attention kernel reaches, whatever the model.
+    """Rates of a paged-attention kernel, independent of the model.
 
     bandwidth_bytes_per_second: decodes are bound by reading the KV cache.
-    chunk_bandwidth_bytes_per_second, flops_per_second: a prompt chunk takes the larger of reading its context, at a rate
-        of its own since fewer blocks run, and of its arithmetic.
-    base_seconds: of a call. mixed_seconds: added where chunks and decodes share an iteration.
-    seconds_per_context_token: bounds a single decode: without splitting the KV cache of one sequence over the chip, it
-        is read by one block at a time.
+    chunk_bandwidth_bytes_per_second, flops_per_second: a prompt chunk takes the longer of reading its context, at another
+        rate as fewer blocks run, and of its arithmetic.
+    base_seconds: of a call. mixed_seconds: added if chunks and decodes share an iteration.
+    seconds_per_context_token: bounds a single decode; a kernel that does not split the KV cache of one sequence over the chip
+        reads it with one block at a time.
     """
 
     bandwidth_bytes_per_second: float
@@ -55,7 +55,7 @@ class AttentionRates:
 
 @dataclass(frozen=True, slots=True)
 class RateAttention:
-    """base + max(decodes' bytes + chunks, longest decode), see `AttentionRates`; seconds for each unit."""
+    """base + max(decodes' bytes + chunks, longest decode), in seconds per unit; see `AttentionRates`."""
 
     base: float
     mixed: float
@@ -86,19 +86,19 @@ class RateAttention:
 class TableAttention:
     """Measured tables of two kernels that run one after the other.
 
-    chunks: seconds against (tokens, context before them) of one chunk; several in an iteration are summed.
-    decodes: seconds against (number, mean context) of decodes. How contexts differ is left out: a kernel that gives each
-        multiprocessor an equal share of all of them takes as long.
-    mixed_decodes: the same, of decodes that share an iteration with a chunk, where that was measured to differ.
+    chunks: seconds against (tokens, context before them) of one chunk; several chunks of an iteration are summed.
+    decodes: seconds against (number, mean context) of decodes. The spread of contexts is ignored: a kernel that divides all
+        contexts evenly among the multiprocessors does not depend on it.
+    mixed_decodes: the same for decodes that share an iteration with a chunk, if measured to differ.
     """
 
-    chunks: Grid
-    decodes: Grid
-    mixed_decodes: Grid | None = None
+    chunks: BilinearGrid
+    decodes: BilinearGrid
+    mixed_decodes: BilinearGrid | None = None
 
     @cached_property
     def _surely(self) -> tuple[float, float, float, float]:
-        """Tokens and context, number and context up to which the tables cover all: spares the search in most cases."""
+        """Tokens and context, number and context up to which the tables cover everything; avoids most searches."""
         return (*self.chunks.rectangle(), *self.decodes.rectangle())
 
     def seconds(self, shape: BatchShape) -> float:

@@ -1,8 +1,8 @@
-"""The cost model: seconds of an iteration from its shape, from a hardware profile, a model and a topology.
+"""The cost model: seconds of an iteration of a given shape, from a hardware profile, a model and a topology.
 
-What depends on the number of tokens alone - matrix products, small operations, messages - is computed once for each
-number. Iterations without prompts have tables of their own where a runtime computes them otherwise. Device time only:
-host time is the executor's.
+Times that depend only on the number of tokens (matrix products, small operations, messages) are cached by that number.
+Iterations without prompts have separate tables if a runtime computes them differently. Device time only: the executor adds
+host time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Outside = Literal["mark", "error"]
 
 
 class Parts(NamedTuple):
-    """Device seconds of one iteration by operation, over all layers and stages; `communication` waits counted."""
+    """Device seconds of one iteration by operation, over all layers and stages; `communication` includes waiting."""
 
     linear: float
     attention: float
@@ -37,10 +37,10 @@ class Parts(NamedTuple):
 class StageTimes(NamedTuple):
     """Seconds of one iteration in a pipeline.
 
-    compute, communication: of each stage's layers: computing, and all-reduces between.
-    embedding: of the first stage, in addition. head: of the last one.
-    transfers: from each stage to the next one, [stages - 1].
-    pace: of `compute`: how it depends on the clock.
+    compute, communication: of each stage's layers: operations, and all-reduces between them.
+    embedding: added in the first stage. head: added in the last stage.
+    transfers: from each stage to the next, [stages - 1].
+    pace: how `compute` depends on the GPU's clock.
     """
 
     compute: float
@@ -51,8 +51,8 @@ class StageTimes(NamedTuple):
     pace: Pace = STEADY
 
 
-class _OfTokens(NamedTuple):
-    """What the number of tokens decides; `linear`, `other` and `pace` of a stage's layers."""
+class _TokenTimes(NamedTuple):
+    """Times that depend only on the number of tokens; `linear`, `other` and `pace` are of a stage's layers."""
 
     linear: float
     other: float
@@ -64,21 +64,21 @@ class _OfTokens(NamedTuple):
 
 
 class _Tables(NamedTuple):
-    """The tables of one kind of iteration, and what was read from them so far, by tokens and by requests."""
+    """The tables of one kind of iteration, and the values read from them so far, by tokens and by requests."""
 
     linear: Seconds
     other: Seconds
     head: Seconds
-    by_tokens: dict[int, _OfTokens]
+    by_tokens: dict[int, _TokenTimes]
     heads: dict[int, float]
 
 
 class ProfileCost:
     """Predicts iterations of one model on one kind of GPU; implements `cbatch.CostModel`.
 
-    estimated: names of the parts that were not measured for this model but come from the ceilings.
-    power: how the clock follows what the GPU is asked for; None: not known, as if it did not.
-    num_outside: executed iterations whose shape lay outside what was measured, so that times were extrapolated.
+    estimated: names of the parts that were not measured for this model and come from the ceilings.
+    power: how the clock follows the GPU's load; None: unknown, the clock is constant.
+    num_outside: executed iterations with a shape outside the measured range, whose times were extrapolated.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class ProfileCost:
     ) -> None:
         """
         Args:
-            outside: what to do with an iteration outside the measured range: "mark" extrapolates and counts it.
-            max_batch: most requests of an iteration, for which graphs are captured; None: as in the measurements.
+            outside: for an iteration outside the measured range: "mark" extrapolates and counts it, "error" raises.
+            max_batch: largest number of requests in an iteration, for which graphs are captured; None: as measured.
 
         Raises:
             ConfigError: the topology does not divide the model. ProfileError: its links were not measured.
@@ -123,50 +123,48 @@ class ProfileCost:
         self._max_batch = max_batch
 
     def predict(self, shape: BatchShape) -> float:
-        """Seconds that the busiest device, the one of the last stage, has to do with an iteration of this shape."""
+        """Seconds for which an iteration of this shape occupies the busiest device, that of the last stage."""
         tables = self._tables(shape)
-        times = self._times(shape, tables, self._of_tokens(tables, shape.num_tokens))
+        times = self._times(shape, tables, self._token_times(tables, shape.num_tokens))
         first = times.embedding if not times.transfers else 0.0
         return times.compute + times.communication + first + times.head
 
     def parts(self, shape: BatchShape) -> Parts:
-        """The operations of one iteration: `total` is the time from its start in the first stage to its end in the last."""
+        """Seconds by operation; `total` is the time from the start in the first stage to the end in the last."""
         tables, stages = self._tables(shape), self.topology.pipeline_stages
-        of_tokens = self._of_tokens(tables, shape.num_tokens)
-        times = self._times(shape, tables, of_tokens)
+        token_times = self._token_times(tables, shape.num_tokens)
+        times = self._times(shape, tables, token_times)
         return Parts(
-            stages * of_tokens.linear,
+            stages * token_times.linear,
             stages * self._layers * self._attention.seconds(shape),
             times.head,
-            stages * of_tokens.other + of_tokens.embedding,
-            stages * of_tokens.communication + sum(of_tokens.transfers),
+            stages * token_times.other + token_times.embedding,
+            stages * token_times.communication + sum(token_times.transfers),
         )
 
     def execute(self, shape: BatchShape) -> StageTimes:
-        """The times of an iteration that is being carried out, checked against what was measured.
-
-        As predicted: at the iteration's own clock. `pace` says what another clock changes.
+        """The times of an iteration that is executed, at the iteration's own clock; `pace` describes other clocks.
 
         Raises:
-            ProfileError: `outside` is "error", and the shape lies outside what was measured.
+            ProfileError: the shape lies outside the measured range, and `outside` is "error".
         """
         tables = self._tables(shape)
-        of_tokens = self._of_tokens(tables, shape.num_tokens)
-        if not of_tokens.covered or not self._attention.covers(shape):
+        token_times = self._token_times(tables, shape.num_tokens)
+        if not token_times.covered or not self._attention.covers(shape):
             if self.outside == "error":
                 raise ProfileError(
                     f"hardware={self.profile.name}: an iteration of {shape.num_tokens} tokens in "
-                    f"{shape.num_requests} requests lies outside what was measured for model={self.spec.name}; "
+                    f"{shape.num_requests} requests lies outside the measurements of model={self.spec.name}; "
                     "lower batch or max_tokens, or set outside=mark to extrapolate"
                 )
             self.num_outside += 1
-        times = self._times(shape, tables, of_tokens)
+        times = self._times(shape, tables, token_times)
         if self.power is None or shape.chunks:
             return times
         return times._replace(pace=self.power.of_decodes(shape.num_decodes, times.compute))
 
     def provenance(self) -> dict[str, Any]:
-        """What every simulated result says of itself."""
+        """The profile, its error and the extrapolated iterations; part of every simulated result."""
         profile = self.profile
         return {
             "profile": profile.name,
@@ -178,8 +176,8 @@ class ProfileCost:
             "iterations_outside_measured_range": self.num_outside,
         }
 
-    def _times(self, shape: BatchShape, tables: _Tables, of_tokens: _OfTokens) -> StageTimes:
-        linear, other, pace, communication, embedding, transfers, _ = of_tokens
+    def _times(self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes) -> StageTimes:
+        linear, other, pace, communication, embedding, transfers, _ = token_times
         attention = self._layers * self._attention.seconds(shape)
         compute = linear + other + attention
         num_requests = len(shape.chunks) + shape.num_decodes
@@ -189,18 +187,18 @@ class ProfileCost:
         return StageTimes(compute, communication, embedding, head, transfers, pace)
 
     def _tables(self, shape: BatchShape) -> _Tables:
-        """More decodes than were measured alone take at least their products: what as many prompt tokens do is nearer."""
+        """More decodes than were measured alone are closer to as many prompt tokens: their products bound them."""
         if shape.chunks or shape.num_padding or shape.num_decodes > self._most_decodes:
             return self._mixed
         return self._decode_only
 
-    def _of_tokens(self, tables: _Tables, num_tokens: int) -> _OfTokens:
+    def _token_times(self, tables: _Tables, num_tokens: int) -> _TokenTimes:
         found = tables.by_tokens.get(num_tokens)
         if found is None:
-            found = tables.by_tokens[num_tokens] = self._compute_of_tokens(tables, num_tokens)
+            found = tables.by_tokens[num_tokens] = self._compute_token_times(tables, num_tokens)
         return found
 
-    def _compute_of_tokens(self, tables: _Tables, num_tokens: int) -> _OfTokens:
+    def _compute_token_times(self, tables: _Tables, num_tokens: int) -> _TokenTimes:
         layers, embedding = self._layers, self.operations.embedding
         message = num_tokens * self._hidden_bytes
         all_reduces = 2 * layers * self._all_reduce.at(message) if self._all_reduce else 0.0
@@ -210,12 +208,12 @@ class ProfileCost:
         other = layers * tables.other.at(num_tokens)
         if mixed and self._max_batch and (rows := self.operations.captured_rows):
             more = rows.over_measured(self._max_batch, num_tokens) / self.topology.pipeline_stages
-            share = more / (linear + other)  # measured within both, and divided as they are
+            share = more / (linear + other)  # measured as part of both, and split in their ratio
             linear, other = linear * (1 + share), other * (1 + share)
         pace = STEADY
         if mixed and self.power is not None:
             pace = self.power.of_prompts(num_tokens, linear + other)
-        return _OfTokens(
+        return _TokenTimes(
             linear,
             other,
             pace,

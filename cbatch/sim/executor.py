@@ -1,11 +1,11 @@
 """The simulated executor: no tokens, a virtual clock, and iteration times from a cost model.
 
-The host's clock and the device's run side by side as in the real loop. Launching costs host time; the device begins a
-step when it has been launched and the step before has ended. A synchronous engine therefore pays host and device time
-one after the other, an asynchronous one the larger of the two. With pipeline stages, as many steps are under way.
+Host and device run concurrently, as in the real loop. A launch takes host time; the device starts a step once it has been
+launched and the previous step has ended. A synchronous engine therefore takes the sum of host and device time, an
+asynchronous one the larger of the two. With pipeline stages, as many steps are in flight.
 
-Where the profile tells how the GPU's clock follows its power, an iteration's time also depends on those before it: see
-`cbatch.sim.power`.
+If the profile describes how the GPU's clock follows its power, an iteration's time also depends on the previous iterations:
+see `cbatch.sim.power`.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from cbatch.executor import Step, StepResult
 from cbatch.sim.cost import ProfileCost, StageTimes
 from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import HostTime
-from cbatch.sim.stages import Span, StageAccount, Stages, Why
+from cbatch.sim.stages import Cause, Span, StageAccount, Stages
 
 
 class SimExecutor:
-    """Implements `cbatch.Executor` for simulated GPUs: one replica, of any tensor-parallel degree and number of stages."""
+    """Implements `cbatch.Executor` for the simulated GPUs of one replica."""
 
     needs_tokens = False
 
     def __init__(self, cost: CostModel, host: HostTime | float = 0.0) -> None:
         """
         Args:
-            cost: seconds of device time for a batch shape; a `ProfileCost` brings its topology along, any other is one GPU.
-            host: host time that each iteration takes; a number is seconds, whatever the batch.
+            cost: seconds of device time for a batch shape; one GPU unless it is a `ProfileCost`, which has a topology.
+            host: host time per iteration; a number is seconds for any batch.
         """
         self.cost = cost
         self.host = host if isinstance(host, HostTime) else HostTime(host)
@@ -45,7 +45,7 @@ class SimExecutor:
     def launch(self, step: Step) -> Span:
         shape = step.shape()
         times = self._execute(shape)
-        self._advance(self._now + self.host.of(len(step.requests)), Why.HOST)
+        self._advance(self._now + self.host.of(len(step.requests)), Cause.HOST)
         if self._gpu_clock is not None:
             times = self._at_its_clock(times, self._gpu_clock)
         carried_from = None
@@ -59,7 +59,7 @@ class SimExecutor:
 
     def wait(self, in_flight: Span) -> StepResult:
         full = self._num_in_flight >= self.num_stages
-        self._advance(in_flight.ended, Why.COMPUTED if full else Why.NO_WORK, in_flight.shape)
+        self._advance(in_flight.ended, Cause.COMPUTE if full else Cause.NO_WORK, in_flight.shape)
         self._num_in_flight -= 1
         return StepResult(None, in_flight.started, in_flight.ended)
 
@@ -67,23 +67,23 @@ class SimExecutor:
         return self._now
 
     def sleep_until(self, time: float) -> None:
-        self._advance(time, Why.NO_WORK)
+        self._advance(time, Cause.NO_WORK)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
     def accounts(self) -> list[StageAccount]:
-        """Where the time of each stage went, from 0 to the end of the last iteration."""
-        return self._stages.closed()
+        """The time of each stage by cause, from 0 to the end of the last iteration."""
+        return self._stages.close_accounts()
 
-    def _advance(self, time: float, why: Why, shape: BatchShape = BatchShape()) -> None:  # noqa: B008 - a tuple
+    def _advance(self, time: float, cause: Cause, shape: BatchShape = BatchShape()) -> None:  # noqa: B008 - a tuple
         if time > self._now:
-            if why is not Why.COMPUTED or self.num_stages > 1:  # the only stage is at work while the host waits for it
-                self._stages.host_was(self._now, time, why, shape)
+            if cause is not Cause.COMPUTE or self.num_stages > 1:  # a single stage is busy while the host waits for it
+                self._stages.record_host(self._now, time, cause, shape)
             self._now = time
 
     def _at_its_clock(self, times: StageTimes, clock: GpuClock) -> StageTimes:
-        """The times at the clock that the GPU can afford. All stages do the same work, so one stands for all."""
+        """The times at the GPU's present clock. All stages do the same work, so one clock represents all."""
         clock.rest(self._now - (self._latest[-1].ended if self._latest else 0.0))
         return times._replace(compute=times.compute - clock.run(times.pace))
 

@@ -1,4 +1,4 @@
-"""Measured tables, read between their points: linear between neighbours, so that a measured step stays a step."""
+"""Interpolation of measured tables: linear between neighbours, so that a measured step stays a step."""
 
 from __future__ import annotations
 
@@ -8,15 +8,28 @@ from itertools import accumulate, groupby
 from typing import NamedTuple
 
 
-class Curve(NamedTuple):
+class PiecewiseLinear(NamedTuple):
     """Seconds against a size (tokens, requests, bytes), measured at ascending sizes.
 
-    Below the first point the first value holds; beyond the last one the value grows in proportion to the size, as it
-    does where throughput has settled. `covers` tells which sizes lie within.
+    Below the first size the first value holds. Beyond the last size the value grows in proportion to the size, as it does
+    where throughput has settled.
     """
 
     sizes: tuple[float, ...]
     seconds: tuple[float, ...]
+
+    @classmethod
+    def through(cls, points: Iterable[tuple[float, float]]) -> PiecewiseLinear:
+        """From (size, seconds) points in any order; a size measured more than once has the mean."""
+        means = _mean_by_size(points)
+        return cls(tuple(means), tuple(means.values()))
+
+    @classmethod
+    def sum(cls, parts: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
+        """The sum of interpolations with the same sizes."""
+        sizes = parts[0].sizes
+        assert all(part.sizes == sizes for part in parts), "parts of one table share their sizes"
+        return cls(sizes, tuple(map(sum, zip(*(part.seconds for part in parts), strict=True))))
 
     def at(self, size: float) -> float:
         sizes, seconds = self.sizes, self.seconds
@@ -29,22 +42,30 @@ class Curve(NamedTuple):
         return seconds[left] + (size - sizes[left]) * (seconds[right] - seconds[left]) / (sizes[right] - sizes[left])
 
     def covers(self, size: float) -> bool:
+        """Whether the size lies within the measured range."""
         return size <= self.sizes[-1]
 
-    def scaled(self, factor: float) -> Curve:
-        return Curve(self.sizes, tuple(value * factor for value in self.seconds))
+    def scaled(self, factor: float) -> PiecewiseLinear:
+        return PiecewiseLinear(self.sizes, tuple(value * factor for value in self.seconds))
 
 
-class Grid(NamedTuple):
-    """Seconds against two sizes: a row of (column, seconds) points for each value of the first size.
+class BilinearGrid(NamedTuple):
+    """Seconds against two sizes: for each value of the first size, a row of points against the second, the column.
 
-    Rows may be of different lengths. Beyond a row's last column its mean slope goes on; beyond the last row the value
-    grows in proportion; below the first row, likewise, the first row holds.
+    Rows may differ in their columns. Below the first row or column its value holds; beyond a row's last column its mean
+    slope continues; beyond the last row the value grows in proportion to the size.
     """
 
     sizes: tuple[float, ...]
     columns: tuple[tuple[float, ...], ...]
     seconds: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def through(cls, points: Iterable[tuple[float, float, float]]) -> BilinearGrid:
+        """From (size, column, seconds) points in any order; a pair measured more than once has the mean."""
+        groups = groupby(sorted(points), key=lambda point: point[0])
+        rows = {size: _mean_by_size((column, seconds) for _, column, seconds in group) for size, group in groups}
+        return cls(tuple(rows), tuple(map(tuple, rows.values())), tuple(tuple(row.values()) for row in rows.values()))
 
     def at(self, size: float, column: float) -> float:
         sizes = self.sizes
@@ -60,12 +81,12 @@ class Grid(NamedTuple):
         return low + (size - sizes[left]) * (self._along(right, column) - low) / (sizes[right] - sizes[left])
 
     def covers(self, size: float, column: float) -> bool:
-        """Whether both the rows and the row next below reach that far."""
+        """Whether the sizes lie within the measured range: the last row, and the last column of the row below."""
         sizes = self.sizes
         return size <= sizes[-1] and column <= self.columns[max(bisect_right(sizes, size) - 1, 0)][-1]
 
     def rectangle(self) -> tuple[float, float]:
-        """The size and column up to which everything is covered: the largest such rectangle."""
+        """The size and column of the largest rectangle from the origin that is covered completely."""
         reach = accumulate((columns[-1] for columns in self.columns), min)
         return max(zip(self.sizes, reach, strict=True), key=lambda corner: corner[0] * corner[1])
 
@@ -80,30 +101,6 @@ class Grid(NamedTuple):
             slope = (seconds[-1] - seconds[0]) / (columns[-1] - columns[0]) if len(columns) > 1 else 0.0
             return seconds[-1] + (column - columns[-1]) * max(slope, 0.0)
         return seconds[0]
-
-
-def curve(points: Iterable[tuple[float, float]]) -> Curve:
-    """A curve through (size, seconds) points in any order; the mean where a size was measured more than once."""
-    merged = _mean_by_size(points)
-    return Curve(tuple(merged), tuple(merged.values()))
-
-
-def grid(points: Iterable[tuple[float, float, float]]) -> Grid:
-    """A grid through (size, column, seconds) points in any order; the mean where a pair was measured more than once."""
-    rows = {
-        size: _mean_by_size((column, seconds) for _, column, seconds in group)
-        for size, group in groupby(sorted(points), key=lambda point: point[0])
-    }
-    return Grid(
-        tuple(rows), tuple(tuple(row) for row in rows.values()), tuple(tuple(row.values()) for row in rows.values())
-    )
-
-
-def added(curves: Sequence[Curve]) -> Curve:
-    """The sum of curves that were measured at the same sizes."""
-    first = curves[0]
-    assert all(curve.sizes == first.sizes for curve in curves), "curves of one table share their sizes"
-    return Curve(first.sizes, tuple(sum(values) for values in zip(*(curve.seconds for curve in curves), strict=True)))
 
 
 def _mean_by_size(points: Iterable[tuple[float, float]]) -> Mapping[float, float]:

@@ -1,4 +1,4 @@
-"""What GPUs send each other: all-reduces within a pipeline stage, and hidden states from one stage to the next."""
+"""Communication of GPUs: all-reduces within a pipeline stage, and hidden states sent from one stage to the next."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cbatch.errors import ProfileError
-from cbatch.sim.interpolation import Curve
-from cbatch.sim.roofline import PerToken, Seconds
+from cbatch.sim.interpolation import PiecewiseLinear
+from cbatch.sim.roofline import Affine, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +17,15 @@ class Link:
     latency_seconds: float
     bandwidth_bytes_per_second: float
 
-    def seconds(self) -> PerToken:
-        return PerToken(self.latency_seconds, 1 / self.bandwidth_bytes_per_second)
+    def seconds(self) -> Affine:
+        return Affine(self.latency_seconds, 1 / self.bandwidth_bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
     """Seconds against bytes.
 
-    all_reduce: measured, by the number of GPUs that take part (each contributes that many bytes).
+    all_reduce: measured, by the number of participating GPUs, each of which contributes that many bytes.
     within_node, between_nodes: one GPU to another.
     to_device, to_host: copies between a GPU and pinned memory of its host.
     """
@@ -39,8 +39,8 @@ class Links:
     def all_reduce_of(self, num_gpus: int, profile: str) -> tuple[Seconds, bool]:
         """Seconds of an all-reduce, and whether they are estimated.
 
-        A ring sends 2 (n - 1) / n of the bytes over each link; a number of GPUs that was not measured is estimated from
-        the nearest measured one in that proportion.
+        A ring sends 2 (n - 1) / n of the bytes over each link. A number of GPUs that was not measured is estimated in that
+        proportion from the nearest one that was.
 
         Raises:
             ProfileError: no number of GPUs was measured.
@@ -55,11 +55,11 @@ class Links:
             )
         nearest = min(others, key=lambda measured: abs(measured - num_gpus))
         known = self.all_reduce[nearest]
-        assert isinstance(known, Curve), "measured times are curves"
+        assert isinstance(known, PiecewiseLinear), "measured times are tables"
         return known.scaled((1 - 1 / num_gpus) / (1 - 1 / nearest)), True
 
     def to_next_stage(self, leaves_node: bool, profile: str) -> Seconds:
-        """Seconds of sending bytes to the GPU of the next stage.
+        """Seconds of a send to the GPU of the next stage, against bytes.
 
         Raises:
             ProfileError: that link was not measured.

@@ -1,8 +1,8 @@
-"""The work of one layer: floating-point operations and bytes moved of each operation, counted from the model's shape.
+"""Floating-point operations and bytes moved of each operation of one layer, counted from the model's shape.
 
-Every value is moved once: weights and activations of a product are read and its result is written; attention reads its
-queries and the KV cache and writes its result, as kernels do that keep the scores on the chip (FlashAttention,
-arXiv 2205.14135). What caches save and what tiles waste is not in it: this counts, it does not predict.
+Every value is moved once: a matrix product reads weights and activations and writes its result; attention reads queries and
+the KV cache and writes its result, with the scores kept on chip (FlashAttention, arXiv 2205.14135). Savings by caches and
+waste by tiles are not counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cbatch.cost import BatchShape
 from cbatch.model import DTYPE_BYTES, ModelSpec
 
 
-class Work(NamedTuple):
+class OpCount(NamedTuple):
     """flops: floating-point operations, a multiplication and an addition counted as two. bytes: moved to and from memory."""
 
     flops: float
@@ -21,16 +21,17 @@ class Work(NamedTuple):
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity, FLOP/byte: above the hardware's ratio of the two rates, arithmetic is the bound."""
+        """Arithmetic intensity in FLOP/byte; above the hardware's ratio of the two rates, the operation is compute-bound."""
         return self.flops / self.bytes
 
 
-def product(inputs: int, outputs: int, num_tokens: float, dtype_bytes: int) -> Work:
+def matmul(inputs: int, outputs: int, num_tokens: float, dtype_bytes: int) -> OpCount:
     """A matrix product: `num_tokens` rows of `inputs` values times weights of [inputs, outputs]."""
-    return Work(2 * num_tokens * inputs * outputs, dtype_bytes * (inputs * outputs + num_tokens * (inputs + outputs)))
+    moved = inputs * outputs + num_tokens * (inputs + outputs)
+    return OpCount(2 * num_tokens * inputs * outputs, dtype_bytes * moved)
 
 
-def attention(spec: ModelSpec, shape: BatchShape) -> Work:
+def attention(spec: ModelSpec, shape: BatchShape) -> OpCount:
     """Attention of one layer: causal within a chunk, and over the context before it."""
     scores = float(shape.decode_context)
     cached = scores  # tokens whose keys and values are read
@@ -39,20 +40,17 @@ def attention(spec: ModelSpec, shape: BatchShape) -> Work:
         cached += context + tokens
     queries = shape.num_tokens - shape.num_padding
     values = 2 * cached * spec.num_kv_heads + 2 * queries * spec.num_heads  # keys, values; queries, results
-    return Work(4 * scores * spec.num_heads * spec.head_dim, DTYPE_BYTES[spec.dtype] * spec.head_dim * values)
+    return OpCount(4 * scores * spec.num_heads * spec.head_dim, DTYPE_BYTES[spec.dtype] * spec.head_dim * values)
 
 
-def layer_work(spec: ModelSpec, shape: BatchShape) -> dict[str, Work]:
-    """Each operation of one layer by name: the products of `ModelSpec.linear_shapes`, and attention after the first.
+def layer_op_counts(spec: ModelSpec, shape: BatchShape) -> dict[str, OpCount]:
+    """The operations of one layer by name: the products of `ModelSpec.linear_shapes`, and attention after the first.
 
-    Norms, activations and residual sums are left out.
-
-    Args:
-        shape: an iteration that computes at least one token.
+    Norms, activations and residual sums are left out. The shape has at least one token.
     """
     dtype_bytes = DTYPE_BYTES[spec.dtype]
     products = {
-        name: product(inputs, outputs, shape.num_tokens, dtype_bytes)
+        name: matmul(inputs, outputs, shape.num_tokens, dtype_bytes)
         for name, (inputs, outputs) in spec.linear_shapes.items()
     }
     return {"qkv": products.pop("qkv"), "attention": attention(spec, shape), **products}

@@ -1,18 +1,17 @@
-r"""How fast a GPU computes depends on what it did before: it may draw more than its power limit only for a moment.
+r"""A GPU under its power limit: how fast it computes depends on what it computed before.
 
     clock  full |----\            /-----
                 |     \__________/
          lowest |      prompts     decodes,
                                    or idle
 
-Matrix products of many tokens draw more than the limit allows. At first they run at full clock; when what had been saved
-up is spent, the clock has fallen until the draw is within the limit. Under decodes alone, which wait for memory, and in
-pauses it rises again. Measured on an H200, the same iteration takes up to a sixth less after light ones than after its like,
-and decodes up to a tenth more right after prompts than after decodes.
+Matrix products of many tokens draw more power than the limit allows. They start at full clock, and the clock falls until
+the average power is within the limit. It rises again during pauses and iterations of decodes alone, which wait for memory.
+On an H200 the same iteration takes up to a sixth less after light iterations than after similar ones, and decodes take up to
+a tenth more right after prompts than after decodes.
 
-Each kind of iteration has a clock of its own, at which the GPU settles when it computes nothing else; every iteration draws
-the clock towards its own. A profile's tables are of that steady state; what is told here is how much less or more an
-iteration takes at another clock.
+Each kind of iteration has its own clock, at which the GPU settles if it computes nothing else; every iteration draws the
+clock towards its own. A profile's tables describe this steady state; this module describes the difference at other clocks.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from dataclasses import dataclass
 from math import expm1
 from typing import NamedTuple
 
-from cbatch.sim.interpolation import Curve
+from cbatch.sim.interpolation import PiecewiseLinear
 
 
 class Pace(NamedTuple):
     """How the clock changes an iteration's time, and the iteration the clock.
 
-    gain: seconds that it takes less at full clock than at its own. loss: seconds that it takes more at the lowest one. Time is
-        taken as linear in the clock, so its own lies loss / (gain + loss) of the way from the lowest to the full one.
-    settling: its duration in time constants of the clock: of the distance to its own, exp(-settling) is left.
+    gain: seconds saved at full clock. loss: extra seconds at the lowest clock. Time is assumed linear in the clock, so an
+        iteration's own clock lies loss / (gain + loss) of the way from the lowest to the full clock.
+    settling: its duration in time constants of the clock; exp(-settling) of the distance to its own clock remains.
     """
 
     gain: float
@@ -38,63 +37,63 @@ class Pace(NamedTuple):
 
 
 STEADY = Pace(0.0, 0.0, 0.0)
-"""Of an iteration that takes as long at any clock."""
+"""An iteration that does not depend on the clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class PowerLimit:
-    """What was measured of how the clock follows the power.
+    """Measurements of how the clock follows the power.
 
     gain, loss: of a `Pace`, as shares of the seconds of products and small operations, against the iteration's tokens.
-    reserve_seconds: saved in all by prompts one after the other, while the clock falls from the full to the lowest one.
-    decode_loss: `loss` of decodes alone, as a share of their seconds but for the output head, against their number; their own
+    reserve_seconds: total seconds saved by consecutive prompts while the clock falls from full to lowest.
+    decode_loss: `loss` of decodes alone, as a share of their seconds without the output head, against their number; their own
         clock is the full one.
-    rise_seconds: time constant with which the clock rises under decodes alone, against their number.
-    idle_rise_seconds: the same without work.
+    rise_seconds: time constant of the clock's rise during decodes alone, against their number.
+    idle_rise_seconds: the same when idle.
     """
 
-    gain: Curve
-    loss: Curve
+    gain: PiecewiseLinear
+    loss: PiecewiseLinear
     reserve_seconds: float
-    decode_loss: Curve
-    rise_seconds: Curve
+    decode_loss: PiecewiseLinear
+    rise_seconds: PiecewiseLinear
     idle_rise_seconds: float
 
     def of_prompts(self, num_tokens: int, seconds: float) -> Pace:
-        """seconds: of products and small operations, in the steady state."""
+        """The pace of an iteration with prompts. seconds: products and small operations, in the steady state."""
         if not self.reserve_seconds:
             return STEADY
         gain, loss = min(_held(self.gain, num_tokens), 1.0) * seconds, _held(self.loss, num_tokens) * seconds
         return Pace(gain, loss, (gain + loss) / self.reserve_seconds)
 
     def of_decodes(self, num_decodes: int, seconds: float) -> Pace:
-        """seconds: of decodes alone, in the steady state."""
+        """The pace of decodes alone. seconds: in the steady state."""
         return Pace(
             0.0, _held(self.decode_loss, num_decodes) * seconds, seconds / _held(self.rise_seconds, num_decodes)
         )
 
 
-def _held(curve: Curve, size: float) -> float:
-    """Beyond the measured sizes the last one's value holds."""
+def _held(curve: PiecewiseLinear, size: float) -> float:
+    """The value at a size; beyond the measured sizes the last value holds."""
     return curve.at(min(size, curve.sizes[-1]))
 
 
 class GpuClock:
-    """The clock of one GPU, as a level: 1 is full, 0 the one that endless prompts come to. It begins full."""
+    """The clock of one GPU as a level: 1 is full, 0 is where endless prompts settle. It starts at 1."""
 
     def __init__(self, limit: PowerLimit) -> None:
         self._idle_rise_seconds = limit.idle_rise_seconds
         self._level = 1.0
 
     def rest(self, seconds: float) -> None:
-        """So long without work."""
+        """Advance by an idle time."""
         if seconds > 0:
             self._draw(1.0, seconds / self._idle_rise_seconds)
 
     def run(self, pace: Pace) -> float:
-        """An iteration; seconds that it takes less than at its own clock, below 0 more.
+        """Advance by an iteration; returns the seconds that it saves compared to its own clock, negative if it loses.
 
-        The clock moves while it runs, and at each moment saves in proportion to its distance from the iteration's own.
+        The clock moves while the iteration runs; at each moment the saving is proportional to its distance from the own clock.
         """
         gain, loss, settling = pace
         swing = gain + loss
@@ -104,7 +103,7 @@ class GpuClock:
         return swing * distance * (drawn / settling if settling else 1.0)
 
     def _draw(self, own: float, settling: float) -> float:
-        """Draw the clock towards a level; the part of the distance that it goes."""
+        """Move the clock towards a level; returns the covered part of the distance."""
         drawn = -expm1(-settling)
         self._level -= (self._level - own) * drawn
         return drawn

@@ -1,4 +1,4 @@
-"""A hardware profile: what is known of one kind of GPU and its links, and how far simulated times were from real ones."""
+"""A hardware profile: measurements of one kind of GPU and its links, and the error of simulated times."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Protocol
 from cbatch.errors import ConfigError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.sim.attention import Attention, AttentionRates
-from cbatch.sim.interpolation import Curve, Grid
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
-from cbatch.sim.roofline import Ceilings, PerToken, Seconds, head_product, layer_products, small_operations
+from cbatch.sim.roofline import Affine, Ceilings, Seconds, head_product, layer_products, small_operations
 from cbatch.sim.topology import Topology
 
 MEMORY_SHARE = 0.9
-"""Share of the GPU's memory that weights and KV cache may take together; the rest is for activations."""
+"""Share of the GPU's memory for weights and KV cache; the rest is for activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,37 +32,37 @@ class HostTime:
 
 @dataclass(frozen=True, slots=True)
 class SmallOperations:
-    """What lies between the products and attention of a layer: a constant, and bytes for each hidden value of a token."""
+    """Norms, activations and residual sums of a layer: a constant, and bytes per hidden element of a token."""
 
     seconds_per_layer: float
     bytes_per_hidden_element: float
 
-    def of(self, share: ModelSpec, bandwidth: float) -> PerToken:
+    def of(self, share: ModelSpec, bandwidth: float) -> Affine:
         moved = self.bytes_per_hidden_element * share.hidden_size * DTYPE_BYTES[share.dtype] / 2
-        return PerToken(self.seconds_per_layer, moved / bandwidth)
+        return Affine(self.seconds_per_layer, moved / bandwidth)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOnly:
-    """The parts of iterations without prompts, where a runtime computes them otherwise; each as in `Measured`."""
+    """Parts of iterations without prompts, if a runtime computes them differently; each as in `Measured`."""
 
-    linear: Curve
-    other: Curve
-    head: Curve
+    linear: PiecewiseLinear
+    other: PiecewiseLinear
+    head: PiecewiseLinear
 
 
 @dataclass(frozen=True, slots=True)
 class CapturedRows:
-    """What the rows of a captured graph cost, taken or not: one for each request of the largest batch.
+    """Cost of the rows of a captured graph, used or not: one row per request of the largest batch.
 
-    seconds: of a mixed iteration, over that of the smallest batch, against (largest batch, tokens); the tables beside it were
-        measured at the last of these batches. Iterations of more tokens have no rows but those of their requests.
+    seconds: difference of a mixed iteration to one with graphs for the smallest batch, against (largest batch, tokens). The
+        other tables were measured at the last of these batches. Iterations of more tokens have only their requests' rows.
     """
 
-    seconds: Grid
+    seconds: BilinearGrid
 
     def over_measured(self, max_batch: int, num_tokens: float) -> float:
-        """Seconds that an iteration takes more with graphs for this batch than with those that were measured."""
+        """Extra seconds of an iteration with graphs for this batch instead of the measured one."""
         if num_tokens > self.seconds.columns[0][-1]:
             return 0.0
         return self.seconds.at(max_batch, num_tokens) - self.seconds.at(self.seconds.sizes[-1], num_tokens)
@@ -70,22 +70,22 @@ class CapturedRows:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a model on one GPU at one tensor-parallel degree; None where nothing was.
+    """Measurements of a model on one GPU at one tensor-parallel degree; None: not measured.
 
-    linear, other: seconds of one layer's matrix products and of its small operations, against tokens.
+    linear, other: seconds of one layer's matrix products and small operations, against tokens.
     attention: of one layer.
     embedding: of the whole model, against tokens. head: output head and sampling, against requests.
-    decode_only: where iterations without prompts were measured apart; linear, other and head are then of the others.
-    captured_rows: where the size of the largest batch makes a difference.
-    power: how the time of an iteration depends on those before it.
-    inferred: what was put together from measurements of something else; it counts as estimated.
+    decode_only: iterations without prompts, if measured separately; linear, other and head then exclude them.
+    captured_rows: effect of the largest batch on captured iterations.
+    power: how the time of an iteration depends on the iterations before it.
+    inferred: parts derived from other measurements; they count as estimated.
     """
 
-    linear: Curve | None = None
+    linear: PiecewiseLinear | None = None
     attention: Attention | None = None
-    other: Curve | None = None
-    embedding: Curve | None = None
-    head: Curve | None = None
+    other: PiecewiseLinear | None = None
+    embedding: PiecewiseLinear | None = None
+    head: PiecewiseLinear | None = None
     decode_only: DecodeOnly | None = None
     captured_rows: CapturedRows | None = None
     power: PowerLimit | None = None
@@ -96,15 +96,15 @@ class Tables(Protocol):
     """The measured tables of a profile."""
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> Measured:
-        """What there is for this model; an empty `Measured` if nothing."""
+        """The measurements of this model; an empty `Measured` if there are none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """Seconds of everything that one GPU computes for its share of a model, as in `Measured`.
+    """Seconds of all that one GPU computes for its share of a model, as in `Measured`.
 
-    estimated: names of the parts that were not measured: they come from the ceilings.
+    estimated: names of the parts that were not measured; they come from the ceilings.
     """
 
     linear: Seconds
@@ -120,12 +120,12 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One GPU as measured.
+    """One kind of GPU.
 
-    name, hardware, source: what it is and where the numbers come from.
-    error: how far simulated times were from real runs, or that this is not known; it goes with every result.
+    name, hardware, source: the GPU, and the source of the numbers.
+    error: how far simulated times were from real runs, or that this is unknown; part of every result.
     memory_bytes: of the device.
-    ceilings: for what was not measured. attention, small: rates of kernels, for models whose own were not measured.
+    ceilings: for parts that were not measured. attention, small: kernel rates for models that were not measured.
     sync_host, async_host: host time of an iteration in the two loops.
     """
 
@@ -146,13 +146,13 @@ class Profile:
         return self.async_host if asynchronous else self.sync_host
 
     def operations(self, spec: ModelSpec, tensor_parallel: int = 1) -> Operations:
-        """What one GPU computes: measured where there is a measurement, estimated elsewhere."""
+        """Seconds of one GPU's operations: measured, or estimated if there is no measurement."""
         share, ceilings = Topology(tensor_parallel).share(spec), self.ceilings
         measured = self.tables.measured(spec, tensor_parallel)
         bandwidth = ceilings.bandwidth_bytes_per_second
         rates = self.attention or AttentionRates(bandwidth, ceilings.flops_per_second, bandwidth)
         other = self.small.of(share, bandwidth) if self.small else small_operations(share, ceilings)
-        embedding = PerToken(0.0, 2 * share.hidden_size * DTYPE_BYTES[share.dtype] / bandwidth)
+        embedding = Affine(0.0, 2 * share.hidden_size * DTYPE_BYTES[share.dtype] / bandwidth)
         parts: Mapping[str, bool] = {
             "linear": measured.linear is None,
             "attention": measured.attention is None and self.attention is None,
@@ -181,7 +181,7 @@ class Profile:
         free = self.memory_bytes * MEMORY_SHARE - share.weight_bytes
         if free < share.kv_bytes_per_token:
             raise ConfigError(
-                f"model={spec.name} needs {share.weight_bytes / 1e9:.0f} GB a GPU for its weights, "
+                f"model={spec.name} needs {share.weight_bytes / 1e9:.0f} GB per GPU for its weights, "
                 f"hardware={self.name} has {self.memory_bytes / 1e9:.0f} GB; choose a smaller model, or more "
                 "GPUs (tensor_parallel, pipeline_stages)"
             )

@@ -33,7 +33,7 @@ from cbatch.model import ModelSpec
 from cbatch.sim.attention import AttentionRates, TableAttention
 from cbatch.sim.checked_json import Node, read_json
 from cbatch.sim.importers import read_folder
-from cbatch.sim.interpolation import Curve, Grid, added, grid
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile import CapturedRows, DecodeOnly, HostTime, Measured, Profile, SmallOperations
@@ -155,7 +155,7 @@ def _links(node: Node) -> Links:
     )
 
 
-def _all_reduce(node: Node) -> dict[int, Curve]:
+def _all_reduce(node: Node) -> dict[int, PiecewiseLinear]:
     return {_num_gpus(node, key): _curve(node.child(key), "bytes") for key in node}
 
 
@@ -214,29 +214,29 @@ def _power(node: Node) -> PowerLimit:
     )
 
 
-def _linear(node: Node) -> Curve:
+def _linear(node: Node) -> PiecewiseLinear:
     products = [key for key in node if key != "tokens"]
     if not products:
         node.fail("", "has no list of seconds")
-    return added([_curve(node, "tokens", product) for product in products])
+    return PiecewiseLinear.sum([_curve(node, "tokens", product) for product in products])
 
 
-def _by_tokens(node: Node) -> Curve:
+def _by_tokens(node: Node) -> PiecewiseLinear:
     return _curve(node, "tokens", zero=True)
 
 
-def _by_requests(node: Node) -> Curve:
+def _by_requests(node: Node) -> PiecewiseLinear:
     return _curve(node, "requests", zero=True)
 
 
-def _curve(node: Node, sizes_key: str, seconds_key: str = "seconds", *, zero: bool = False) -> Curve:
+def _curve(node: Node, sizes_key: str, seconds_key: str = "seconds", *, zero: bool = False) -> PiecewiseLinear:
     sizes, seconds = node.ascending(sizes_key), node.numbers(seconds_key, zero=zero)
     if len(seconds) != len(sizes):
         node.fail(seconds_key, f"has {len(seconds)} values for {len(sizes)} {sizes_key}")
-    return Curve(sizes, seconds)
+    return PiecewiseLinear(sizes, seconds)
 
 
-def _grid(node: Node, factor: float, sizes_key: str = "sizes", columns_key: str = "contexts") -> Grid:
+def _grid(node: Node, factor: float, sizes_key: str = "sizes", columns_key: str = "contexts") -> BilinearGrid:
     node.only(sizes_key, columns_key, "seconds")
     sizes, columns, rows = node.ascending(sizes_key), node.ascending(columns_key, zero=True), node.get("seconds")
     if not isinstance(rows, list) or len(rows) != len(sizes):
@@ -250,7 +250,7 @@ def _grid(node: Node, factor: float, sizes_key: str = "sizes", columns_key: str 
             for column, value in zip(columns, row, strict=True)
             if value is not None
         ]
-    return grid(points)
+    return BilinearGrid.through(points)
 
 
 def _num_gpus(node: Node, key: str) -> int:

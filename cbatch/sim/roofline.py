@@ -1,6 +1,6 @@
-"""What was not measured is estimated at the ceilings of the hardware, and marked so: a roofline.
+"""Roofline estimates for parts that were not measured, which results list as estimated.
 
-Each estimate answers like a measured `Curve`: `at(size)` in seconds.
+An estimate has the interface of a measured `PiecewiseLinear`: `at(size)` in seconds.
 """
 
 from __future__ import annotations
@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.op_counts import product
+from cbatch.sim.op_counts import matmul
 
 
 class Seconds(Protocol):
-    """Seconds against a size: a measured `Curve`, or an estimate."""
+    """Seconds against a size: a measured `PiecewiseLinear`, or an estimate."""
 
     def at(self, size: float) -> float: ...
 
     def covers(self, size: float) -> bool:
-        """Whether the size lies within what was measured; an estimate has no bounds, as it is marked as a whole."""
+        """Whether the size lies within the measured range; True for an estimate."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The most that the hardware reached: bytes moved and 16-bit floating-point operations a second.
+    """The largest measured rates: bytes moved and 16-bit floating-point operations per second.
 
-    tile: tokens by which its matrix products step.
+    tile: tokens per step in the time of matrix products.
     """
 
     bandwidth_bytes_per_second: float
@@ -35,7 +35,7 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
+class MatrixProducts:
     """Matrix products of (inputs, outputs): whole tiles of arithmetic, or one read of weights and activations."""
 
     shapes: tuple[tuple[int, int], ...]
@@ -51,34 +51,34 @@ class Products:
     def _product(self, inputs: int, outputs: int, num_tokens: float) -> float:
         ceilings = self.ceilings
         tiles = -(-num_tokens // ceilings.tile) * ceilings.tile
-        computed, moved = (product(inputs, outputs, tokens, self.dtype_bytes) for tokens in (tiles, num_tokens))
+        computed, moved = (matmul(inputs, outputs, tokens, self.dtype_bytes) for tokens in (tiles, num_tokens))
         return max(computed.flops / ceilings.flops_per_second, moved.bytes / ceilings.bandwidth_bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)
-class PerToken:
-    """A constant, and bytes moved for each token."""
+class Affine:
+    """A constant and a slope: seconds per token, or per byte."""
 
     seconds: float
-    seconds_per_token: float
+    seconds_per_unit: float
 
     def at(self, size: float) -> float:
-        return self.seconds + self.seconds_per_token * size
+        return self.seconds + self.seconds_per_unit * size
 
     def covers(self, size: float) -> bool:
         return True
 
 
-def layer_products(share: ModelSpec, ceilings: Ceilings) -> Products:
-    return Products(tuple(share.linear_shapes.values()), DTYPE_BYTES[share.dtype], ceilings)
+def layer_products(share: ModelSpec, ceilings: Ceilings) -> MatrixProducts:
+    return MatrixProducts(tuple(share.linear_shapes.values()), DTYPE_BYTES[share.dtype], ceilings)
 
 
-def head_product(share: ModelSpec, ceilings: Ceilings) -> Products:
-    """The output head, against requests (one row each)."""
-    return Products(((share.hidden_size, share.vocab_size),), DTYPE_BYTES[share.dtype], ceilings)
+def head_product(share: ModelSpec, ceilings: Ceilings) -> MatrixProducts:
+    """The output head, against requests (one row per request)."""
+    return MatrixProducts(((share.hidden_size, share.vocab_size),), DTYPE_BYTES[share.dtype], ceilings)
 
 
-def small_operations(share: ModelSpec, ceilings: Ceilings) -> PerToken:
+def small_operations(share: ModelSpec, ceilings: Ceilings) -> Affine:
     """Norms, residual sums, rotary embedding, KV write and activation of one layer: each value read and written once.
 
     Two norms and two residual sums move 2 + 3 hidden states each; queries, keys and values are read and written once;
@@ -87,4 +87,4 @@ def small_operations(share: ModelSpec, ceilings: Ceilings) -> PerToken:
     projected = (share.num_heads + 2 * share.num_kv_heads) * share.head_dim
     activation = share.intermediate_size * (3 if share.gated else 2)
     moved = DTYPE_BYTES[share.dtype] * (10 * share.hidden_size + 2 * projected + activation)
-    return PerToken(0.0, moved / ceilings.bandwidth_bytes_per_second)
+    return Affine(0.0, moved / ceilings.bandwidth_bytes_per_second)

@@ -1,13 +1,12 @@
-"""The stages of a simulated pipeline: when each computes which iteration, and what every idle second is owed to.
+"""The stages of a simulated pipeline: when each computes which iteration, and the cause of every idle second.
 
-    stage 0  | iteration 0 | 1 |   2   | 3 |          An iteration enters a stage when it has arrived there and the stage
-    stage 1   . . . . . . .| 0 | idle  | 1 | ...      has ended the one before. Stage 1 waits for iteration 1 above: a
-                                                      bubble, for iteration 1 took longer in stage 0 than 0 did in stage 1.
+    stage 0  | iteration 0 | 1 |   2   | 3 |          An iteration starts in a stage once it has arrived and the stage has
+    stage 1   . . . . . . .| 0 | idle  | 1 | ...      finished the previous one. Above, stage 1 waits for iteration 1, which
+                                                      takes longer in stage 0 than iteration 0 in stage 1: a bubble.
 
-An idle interval is cut into what the iteration that ends it went through in that time: it was computed in an earlier
-stage, or was sent; before its launch the host was at work, or waited for the oldest iteration in flight, whose tokens it
-needed; or there was no work for the stage at all. Waiting for another iteration is a bubble of one of three kinds
-(SARATHI, arXiv 2308.16369, section 3.3).
+An idle interval is divided by what happened to the iteration that ends it: it was computed in an earlier stage, or sent;
+before its launch the host was busy, or waited for the oldest iteration in flight, whose tokens it needed; or the stage had no
+work. Waiting for another iteration is a bubble of one of three kinds (SARATHI, arXiv 2308.16369, section 3.3).
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from cbatch.sim.cost import StageTimes
 class StageAccount:
     """Seconds of one stage; they sum to its span.
 
-    compute, communication: at work; all-reduces, and waiting for a message from the stage before.
-    pb1: bubbles, prefill lengths differ between the iteration waited for and the one just ended.
-    pb2: bubbles, one of the two holds prompt tokens and the other none.
-    pb3: bubbles, they differ in their decodes or contexts, or the stages in what they compute beside their layers.
-    host: nothing was launched, as the host was planning.
-    no_work: too few requests to fill the pipeline, its filling and its draining.
+    compute, communication: busy; all-reduces, and waiting for a message from the previous stage.
+    pb1: bubbles; prompt lengths differ between the iteration waited for and the previous one.
+    pb2: bubbles; one of the two has prompt tokens, the other has none.
+    pb3: bubbles; the two differ in decodes or contexts, or the stages differ in embedding or head.
+    host: no launch, as the host was planning.
+    no_work: too few requests to fill the pipeline, including its filling and draining.
     """
 
     compute: float = 0.0
@@ -49,28 +48,28 @@ class StageAccount:
         return self.compute + self.communication + self.bubbles + self.host + self.no_work
 
 
-class Why(Enum):
-    """What the host or an iteration was doing."""
+class Cause(Enum):
+    """Causes of an idle interval."""
 
-    COMPUTED = 0  # it was computed, here or elsewhere: who waits for it sits in a bubble
-    SENT = 1
+    COMPUTE = 0  # an iteration was computed, in this stage or another: waiting for it is a bubble
+    SEND = 1
     HOST = 2
     NO_WORK = 3
 
 
-class Doing(NamedTuple):
-    """`shape`: of the iteration that was computed."""
+class Activity(NamedTuple):
+    """What an iteration, or the host, did in an interval; `shape` is of the computed iteration."""
 
     begin: float
     end: float
-    why: Why
+    cause: Cause
     shape: BatchShape
 
 
 class Span(NamedTuple):
     """When an iteration was computed, in virtual seconds: its start in the first stage, its end in the last.
 
-    shape: what it was. bubbles: seconds that stages waited for it, of all three kinds, summed over the stages.
+    bubbles: seconds that stages waited for it, of all three kinds, summed over the stages.
     """
 
     started: float
@@ -80,17 +79,17 @@ class Span(NamedTuple):
 
 
 class Stages:
-    """The calendars of the stages, and their accounts. Its owner tells it what the host does between two launches."""
+    """The calendars and accounts of the stages. The executor records what the host does between two launches."""
 
     def __init__(self, num_stages: int) -> None:
         self.accounts = [StageAccount() for _ in range(num_stages)]
         self._free_at = [0.0] * num_stages
-        self._previous: BatchShape | None = None  # the iteration before, in every stage
-        self._trail: list[Doing] = []  # since the launch before
+        self._previous: BatchShape | None = None  # the previous iteration, in every stage
+        self._trail: list[Activity] = []  # since the previous launch
 
-    def host_was(self, begin: float, end: float, why: Why, shape: BatchShape = BatchShape()) -> None:  # noqa: B008
-        """What the host did before it launches the next iteration; `shape` is the iteration that it waited for."""
-        self._trail.append(Doing(begin, end, why, shape))
+    def record_host(self, begin: float, end: float, cause: Cause, shape: BatchShape = BatchShape()) -> None:  # noqa: B008
+        """Record what the host did before the next launch; `shape` is of the iteration that it waited for."""
+        self._trail.append(Activity(begin, end, cause, shape))
 
     def launch(
         self, now: float, shape: BatchShape, times: StageTimes, *, full: bool = True, carried_from: Span | None = None
@@ -98,20 +97,20 @@ class Stages:
         """Send an iteration through all stages.
 
         Args:
-            full: whether as many iterations are under way as there are stages; if not, a stage that waits has no work.
-            carried_from: the iteration whose sampled tokens are inputs of this one; it cannot start before they are there.
+            full: as many iterations are in flight as there are stages; otherwise a waiting stage has no work.
+            carried_from: the iteration whose sampled tokens are inputs of this one, which cannot start before they arrive.
         """
-        computed = Why.COMPUTED if full else Why.NO_WORK
+        computed = Cause.COMPUTE if full else Cause.NO_WORK
         arrived, work = now, times.compute + times.communication
         if carried_from is not None and carried_from.ended > now:
             arrived = carried_from.ended
-            self._trail.append(Doing(now, arrived, computed, carried_from.shape))
+            self._trail.append(Activity(now, arrived, computed, carried_from.shape))
         last = len(self.accounts) - 1
         started = bubbles = 0.0
         for stage, account in enumerate(self.accounts):
             begin = self._free_at[stage]
             if begin < arrived:
-                bubbles += self._blame(account, begin, arrived)
+                bubbles += self._account_idle(account, begin, arrived)
                 begin = arrived
             if stage == 0:
                 started, end = begin, begin + work + times.embedding
@@ -124,12 +123,12 @@ class Stages:
             self._free_at[stage] = end
             if stage < last:
                 arrived = end + times.transfers[stage]
-                self._trail += (Doing(begin, end, computed, shape), Doing(end, arrived, Why.SENT, shape))
+                self._trail += (Activity(begin, end, computed, shape), Activity(end, arrived, Cause.SEND, shape))
         self._trail.clear()
         self._previous = shape
         return Span(started, end, shape, bubbles)
 
-    def closed(self) -> list[StageAccount]:
+    def close_accounts(self) -> list[StageAccount]:
         """The accounts up to the end of the last iteration in the last stage."""
         end = self._free_at[-1]
         return [
@@ -137,32 +136,32 @@ class Stages:
             for account, free_at in zip(self.accounts, self._free_at, strict=True)
         ]
 
-    def _blame(self, account: StageAccount, begin: float, end: float) -> float:
-        """Book a stage's idle interval; return the seconds of it that are bubbles."""
+    def _account_idle(self, account: StageAccount, begin: float, end: float) -> float:
+        """Account for a stage's idle interval; return its seconds of bubbles."""
         bubbles = 0.0
-        for doing in reversed(self._trail):
-            if doing.end <= begin:
+        for activity in reversed(self._trail):
+            if activity.end <= begin:
                 break
-            seconds = min(end, doing.end) - max(begin, doing.begin)
+            seconds = min(end, activity.end) - max(begin, activity.begin)
             if seconds <= 0:
                 continue
-            end = max(begin, doing.begin)
-            if doing.why is Why.SENT:
+            end = max(begin, activity.begin)
+            if activity.cause is Cause.SEND:
                 account.communication += seconds
-            elif doing.why is Why.HOST:
+            elif activity.cause is Cause.HOST:
                 account.host += seconds
-            elif doing.why is Why.NO_WORK or self._previous is None:
+            elif activity.cause is Cause.NO_WORK or self._previous is None:
                 account.no_work += seconds
             else:
-                kind = bubble_kind(doing.shape, self._previous)
+                kind = bubble_kind(activity.shape, self._previous)
                 setattr(account, kind, getattr(account, kind) + seconds)
                 bubbles += seconds
-        account.no_work += end - begin  # before anything was launched
+        account.no_work += end - begin  # before the first launch
         return bubbles
 
 
 def bubble_kind(waited_for: BatchShape, before: BatchShape) -> str:
-    """The field of `StageAccount` for a stage that has ended one iteration and waits for another."""
+    """The field of `StageAccount` for a stage that waits for one iteration after another."""
     prompt, prompt_before = (sum(tokens for tokens, _ in shape.chunks) for shape in (waited_for, before))
     if (prompt > 0) != (prompt_before > 0):
         return "pb2"

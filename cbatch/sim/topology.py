@@ -1,40 +1,39 @@
-"""How one model is spread over GPUs: tensor-parallel within a stage, stages in a pipeline, whole copies as replicas."""
+"""How a model is distributed over GPUs: tensor parallelism within a stage, pipeline stages, replicas."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from cbatch.errors import ConfigError
 from cbatch.model import ModelSpec
+from cbatch.validation import check, whole
 
-MOST = 10_000
-"""GPUs, stages or replicas: more than any cluster has for one model."""
+Degree = Annotated[int, whole(1, 10_000)]
+"""The limit exceeds the size of any cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
     """The GPUs that serve one model.
 
-    tensor_parallel: GPUs that share every layer (Megatron-LM, arXiv 1909.08053: two all-reduces a layer).
-    pipeline_stages: parts of equally many layers, one after the other; as many iterations are under way.
-    replicas: copies of all this, each with a queue of its own.
-    gpus_per_node: GPUs that share a node's fast links; stages are placed on consecutive ones.
+    tensor_parallel: GPUs that share every layer (Megatron-LM, arXiv 1909.08053: two all-reduces per layer).
+    pipeline_stages: consecutive parts with equally many layers; that many iterations are in flight.
+    replicas: copies of the model, each with its own queue.
+    gpus_per_node: GPUs that share a node's fast links; stages are placed on consecutive GPUs.
     """
 
-    tensor_parallel: int = 1
-    pipeline_stages: int = 1
-    replicas: int = 1
-    gpus_per_node: int = 8
+    tensor_parallel: Degree = 1
+    pipeline_stages: Degree = 1
+    replicas: Degree = 1
+    gpus_per_node: Degree = 8
 
     def __post_init__(self) -> None:
-        for name in ("tensor_parallel", "pipeline_stages", "replicas", "gpus_per_node"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
-                raise ConfigError(f"{name}={value} must be a whole number from 1 to {MOST}")
+        check(self, "")
         if self.tensor_parallel > self.gpus_per_node:
             raise ConfigError(
                 f"tensor_parallel={self.tensor_parallel} exceeds gpus_per_node={self.gpus_per_node}, and "
-                "all-reduces are known within a node only; lower it and raise pipeline_stages"
+                "all-reduces are modelled within a node only; lower it and raise pipeline_stages"
             )
 
     @property
@@ -47,12 +46,9 @@ class Topology:
         return node[0] != node[1]
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise ConfigError where the topology does not divide the model."""
-        for field, what in (
-            ("num_heads", "attention heads"),
-            ("intermediate_size", "columns of the feed-forward layer"),
-        ):
-            self._check_divides(spec, getattr(spec, field), what)
+        """Raise ConfigError if the topology does not divide the model."""
+        self._check_divides(spec, spec.num_heads, "attention heads")
+        self._check_divides(spec, spec.intermediate_size, "columns of the feed-forward layer")
         heads = spec.num_kv_heads
         if heads % self.tensor_parallel and self.tensor_parallel % heads:
             self._check_divides(spec, heads, "key-value heads")
@@ -63,9 +59,9 @@ class Topology:
             )
 
     def share(self, spec: ModelSpec) -> ModelSpec:
-        """One GPU's part of the model, which is a model itself: fewer layers, heads and columns.
+        """One GPU's part of the model, as a model with fewer layers, heads and columns.
 
-        Key-value heads are copied where there are fewer of them than GPUs.
+        Key-value heads are replicated if there are fewer of them than GPUs.
         """
         self.check(spec)
         parts = self.tensor_parallel

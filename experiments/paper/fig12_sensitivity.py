@@ -29,7 +29,7 @@ from cbatch.sim.importers.vidur import read_links
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
-from cbatch.sim.roofline import PerToken
+from cbatch.sim.roofline import Affine
 from cbatch.sim.topology import Topology
 from experiments.config.command_line import Count
 from experiments.paper.fig12 import LONGEST, SHORTEST, Outcome, ratios, requests, run
@@ -49,7 +49,7 @@ HEADERS = (
     "prompts in a round",
     "why",
 )
-FREE = PerToken(0.0, 0.0)
+FREE = Affine(0.0, 0.0)
 
 Work = Callable[[int], list[Request]]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from cbatch import BatchShape
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.op_counts import layer_work
+from cbatch.sim.op_counts import layer_op_counts
 
 NAMES = {"qkv": "preproj", "attention": "attention", "o": "postproj", "gate_up": "ffn", "down": "ffn"}
-"""The paper's name of each operation of `cbatch.sim.op_counts.layer_work`; both products of the feed-forward layer are one."""
+"""The paper's name of each operation of `cbatch.sim.op_counts.layer_op_counts`; both products of the feed-forward layer are one."""
 
 ORDER = ("preproj", "attention", "postproj", "ffn", "others")
 
@@ -29,7 +29,7 @@ def seconds_by_operation(cost: ProfileCost, shape: BatchShape) -> dict[str, floa
 def intensity_by_operation(cost: ProfileCost, shape: BatchShape) -> dict[str, float]:
     """Arithmetic intensity of each operation of one layer, FLOP/byte; of the feed-forward layer, of its products together."""
     flops, moved = dict.fromkeys(ORDER[:-1], 0.0), dict.fromkeys(ORDER[:-1], 0.0)
-    for name, work in layer_work(cost.spec, shape).items():
+    for name, work in layer_op_counts(cost.spec, shape).items():
         flops[NAMES[name]] += work.flops
         moved[NAMES[name]] += work.bytes
     return {name: flops[name] / moved[name] for name in flops}

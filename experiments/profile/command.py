@@ -13,7 +13,7 @@ import torch
 
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.interpolation import Curve
+from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.profile_file import PROFILES, load_profile
 from cbatch.validation import whole
 from experiments.config.presets import load_spec
@@ -144,7 +144,7 @@ def _transfers(backend: str, report: Report) -> dict[str, Any]:
     return {**copy_times(torch.device("cuda")), **link_times("nccl", num_gpus)}
 
 
-def _bases_of(machine: Machine, spec: ModelSpec, found: Iterations, report: Report) -> Curve:
+def _bases_of(machine: Machine, spec: ModelSpec, found: Iterations, report: Report) -> PiecewiseLinear:
     """Bases of captured iterations on a machine with graphs for another batch."""
     report(f"captured rows: graphs for batch {machine.server.limits.max_batch}")
     with closing(machine.server):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cbatch.sim.interpolation import Curve, Grid, curve, grid
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.power import PowerLimit
 from experiments.profile.batches import (
     BEFORE,
@@ -45,11 +45,11 @@ class Iterations:
     power: how the clock follows what the GPU did before; None: it was not looked at.
     """
 
-    mixed: Curve
-    chunks: Grid
-    mixed_decodes: Grid
-    alone: Curve
-    decodes: Grid
+    mixed: PiecewiseLinear
+    chunks: BilinearGrid
+    mixed_decodes: BilinearGrid
+    alone: PiecewiseLinear
+    decodes: BilinearGrid
     power: PowerLimit | None
 
 
@@ -69,19 +69,23 @@ def measure(
     """
     limits = laboratory.limits
     report("decodes alone")
-    alone = curve((number, laboratory.seconds(Batch((), (1,) * number))) for number in decode_counts(decode_sizes))
+    alone = PiecewiseLinear.through(
+        (number, laboratory.seconds(Batch((), (1,) * number))) for number in decode_counts(decode_sizes)
+    )
     decodes = _contexts(laboratory, attention_counts(decode_sizes), _alone, alone.at)
     report("chunks of prompts")
     sizes = fit_in(CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
     small = _chunks(laboratory, [size for size in sizes if size <= WHOLE])
     report("iterations with prompts")
-    mixed = mixed_bases(laboratory, mixed_totals(mixed_ranges, limits.tile, limits.max_tokens), grid(small))
+    mixed = mixed_bases(
+        laboratory, mixed_totals(mixed_ranges, limits.tile, limits.max_tokens), BilinearGrid.through(small)
+    )
     large = _chunks(laboratory, [size for size in sizes if size > WHOLE], mixed)
     power = None
     if power_limited:
         report("power")
         power = power_limit(laboratory, mixed, decode_sizes)
-    chunks = grid((*small, *large))
+    chunks = BilinearGrid.through((*small, *large))
     report("decodes beside a chunk")
     beside = _Beside([size for _, size in mixed_ranges] or [2 * limits.max_batch], mixed, chunks)
     most = min(limits.max_batch - 1, limits.max_tokens - 2)
@@ -99,8 +103,8 @@ class _Beside:
     """Decodes beside a small chunk, in the smallest captured iteration that holds them: its products draw little power."""
 
     sizes: Sequence[int]
-    mixed: Curve
-    chunks: Grid
+    mixed: PiecewiseLinear
+    chunks: BilinearGrid
 
     def _total(self, number: int) -> int:
         return next((size for size in self.sizes if size >= number + 2), self.sizes[-1])
@@ -114,7 +118,7 @@ class _Beside:
         return self.mixed.at(total) + self.chunks.at(total - number, 0)
 
 
-def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: Grid) -> Curve:
+def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: BilinearGrid) -> PiecewiseLinear:
     """The base of iterations of so many prompt tokens, as whole prompts: what is left without their attention."""
     points = []
     for total in totals:
@@ -122,10 +126,10 @@ def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: Grid) -> 
         if laboratory.holds(batch):
             attention = sum(chunks.at(tokens, 0) for tokens, _ in batch.chunks)
             points.append((total, laboratory.seconds(batch) - attention))
-    return curve(points)
+    return PiecewiseLinear.through(points)
 
 
-def _chunks(laboratory: Laboratory, sizes: Iterable[int], base: Curve | None = None) -> list[Point]:
+def _chunks(laboratory: Laboratory, sizes: Iterable[int], base: PiecewiseLinear | None = None) -> list[Point]:
     """Attention of a chunk against (tokens, context before it).
 
     What the chunk itself adds is what half its length before it would add; with a base at hand, what exceeds that.
@@ -147,7 +151,7 @@ def _contexts(
     counts: Sequence[int],
     batch_of: Callable[[tuple[int, ...]], Batch],
     base: Callable[[int], float],
-) -> Grid:
+) -> BilinearGrid:
     """Attention of decodes against (number, context): what an iteration takes beyond its base."""
     points: list[Point] = []
     for number in counts:
@@ -159,7 +163,7 @@ def _contexts(
             for context, batch in batches.items()
             if laboratory.holds(batch)
         ]
-    return grid(points)
+    return BilinearGrid.through(points)
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from math import expm1, log1p
 from statistics import median
 
-from cbatch.sim.interpolation import Curve
+from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.power import PowerLimit
 from experiments.profile.batches import prompts
 from experiments.profile.laboratory import Batch, Laboratory
@@ -47,7 +47,7 @@ NEARLY_ALL = 0.75
 """What saves more of the reserve than this says how large the reserve is, not what full clock is worth."""
 
 
-def power_limit(laboratory: Laboratory, bases: Curve, decode_counts: Sequence[int]) -> PowerLimit:
+def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: Sequence[int]) -> PowerLimit:
     """
     Args:
         bases: seconds of mixed iterations in the steady state, against tokens, as `measure` finds them.
@@ -70,7 +70,7 @@ def power_limit(laboratory: Laboratory, bases: Curve, decode_counts: Sequence[in
 
 def _prompts(
     laboratory: Laboratory, saved: dict[int, float], reserve: float, spent: Sequence[Batch]
-) -> tuple[Curve, Curve]:
+) -> tuple[PiecewiseLinear, PiecewiseLinear]:
     """`gain` and `loss` of a `PowerLimit`.
 
     Args:
@@ -86,12 +86,12 @@ def _prompts(
         gains.append(gain / steady)
         losses.append(loss / steady)
     sizes = tuple(map(float, told))
-    return Curve(sizes, tuple(gains)), Curve(sizes, tuple(losses))
+    return PiecewiseLinear(sizes, tuple(gains)), PiecewiseLinear(sizes, tuple(losses))
 
 
 def _decodes(
     laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[Batch], first: float
-) -> tuple[Curve, Curve]:
+) -> tuple[PiecewiseLinear, PiecewiseLinear]:
     """`decode_loss` and `rise_seconds` of a `PowerLimit`.
 
     Args:
@@ -108,7 +108,7 @@ def _decodes(
         rises.append(_rise(number * steady, _part(risen, first)))
         losses.append(_lost(laboratory, [*spent, batch]) / steady * _times_seen(steady / rises[-1]))
     numbers = tuple(float(len(batch.decodes)) for batch in held)
-    return Curve(numbers, tuple(losses)), Curve(numbers, tuple(rises))
+    return PiecewiseLinear(numbers, tuple(losses)), PiecewiseLinear(numbers, tuple(rises))
 
 
 def _at_full_and_lowest(saved: float, lost: float, reserve: float) -> tuple[float, float]:
@@ -130,7 +130,7 @@ def _rise(seconds: float, part: float) -> float:
     return -seconds / log1p(-part)
 
 
-def _sizes(laboratory: Laboratory, bases: Curve) -> list[int]:
+def _sizes(laboratory: Laboratory, bases: PiecewiseLinear) -> list[int]:
     """Tokens of the iterations to look at: a fifth apart at least, the shortest among them whatever it takes."""
     sizes: list[int] = []
     for size, seconds in zip(map(int, bases.sizes), bases.seconds, strict=True):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch.errors import ProfileError
-from cbatch.sim.interpolation import Curve, Grid
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile_file import profile_text
 from experiments.profile.kernels import Shares
@@ -50,7 +50,7 @@ def model_tables(
     return tables if rows is None else {**tables, "captured_rows": dict(rows)}
 
 
-def rows_table(bases: Mapping[int, Curve]) -> dict[str, Any] | None:
+def rows_table(bases: Mapping[int, PiecewiseLinear]) -> dict[str, Any] | None:
     """What captured rows cost: see `cbatch.sim.profile.CapturedRows`.
 
     A smaller batch has more captured sizes, so part of what it saves is padding.
@@ -67,21 +67,21 @@ def rows_table(bases: Mapping[int, Curve]) -> dict[str, Any] | None:
     return {"requests": sorted(bases), "tokens": sizes, "seconds": [_rounded(row) for row in seconds]}
 
 
-def _decode_parts(base: Curve, share_of: ShareOf) -> dict[str, Any]:
+def _decode_parts(base: PiecewiseLinear, share_of: ShareOf) -> dict[str, Any]:
     """The base of iterations without prompts, divided: of these, the head has a row for each decode."""
     heads = [share_of(size).head * seconds for size, seconds in zip(base.sizes, base.seconds, strict=True)]
     sizes = [int(size) for size in base.sizes]
     return {**_divided(base, share_of, heads), "head": {"requests": sizes, "seconds": _rounded(heads)}}
 
 
-def _mixed_parts(base: Curve, share_of: ShareOf, max_batch: int) -> dict[str, Any]:
+def _mixed_parts(base: PiecewiseLinear, share_of: ShareOf, max_batch: int) -> dict[str, Any]:
     """The base of iterations with prompts, divided: a captured head has a row for each request of the largest batch."""
     head = share_of(base.sizes[0]).head * base.seconds[0]
     divided = _divided(base, share_of, [head] * len(base.sizes))
     return {**divided, "head": {"requests": [1, max_batch], "seconds": _rounded([head, head])}}
 
 
-def _divided(base: Curve, share_of: ShareOf, heads: Sequence[float]) -> dict[str, Any]:
+def _divided(base: PiecewiseLinear, share_of: ShareOf, heads: Sequence[float]) -> dict[str, Any]:
     """What the head leaves of a base, divided between the layers' products and all else."""
     linear, other = [], []
     for size, seconds, head in zip(base.sizes, base.seconds, heads, strict=True):
@@ -109,7 +109,7 @@ def _power(power: PowerLimit) -> dict[str, Any]:
     }
 
 
-def _grid(grid: Grid) -> dict[str, Any]:
+def _grid(grid: BilinearGrid) -> dict[str, Any]:
     contexts = sorted({context for row in grid.columns for context in row})
     rows = [
         dict(zip(columns, _rounded(seconds), strict=True))

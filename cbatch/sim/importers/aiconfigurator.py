@@ -28,7 +28,7 @@ from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
 from cbatch.sim.importers.table import only_file, read_table, some, summed
-from cbatch.sim.interpolation import Curve, Grid, curve, grid
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
 from cbatch.sim.roofline import Ceilings
@@ -94,7 +94,7 @@ class KernelTables:
                 bandwidth = max(bandwidth, HALF * outputs * inputs / seconds[min(seconds)])
         return Ceilings(bandwidth, flops, tile=128)
 
-    def product(self, inputs: int, outputs: int) -> Curve:
+    def product(self, inputs: int, outputs: int) -> PiecewiseLinear:
         """Seconds of a matrix product against tokens."""
         corners = [
             (n, k, weight_n * weight_k)
@@ -116,7 +116,7 @@ class KernelTables:
                 for n, k, weight in corners
             )
             points.append((count, exp(each) * inputs * self._units(count, outputs)))
-        return curve(points)
+        return PiecewiseLinear.through(points)
 
     def _units(self, tokens: int, outputs: int) -> int:
         """What a product's time is proportional to, for a given number of inputs: waves of tiles, or outputs."""
@@ -138,7 +138,7 @@ class KernelTables:
     def _sizes(self) -> list[int]:
         return sorted({n for n, _ in self._products} | {k for _, k in self._products})
 
-    def _chunks(self, share: ModelSpec) -> Grid | None:
+    def _chunks(self, share: ModelSpec) -> BilinearGrid | None:
         """Seconds of one chunk against (tokens, context before them)."""
         by_heads: dict[int, dict[int, float]] = {}  # for this ratio of heads: query heads: prompt: seconds
         columns = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "latency")
@@ -150,12 +150,14 @@ class KernelTables:
             return None
         near = _neighbours(sorted(by_heads), share.num_heads)
         prompts = some(path, sorted(set.intersection(*(set(by_heads[heads]) for heads, _ in near))), "the same prompts")
-        whole = curve((prompt, sum(weight * by_heads[heads][prompt] for heads, weight in near)) for prompt in prompts)
-        return grid(
+        whole = PiecewiseLinear.through(
+            (prompt, sum(weight * by_heads[heads][prompt] for heads, weight in near)) for prompt in prompts
+        )
+        return BilinearGrid.through(
             (tokens, context, _with_context(whole, tokens, context)) for tokens in prompts for context in (0, *prompts)
         )
 
-    def _decodes(self, share: ModelSpec) -> Grid | None:
+    def _decodes(self, share: ModelSpec) -> BilinearGrid | None:
         """Seconds of decodes against (number, context)."""
         by_kv_heads: dict[int, list[tuple[float, float, float]]] = {}
         columns = ("batch_size", "step", "num_heads", "num_key_value_heads", "head_dim", "latency")
@@ -168,10 +170,12 @@ class KernelTables:
             return None
         measured = min(by_kv_heads, key=lambda kv_heads: abs(log(kv_heads / share.num_kv_heads)))
         sequences = measured / share.num_kv_heads
-        return grid((batch * sequences, context, seconds) for batch, context, seconds in by_kv_heads[measured])
+        return BilinearGrid.through(
+            (batch * sequences, context, seconds) for batch, context, seconds in by_kv_heads[measured]
+        )
 
 
-def _with_context(whole: Curve, tokens: int, context: int) -> float:
+def _with_context(whole: PiecewiseLinear, tokens: int, context: int) -> float:
     together = tokens + context
     return whole.at(tokens) + tokens * context * whole.at(together) / (together * (together + 1) / 2)
 
@@ -194,4 +198,4 @@ def _links(path: Path) -> Links:
     for labels, (gpus, elements, ms) in table:
         if labels == ("all_reduce", "half"):
             reduces.setdefault(int(gpus), []).append((HALF * elements, ms * MS))
-    return Links(all_reduce={gpus: curve(points) for gpus, points in reduces.items()})
+    return Links(all_reduce={gpus: PiecewiseLinear.through(points) for gpus, points in reduces.items()})

@@ -15,7 +15,7 @@ from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
 from cbatch.sim.importers.table import only_file, read_table, some, summed
-from cbatch.sim.interpolation import Curve, curve, grid
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.profile import Measured, Profile
 from cbatch.sim.roofline import Ceilings
 
@@ -79,9 +79,12 @@ class _Layers:
         for (layer,), (number, us) in read_table(path, (size, "time_us"), labels=("layer",), above_zero=(size,)):
             self._points.setdefault(layer, []).append((number, us * US))
 
-    def sum(self, layers: Sequence[str]) -> Curve:
+    def sum(self, layers: Sequence[str]) -> PiecewiseLinear:
         """Of layers one after the other. Raises ProfileError for one that was not measured."""
-        return summed(self.path, [curve(some(self.path, self._points.get(layer, ()), layer)) for layer in layers])
+        return summed(
+            self.path,
+            [PiecewiseLinear.through(some(self.path, self._points.get(layer, ()), layer)) for layer in layers],
+        )
 
 
 def _attention(path: Path) -> TableAttention:
@@ -98,7 +101,9 @@ def _attention(path: Path) -> TableAttention:
             added_by.setdefault((number, context), []).append(max(seconds - chunks[chunk, before], 0.0))
     decodes = ((number, context, seconds) for chunk, _, number, context, seconds in rows if number and not chunk)
     return TableAttention(
-        chunks=grid(some(path, ((*pair, seconds) for pair, seconds in chunks.items()), "chunks alone")),
-        decodes=grid(some(path, decodes, "decodes alone")),
-        mixed_decodes=grid((*pair, median(seconds)) for pair, seconds in added_by.items()) if added_by else None,
+        chunks=BilinearGrid.through(some(path, ((*pair, seconds) for pair, seconds in chunks.items()), "chunks alone")),
+        decodes=BilinearGrid.through(some(path, decodes, "decodes alone")),
+        mixed_decodes=BilinearGrid.through((*pair, median(seconds)) for pair, seconds in added_by.items())
+        if added_by
+        else None,
     )

@@ -15,7 +15,7 @@ from typing import NoReturn, TextIO, TypeVar
 
 from cbatch.errors import ProfileError
 from cbatch.sim.checked_json import LARGEST
-from cbatch.sim.interpolation import Curve, added
+from cbatch.sim.interpolation import PiecewiseLinear
 
 Labels = tuple[str, ...]
 Numbers = tuple[float, ...]
@@ -80,11 +80,11 @@ def some(path: Path, points: Iterable[T], what: str) -> list[T]:
     return found
 
 
-def summed(path: Path, curves: Sequence[Curve]) -> Curve:
+def summed(path: Path, curves: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
     """The sum of the file's curves. Raises ProfileError where they do not share their sizes."""
     if any(curve.sizes != curves[0].sizes for curve in curves):
         raise ProfileError(f"{path}: what belongs together was measured at different sizes; fetch the file again")
-    return added(curves)
+    return PiecewiseLinear.sum(curves)
 
 
 def only_file(folder: Path, pattern: str) -> Path:

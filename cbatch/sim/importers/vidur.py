@@ -16,7 +16,7 @@ from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
 from cbatch.sim.importers.table import FirstRow, read_table, some
-from cbatch.sim.interpolation import Curve, curve, grid
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
 from cbatch.sim.roofline import Ceilings
@@ -75,10 +75,10 @@ class VidurTables:
             return Measured(attention=self._attention(share))
         last = 2 + len(LINEAR)
         return Measured(
-            linear=curve((row[0], sum(row[2:last]) * MS) for row in rows),
+            linear=PiecewiseLinear.through((row[0], sum(row[2:last]) * MS) for row in rows),
             attention=self._attention(share),
-            other=curve((row[0], sum(row[last:]) * MS) for row in rows),
-            embedding=curve((row[0], row[1] * MS) for row in rows),
+            other=PiecewiseLinear.through((row[0], sum(row[last:]) * MS) for row in rows),
+            embedding=PiecewiseLinear.through((row[0], row[1] * MS) for row in rows),
         )
 
     @cached_property
@@ -119,7 +119,9 @@ def _read_attention(path: Path) -> TableAttention:
             decodes.append((batch, context + 1, (of_decode + before + after) * MS))
     if any(isnan(seconds) for points in (chunks, decodes) for _, _, seconds in points):
         raise ProfileError(f"{path}: a row has no time of what it measures; fetch the file again")
-    return TableAttention(grid(some(path, chunks, "prefills")), grid(some(path, decodes, "decodes")))
+    return TableAttention(
+        BilinearGrid.through(some(path, chunks, "prefills")), BilinearGrid.through(some(path, decodes, "decodes"))
+    )
 
 
 def read_links(folder: Path) -> Links:
@@ -138,11 +140,11 @@ def read_links(folder: Path) -> Links:
     )
 
 
-def _collective(folder: Path, name: str) -> dict[tuple[int, int], Curve]:
+def _collective(folder: Path, name: str) -> dict[tuple[int, int], PiecewiseLinear]:
     """Seconds against bytes, by (GPUs that take part, how many of them on each node)."""
     columns = ("num_workers", "devices_per_node", "size", f"time_stats.{name}.median")
     points: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for path in sorted(folder.glob(f"{name}.csv*")):
         for _, (workers, per_node, size, ms) in read_table(path, columns, above_zero=("size",)):
             points.setdefault((int(workers), int(per_node)), []).append((size, ms * MS))
-    return {which: curve(found) for which, found in points.items()}
+    return {which: PiecewiseLinear.through(found) for which, found in points.items()}
