@@ -20,6 +20,7 @@ from experiments.bench.serving import gpu_server, summarize
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
 from experiments.config.servers import equal_requests, release_memory
+from experiments.profile.kernel_trace import KernelTrace
 from experiments.store.benchmark_file import spread, write
 from policies.prefill_first import PrefillFirst
 
@@ -89,25 +90,20 @@ def lanes(record: RunRecord) -> list[dict[str, float]]:
 
 def kernel_share(server: Server[Any], requests: Any, asynchronous: bool) -> float:
     """Returns the share of the window in which at least one kernel or copy runs."""
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
-    server.serve(PrefillFirst(), requests, asynchronous=asynchronous, on_step=window(profiler))
-    return covered_share(
-        (event.time_range.start, event.time_range.end, event.name)
-        for event in profiler.events() or []
-        if event.device_type == torch.profiler.DeviceType.CUDA
-    )
+    trace = KernelTrace()
+    server.serve(PrefillFirst(), requests, asynchronous=asynchronous, on_step=window(trace))
+    return covered_share(trace.kernels)
 
 
-def window(profiler: torch.profiler.profile) -> Callable[[Engine], None]:
-    """Returns a function that starts and stops the profiler at the edges of the window."""
+def window(trace: KernelTrace) -> Callable[[Engine], None]:
+    """Returns a function that starts and stops the trace at the edges of the window."""
 
     def on_step(engine: Engine) -> None:
         iteration = engine.view.iteration
         if iteration == WINDOW[0]:
-            profiler.start()
+            trace.start()
         elif iteration == WINDOW[1]:
-            torch.cuda.synchronize()
-            profiler.stop()
+            trace.stop()
 
     return on_step
 

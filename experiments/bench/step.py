@@ -5,7 +5,7 @@ Carry-over, packing and the engine are left out: this is the device's part alone
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.weights import load_model
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
+from experiments.profile.kernel_trace import KernelTrace
 from experiments.store.benchmark_file import spread, write
 
 PAGE = 128
@@ -106,13 +107,10 @@ def replay_times(graph: torch.cuda.CUDAGraph, repeats: int, warm_up: int = 5) ->
 
 def breakdown(graph: torch.cuda.CUDAGraph) -> dict[str, tuple[float, int]]:
     """(milliseconds, launches) of each kernel in one replay, the longest first. Kernels that overlap count twice."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with KernelTrace() as trace:
         graph.replay()
-        torch.cuda.synchronize()
-    times: Counter[str] = Counter()
-    calls: Counter[str] = Counter()
-    for event in profile.events() or []:
-        if event.device_type == torch.profiler.DeviceType.CUDA:
-            times[event.name[:100]] += event.time_range.elapsed_us() / 1e3
-            calls[event.name[:100]] += 1
-    return {name: (milliseconds, calls[name]) for name, milliseconds in times.most_common(20)}
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for kernel in trace.kernels:
+        times[kernel.name[:100]].append((kernel.end - kernel.start) / 1e3)
+    totals = {name: (sum(each), len(each)) for name, each in times.items()}
+    return dict(sorted(totals.items(), key=lambda item: item[1][0], reverse=True)[:20])

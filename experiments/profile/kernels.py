@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
+from experiments.profile.kernel_trace import KernelTrace
 
 ATTENTION = re.compile(r"flash|_decode_kernel|_chunk_kernel")
 PRODUCT = re.compile(r"skinny|gemm|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECASE)
@@ -30,13 +30,10 @@ UNKNOWN = Shares(1.0, 0.0, 0.0)
 
 
 def kernel_times(compute: Callable[[], object]) -> list[tuple[str, float]]:
-    """(name, microseconds) of the kernels that a call has the GPU run, in their order."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    """(name, microseconds) of the kernels that the GPU runs during a call, in order."""
+    with KernelTrace() as trace:
         compute()
-        torch.cuda.synchronize()
-    events = [event for event in profile.events() or [] if event.device_type == torch.profiler.DeviceType.CUDA]
-    events.sort(key=lambda event: event.time_range.start)
-    return [(event.name, event.time_range.elapsed_us()) for event in events if not event.name.startswith(COPIES)]
+    return [(name, end - start) for start, end, name in trace.kernels if not name.startswith(COPIES)]
 
 
 def shares(kernels: list[tuple[str, float]]) -> Shares:

@@ -1,0 +1,65 @@
+"""Records which kernels and copies the GPU runs, by PyTorch's profiler; the only place that uses it."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+
+class Kernel(NamedTuple):
+    """A kernel or copy; microseconds."""
+
+    start: float
+    end: float
+    name: str
+
+
+class KernelTrace:
+    """Records from `start` to `stop`, or inside a `with` block.
+
+    kernels: what ran, in order of start; filled by `stop`.
+    """
+
+    def __init__(self) -> None:
+        self.kernels: list[Kernel] = []
+        self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+
+    def start(self) -> None:
+        self._profiler.start()
+
+    def stop(self) -> None:
+        """Wait for the device, then stop recording."""
+        torch.cuda.synchronize()
+        self._profiler.stop()
+        flush_cupti()
+        self.kernels = sorted(
+            Kernel(event.time_range.start, event.time_range.end, event.name)
+            for event in self._profiler.events() or []
+            if event.device_type == torch.profiler.DeviceType.CUDA
+        )
+
+    def __enter__(self) -> KernelTrace:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def flush_cupti() -> None:
+    """Make CUPTI return its activity buffers to Kineto; does nothing where CUPTI is not loaded."""
+    # At exit the CUDA context's release would return them after Kineto's own state is destroyed, which crashes the process
+    # ("double free or corruption"). 1 is CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: buffers that are not full too.
+    if path := loaded_library("libcupti.so"):
+        ctypes.CDLL(path).cuptiActivityFlushAll(1)
+
+
+def loaded_library(name: str) -> str | None:
+    """Path of a library that this process has loaded, by the start of its file's name; None if there is none."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.exists() else []
+    paths = (line.split(maxsplit=5)[-1] for line in lines)
+    return next((path for path in paths if path.rpartition("/")[2].startswith(name)), None)
