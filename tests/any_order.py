@@ -15,7 +15,7 @@ from random import Random
 from typing import NamedTuple
 
 from cbatch.errors import DeviceError
-from cbatch.runtime.streams import Failure, Operation, Reached, StreamError, Streams, Touched
+from cbatch.runtime.streams import Failure, Operation, Reached, StreamError, Streams
 
 
 def any_order(random: Random, every: int = 8) -> Streams:
@@ -117,7 +117,7 @@ class AnyOrderStream:
     def event(self) -> AnyOrderEvent:
         return AnyOrderEvent(self._order)
 
-    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
+    def run(self, operation: Operation) -> None:
         """
         Raises:
             StreamError: the stream has failed, and the host knows; or it is closed.
@@ -152,14 +152,14 @@ class AnyOrderStream:
             case Wait(record):
                 assert record.reached is not None, "a stream does not pass a wait before its time"
                 self._failure = self._failure or record.reached.failure
-            case operation:
+            case Operation() as operation:
                 self._run(operation)
 
     def _run(self, operation: Operation) -> None:
         if self._failure:
             return
         try:
-            operation()
+            operation.body()
         except Exception as error:
             self._failure = Failure(self.name, error)
 

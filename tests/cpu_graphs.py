@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import scaled_dot_product_attention
 
 from cbatch.executor import Step
-from cbatch.runtime.batch import Bounds, Fields, Shape, host_views, pack_dummies
-from cbatch.runtime.iteration import EagerIteration, Work
-from cbatch.runtime.kv_cache import PagedCache
+from cbatch.runtime.attention import PagedCache
+from cbatch.runtime.batch import Bounds, Fields, Shape, Work, host_views, pack_dummies
+from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import Slot
 
 
@@ -71,7 +71,7 @@ class CpuGraphs:
         )
 
     @torch.inference_mode()
-    def __call__(self, slot: Slot, previous: torch.Tensor, work: Work) -> None:
+    def __call__(self, slot: Slot, source: torch.Tensor, work: Work) -> None:
         self.num_replayed += 1
         self.graphs[work.shape, slot.index]()
 
@@ -83,12 +83,15 @@ class CpuGraphs:
     def work(self, shape: Shape) -> Work:
         """The most that an iteration of this shape may be."""
         return Work(
-            shape, Bounds(shape.num_tokens, shape.num_blocks * self._cache.page_size, shape.num_rows), sampling=False
+            shape,
+            Bounds(shape.num_tokens, shape.num_blocks * self._cache.size.block_size, shape.num_rows),
+            sampling=False,
         )
 
     @torch.inference_mode()
     def _capture(self, shape: Shape, slot: Slot) -> Callable[[], Any]:
-        pack_dummies(shape, self._cache.keys.shape[1] - 1, self._cache.page_size, host_views(slot.host_array, shape))
-        slot.upload(shape.size)
-        previous, work = self._slots[slot.index - 1].sampled, self.work(shape)
-        return make_fx(lambda: self._eager(slot, previous, work))()
+        work, num_stages = self.work(shape), len(self._slots) - 1
+        pack_dummies(shape, *self._cache.size, host_views(slot.host_array, shape))
+        slot.upload(work).body()
+        source = self._slots[slot.index - num_stages].sampled
+        return make_fx(lambda: self._eager(slot, source, work))()

@@ -15,13 +15,13 @@ from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, g
 from cbatch import Engine, Limits, Policy, Request, Server, Status
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
-from cbatch.runtime.attention import ReferenceAttention
-from cbatch.runtime.cpu import largest_shape
+from cbatch.runtime.attention import PagedCache, ReferenceAttention
+from cbatch.runtime.batch import Shape
+from cbatch.runtime.checks.poison import PoisonedIteration, poison_cache, poison_slots
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration, Iteration
-from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.slots import Slot
+from cbatch.runtime.slots import Slot, make_slots
 from cbatch.runtime.streams import Streams
 from cbatch.vocabulary import Vocabulary
 
@@ -96,6 +96,7 @@ def build(
     spec: ModelSpec = LLAMA,
     graphs: bool = False,
     asynchronous: bool = True,
+    num_stages: int = 1,
     batch: int = 4,
     num_blocks: int = 24,
     block_size: int = 4,
@@ -105,14 +106,17 @@ def build(
 
     graphs: replay captured graphs for all iterations.
     """
-    limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1)
+    limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1, num_stages=num_stages)
     kv = KVSize(num_blocks, block_size)
-    cache = PagedCache(spec, kv, CPU, poison=poison)
-    largest = largest_shape(limits, block_size)
-    slots = [Slot(index, largest, CPU, streams, poison=poison) for index in range(2)]
+    cache = PagedCache(spec, kv, CPU)
+    slots = make_slots(limits, block_size, CPU, streams)
     attention = FixedShapeAttention() if graphs else ReferenceAttention()
-    eager = EagerIteration(PagedModel(paged_weights(spec), cache, attention), poison=poison)
-    iteration: Iteration = CpuGraphs(eager, slots, cache, [largest]) if graphs else eager
+    model = PagedModel(paged_weights(spec), cache, attention)
+    eager = PoisonedIteration(model) if poison else EagerIteration(model)
+    if poison:
+        poison_slots(slots)
+        poison_cache(cache)
+    iteration: Iteration = CpuGraphs(eager, slots, cache, [Shape.largest(limits, block_size)]) if graphs else eager
     executor = StreamExecutor(streams, slots, iteration, Vocabulary(spec))
     requests = [
         ask.reference.request(id_, ask.max_new_tokens, ask.stop_tokens, ask.arrival_iteration)
@@ -123,7 +127,12 @@ def build(
 
 
 def stress(
-    streams: Callable[[random.Random], Streams], seed: int, *, graphs: bool = False, asynchronous: bool = True
+    streams: Callable[[random.Random], Streams],
+    seed: int,
+    *,
+    graphs: bool = False,
+    asynchronous: bool = True,
+    num_stages: int = 1,
 ) -> Rig:
     """A run in which requests stop early, are preempted and reordered, and blocks and rows are soon used again.
 
@@ -141,5 +150,6 @@ def stress(
         asks,
         graphs=graphs,
         asynchronous=asynchronous,
+        num_stages=num_stages,
         num_blocks=numbers.randint(14, 24),
     )

@@ -9,10 +9,12 @@ import pytest
 from any_order import AnyOrderStream, Order, any_order
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
+from rig import stress
 from test_streams import NUM_EVENTS, calls, fail
 
 from cbatch.errors import DeviceError
-from cbatch.runtime.streams import StreamError
+from cbatch.runtime.checks.races import checked
+from cbatch.runtime.streams import Operation, StreamError
 
 
 @settings(max_examples=150)
@@ -31,7 +33,7 @@ def test_any_program_runs_in_an_order_that_the_rules_allow(
         if kind == "run":
             required[number] = set(behind[stream])
             behind[stream].add(number)
-            streams[stream].run(lambda number=number: seen.__setitem__(number, set(seen)))
+            streams[stream].run(Operation(lambda number=number: seen.__setitem__(number, set(seen))))
         elif kind == "record":
             streams[stream].record(events[event])
             recorded[event] = set(behind[stream])
@@ -51,12 +53,12 @@ def order_of(seed: int) -> str:
     done: list[str] = []
     streams = any_order(random.Random(seed), every=3)
     event, last = streams.h2d.event(), streams.compute.event()
-    streams.h2d.run(lambda: done.append("a"))
-    streams.h2d.run(lambda: done.append("b"))
+    streams.h2d.run(Operation(lambda: done.append("a")))
+    streams.h2d.run(Operation(lambda: done.append("b")))
     streams.h2d.record(event)
-    streams.compute.run(lambda: done.append("c"))
+    streams.compute.run(Operation(lambda: done.append("c")))
     streams.compute.wait(event)
-    streams.compute.run(lambda: done.append("d"))
+    streams.compute.run(Operation(lambda: done.append("d")))
     streams.compute.record(last)
     done.append("H")
     last.synchronize()
@@ -95,8 +97,8 @@ def test_a_failing_order_shrinks_to_few_changes_from_doing_all_at_once() -> None
         order = CountedOrder(numbers, every=3)
         h2d, compute = (AnyOrderStream(name, order) for name in ("h2d", "compute"))
         for _ in range(20):
-            h2d.run(lambda: done.append("upload"))
-            compute.run(lambda: done.append("compute"))
+            h2d.run(Operation(lambda: done.append("upload")))
+            compute.run(Operation(lambda: done.append("compute")))
         overtaken = any(done[:end].count("compute") > done[:end].count("upload") for end in range(len(done)))
         if overtaken:
             failing.append(order.num_changes)
@@ -110,10 +112,10 @@ def test_an_exception_surfaces_at_the_next_synchronize_of_whoever_depends_on_it(
     streams = any_order(random.Random(0))
     done: list[int] = []
     computed, downloaded, other = streams.compute.event(), streams.d2h.event(), streams.h2d.event()
-    streams.compute.run(fail)
+    streams.compute.run(Operation(fail))
     streams.compute.record(computed)
     streams.d2h.wait(computed)
-    streams.d2h.run(lambda: done.append(1))
+    streams.d2h.run(Operation(lambda: done.append(1)))
     streams.d2h.record(downloaded)
     streams.h2d.record(other)
     other.synchronize()
@@ -122,7 +124,7 @@ def test_an_exception_surfaces_at_the_next_synchronize_of_whoever_depends_on_it(
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert done == []
     with pytest.raises(StreamError):
-        streams.compute.run(fail)
+        streams.compute.run(Operation(fail))
 
 
 def test_waiting_for_closed_streams_does_not_hang() -> None:
@@ -135,3 +137,13 @@ def test_waiting_for_closed_streams_does_not_hang() -> None:
         event.synchronize()
     with pytest.raises(StreamError, match="'h2d' is closed"):
         streams.h2d.record(event)
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("num_stages", [2, 3])
+def test_slots_in_turn_hold_any_number_of_stages(num_stages: int, graphs: bool) -> None:
+    """Tokens are carried over from `num_stages` iterations before; every access is ordered, whatever overtakes what."""
+    for seed in range(1 if graphs else 4):
+        rig = stress(lambda numbers: checked(any_order(numbers)), seed, graphs=graphs, num_stages=num_stages)
+        assert len(rig.slots) == num_stages + 1
+        rig.run()

@@ -27,7 +27,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 def save(spec: ModelSpec, folder: Path) -> Path:
     """A checkpoint as `save_pretrained` leaves it."""
-    load_model(spec, CPU, attention="eager").save_pretrained(folder)
+    load_model(spec, CPU).save_pretrained(folder)
     return folder
 
 

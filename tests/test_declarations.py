@@ -8,26 +8,25 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from any_order import AnyOrderStream, Order
 from rig import stress
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cbatch.runtime.checks.ownership import PAGE
-from cbatch.runtime.streams import Items, Operation, Streams, Touched
+from cbatch.runtime.checks.ownership import BLOCK
+from cbatch.runtime.streams import Items, Operation, Streams
 
 
 class Watch(TorchDispatchMode):
-    """Notes the memory that tensor operations read and write, and the KV pages among it."""
+    """Notes the memory that tensor operations read and write, and the KV blocks among it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.reads: set[int] = set()
         self.writes: set[int] = set()
-        self.pages_read: set[int] = set()
-        self.slots_written: set[int] = set()
+        self.blocks_read: set[int] = set()
+        self.indices_written: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         view = any(result.alias_info and not result.alias_info.is_write for result in func._schema.returns)
@@ -35,10 +34,10 @@ class Watch(TorchDispatchMode):
             if isinstance(value, torch.Tensor) and not view:
                 written = argument.alias_info is not None and argument.alias_info.is_write
                 (self.writes if written else self.reads).add(memory(value))
-        if func is torch.ops.aten.index.Tensor and args[0].dim() == 4:  # [pages + 1, page size, kv heads, head dim]
-            self.pages_read |= set(args[1][0].flatten().tolist())
+        if func is torch.ops.aten.index.Tensor and args[0].dim() == 4:  # [blocks + 1, block size, kv heads, head dim]
+            self.blocks_read |= set(args[1][0].flatten().tolist())
         if func is torch.ops.aten.index_copy_.default:
-            self.slots_written |= set(args[2].tolist())
+            self.indices_written |= set(args[2].tolist())
         return func(*args, **(kwargs or {}))
 
 
@@ -50,33 +49,35 @@ class WatchedStream(AnyOrderStream):
     """Compares what each operation does with what was declared of it."""
 
     known: dict[int, str]  # memory that declarations are about, by address
-    page_size: int
+    block_size: int
 
-    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
-        declared = [{memory(part) for part in parts if isinstance(part, torch.Tensor)} for parts in (reads, writes)]
-        pages = [
-            [part.numbers() for part in parts if isinstance(part, Items) and part.kind == PAGE]
-            for parts in (reads, writes)
+    def run(self, operation: Operation) -> None:
+        declared = operation.reads, operation.writes
+        buffers = [{memory(part) for part in parts if isinstance(part, torch.Tensor)} for parts in declared]
+        blocks = [
+            {
+                number
+                for part in parts
+                if isinstance(part, Items) and part.kind == BLOCK
+                for number in part.numbers().tolist()
+            }
+            for parts in declared
         ]
-        super().run(lambda: self.compare(operation, *declared, *map(page_set, pages)))
+        super().run(Operation(lambda: self.compare(operation, *buffers, *blocks)))
 
     def compare(
-        self, operation: Operation, reads: set[int], writes: set[int], old_pages: set[int], new_pages: set[int]
+        self, operation: Operation, reads: set[int], writes: set[int], old_blocks: set[int], new_blocks: set[int]
     ) -> None:
         with Watch() as watch:
-            operation()
+            operation.body()
         assert self.names(watch.writes) == self.names(writes)
         assert self.names(watch.reads - writes) == self.names(reads - writes)
-        assert {slot // self.page_size for slot in watch.slots_written} == new_pages
+        assert {index // self.block_size for index in watch.indices_written} == new_blocks
         # Rows are read up to the longest context of the batch and masked beyond their own: more than what matters.
-        assert old_pages <= watch.pages_read | new_pages
+        assert old_blocks <= watch.blocks_read | new_blocks
 
     def names(self, addresses: set[int]) -> set[str]:
         return {self.known[address] for address in addresses if address in self.known}
-
-
-def page_set(parts: list[np.ndarray]) -> set[int]:
-    return {int(page) for part in parts for page in part}
 
 
 class WatchedStreams(Streams):
@@ -89,7 +90,7 @@ def watched(numbers: random.Random) -> Streams:
     order = Order(numbers, every=8)
     streams = WatchedStreams(*(WatchedStream(name, order) for name in Streams._fields))
     for stream in streams:
-        stream.known, stream.page_size = {}, 4
+        stream.known, stream.block_size = {}, 4
     return streams
 
 
@@ -101,8 +102,9 @@ def test_operations_touch_what_they_declare(asynchronous: bool) -> None:
 
 def test_a_declaration_that_lies_is_found() -> None:
     rig = stress(watched, 0)
-    download = rig.slots[0].download
+    done_by = rig.slots[0].download
     for slot in rig.slots:
-        slot.download = download  # type: ignore[method-assign]
+        declared_by = slot.download
+        slot.download = lambda step, declared_by=declared_by: declared_by(step)._replace(body=done_by(step).body)  # type: ignore[method-assign]
     with pytest.raises(Exception, match="slot 0's buffer"):
         rig.run()

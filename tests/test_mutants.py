@@ -20,10 +20,9 @@ from any_order import any_order
 from rig import Rig, stress
 
 from cbatch.errors import RaceError
-from cbatch.runtime import executor as executor_module
-from cbatch.runtime.batch import Bounds
+from cbatch.runtime import slots as slots_module
+from cbatch.runtime.batch import Bounds, Work
 from cbatch.runtime.checks.races import checked
-from cbatch.runtime.iteration import Work
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
 
@@ -56,7 +55,7 @@ def early_record(rig: Rig, stream: str) -> None:
     """The stream's events are recorded before the operation that they stand for."""
     broken: Any = getattr(rig.streams, stream)
     run, record, held = broken.run, broken.record, []
-    broken.run = lambda *args, **touched: held.append(partial(run, *args, **touched))
+    broken.run = lambda operation: held.append(partial(run, operation))
     broken.record = lambda event: (record(event), held and held.pop()())
 
 
@@ -94,11 +93,11 @@ def host_does_not_wait(rig: Rig) -> None:
         slot.downloaded.synchronize = lambda: None
 
 
-def swap(rig: Rig, method: str) -> None:
-    """Each slot does what the other should."""
-    first, second = (getattr(slot, method) for slot in rig.slots)
+def swap(rig: Rig, name: str) -> None:
+    """Each slot has what the other should have."""
+    first, second = (getattr(slot, name) for slot in rig.slots)
     for slot, other in zip(rig.slots, (second, first), strict=True):
-        setattr(slot, method, other)
+        setattr(slot, name, other)
 
 
 def unguarded(rig: Rig) -> None:
@@ -159,15 +158,15 @@ def carry_from(rig: Rig, source: Callable[[Slot, torch.Tensor], torch.Tensor]) -
 
 def after_packing(patch: pytest.MonkeyPatch, change: Callable[[Any, Any], object]) -> None:
     """Change the packed inputs; `change` gets the step and the fields."""
-    pack = executor_module.pack
-    patch.setattr(executor_module, "pack", lambda step, shape, out: (pack(step, shape, out), change(step, out)))
+    pack = slots_module.pack
+    patch.setattr(slots_module, "pack", lambda step, shape, out: (pack(step, shape, out), change(step, out)))
 
 
 def pad_into_live_page(step: Any, packed: Any) -> None:
     """Padding writes to the first page of the batch's first request."""
     num_tokens = int(step.num_tokens.sum())
     page = int(step.pool.tables[step.rows[0], 0])
-    packed.kv_slots[num_tokens:] = page * step.pool.block_size
+    packed.kv_indices[num_tokens:] = page * step.pool.block_size
 
 
 def recaptured(rig: Rig, work: Callable[[Any], Work]) -> None:
@@ -238,7 +237,9 @@ MUTANTS = (
     Mutant(
         "padding writes to a page of its own", (ADVERSARY,), lambda rig, patch: after_packing(patch, pad_into_live_page)
     ),
-    Mutant("a token is counted for the iteration that made it", (ADVERSARY,), lambda rig, patch: swap(rig, "result")),
+    Mutant(
+        "a token is counted for the iteration that made it", (ADVERSARY,), lambda rig, patch: swap(rig, "token_array")
+    ),
     Mutant("a token after the end of its request is nobody's", (ADVERSARY,), lambda rig, patch: ends_forgotten(rig)),
     Mutant(
         "a graph holds the largest context that it may meet",

@@ -18,12 +18,12 @@ from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, greedy_references, paged_wei
 from cbatch import Engine
 from cbatch.errors import RaceError
 from cbatch.kv import KVSize
-from cbatch.runtime.attention import ReferenceAttention
+from cbatch.runtime.attention import PagedCache, ReferenceAttention
 from cbatch.runtime.checks.races import CheckedStreams, checked
 from cbatch.runtime.cpu import assemble
-from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.streams import Items, Streams, ThreadStream
+from cbatch.runtime.options import Options
+from cbatch.runtime.streams import Items, Operation, Streams
 from cbatch.vocabulary import Vocabulary
 from policies.orca import Orca
 
@@ -44,84 +44,84 @@ def pages(*numbers: int) -> Items:
 
 def test_a_wait_orders_two_streams(streams: CheckedStreams) -> None:
     buffer, event = torch.zeros(3), streams.h2d.event()
-    streams.h2d.run(nothing, writes=(buffer,))
+    streams.h2d.run(Operation(nothing, writes=(buffer,)))
     streams.h2d.record(event)
     streams.compute.wait(event)
-    streams.compute.run(nothing, reads=(buffer,))
+    streams.compute.run(Operation(nothing, reads=(buffer,)))
 
 
 def test_without_it_the_message_names_both_accesses_iterations_and_the_buffer(streams: CheckedStreams) -> None:
     buffer = torch.zeros(3)
     streams.name(buffer, "slot 0's buffer 'device'")
     streams.begin(4)
-    streams.h2d.run(nothing, writes=(buffer[1:],))
+    streams.h2d.run(Operation(nothing, writes=(buffer[1:],)))
     streams.begin(5)
     with pytest.raises(RaceError) as caught:
-        streams.compute.run(nothing, reads=(buffer.view(1, 3),))
+        streams.compute.run(Operation(nothing, reads=(buffer.view(1, 3),)))
     message = str(caught.value)
     assert message.startswith("race on slot 0's buffer 'device': compute's read of iteration 5 (test_races.py:")
     assert "in test_without_it_the_message" in message
-    assert "is in no order with h2d's write of iteration 4 (test_races.py:" in message
+    assert "is not ordered after h2d's write of iteration 4 (test_races.py:" in message
     assert "\n" not in message
 
 
 def test_reads_do_not_race_with_reads(streams: CheckedStreams) -> None:
     buffer = torch.zeros(3)
     for stream in streams:
-        stream.run(nothing, reads=(buffer,))
-    streams.host_reads(buffer)
+        stream.run(Operation(nothing, reads=(buffer,)))
+    streams.run_on_host(Operation(nothing, reads=(buffer,)))
 
 
 def test_a_write_races_with_every_read_before_it(streams: CheckedStreams) -> None:
     buffer, event = torch.zeros(3), streams.compute.event()
-    streams.h2d.run(nothing, reads=(buffer,))
-    streams.compute.run(nothing, reads=(buffer,))
+    streams.h2d.run(Operation(nothing, reads=(buffer,)))
+    streams.compute.run(Operation(nothing, reads=(buffer,)))
     streams.compute.record(event)
     event.synchronize()
-    with pytest.raises(RaceError, match=r"the host's write .* in no order with h2d's read"):
-        streams.host_writes(buffer)
+    with pytest.raises(RaceError, match=r"the host's write .* not ordered after h2d's read"):
+        streams.run_on_host(Operation(nothing, writes=(buffer,)))
 
 
 def test_the_host_is_ordered_by_waiting_and_comes_before_what_it_enqueues(streams: CheckedStreams) -> None:
     buffer, event = torch.zeros(3), streams.d2h.event()
-    streams.host_writes(buffer)
-    streams.d2h.run(nothing, writes=(buffer,))
+    streams.run_on_host(Operation(nothing, writes=(buffer,)))
+    streams.d2h.run(Operation(nothing, writes=(buffer,)))
     streams.d2h.record(event)
     event.synchronize()
-    streams.host_reads(buffer)
-    streams.h2d.run(nothing, writes=(buffer,))  # d2h is done, as the host knows
+    streams.run_on_host(Operation(nothing, reads=(buffer,)))
+    streams.h2d.run(Operation(nothing, writes=(buffer,)))  # d2h is done, as the host knows
 
 
 def test_what_is_enqueued_after_a_record_is_not_waited_for(streams: CheckedStreams) -> None:
     buffer, event = torch.zeros(3), streams.d2h.event()
     streams.d2h.record(event)
-    streams.d2h.run(nothing, writes=(buffer,))
+    streams.d2h.run(Operation(nothing, writes=(buffer,)))
     event.synchronize()
     with pytest.raises(RaceError):
-        streams.host_reads(buffer)
+        streams.run_on_host(Operation(nothing, reads=(buffer,)))
 
 
 def test_an_event_stands_for_what_its_stream_had_waited_for(streams: CheckedStreams) -> None:
     buffer, uploaded, computed = torch.zeros(3), streams.h2d.event(), streams.compute.event()
-    streams.h2d.run(nothing, writes=(buffer,))
+    streams.h2d.run(Operation(nothing, writes=(buffer,)))
     streams.h2d.record(uploaded)
     streams.compute.wait(uploaded)
     streams.compute.record(computed)
     computed.synchronize()
-    streams.host_writes(buffer)
+    streams.run_on_host(Operation(nothing, writes=(buffer,)))
 
 
 def test_items_are_told_apart(streams: CheckedStreams) -> None:
-    streams.compute.run(nothing, writes=(pages(1, 2),))
-    streams.h2d.run(nothing, writes=(pages(0, 3),))
+    streams.compute.run(Operation(nothing, writes=(pages(1, 2),)))
+    streams.h2d.run(Operation(nothing, writes=(pages(0, 3),)))
     with pytest.raises(RaceError, match="race on page 3: d2h's read"):
-        streams.d2h.run(nothing, reads=(pages(3, 4),))
+        streams.d2h.run(Operation(nothing, reads=(pages(3, 4),)))
 
 
 def test_a_stream_goes_on_after_it_was_checked(streams: CheckedStreams) -> None:
     done: list[str] = []
     event = streams.compute.event()
-    streams.compute.run(lambda: done.append("computed"))
+    streams.compute.run(Operation(lambda: done.append("computed")))
     streams.compute.record(event)
     event.synchronize()
     assert done == ["computed"]
@@ -174,10 +174,9 @@ def test_the_first_race_of_any_program_is_found_and_nothing_else(program: list[t
     for number, (kind, agent, index, *rest) in enumerate(program):
         stream = None if agent == "host" else getattr(streams, agent)
         try:
-            if kind == "access" and stream is None:
-                (streams.host_writes if rest[0] else streams.host_reads)(buffers[index])
-            elif kind == "access":
-                stream.run(nothing, **{"writes" if rest[0] else "reads": (buffers[index],)})
+            if kind == "access":
+                run = streams.run_on_host if stream is None else stream.run
+                run(Operation(nothing, **{"writes" if rest[0] else "reads": (buffers[index],)}))
             elif kind == "synchronize":
                 events[index].synchronize()
             else:
@@ -192,9 +191,9 @@ def test_where_accesses_came_from_is_forgotten_once_they_can_race_no_more(stream
     buffer = torch.zeros(1)
     events = [stream.event() for stream in streams]
     for _ in range(5000):
-        streams.host_writes(buffer)
+        streams.run_on_host(Operation(nothing, writes=(buffer,)))
         for stream, event, following in zip(streams, events, [*streams[1:], None], strict=True):
-            stream.run(nothing, writes=(buffer,))
+            stream.run(Operation(nothing, writes=(buffer,)))
             stream.record(event)
             if following is not None:
                 following.wait(event)
@@ -206,8 +205,7 @@ def test_where_accesses_came_from_is_forgotten_once_they_can_race_no_more(stream
 def test_a_run_on_threads_is_free_of_races_and_makes_the_same_tokens(asynchronous: bool) -> None:
     cache = PagedCache(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), CPU)
     model = PagedModel(paged_weights(LLAMA), cache, ReferenceAttention())
-    streams = checked(Streams(*map(ThreadStream, Streams._fields)))
-    executor = assemble(model, Vocabulary(LLAMA), LIMITS, streams)
+    executor = assemble(model, Vocabulary(LLAMA), LIMITS, Options(check="races"))
     engine = Engine(
         Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, asynchronous=asynchronous
     )

@@ -251,7 +251,7 @@ def test_text_in_and_text_out_of_a_checkpoint(
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    load_model(LLAMA, CPU, attention="eager").save_pretrained(tmp_path / "model")
+    load_model(LLAMA, CPU).save_pretrained(tmp_path / "model")
     tokenizer = Tokenizer(models.WordLevel({f"w{id_}": id_ for id_ in range(LLAMA.vocab_size)}, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(tmp_path / "model")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from schedules import UnitCost
 
 from cbatch import Engine, Limits, Request, Sampling, Step, StepResult
-from cbatch.runtime.batch import NOT_CARRIED, PLACEHOLDER, Fields, Shape, device_views, host_views, pack, uniform
-from cbatch.runtime.iteration import Work, smallest_shape
+from cbatch.runtime.batch import NOT_CARRIED, PLACEHOLDER, Fields, Shape, Work, device_views, host_views, pack, uniform
+from cbatch.runtime.iteration import smallest_shape
 from cbatch.sim.executor import SimExecutor
 
 VOCABULARY = 1000
@@ -64,7 +64,7 @@ class PackingExecutor(SimExecutor):
             assert packed.positions[begin:end].tolist() == positions.tolist()
             blocks = step.pool.tables[request.row, : -(-int(positions[-1] + 1) // page)]
             assert packed.block_tables[place, : len(blocks)].tolist() == blocks.tolist()
-            assert packed.kv_slots[begin:end].tolist() == [blocks[p // page] * page + p % page for p in positions]
+            assert packed.kv_indices[begin:end].tolist() == [blocks[p // page] * page + p % page for p in positions]
             self.check_inputs(step, packed, place)
             sampling = request.sampling
             assert packed.temperature[place] == np.float32(sampling.temperature)
@@ -98,7 +98,7 @@ def check_padding(step: Step, shape: Shape, packed: Fields[np.ndarray]) -> None:
     assert (starts[num_rows:] == num_tokens).all()
     assert (packed.token_ids[num_tokens:] == PLACEHOLDER).all()
     assert (packed.carry[num_tokens:] == NOT_CARRIED).all()
-    assert (packed.kv_slots[num_tokens:] // page == dummy).all()
+    assert (packed.kv_indices[num_tokens:] // page == dummy).all()
     assert (packed.block_tables[num_rows:] == dummy).all()
     assert packed.block_tables.min() >= 0
     assert packed.block_tables.max() <= dummy  # beyond a request's own blocks any page that exists will do

@@ -11,20 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from schedules import UnitCost
-from tiny_models import LLAMA, LONGEST_OUTPUT, Reference, greedy_references, make_executor, paged_weights
+from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, Reference, greedy_references, make_executor, paged_weights
 
 from cbatch import Engine, Limits, Request
 from cbatch.kv import KVSize
-from cbatch.runtime.attention import ReferenceAttention
-from cbatch.runtime.cpu import largest_shape
+from cbatch.runtime.attention import PagedCache, ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
-from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.slots import Slot
-from cbatch.runtime.streams import Operation, StreamError, Streams, ThreadEvent, ThreadStream, Touched
+from cbatch.runtime.slots import make_slots
+from cbatch.runtime.streams import Operation, StreamError, Streams, ThreadEvent, ThreadStream
 from cbatch.vocabulary import Vocabulary
 from policies.orca import Orca
 
@@ -75,8 +72,8 @@ class OddStream(ThreadStream):
     def event(self) -> ThreadEvent:
         return self.events()
 
-    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
-        super().run(self.gate)
+    def run(self, operation: Operation) -> None:
+        super().run(Operation(self.gate))
         super().run(operation)
         self._enqueue(self.after)  # type: ignore[arg-type]
 
@@ -91,10 +88,9 @@ Defects = dict[str, dict[str, Any]]  # of h2d, compute and d2h
 def executor_on(defects: Defects) -> StreamExecutor:
     """Not poisoned: what goes wrong is to show in the tokens, not to be caught on the way."""
     streams = Streams(*(OddStream(name, **defects.get(name, {})) for name in Streams._fields))
-    cpu = torch.device("cpu")
-    slots = [Slot(index, largest_shape(LIMITS, BLOCK_SIZE), cpu, streams) for index in range(2)]
+    slots = make_slots(LIMITS, BLOCK_SIZE, CPU, streams)
     model = PagedModel(
-        paged_weights(LLAMA), PagedCache(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), cpu), ReferenceAttention()
+        paged_weights(LLAMA), PagedCache(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), CPU), ReferenceAttention()
     )
     return StreamExecutor(streams, slots, EagerIteration(model), Vocabulary(LLAMA))
 
@@ -161,7 +157,9 @@ def test_poison_reports_what_was_read_before_it_was_written() -> None:
     engine.step()
     held = engine.state.pool.tables[0, : engine.state.pool.held[0]]
     held[:] = [page for page in range(NUM_BLOCKS) if page not in held][: len(held)]
-    with pytest.raises(RuntimeError, match=r"poison: rows \[0\] sampled from what was never written"):
+    with pytest.raises(
+        RuntimeError, match=r"poison: the tokens of rows \[0\] were computed from memory that was never written"
+    ):
         engine.run()
     executor.close()
 
@@ -260,7 +258,7 @@ def test_a_slot_is_not_used_again_before_its_tokens_were_fetched() -> None:
 def test_tokens_are_copied_out_of_the_slot() -> None:
     executor: Any = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK_SIZE)
     slot = executor._slots[0]
-    result = slot.result(2)
+    result = slot.fetch(2).body()
     slot.token_array[:] = 7
     assert result.tolist() == np.full(2, -1).tolist()
     executor.close()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from schedules import UnitCost
-from tiny_models import CPU, LLAMA, TIE
+from tiny_models import CPU, LLAMA, TIE, plain_model
 from torch._dynamo.utils import counters
 
 from cbatch import Engine, Limits, Request
@@ -29,7 +29,7 @@ LIMITS = Limits(max_batch=4, max_tokens=16, max_request_tokens=64)
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.family}-{spec.head_dim}")
 def test_every_family_gives_the_tokens_of_generate(spec: ModelSpec) -> None:
-    model = load_model(spec, CPU, attention="eager")
+    model = plain_model(spec, CPU)
     random = torch.Generator().manual_seed(5)
     prompts = [torch.randint(spec.vocab_size, (1, length), generator=random) for length in (1, 5, 13, 30)]
     requests = [Request(id_, p.shape[1], 12, prompt=p[0].tolist()) for id_, p in enumerate(prompts)]

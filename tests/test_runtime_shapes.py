@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from cbatch.runtime.batch import Bounds, Shape
-from cbatch.runtime.graphs import Captured, GraphedIteration
-from cbatch.runtime.iteration import Work
-from cbatch.runtime.shapes import HIDDEN, WORTH, fitting, least_tokens, max_chunks, without_slow
+from cbatch.runtime.batch import Bounds, Shape, Work
+from cbatch.runtime.fast.graph_shapes import HIDDEN, WORTH, least_tokens, without_slow
+from cbatch.runtime.graphs import Captured, GraphedIteration, find_shape, max_chunks
 
 
 def shapes(seconds: dict[int, float]) -> dict[Shape, float]:
@@ -51,13 +50,13 @@ def test_a_step_that_is_not_worth_the_next_shape_goes_to_no_larger_one() -> None
     seconds = shapes({256: 1.0, 512: 2.0, 1024: 2.1})
     least = least_tokens(seconds, launch_seconds=0.0)
     assert tokens(least) == [256, 512, 1024] and least[Shape(1024, 33, 16)] == 0
-    assert [fitting(least, size, 1) for size in (257, 300)] == [None, None]
-    assert [fitting(least, size, 1) for size in (256, 500, 600, 1025)] == [*seconds, None]
+    assert [find_shape(least, size, 1) for size in (257, 300)] == [None, None]
+    assert [find_shape(least, size, 1) for size in (256, 500, 600, 1025)] == [*seconds, None]
 
 
 def test_a_step_with_many_chunks_takes_a_larger_shape() -> None:
     least = dict.fromkeys(shapes({64: 1.0, 256: 1.1}), 0)
-    assert [fitting(least, 60, chunks) for chunks in (4, 5, 8, 9)] == [
+    assert [find_shape(least, 60, chunks) for chunks in (4, 5, 8, 9)] == [
         Shape(64, 33, 16),
         *[Shape(256, 33, 16)] * 2,
         None,

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import in_time
 
-from cbatch.runtime.streams import StreamError, ThreadEvent, ThreadStream
+from cbatch.runtime.streams import Operation, StreamError, ThreadEvent, ThreadStream
 
 
 @pytest.fixture
@@ -45,15 +45,15 @@ def fail() -> NoReturn:
 def test_operations_of_one_stream_run_in_order(first: ThreadStream) -> None:
     done: list[int] = []
     for number in range(200):
-        first.run(lambda number=number: done.append(number))
+        first.run(Operation(lambda number=number: done.append(number)))
     finish(first)
     assert done == list(range(200))
 
 
 def test_enqueueing_returns_at_once_and_synchronize_blocks(first: ThreadStream) -> None:
     gate, done, event = threading.Event(), [], first.event()
-    first.run(gate.wait)
-    first.run(lambda: done.append(1))
+    first.run(Operation(gate.wait))
+    first.run(Operation(lambda: done.append(1)))
     first.record(event)
     assert not done  # the host is here while the stream is still at its first operation
     gate.set()
@@ -64,17 +64,17 @@ def test_enqueueing_returns_at_once_and_synchronize_blocks(first: ThreadStream) 
 def test_two_streams_run_at_the_same_time(first: ThreadStream, second: ThreadStream) -> None:
     """Each waits for the other; one thread for both would never get past."""
     meeting = threading.Barrier(2, timeout=PATIENCE)
-    first.run(meeting.wait)
-    second.run(meeting.wait)
+    first.run(Operation(meeting.wait))
+    second.run(Operation(meeting.wait))
     finish(first)
     finish(second)
 
 
 def test_without_a_wait_a_stream_overtakes_another(first: ThreadStream, second: ThreadStream) -> None:
     gate, done = threading.Event(), []
-    first.run(gate.wait)
-    first.run(lambda: done.append("first"))
-    second.run(lambda: done.append("second"))
+    first.run(Operation(gate.wait))
+    first.run(Operation(lambda: done.append("first")))
+    second.run(Operation(lambda: done.append("second")))
     finish(second)
     gate.set()
     finish(first)
@@ -84,13 +84,13 @@ def test_without_a_wait_a_stream_overtakes_another(first: ThreadStream, second: 
 def test_a_wait_holds_later_work_of_its_stream_only(first: ThreadStream, second: ThreadStream) -> None:
     gate, done, event = threading.Event(), [], first.event()
     early = second.event()
-    first.run(gate.wait)
-    first.run(lambda: done.append("first"))
+    first.run(Operation(gate.wait))
+    first.run(Operation(lambda: done.append("first")))
     first.record(event)
-    second.run(lambda: done.append("before the wait"))
+    second.run(Operation(lambda: done.append("before the wait")))
     second.record(early)
     second.wait(event)
-    second.run(lambda: done.append("after the wait"))
+    second.run(Operation(lambda: done.append("after the wait")))
     early.synchronize()
     assert done == ["before the wait"]
     gate.set()
@@ -101,7 +101,7 @@ def test_a_wait_holds_later_work_of_its_stream_only(first: ThreadStream, second:
 def test_an_event_stands_for_the_work_enqueued_before_its_record(first: ThreadStream, second: ThreadStream) -> None:
     gate, event = threading.Event(), first.event()
     first.record(event)
-    first.run(gate.wait)  # enqueued after the record: nobody waits for it
+    first.run(Operation(gate.wait))  # enqueued after the record: nobody waits for it
     second.wait(event)
     finish(second)
     event.synchronize()
@@ -119,13 +119,13 @@ def test_recording_again_does_not_disturb_a_wait_already_enqueued(first: ThreadS
     gate, done, event = threading.Event(), [], first.event()
     first.record(event)
     second.wait(event)  # for the first record
-    second.run(lambda: done.append("second"))
-    first.run(gate.wait)
+    second.run(Operation(lambda: done.append("second")))
+    first.run(Operation(gate.wait))
     first.record(event)
     finish(second)
     assert done == ["second"]
     second.wait(event)  # for the second record
-    second.run(lambda: done.append("third"))
+    second.run(Operation(lambda: done.append("third")))
     time.sleep(0.02)
     assert done == ["second"]
     gate.set()
@@ -137,7 +137,7 @@ def test_an_event_tells_when_it_was_reached(first: ThreadStream) -> None:
     begun, ended = first.event(), first.event()
     before = time.perf_counter()
     first.record(begun)
-    first.run(lambda: time.sleep(0.02))
+    first.run(Operation(lambda: time.sleep(0.02)))
     first.record(ended)
     ended.synchronize()
     assert before <= begun.time() <= ended.time() - 0.02 <= time.perf_counter() - 0.02
@@ -146,15 +146,15 @@ def test_an_event_tells_when_it_was_reached(first: ThreadStream) -> None:
 def test_an_exception_surfaces_at_the_next_synchronize_with_its_traceback(first: ThreadStream) -> None:
     done: list[int] = []
     event = first.event()
-    first.run(fail)
-    first.run(lambda: done.append(1))
+    first.run(Operation(fail))
+    first.run(Operation(lambda: done.append(1)))
     first.record(event)
     with pytest.raises(StreamError, match="stream 'first' failed: ZeroDivisionError: the device divides") as caught:
         event.synchronize()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "in fail" in "".join(traceback.format_exception(caught.value))
     assert done == []  # what came behind the failure was skipped
-    for refused in (lambda: first.run(lambda: None), lambda: first.record(event), lambda: first.wait(event)):
+    for refused in (lambda: first.run(Operation(lambda: None)), lambda: first.record(event), lambda: first.wait(event)):
         with pytest.raises(StreamError, match="stream 'first' failed"):
             refused()
 
@@ -162,55 +162,55 @@ def test_an_exception_surfaces_at_the_next_synchronize_with_its_traceback(first:
 def test_a_failure_reaches_the_streams_that_depend_on_it(first: ThreadStream, second: ThreadStream) -> None:
     done: list[int] = []
     computed, downloaded = first.event(), second.event()
-    first.run(fail)
+    first.run(Operation(fail))
     first.record(computed)
     second.wait(computed)
-    second.run(lambda: done.append(1))
+    second.run(Operation(lambda: done.append(1)))
     second.record(downloaded)
     with pytest.raises(StreamError, match="stream 'first' failed"):
         downloaded.synchronize()
     assert done == []
     with pytest.raises(StreamError):
-        second.run(lambda: None)
+        second.run(Operation(lambda: None))
 
 
 def test_a_failure_leaves_independent_streams_alone(first: ThreadStream, second: ThreadStream) -> None:
-    first.run(fail)
+    first.run(Operation(fail))
     finish(second)
 
 
 def test_work_recorded_before_a_failure_counts(first: ThreadStream) -> None:
     event = first.event()
     first.record(event)
-    first.run(fail)
+    first.run(Operation(fail))
     event.synchronize()
 
 
 def test_close_drops_work_that_has_not_begun_and_lets_nobody_wait() -> None:
     first, second = ThreadStream("first"), ThreadStream("second")
     begun, gate, done, event = threading.Event(), threading.Event(), [], ThreadEvent()
-    first.run(begun.set)
-    first.run(gate.wait)
-    first.run(lambda: done.append(1))
+    first.run(Operation(begun.set))
+    first.run(Operation(gate.wait))
+    first.run(Operation(lambda: done.append(1)))
     first.record(event)
     second.wait(event)
     assert begun.wait(PATIENCE)
     second.close()  # in the middle of its wait for the first
-    first.close(patience=0)  # its operation is not to end yet
+    first.close(timeout=0)  # its operation is not to end yet
     gate.set()
     first.close()
     assert done == []
     with pytest.raises(StreamError, match="closed before its work was done"):
         event.synchronize()
     with pytest.raises(StreamError, match="stream 'first' is closed"):
-        first.run(lambda: None)
+        first.run(Operation(lambda: None))
 
 
 def test_close_does_not_hang_on_an_operation_that_does() -> None:
     stream, gate = ThreadStream("stuck"), threading.Event()
-    stream.run(gate.wait)
+    stream.run(Operation(gate.wait))
     with in_time():
-        stream.close(patience=0.05)
+        stream.close(timeout=0.05)
     gate.set()
 
 
@@ -237,7 +237,7 @@ def test_any_program_runs_in_an_order_that_the_rules_allow(calls: list[tuple[str
         if kind == "run":
             required[number] = set(behind[stream])
             behind[stream].add(number)
-            streams[stream].run(lambda number=number: seen.__setitem__(number, set(seen)))
+            streams[stream].run(Operation(lambda number=number: seen.__setitem__(number, set(seen))))
         elif kind == "record":
             streams[stream].record(events[event])
             recorded[event] = set(behind[stream])

@@ -13,12 +13,12 @@ from transformers import PreTrainedModel
 from cbatch import Limits, Request, Sampling
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
-from cbatch.runtime.attention import ReferenceAttention
+from cbatch.runtime.attention import PagedCache, ReferenceAttention
 from cbatch.runtime.batch import uniform
 from cbatch.runtime.cpu import assemble
 from cbatch.runtime.executor import StreamExecutor
-from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
+from cbatch.runtime.options import Options
 from cbatch.runtime.weights import load_model
 from cbatch.vocabulary import Vocabulary
 
@@ -62,6 +62,13 @@ class Reference(NamedTuple):
         return output[: stops[0] + 1] if stops else output
 
 
+def plain_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
+    """The same weights with `transformers`' own attention, for its `generate`."""
+    model = load_model(spec, device)
+    model.set_attn_implementation("eager")
+    return model
+
+
 @cache
 def paged_weights(spec: ModelSpec) -> PreTrainedModel:
     return load_model(spec, CPU)
@@ -69,14 +76,15 @@ def paged_weights(spec: ModelSpec) -> PreTrainedModel:
 
 def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int) -> StreamExecutor:
     """As `cpu.build`, with weights that are made once for all tests."""
-    pages = PagedCache(spec, KVSize(num_blocks, block_size), CPU, poison=True)
-    return assemble(PagedModel(paged_weights(spec), pages, ReferenceAttention()), Vocabulary(spec), limits, poison=True)
+    cache = PagedCache(spec, KVSize(num_blocks, block_size), CPU)
+    model = PagedModel(paged_weights(spec), cache, ReferenceAttention())
+    return assemble(model, Vocabulary(spec), limits, Options(check="poison"))
 
 
 @cache
 def greedy_references(spec: ModelSpec) -> list[Reference]:
     """Prompts of 1 to `LONGEST_PROMPT` tokens with what `generate` makes of them."""
-    model = load_model(spec, CPU, attention="eager")
+    model = plain_model(spec, CPU)
     random = np.random.default_rng(7)
     references: list[Reference] = []
     while len(references) < NUM_REFERENCES:
@@ -98,7 +106,7 @@ def greedy_references(spec: ModelSpec) -> list[Reference]:
 @cache
 def sampled_references(spec: ModelSpec) -> list[Reference]:
     """Prompts with what is drawn for them when each token is computed from scratch, one request at a time."""
-    model = load_model(spec, CPU, attention="eager")
+    model = plain_model(spec, CPU)
     random = np.random.default_rng(8)
     ways = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.5, 0, 0.8), (1.0, 20, 0.6), (0.0, 0, 1.0)]
     references: list[Reference] = []

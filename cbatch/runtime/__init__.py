@@ -1,4 +1,11 @@
-"""Executors that compute real tokens: streams and events, I/O slots, carry-over, the paged model, sampling.
+"""Executors that compute real tokens. To read in order:
 
-Imports torch; nothing outside this package does.
+    streams, slots, executor         how iterations overlap: three streams, events, the buffers of each iteration
+    batch, carry, sampling           an iteration's inputs, tokens carried over on the device, and how tokens are chosen
+    iteration, graphs                one iteration, operation by operation or as one captured CUDA graph
+    attention, model, weights        the paged KV cache, attention over it, and `transformers`' modules using both
+    options, cpu, gpu, memory        building an executor on a device
+
+`fast` holds what only makes this fast, `checks` what only checks it. Nothing outside this package imports torch, except
+experiments that measure it.
 """

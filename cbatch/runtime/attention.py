@@ -1,9 +1,4 @@
-"""Attention over a paged KV cache: one small interface, several kernels behind it.
-
-    query      tokens of all requests of the iteration, one after the other; chunks and decodes alike
-    keys       [pages + 1, page size, kv heads, head dim] of one layer, the keys of this iteration already written
-    values     the same
-    batch      where each request's queries begin, how long its context is, and which pages hold it
+"""The paged KV cache, and attention over it: one small interface, several kernels behind it.
 
 A kernel knows nothing of models, streams or requests. `ReferenceAttention` is the plain one that the others are tested
 against; the fast ones are in `cbatch.runtime.fast.attention`.
@@ -14,98 +9,113 @@ from __future__ import annotations
 from typing import Protocol
 
 import torch
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from cbatch.kv import KVSize, blocks_for
+from cbatch.model import ModelSpec
 from cbatch.runtime.batch import Bounds, Fields
+
+
+class PagedCache:
+    """The memory of the blocks of `cbatch.kv`: keys and values, [blocks + 1, block size, kv heads, head dim] per layer.
+
+    The last block is the dummy block: padding writes to it, so that padding needs no branch, and no row reads it. Which
+    request a block belongs to is known to the block pool; here it is only a number.
+
+    Owner: the iteration; only the compute stream reads and writes.
+    """
+
+    def __init__(self, spec: ModelSpec, size: KVSize, device: torch.device) -> None:
+        shape = (spec.num_layers, size.num_blocks + 1, size.block_size, spec.num_kv_heads, spec.head_dim)
+        self.keys = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
+        self.values = torch.zeros_like(self.keys)
+        self.size = size
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of one layer, [blocks + 1, block size, kv heads, head dim] each."""
+        return self.keys[index], self.values[index]
+
+    def write(self, layer: int, indices: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store the keys and values of new tokens.
+
+        Args:
+            indices: int64 [tokens]; block * block size + offset.
+            keys, values: [tokens, kv heads, head dim].
+        """
+        self.keys[layer].flatten(0, 1).index_copy_(0, indices, keys)
+        self.values[layer].flatten(0, 1).index_copy_(0, indices, values)
 
 
 class Attention(Protocol):
     """Causal, grouped-query attention of one layer.
 
-    A request's queries are the *last* tokens of its context (aligned bottom right): query i of n sees the keys 0 to
+    The queries are the tokens of all requests of the iteration, one request after the other, chunks and decodes alike. A
+    request's queries are the *last* tokens of its context (aligned bottom right): query i of n sees the keys 0 to
     context_len - n + i. Query head h reads kv head h // (heads / kv heads).
     """
 
     name: str
-    """What a run prints and stores."""
+    """Printed and stored with a run's results."""
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        batch: Fields[torch.Tensor],
-        bounds: Bounds,
-        *,
-        scaling: float,
-    ) -> torch.Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
+    ) -> Tensor:
         """
         Args:
             query: [tokens, heads, head dim].
-            keys, values: [pages + 1, page size, kv heads, head dim]; the last page belongs to padding.
+            keys, values: [blocks + 1, block size, kv heads, head dim] of a layer, those of this iteration already written.
             batch: `query_starts`, `context_lens` and `block_tables` are read.
-            bounds: what the host knows of the rows; a kernel need not read it from the device.
+            bounds: so that a kernel need not read them from the device.
             scaling: factor of the products of query and key.
 
         Returns:
-            [tokens, heads, head dim]. What stands at padding tokens means nothing.
+            [tokens, heads, head dim]; undefined at padding tokens.
         """
         ...
 
 
 class ReferenceAttention:
-    """Paged attention in plain PyTorch: what a CPU runs, and the oracle of the other kernels.
+    """Paged attention in plain PyTorch: runs on CPUs, and the other kernels are tested against it.
 
-    It gathers each request's pages into one piece and calls PyTorch's attention: the requests with one query in one padded
-    call, the longer ones - prompt chunks - one by one. It reads lengths as plain numbers, so on a GPU every call waits for
-    the device, and it cannot be captured in a graph.
+    It copies each request's blocks into contiguous memory and calls PyTorch's attention: once, padded, for all requests
+    with one query, and once for each prompt chunk. It reads lengths as plain numbers, so on a GPU every call waits for the
+    device, and it cannot be captured in a graph.
     """
 
     name = "reference"
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        batch: Fields[torch.Tensor],
-        bounds: Bounds,
-        *,
-        scaling: float,
-    ) -> torch.Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
+    ) -> Tensor:
         output = torch.zeros_like(query)  # [tokens, heads, head dim]
         starts, contexts = batch.query_starts.tolist(), batch.context_lens.tolist()
         singles = [row for row, context in enumerate(contexts) if starts[row + 1] - starts[row] == 1]
         if singles:
             rows = torch.tensor(singles, device=query.device)
             tokens = batch.query_starts[rows]
-            pages = _gather(keys, values, batch.block_tables[rows], max(contexts[row] for row in singles))
-            output[tokens] = _decode(query[tokens], *pages, batch.context_lens[rows], scaling)
-        for row, context in enumerate(contexts):
+            context = _gather(keys, values, batch.block_tables[rows], max(contexts[row] for row in singles))
+            output[tokens] = _decode(query[tokens], *context, batch.context_lens[rows], scaling)
+        for row, length in enumerate(contexts):
             begin, end = starts[row], starts[row + 1]
             if end - begin > 1:
-                pages = _gather(keys, values, batch.block_tables[row : row + 1], context)
-                output[begin:end] = _chunk(query[begin:end], *pages, scaling)
+                context = _gather(keys, values, batch.block_tables[row : row + 1], length)
+                output[begin:end] = _chunk(query[begin:end], *context, scaling)
         return output
 
 
-def _gather(
-    keys: torch.Tensor, values: torch.Tensor, block_tables: torch.Tensor, length: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _gather(keys: Tensor, values: Tensor, block_tables: Tensor, length: int) -> tuple[Tensor, Tensor]:
     """Copies of the first `length` keys and values of some requests, [rows, kv heads, length, head dim] each."""
-    page_size = keys.shape[1]
-    tables = block_tables[:, : -(-length // page_size)]
-    first, second = (pages[tables].flatten(1, 2)[:, :length].transpose(1, 2) for pages in (keys, values))
+    tables = block_tables[:, : blocks_for(length, keys.shape[1])]
+    first, second = (part[tables].flatten(1, 2)[:, :length].transpose(1, 2) for part in (keys, values))
     return first, second
 
 
-def _decode(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, context_lens: torch.Tensor, scaling: float
-) -> torch.Tensor:
+def _decode(query: Tensor, keys: Tensor, values: Tensor, context_lens: Tensor, scaling: float) -> Tensor:
     """One query of each request, [rows, heads, head dim], against its own context, padded to the longest.
 
-    What lies beyond a context may be anything, NaN too; it is zeroed as well as masked, since 0 * NaN is not 0. Keys and
-    values are copies, so that may be done in place.
+    What lies beyond a context may be anything, even NaN; it is zeroed as well as masked, since 0 * NaN is not 0. Keys and
+    values are copies, so this is done in place.
     """
     beyond = torch.arange(keys.shape[2], device=keys.device) >= context_lens[:, None]  # [rows, length]
     for part in (keys, values):
@@ -115,7 +125,7 @@ def _decode(
     return scaled_dot_product_attention(query, keys, values, seen, scale=scaling, enable_gqa=True)[:, :, 0]
 
 
-def _chunk(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scaling: float) -> torch.Tensor:
+def _chunk(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
     """The last queries of one request, [tokens, heads, head dim], against the keys up to their own."""
     num_queries, num_keys = query.shape[0], keys.shape[2]
     position = torch.arange(num_keys - num_queries, num_keys, device=query.device)

@@ -1,10 +1,11 @@
 """The inputs of one iteration, packed into one buffer so that one copy takes them to the device.
 
-    | token_ids carry positions kv_slots | query_starts context_lens temperature top_k top_p uniform | block_tables |
-      int32 [tokens] each                  int32 [rows] each (query_starts one more)                   [rows, blocks]
+    | token_ids carry positions kv_indices | query_starts context_lens temperature top_k top_p uniform | block_tables |
+      int32 [tokens] each                    int32 [rows] each (query_starts one more)                   [rows, blocks]
 
-Padding is data, not a branch: rows beyond the real ones are empty, and tokens beyond the real ones are in no row. Their keys
-and values go to a page of their own, the one after the last page of the pool. Knows nothing of streams or models.
+A row is a request of the batch. Padding is data, not a branch: rows beyond the real ones are empty, and tokens beyond the
+real ones are in no row; their keys and values go to the dummy block, which follows the last block of the pool. Knows
+nothing of streams or models.
 """
 
 from __future__ import annotations
@@ -17,21 +18,29 @@ import torch
 from numpy.typing import NDArray
 
 from cbatch.executor import Step
+from cbatch.kv import blocks_for
+from cbatch.limits import Limits
 
 Array = TypeVar("Array")
 
 PLACEHOLDER = 0
-"""Stands where a token id is carried over on the device: carry-over adds to it."""
+"""The token id of an input that is carried over on the device: carry-over adds to it."""
 
 NOT_CARRIED = -1
 
 
 class Shape(NamedTuple):
-    """The padded size of an iteration: what a CUDA graph is captured for."""
+    """The padded size of an iteration: what a CUDA graph is captured for. num_blocks: width of the block tables."""
 
     num_tokens: int
     num_rows: int
-    num_blocks: int  # width of the block tables
+    num_blocks: int
+
+    @classmethod
+    def largest(cls, limits: Limits, block_size: int) -> Shape:
+        """The largest iteration within the limits, also of decodes alone."""
+        width = blocks_for(limits.max_request_tokens, block_size)
+        return cls(max(limits.max_tokens, limits.max_batch), limits.max_batch, width)
 
     @property
     def size(self) -> int:
@@ -41,23 +50,23 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fields(Generic[Array]):
-    """Views of one packed buffer; numpy arrays of the pinned host buffer or tensors of the device's.
+    """Views of one packed buffer: numpy arrays of the host's buffer, or tensors of the device's.
 
     token_ids: int32 [tokens]; `PLACEHOLDER` where carried.
-    carry: int32 [tokens]; row of the previous iteration whose sampled token is added, or `NOT_CARRIED`.
+    carry: int32 [tokens]; row of the source iteration whose sampled token is added, or `NOT_CARRIED`.
     positions: int32 [tokens]; position of each token in its request.
-    kv_slots: int32 [tokens]; where its key and value go: page * page size + offset.
+    kv_indices: int32 [tokens]; where in the cache its key and value go: block * block size + offset.
     query_starts: int32 [rows + 1]; first token of each row.
-    context_lens: int32 [rows]; tokens of each request in the KV cache, this iteration's counted.
-    temperature, top_p, uniform: float32 [rows]; uniform in [0, 1) is the random number of the row's token.
+    context_lens: int32 [rows]; tokens of each request in the KV cache, this iteration's included.
+    temperature, top_p, uniform: float32 [rows]; uniform in [0, 1) is the random number that the row's token is drawn with.
     top_k: int32 [rows]; 0 = no limit.
-    block_tables: int32 [rows, blocks].
+    block_tables: int32 [rows, blocks]; the KV blocks of each request in token order.
     """
 
     token_ids: Array
     carry: Array
     positions: Array
-    kv_slots: Array
+    kv_indices: Array
     query_starts: Array
     context_lens: Array
     temperature: Array
@@ -68,7 +77,7 @@ class Fields(Generic[Array]):
 
 
 class Bounds(NamedTuple):
-    """What no row of an iteration exceeds, padding counted: plain numbers, as the host knows them.
+    """Upper bounds over the rows of an iteration, padding included: plain numbers, so the device need not be read.
 
     max_query_len: tokens that a row computes. max_context_len: of its context. max_chunks: rows that compute several tokens.
     """
@@ -77,17 +86,34 @@ class Bounds(NamedTuple):
     max_context_len: int
     max_chunks: int
 
+
+class Work(NamedTuple):
+    """What the host knows of an iteration besides its buffers. sampling: whether any row's temperature is above 0."""
+
+    shape: Shape
+    bounds: Bounds
+    sampling: bool
+
     @classmethod
-    def of(cls, packed: Fields[NDArray[Any]]) -> Bounds:
-        """The tightest bounds of a packed batch."""
+    def of(cls, shape: Shape, packed: Fields[NDArray[Any]]) -> Work:
+        """Read it off the packed inputs; the bounds are the tightest."""
         query_lens = np.diff(packed.query_starts)
-        return cls(int(query_lens.max()), int(packed.context_lens.max()), int((query_lens > 1).sum()))
+        bounds = Bounds(int(query_lens.max()), int(packed.context_lens.max()), int((query_lens > 1).sum()))
+        return cls(shape, bounds, bool(packed.temperature.any()))
 
 
 _FLOATS = ("temperature", "top_p", "uniform")
 
 
-def views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
+def host_views(buffer: NDArray[np.int32], shape: Shape) -> Fields[NDArray[Any]]:
+    return _views(buffer, shape, np.float32)
+
+
+def device_views(buffer: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
+    return _views(buffer, shape, torch.float32)
+
+
+def _views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
     """Cut the start of an int32 buffer (numpy array or tensor) into the fields of `shape`; copies nothing."""
     tokens, rows, blocks = shape
     sizes = {"query_starts": rows + 1, "block_tables": rows * blocks}
@@ -102,25 +128,17 @@ def views(buffer: Any, shape: Shape, float32: Any) -> Fields[Any]:
     return Fields(**parts)
 
 
-def host_views(buffer: NDArray[np.int32], shape: Shape) -> Fields[NDArray[Any]]:
-    return views(buffer, shape, np.float32)
-
-
-def device_views(buffer: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
-    return views(buffer, shape, torch.float32)
-
-
 def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
     """Write a step's inputs into the host buffer. Reads the step's table and pool, which later iterations change."""
-    table, pool, rows, counts = step.table, step.pool, step.rows, step.num_tokens
+    table, pool, table_rows, counts = step.table, step.pool, step.rows, step.num_tokens
     assert table.tokens is not None, "a packed batch needs token values"
-    num_rows, page = len(rows), pool.block_size
+    num_rows, block_size = len(table_rows), pool.block_size
     ends = np.cumsum(counts)
     num_tokens = int(ends[-1])
     if num_tokens == num_rows:  # decodes only
-        token_rows, positions = rows, step.start
+        token_rows, positions = table_rows, step.start
     else:
-        token_rows = np.repeat(rows, counts)
+        token_rows = np.repeat(table_rows, counts)
         positions = np.arange(num_tokens) + np.repeat(step.start + counts - ends, counts)
     last = ends - 1
     out.query_starts[0] = 0
@@ -131,41 +149,43 @@ def pack(step: Step, shape: Shape, out: Fields[NDArray[Any]]) -> None:
     out.token_ids[last[step.carry >= 0]] = PLACEHOLDER
     out.carry[:num_tokens] = NOT_CARRIED
     out.carry[last] = step.carry
-    block, offset = np.divmod(positions, page)
-    out.kv_slots[:num_tokens] = pool.tables[token_rows, block] * page + offset
+    column, offset = np.divmod(positions, block_size)
+    out.kv_indices[:num_tokens] = pool.tables[token_rows, column] * block_size + offset
     width = min(shape.num_blocks, pool.tables.shape[1])  # a graph's tables may be wider than any request's
-    out.block_tables[:num_rows, :width] = pool.tables[rows, :width]
+    out.block_tables[:num_rows, :width] = pool.tables[table_rows, :width]
     out.block_tables[:num_rows, width:] = pool.num_blocks
-    out.temperature[:num_rows] = table.temperature[rows]
+    out.temperature[:num_rows] = table.temperature[table_rows]
     if out.temperature[:num_rows].any():
-        out.top_k[:num_rows] = table.top_k[rows]
-        out.top_p[:num_rows] = table.top_p[rows]
-        out.uniform[:num_rows] = uniform(table.seed[rows], (step.start + counts).astype(np.uint64))
-    _pad(num_tokens, num_rows, shape, pool.num_blocks, page, out)
+        out.top_k[:num_rows] = table.top_k[table_rows]
+        out.top_p[:num_rows] = table.top_p[table_rows]
+        out.uniform[:num_rows] = uniform(table.seed[table_rows], (step.start + counts).astype(np.uint64))
+    _pad(num_tokens, num_rows, shape, pool.num_blocks, block_size, out)
 
 
-def pack_dummies(shape: Shape, dummy_page: int, page: int, out: Fields[NDArray[Any]]) -> None:
-    """Write a batch of padding alone: what a shape can be computed with before there are requests."""
+def pack_dummies(shape: Shape, dummy_block: int, block_size: int, out: Fields[NDArray[Any]]) -> None:
+    """Write a batch of padding only: inputs with which a shape can be computed before there are requests."""
     out.query_starts[0] = 0
-    _pad(0, 0, shape, dummy_page, page, out)
+    _pad(0, 0, shape, dummy_block, block_size, out)
 
 
-def _pad(num_tokens: int, num_rows: int, shape: Shape, dummy_page: int, page: int, out: Fields[NDArray[Any]]) -> None:
+def _pad(
+    num_tokens: int, num_rows: int, shape: Shape, dummy_block: int, block_size: int, out: Fields[NDArray[Any]]
+) -> None:
     """Fill what lies beyond the real batch."""
     out.query_starts[num_rows + 1 :] = num_tokens
     out.context_lens[num_rows:] = 0
     out.token_ids[num_tokens:] = PLACEHOLDER
     out.carry[num_tokens:] = NOT_CARRIED
     out.positions[num_tokens:] = 0
-    out.kv_slots[num_tokens:] = dummy_page * page + np.arange(shape.num_tokens - num_tokens) % page
-    out.block_tables[num_rows:] = dummy_page
+    out.kv_indices[num_tokens:] = dummy_block * block_size + np.arange(shape.num_tokens - num_tokens) % block_size
+    out.block_tables[num_rows:] = dummy_block
     out.temperature[num_rows:] = 0
 
 
 def uniform(seed: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float32]:
     """A random number in [0, 1) that depends on seed and position only (SplitMix64, Steele et al., OOPSLA 2014).
 
-    24 bits, the most that float32 holds evenly.
+    It has 24 bits, as many as float32 represents evenly.
     """
     with np.errstate(over="ignore"):
         z = seed * np.uint64(0x9E3779B97F4A7C15) + position * np.uint64(0xD1342543DE82EF95)

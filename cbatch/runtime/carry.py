@@ -1,4 +1,4 @@
-"""Carry-over: the tokens that one iteration sampled become inputs of the next without passing through the host."""
+"""Carry-over: tokens that one iteration sampled become inputs of a later one without passing through the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def carry_over(token_ids: torch.Tensor, carry: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
-    """Put the previous iteration's tokens where this one's inputs hold the placeholder 0.
+    """Put the source iteration's tokens where this one's inputs hold the placeholder 0.
 
     Four operations on fixed shapes, so that they can stand at the start of a captured graph: select the source row of
     each input, zero what is not carried, truncate to this iteration's inputs, add.
@@ -14,7 +14,7 @@ def carry_over(token_ids: torch.Tensor, carry: torch.Tensor, sampled: torch.Tens
     Args:
         token_ids: int32 [tokens].
         carry: int32 [tokens or more]; for each input the row of `sampled` that it takes, -1 where it takes none.
-        sampled: int32 [rows]; what the previous iteration sampled. Rows that no input takes may hold anything.
+        sampled: int32 [rows]; the source iteration's tokens. Rows that no input takes may hold anything.
 
     Returns:
         int32 [tokens].

@@ -7,29 +7,24 @@ import os
 import torch
 
 from cbatch.errors import CapacityError, ConfigError
-from cbatch.kv import KVSize, blocks_for
+from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.model import ModelSpec
-from cbatch.runtime.attention import ReferenceAttention
-from cbatch.runtime.batch import Shape
+from cbatch.runtime.attention import PagedCache, ReferenceAttention
+from cbatch.runtime.checks.poison import PoisonedIteration, poison_cache, poison_slots
 from cbatch.runtime.checks.races import checked
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
-from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import DEFAULT_OPTIONS, Options
-from cbatch.runtime.slots import Slot
+from cbatch.runtime.slots import make_slots
 from cbatch.runtime.streams import Streams, ThreadStream
 from cbatch.runtime.weights import load_model
 from cbatch.vocabulary import Vocabulary
 
 
 def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = DEFAULT_OPTIONS) -> StreamExecutor:
-    """An executor that computes `spec` on this machine's CPU.
-
-    Args:
-        kv: size of the KV cache.
-        options: `compiled` needs a C++ compiler.
+    """Return an executor that computes `spec` on this machine's CPU. Option `compiled` needs a C++ compiler.
 
     Raises:
         ModelError: the model cannot be built or loaded.
@@ -39,32 +34,28 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = DEFAUL
     check_positions(spec, limits)
     _check_memory(spec, kv.num_tokens)
     _leave_a_core_to_the_host()
-    device, poison = torch.device("cpu"), options.check == "poison"
-    vocabulary = Vocabulary(spec)
-    cache = PagedCache(spec, kv, device, poison=poison)
+    device, vocabulary = torch.device("cpu"), Vocabulary(spec)
+    cache = PagedCache(spec, kv, device)
     model = PagedModel(load_model(spec, device), cache, ReferenceAttention(), compiled=options.compiled)
-    streams = Streams(*map(ThreadStream, Streams._fields))
-    if options.check == "races":
-        streams = checked(streams)
-    executor = assemble(model, vocabulary, limits, streams, poison=poison)
-    executor.times_copies = options.times_copies
-    return executor
+    return assemble(model, vocabulary, limits, options)
 
 
 def assemble(
-    model: PagedModel, vocabulary: Vocabulary, limits: Limits, streams: Streams | None = None, *, poison: bool = False
+    model: PagedModel, vocabulary: Vocabulary, limits: Limits, options: Options = DEFAULT_OPTIONS
 ) -> StreamExecutor:
-    """Put streams - threads, unless others are given - slots and a model on the CPU together."""
-    if streams is None:
-        streams = Streams(*map(ThreadStream, Streams._fields))
-    largest = largest_shape(limits, model.cache.page_size)
-    slots = [Slot(index, largest, torch.device("cpu"), streams, poison=poison) for index in range(2)]
-    return StreamExecutor(streams, slots, EagerIteration(model, poison=poison), vocabulary)
-
-
-def largest_shape(limits: Limits, page_size: int) -> Shape:
-    """The largest iteration within the limits."""
-    return Shape(limits.max_tokens, limits.max_batch, blocks_for(limits.max_request_tokens, page_size))
+    """Combine a model on the CPU with streams and slots."""
+    streams = Streams(*map(ThreadStream, Streams._fields))
+    if options.check == "races":
+        streams = checked(streams)
+    slots = make_slots(limits, model.cache.size.block_size, torch.device("cpu"), streams)
+    iteration = EagerIteration(model)
+    if options.check == "poison":
+        poison_slots(slots)
+        poison_cache(model.cache)
+        iteration = PoisonedIteration(model)
+    executor = StreamExecutor(streams, slots, iteration, vocabulary)
+    executor.times_copies = options.times_copies
+    return executor
 
 
 def check_positions(spec: ModelSpec, limits: Limits) -> None:

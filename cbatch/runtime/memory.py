@@ -1,4 +1,4 @@
-"""What an executor takes of a GPU's memory, reckoned before it is taken."""
+"""Estimates the GPU memory that an executor takes, before it is allocated."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ SPARE = 2e9
 """Bytes left to the driver, CUDA graphs, kernels and libraries' workspaces."""
 
 GRAPH_SHARE = 0.5
-"""Memory of the captured graphs, as a share of what the largest iteration computes beside them: they are smaller."""
+"""Memory of the captured graphs, as a share of the activations of the largest iteration: their shapes are smaller."""
 
 
 class Needs(NamedTuple):
-    """Bytes by purpose.
-
-    activations: what an iteration at its limits holds at once, and the graphs beside it.
-    """
+    """Bytes by purpose. activations: those of an iteration at its limits, and the graphs beside it."""
 
     weights: int
     kv_cache: int
@@ -44,10 +41,10 @@ def needs(spec: ModelSpec, limits: Limits, kv_tokens: int) -> Needs:
 def check_memory(spec: ModelSpec, limits: Limits, kv_tokens: int, free: int) -> None:
     """
     Args:
-        free: bytes of the device's memory that nobody has taken.
+        free: unused bytes of the device's memory.
 
     Raises:
-        CapacityError: they do not suffice; says for what, and what to lower.
+        CapacityError: they do not suffice; lists what is needed and what to lower.
     """
     need = needs(spec, limits, kv_tokens)
     if need.total + SPARE <= free:
@@ -59,14 +56,13 @@ def check_memory(spec: ModelSpec, limits: Limits, kv_tokens: int, free: int) -> 
         remedy = "lower max_tokens and kv_tokens"
     else:
         remedy = "choose a smaller model"
-    gigabytes = [f"{amount / 1e9:.1f} GB" for amount in (*need, SPARE, free)]
+    weights, cache, activations, spare, left = (f"{amount / 1e9:.1f} GB" for amount in (*need, SPARE, free))
     raise CapacityError(
-        f"model {spec.name} needs {gigabytes[0]} for weights, {gigabytes[1]} for a KV cache of {kv_tokens} tokens, "
-        f"{gigabytes[2]} for iterations of {limits.max_tokens} tokens and {gigabytes[3]} to spare, but "
-        f"{gigabytes[4]} of GPU memory are free; {remedy}"
+        f"model {spec.name} needs {weights} for weights, {cache} for a KV cache of {kv_tokens} tokens, {activations} for "
+        f"iterations of {limits.max_tokens} tokens and {spare} to spare, but {left} of GPU memory are free; {remedy}"
     )
 
 
 def kv_tokens_that_fit(spec: ModelSpec, limits: Limits, free: int) -> int:
-    """Tokens of KV cache for which there is room beside weights and iterations; 0 or below if there is none."""
+    """Tokens of KV cache that fit beside weights and iterations; 0 or less if none do."""
     return int((free - needs(spec, limits, 0).total - SPARE) // spec.kv_bytes_per_token)

@@ -1,7 +1,7 @@
-"""A `transformers` decoder over the paged KV cache: its modules as they are, their attention replaced by ours.
+"""A `transformers` decoder over the paged KV cache: its modules unchanged, except that their attention is ours.
 
-`transformers` looks an attention function up by name and hands it every keyword that the model's `forward` was given. By
-that road the batch and the cache of one call reach the attention of each layer; nothing is kept between calls.
+`transformers` looks an attention function up by name and passes it every keyword that the model's `forward` was given. In
+this way the batch and the cache of one call reach the attention of each layer; nothing is kept between calls.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
-from cbatch.runtime.attention import Attention
+from cbatch.runtime.attention import Attention, PagedCache
 from cbatch.runtime.batch import Bounds, Fields
-from cbatch.runtime.kv_cache import PagedCache
 
 ATTENTION_NAME = "cbatch_paged"
 
@@ -23,15 +23,15 @@ ATTENTION_NAME = "cbatch_paged"
 class PagedCall:
     """What the attention of every layer needs in one forward pass.
 
-    Not frozen: `torch.compile` takes a frozen dataclass apart, and compiles anew for each of the numbers in it.
+    Not frozen: `torch.compile` takes a frozen dataclass apart and compiles again for each value of its numbers.
 
-    slots: int64 [tokens]; where the new keys and values go.
+    kv_indices: int64 [tokens]; where the new keys and values go.
     """
 
     cache: PagedCache
     attention: Attention
-    batch: Fields[torch.Tensor]
-    slots: torch.Tensor
+    batch: Fields[Tensor]
+    kv_indices: Tensor
     bounds: Bounds
 
 
@@ -43,15 +43,15 @@ def register_attention() -> None:
 @torch.compiler.disable(reason="it changes the cache in place, by kernels of its own")  # type: ignore[untyped-decorator]
 def paged_attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     *,
     scaling: float,
     paged: PagedCall,
     **_: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     """Store the new keys and values, then attend to all of each request's; signature and layouts are `transformers`'.
 
     Args:
@@ -62,7 +62,7 @@ def paged_attention(
         [1, tokens, heads, head dim], and None for the weights.
     """
     layer: Any = module.layer_idx
-    paged.cache.write(layer, paged.slots, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    paged.cache.write(layer, paged.kv_indices, key[0].transpose(0, 1), value[0].transpose(0, 1))
     output = paged.attention(
         query[0].transpose(0, 1), *paged.cache.layer(layer), paged.batch, paged.bounds, scaling=scaling
     )
@@ -77,16 +77,20 @@ class PagedModel:
     ) -> None:
         """
         Args:
-            model: as `weights.load_model` makes it, with `ATTENTION_NAME` for its attention.
-            compiled: compile the layers, see `compile_layers`.
+            model: made by `weights.load_model`, with `ATTENTION_NAME` for its attention.
+            compiled: let `torch.compile` fuse what lies between the attentions, in place. Each layer is compiled, not the
+                whole model: all layers run the same code, so it is compiled once. That happens at the first call, for its
+                number of tokens, and at the first call with another number, for any number but 1.
         """
         if compiled:
-            compile_layers(model)
+            body: Any = model.base_model
+            for layer in body.layers:
+                layer.compile()
         self.cache = cache
         self._model = model
         self._attention = attention
 
-    def __call__(self, token_ids: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor:
+    def __call__(self, token_ids: Tensor, batch: Fields[Tensor], bounds: Bounds) -> Tensor:
         """Compute one iteration.
 
         Args:
@@ -95,9 +99,9 @@ class PagedModel:
             bounds: of its rows.
 
         Returns:
-            Logits of each row's last token, [rows, vocabulary]. The output head sees no other token.
+            Logits of each row's last token, [rows, vocabulary]. Only these pass through the output head.
         """
-        paged = PagedCall(self.cache, self._attention, batch, batch.kv_slots.long(), bounds)
+        paged = PagedCall(self.cache, self._attention, batch, batch.kv_indices.long(), bounds)
         output = self._model(
             input_ids=token_ids[None],
             position_ids=batch.positions[None],
@@ -105,16 +109,5 @@ class PagedModel:
             use_cache=False,
             paged=paged,
         )
-        logits: torch.Tensor = output.logits[0]
+        logits: Tensor = output.logits[0]
         return logits
-
-
-def compile_layers(model: PreTrainedModel) -> None:
-    """Let `torch.compile` fuse what lies between the attentions of a model, in place.
-
-    A layer is the unit: all layers run the same code, so it is compiled once and not once a layer. Nothing is compiled here
-    but at the first call, for its number of tokens; at the first call with another number, for any but 1.
-    """
-    body: Any = model.base_model
-    for layer in body.layers:
-        layer.compile()

@@ -16,7 +16,7 @@ class Options:
     fused: use the fused model where there is one; False: `transformers`' modules as they are. GPU only.
     graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
     attention: a name in `fast.attention.choice.NAMES`, or "auto" for the fastest that fits. GPU only.
-    times_copies: report when the inputs and tokens of each iteration were copied; costs two more events per iteration.
+    times_copies: report when the inputs and tokens of each iteration were copied; two more events per iteration.
     """
 
     check: Literal["off", "poison", "races"] = "off"

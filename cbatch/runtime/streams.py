@@ -1,18 +1,17 @@
-"""Streams and events: in what order a device does its work, and the one way in which the host waits for it.
+"""Streams and events: the order in which a device does its work, and the one way in which the host waits for it.
 
-The rules are CUDA's, and they are all there is:
+The rules are CUDA's:
 
     stream.run(operation)      operations of one stream run one after the other; those of two streams in any order
     stream.record(event)       the event stands for everything enqueued in the stream so far
     stream.wait(event)         what is enqueued in the stream from here on runs after the event's most recent record
     event.synchronize()        the host blocks until the most recent record is reached
 
-"Most recent" is decided when the call is made: recording an event again does not disturb waits already enqueued. An
-event that was never recorded holds nobody up.
+"Most recent" is decided when the call is made: recording an event again does not affect waits already enqueued. Waiting
+for an event that was never recorded returns at once.
 
-On a CPU a stream is a worker thread. That is not a simulation of order, it is concurrency: where a wait is missing, work
-really overtakes other work. Knows nothing of what the operations do; what they read and write is declared where they are
-enqueued, for those who check it (`races`).
+On a CPU a stream is a worker thread, so streams really are concurrent: where a wait is missing, work does overtake other
+work. An operation declares the memory that it reads and writes; only the race checker (`checks.races`) looks at that.
 """
 
 from __future__ import annotations
@@ -24,31 +23,39 @@ from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from cbatch.errors import DeviceError
 from cbatch.request_table import Ints
 
-Operation = Callable[[], None]
+Result = TypeVar("Result")
 
 
 class Items(NamedTuple):
-    """Some of many numbered things that operations touch: pages of the KV cache, rows of the request table.
+    """Some of many numbered things: blocks of the KV cache, rows of the request table.
 
-    kind: what they are, for messages; things of one kind are told apart by number.
-    numbers: gives int64 [items]; called where the operation is enqueued, and only if accesses are checked.
+    kind: their name in messages; items of one kind are told apart by number.
+    numbers: returns int64 [items]; called when the operation is enqueued, and only if accesses are checked.
     """
 
     kind: str
     numbers: Callable[[], Ints]
 
 
-Touched = Sequence[Any]
-"""What an access touches: tensors, each standing for its whole memory, and `Items`."""
+Memory = Sequence[Any]
+"""What an operation accesses: tensors, each standing for its whole storage, and `Items`."""
+
+
+class Operation(NamedTuple, Generic[Result]):
+    """Work for a stream or for the host, and all memory shared between them that it accesses."""
+
+    body: Callable[[], Result]
+    reads: Memory = ()
+    writes: Memory = ()
 
 
 class StreamError(DeviceError):
-    """An operation of a stream failed; its exception, with its traceback, is the cause."""
+    """An operation of a stream failed; the cause is its exception with its traceback."""
 
 
 class Event(Protocol):
@@ -63,52 +70,44 @@ class Event(Protocol):
         ...
 
     def time(self) -> float:
-        """When the most recent record, which must have been reached, was reached; seconds of `time.perf_counter`."""
+        """When the most recent record was reached, in seconds of `time.perf_counter`. It must have been reached."""
         ...
 
 
 class Stream(Protocol):
-    """Work that is done in the order in which it was enqueued. Calls come from the host's thread and return at once."""
+    """Work done in the order in which it was enqueued. All calls come from the host's thread and return at once."""
 
     def event(self) -> Any:
-        """A new event of the kind that this stream can record."""
+        """Return a new event that this stream can record."""
         ...
 
-    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
-        """Enqueue an operation. What it reads and writes is declared for `races`; a stream itself does not look at it."""
-        ...
+    def run(self, operation: Operation[Any]) -> None: ...
 
     def record(self, event: Any) -> None: ...
 
     def wait(self, event: Any) -> None: ...
 
     def close(self) -> None:
-        """Give the stream back. Work that has not begun may be dropped; synchronize first if it matters."""
+        """Release the stream. Work that has not begun may be dropped; synchronize first if it matters."""
         ...
 
 
 class Streams(NamedTuple):
-    """The three streams of an executor, named for what each does: copy in, compute, copy out.
-
-    The host's own accesses to memory that it shares with them are declared here too. Nobody looks at them, unless the
-    streams are checked.
-    """
+    """The three streams of an executor: copy in, compute, copy out. The race checker overrides the methods."""
 
     h2d: Stream
     compute: Stream
     d2h: Stream
 
+    def run_on_host(self, operation: Operation[Result]) -> Result:
+        """Run an operation on the host, now."""
+        return operation.body()
+
     def name(self, tensor: Any, name: str) -> None:
-        """What to call a tensor's memory in messages."""
+        """Set the name of a tensor's memory in messages."""
 
     def begin(self, iteration: int) -> None:
-        """What is enqueued and declared from here on belongs to this iteration."""
-
-    def host_reads(self, *touched: Any) -> None:
-        """The host reads these now."""
-
-    def host_writes(self, *touched: Any) -> None:
-        """The host writes these now."""
+        """Attribute the operations that follow to this iteration."""
 
     def close(self) -> None:
         for stream in self:
@@ -116,7 +115,7 @@ class Streams(NamedTuple):
 
 
 class Failure:
-    """The first exception of a chain of dependent work, and whether the host has seen it."""
+    """The first exception in a chain of dependent work, and whether the host has seen it."""
 
     def __init__(self, stream_name: str, error: BaseException) -> None:
         self.stream_name, self.error, self.surfaced = stream_name, error, False
@@ -127,7 +126,7 @@ class Failure:
 
 
 class Reached(NamedTuple):
-    """How a record was reached: when, and after which failure, if any."""
+    """When a record was reached, and the failure that came before it, if any."""
 
     time: float
     failure: Failure | None
@@ -137,7 +136,7 @@ _Record = Future[Reached]
 
 
 class ThreadEvent:
-    """An event of `ThreadStream`s. Written by the host's thread alone, which is the only one to record it anew."""
+    """An event of `ThreadStream`s. Owner and only writer: the host's thread, which records it."""
 
     def __init__(self) -> None:
         self._latest: _Record | None = None
@@ -154,16 +153,16 @@ class ThreadEvent:
 
 
 class ThreadStream:
-    """A stream whose work is done by a thread of its own.
+    """A stream whose work is done by its own thread.
 
     An operation that raises ends the stream's work: what was enqueued behind it, and what other streams do after an event
-    that stands for it, is skipped, because it would read what was never written. Events are still reached, so nobody
-    waits for ever; the host meets the exception at its next `synchronize`, and the stream takes no work from then on.
+    that stands for it, is skipped, because its inputs were never written. Events are still reached, so no wait hangs; the
+    host gets the exception at its next `synchronize`, and from then on the stream refuses work.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._queue: SimpleQueue[Operation | None] = SimpleQueue()
+        self._queue: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._failure: Failure | None = None  # written by the worker
         self._closing: Future[None] = Future()
         self._worker = threading.Thread(target=self._work, name=f"stream {name}", daemon=True)
@@ -172,11 +171,11 @@ class ThreadStream:
     def event(self) -> ThreadEvent:
         return ThreadEvent()
 
-    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
+    def run(self, operation: Operation[Any]) -> None:
         """Enqueue an operation.
 
         Raises:
-            StreamError: the stream has failed, and the host knows; or it is closed.
+            StreamError: the stream is closed, or it has failed and the host knows.
         """
         self._enqueue(partial(self._run, operation))
 
@@ -189,38 +188,38 @@ class ThreadStream:
         if (record := event._latest) is not None:
             self._enqueue(lambda: self._await(record))
 
-    def close(self, patience: float = 10.0) -> None:
+    def close(self, timeout: float = 10.0) -> None:
         """Drop the work that has not begun, wait for the operation that has, end the thread. May be called twice.
 
-        patience: seconds to wait; a thread that is still busy then is left to end by itself.
+        timeout: seconds to wait; a thread that is still busy then is left to end by itself.
         """
         if not self._closing.done():
             self._closing.set_result(None)
             self._queue.put(None)
-        self._worker.join(patience)
+        self._worker.join(timeout)
 
-    def _enqueue(self, operation: Operation) -> None:
+    def _enqueue(self, work: Callable[[], object]) -> None:
         if self._closing.done():
             raise StreamError(f"stream {self.name!r} is closed")
         if (failure := self._failure) and failure.surfaced:
             raise failure.surface() from failure.error
-        self._queue.put(operation)
+        self._queue.put(work)
 
     def _work(self) -> None:
-        while (operation := self._queue.get()) is not None:
+        while (work := self._queue.get()) is not None:
             if self._closing.done() and not self._failure:
                 self._failure = Failure(self.name, StreamError("closed before its work was done"))
             try:
-                operation()
+                work()
             except BaseException as error:
                 self._failure = Failure(self.name, error)
 
-    def _run(self, operation: Operation) -> None:
+    def _run(self, operation: Operation[Any]) -> None:
         if not self._failure:
-            operation()
+            operation.body()
 
     def _await(self, record: _Record) -> None:
-        """Hold the worker until the record is reached or the stream closes; take over the failure behind the record."""
+        """Block the worker until the record is reached or the stream closes; adopt the failure behind the record."""
         if not record.done():
             either: tuple[Future[Any], ...] = (record, self._closing)
             wait_for(either, return_when=FIRST_COMPLETED)

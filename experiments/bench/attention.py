@@ -15,9 +15,9 @@ import torch
 
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
+from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.attention.choice import choose_attention
-from cbatch.runtime.kv_cache import PagedCache
 from experiments.bench.step import COPY_BANDWIDTH, PAGE, capture, replay_times
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec

@@ -17,9 +17,9 @@ import torch
 from cbatch import Limits
 from cbatch.kv import KVSize
 from cbatch.runtime.batch import Shape
+from cbatch.runtime.fast.graph_shapes import default_shapes
 from cbatch.runtime.graphs import CaptureReport, GraphedIteration
 from cbatch.runtime.options import Options
-from cbatch.runtime.shapes import default_shapes
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import write

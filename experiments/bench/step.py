@@ -14,11 +14,11 @@ import torch
 
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
+from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.argmax import argmax
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel
-from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.weights import load_model
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
@@ -76,7 +76,7 @@ def decode_inputs(spec: ModelSpec, num_rows: int, num_context: int) -> Fields[to
     inputs.positions.fill_(num_context - 1)
     inputs.context_lens.fill_(num_context)
     inputs.query_starts.copy_(torch.arange(num_rows + 1))
-    inputs.kv_slots.copy_(inputs.block_tables[:, -1] * PAGE + (num_context - 1) % PAGE)
+    inputs.kv_indices.copy_(inputs.block_tables[:, -1] * PAGE + (num_context - 1) % PAGE)
     return inputs
 
 

@@ -55,7 +55,7 @@ def chunk(num_tokens: int, vocabulary: int) -> Fields[torch.Tensor]:
     inputs = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
     inputs.token_ids.random_(0, vocabulary)
     inputs.positions.copy_(torch.arange(num_tokens))
-    inputs.kv_slots.copy_(torch.arange(num_tokens))
+    inputs.kv_indices.copy_(torch.arange(num_tokens))
     inputs.query_starts[1] = num_tokens
     inputs.context_lens.fill_(num_tokens)
     inputs.block_tables.copy_(torch.arange(width)[None])

@@ -73,7 +73,7 @@ def build(backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest
 
 
 def _gpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
-    from cbatch.runtime.shapes import decode_sizes
+    from cbatch.runtime.fast.graph_shapes import decode_sizes
 
     release_memory()
     server = real_server(Cuda(), spec, limits)

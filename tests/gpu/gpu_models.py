@@ -45,7 +45,7 @@ def make_batch(rows: list[tuple[int, int]], page: int, table_width: int) -> Fiel
     owners = torch.arange(len(rows)).repeat_interleave(num_queries)
     batch.positions.copy_(torch.cat(positions))
     pages = batch.block_tables.cpu()[owners, torch.cat(positions) // page]
-    batch.kv_slots.copy_(pages * page + torch.cat(positions) % page)
+    batch.kv_indices.copy_(pages * page + torch.cat(positions) % page)
     batch.carry.fill_(-1)
     return batch
 

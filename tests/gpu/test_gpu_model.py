@@ -10,10 +10,10 @@ import torch
 from gpu_models import CUDA, LARGE, make_batch
 
 from cbatch.kv import KVSize
+from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel
-from cbatch.runtime.kv_cache import PagedCache
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.weights import load_model
 
@@ -42,7 +42,7 @@ def log_probabilities(model: FusedModel, text: torch.Tensor, cuts: list[int]) ->
         batch = make_batch([(end - begin, end)], PAGE, WIDTH)
         batch.block_tables.copy_(table[None])
         positions = torch.arange(begin, end)
-        batch.kv_slots.copy_(table[positions // PAGE] * PAGE + positions % PAGE)
+        batch.kv_indices.copy_(table[positions // PAGE] * PAGE + positions % PAGE)
         logits = model(text[begin:end], batch, Bounds(end - begin, WIDTH * PAGE, 1))
         found.append(logits[0].log_softmax(-1)[text[end]])
     return torch.stack(found)

@@ -18,9 +18,8 @@ from schedules import UnitCost
 from cbatch import Engine, Limits, Policy, Request, Step
 from cbatch.kv import KVSize
 from cbatch.runtime import gpu
-from cbatch.runtime.batch import Shape
+from cbatch.runtime.batch import Shape, Work
 from cbatch.runtime.graphs import GraphedIteration
-from cbatch.runtime.iteration import Work
 from cbatch.runtime.slots import Slot
 from policies.chunking import Fixed, TileAligned
 from policies.orca import Orca

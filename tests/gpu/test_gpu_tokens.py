@@ -10,7 +10,7 @@ import torch
 from fuzz_policy import FuzzPolicy
 from gpu_models import CUDA, LIMITS, PAGE, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
 from schedules import UnitCost
-from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, sampled_references
+from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, plain_model, sampled_references
 
 from cbatch import Engine, Limits, Policy
 from cbatch.kv import KVSize
@@ -18,7 +18,6 @@ from cbatch.model import ModelSpec
 from cbatch.request_spec import Sampling
 from cbatch.runtime import gpu
 from cbatch.runtime.options import Options
-from cbatch.runtime.weights import load_model
 from policies.chunking import Fixed, TileAligned
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -99,7 +98,7 @@ def test_a_model_that_is_not_fused(graphs: str) -> None:
 
 def generated(spec: ModelSpec, *lengths: int) -> list[Reference]:
     """Random prompts of these lengths, and what `generate` makes of them."""
-    weights = load_model(spec, CUDA, attention="eager")
+    weights = plain_model(spec, CUDA)
     references = []
     for length in lengths:
         prompt = torch.randint(0, spec.vocab_size, (1, length), device=CUDA)

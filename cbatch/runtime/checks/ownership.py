@@ -1,7 +1,9 @@
-"""Which pages and rows an iteration touches, and whose they are: what only the check of accesses wants to know."""
+"""Which KV blocks and request-table rows an iteration accesses, and which change owner: used by the race checker alone."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,65 +13,79 @@ from cbatch.executor import Step
 from cbatch.kv import blocks_for
 from cbatch.request_table import NEVER, Ints
 from cbatch.runtime.batch import Fields
+from cbatch.runtime.streams import Items
 
-PAGE = "KV page"
-ROW = "row of the request table"
+BLOCK = "KV block"
+TABLE_ROW = "request-table row"
 
-
-def pages_read(packed: Fields[NDArray[Any]], page_size: int) -> Ints:
-    """Pages that hold the contexts of an iteration, as its packed inputs say it; int64 [pages], each once."""
-    held = blocks_for(packed.context_lens, page_size)  # [rows]
-    columns = np.arange(packed.block_tables.shape[1])
-    return np.unique(packed.block_tables[columns < held[:, None]]).astype(np.int64)
+Packed = Callable[[], Fields[NDArray[Any]]]
+"""Returns the packed inputs of an iteration."""
 
 
-def pages_written(packed: Fields[NDArray[Any]], page_size: int) -> Ints:
-    """Pages that take the keys and values of an iteration's tokens, padding counted; int64 [pages], each once."""
-    return np.unique(packed.kv_slots // page_size).astype(np.int64)
+def blocks_read(packed: Packed, block_size: int) -> Items:
+    """The blocks that hold the contexts of an iteration, each once."""
+
+    def numbers() -> Ints:
+        batch = packed()
+        held = blocks_for(batch.context_lens, block_size)  # [rows]
+        columns = np.arange(batch.block_tables.shape[1])
+        return np.unique(batch.block_tables[columns < held[:, None]]).astype(np.int64)
+
+    return Items(BLOCK, numbers)
 
 
-class Tenancy:
-    """To whom each page and row was given last, as far as launched steps show it.
+def blocks_written(packed: Packed, block_size: int) -> Items:
+    """The blocks that take the keys and values of an iteration's tokens, padding included, each once."""
+    return Items(BLOCK, lambda: np.unique(packed().kv_indices // block_size).astype(np.int64))
 
-    Giving a page or row to a new tenant is a write of the host's: nobody may still use it for the old one. A request that
-    was preempted comes back as a new tenant.
+
+def table_rows(step: Step) -> Items:
+    """The request-table rows of a step's requests."""
+    return Items(TABLE_ROW, lambda: step.rows)
+
+
+class Owners:
+    """The last known owner of each KV block and request-table row, as launched steps show it.
+
+    A change of owner is a write by the host: no operation in flight may still use the item for the old owner. A request
+    that was preempted comes back as a new owner.
     """
 
     def __init__(self) -> None:
-        self._of_page = np.zeros(0, np.int64)
+        self._of_block = np.zeros(0, np.int64)
         self._of_row = np.zeros(0, np.int64)
 
-    def new_pages(self, step: Step) -> Ints:
-        """Pages that a step's requests hold and that were somebody else's before; int64 [pages]. Notes the change."""
+    def changes(self, step: Step) -> tuple[Items, Items]:
+        """The blocks and table rows that a step's requests hold and that had another owner."""
+        return Items(BLOCK, partial(self._new_blocks, step)), Items(TABLE_ROW, partial(self._new_rows, step))
+
+    def _new_blocks(self, step: Step) -> Ints:
         pool, rows = step.pool, step.rows
         held = blocks_for(step.start + step.num_tokens, pool.block_size)  # [batch]
         width = int(held.max())
-        mine = np.arange(width) < held[:, None]  # [rows, width]
-        pages = pool.tables[rows, :width][mine].astype(np.int64)
-        tenants = np.broadcast_to(_tenants(step)[:, None], mine.shape)[mine]
-        self._of_page = _with_room(self._of_page, pool.num_blocks)
-        changed = self._of_page[pages] != tenants
-        self._of_page[pages] = tenants
-        given: Ints = pages[changed]
-        return given
+        holds = np.arange(width) < held[:, None]  # [batch, width]
+        blocks = pool.tables[rows, :width][holds].astype(np.int64)
+        owners = np.broadcast_to(_owner_numbers(step)[:, None], holds.shape)[holds]
+        self._of_block = _grow(self._of_block, pool.num_blocks)
+        changed: Ints = blocks[self._of_block[blocks] != owners]
+        self._of_block[blocks] = owners
+        return changed
 
-    def new_rows(self, step: Step) -> Ints:
-        """Rows that were another request's before; int64 [rows]. Notes the change."""
+    def _new_rows(self, step: Step) -> Ints:
         ids = step.table.id[step.rows]
-        self._of_row = _with_room(self._of_row, step.table.num_rows)
-        changed = self._of_row[step.rows] != ids
+        self._of_row = _grow(self._of_row, step.table.num_rows)
+        changed: Ints = step.rows[self._of_row[step.rows] != ids]
         self._of_row[step.rows] = ids
-        given: Ints = step.rows[changed]
-        return given
+        return changed
 
 
-def _tenants(step: Step) -> Ints:
-    """A number for each request of the batch that no other has had, nor itself before its last preemption; int64 [batch]."""
+def _owner_numbers(step: Step) -> Ints:
+    """A number for each request of the batch, unique among requests and their preemptions; int64 [batch]."""
     preemptions = np.array([request.num_preemptions for request in step.requests], np.int64)
-    tenants: Ints = step.table.id[step.rows] * (1 << 20) + preemptions
-    return tenants
+    numbers: Ints = step.table.id[step.rows] * (1 << 20) + preemptions
+    return numbers
 
 
-def _with_room(tenants: Ints, num_items: int) -> Ints:
-    missing = num_items - len(tenants)
-    return np.pad(tenants, (0, missing), constant_values=NEVER) if missing > 0 else tenants
+def _grow(owners: Ints, num_items: int) -> Ints:
+    missing = num_items - len(owners)
+    return np.pad(owners, (0, missing), constant_values=NEVER) if missing > 0 else owners

@@ -1,11 +1,11 @@
-"""Streams that check what they are told: every two accesses to the same memory, one of them a write, must be in an order.
+"""Streams that check for races: any two accesses to the same memory, one of them a write, must be ordered.
 
     enqueued operation   comes after what the host did before, and after what its stream was made to wait for
-    event                stands for what its stream had been given when it was recorded, and for what that came after
+    event                stands for what its stream had been given when it was recorded, and for what came before that
     synchronize          puts all that the event stands for before what the host does next
 
-A race is found where it is enqueued, whether or not it would do harm this time, because only the host's calls are looked
-at. So the same check works for threads and for CUDA streams, and it finds nothing that operations do and do not declare.
+A race is found when it is enqueued, whether or not it would do harm this time, because only the host's calls are checked.
+So the same check works for threads and for CUDA streams, and it cannot see accesses that operations do not declare.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import torch
 from cbatch.errors import RaceError
 from cbatch.request_table import Ints
 from cbatch.runtime.checks.happens_before import HOST, WHOLE, Clock, History
-from cbatch.runtime.streams import Event, Items, Operation, Stream, Streams, Touched
+from cbatch.runtime.streams import Event, Items, Memory, Operation, Result, Stream, Streams
 
 
 class CheckedEvent:
-    """An event, and what it stands for. Owner: the executor; the clock is written at each record."""
+    """An event, and the accesses that it stands for. The clock is written at each record."""
 
     def __init__(self, inner: Event, checker: Checker) -> None:
         self.inner = inner
@@ -40,7 +40,7 @@ class CheckedEvent:
 
 
 class CheckedStream:
-    """A stream that follows what each of its operations comes after."""
+    """A stream that keeps track of what each of its operations comes after."""
 
     def __init__(self, inner: Stream, agent: int, checker: Checker) -> None:
         """agent: its number in the checker's history."""
@@ -50,15 +50,15 @@ class CheckedStream:
     def event(self) -> CheckedEvent:
         return CheckedEvent(self.inner.event(), self._checker)
 
-    def run(self, operation: Operation, reads: Touched = (), writes: Touched = ()) -> None:
-        """Enqueue an operation that touches what it declares and nothing else.
+    def run(self, operation: Operation[Any]) -> None:
+        """Enqueue an operation that accesses what it declares and nothing else.
 
         Raises:
             RaceError: one of its accesses races with an earlier one.
             StreamError: as the stream itself.
         """
         self._follow_host()
-        self._checker.access(self._agent, reads, writes)
+        self._checker.access(self._agent, operation)
         self.inner.run(operation)
 
     def record(self, event: CheckedEvent) -> None:
@@ -76,12 +76,12 @@ class CheckedStream:
         self.inner.close()
 
     def _follow_host(self) -> None:
-        """Whatever is enqueued comes after what the host has done so far."""
+        """What is enqueued from here on comes after what the host has done so far."""
         self._clocks.learn(self._agent, self._clocks.known[HOST])
 
 
 class CheckedStreams(Streams):
-    """Three checked streams, and a host whose accesses are looked at. Make them with `checked`."""
+    """Three checked streams, and a host whose accesses are checked too. Made by `checked`."""
 
     checker: Checker
 
@@ -91,15 +91,13 @@ class CheckedStreams(Streams):
     def begin(self, iteration: int) -> None:
         self.checker.iteration = iteration
 
-    def host_reads(self, *touched: Any) -> None:
-        self.checker.access(HOST, touched, ())
-
-    def host_writes(self, *touched: Any) -> None:
-        self.checker.access(HOST, (), touched)
+    def run_on_host(self, operation: Operation[Result]) -> Result:
+        self.checker.access(HOST, operation)
+        return operation.body()
 
 
 def checked(streams: Streams) -> CheckedStreams:
-    """The same streams, with every access checked."""
+    """Wrap streams so that every access is checked."""
     checker = Checker(["the host", *Streams._fields])
     made = CheckedStreams(*(CheckedStream(stream, agent, checker) for agent, stream in enumerate(streams, HOST + 1)))
     made.checker = checker
@@ -107,10 +105,10 @@ def checked(streams: Streams) -> CheckedStreams:
 
 
 class Checker:
-    """What streams, events and the host share: the history, and names for what it tells apart by number.
+    """What checked streams, events and the host share.
 
     iteration: the one that the host works on; None before the first.
-    names: of tensors' memory, by its address; for messages.
+    names: of tensors' memory, by address; for messages.
     """
 
     def __init__(self, agents: Sequence[str]) -> None:
@@ -118,37 +116,35 @@ class Checker:
         self.iteration: int | None = None
         self.names: dict[Hashable, str] = {}
 
-    def access(self, agent: int, reads: Touched, writes: Touched) -> None:
-        """
+    def access(self, agent: int, operation: Operation[Any]) -> None:
+        """Note the accesses of an operation.
+
         Raises:
-            RaceError: with both accesses, the iterations in which they happened, and the memory.
+            RaceError: names the memory, and both accesses with their iterations.
         """
-        race = self.history.access(
-            agent, self.iteration, _site(), reads=list(_parts(reads)), writes=list(_parts(writes))
-        )
+        reads, writes = list(_parts(operation.reads)), list(_parts(operation.writes))
+        race = self.history.access(agent, self.iteration, _site(), reads=reads, writes=writes)
         if race is None:
             return
         name = self.names.get(race.memory, str(race.memory))
         what = f"{name} {race.item}" if isinstance(race.memory, str) else name
-        raise RaceError(
-            f"race on {what}: {race.later} is in no order with {race.earlier}; "
-            "let a stream wait for an event between them, or the host for the earlier one"
-        )
+        remedy = "make a stream wait for an event between them, or the host for the earlier one"
+        raise RaceError(f"race on {what}: {race.later} is not ordered after {race.earlier}; {remedy}")
 
 
-def _parts(touched: Touched) -> Iterator[tuple[Hashable, Ints]]:
+def _parts(accessed: Memory) -> Iterator[tuple[Hashable, Ints]]:
     """Each memory with its items."""
-    for part in touched:
+    for part in accessed:
         yield (part.kind, part.numbers()) if isinstance(part, Items) else (_memory(part), WHOLE)
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """What tensors have in common if they are views of each other."""
+    """The address of a tensor's storage, which its views share."""
     return tensor.untyped_storage().data_ptr()
 
 
 def _site() -> str:
-    """The line of the host's program that asked for the access: the nearest frame outside this file."""
+    """The line of the host's program that made the call: the nearest frame outside this file."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename == __file__ and frame.f_back is not None:
         frame = frame.f_back

@@ -16,11 +16,10 @@ from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
 from cbatch.model import ModelSpec
-from cbatch.runtime.attention import Attention
+from cbatch.runtime.attention import Attention, PagedCache
 from cbatch.runtime.batch import Bounds, Fields
 from cbatch.runtime.fast.fused_ops import add_norm, rotate_and_store
 from cbatch.runtime.fast.linear import Product
-from cbatch.runtime.kv_cache import PagedCache
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -97,7 +96,7 @@ class FusedModel:
                 layer.qkv(x),
                 self._rotations,
                 batch.positions,
-                batch.kv_slots,
+                batch.kv_indices,
                 keys,
                 values,
                 self._num_heads,

@@ -74,12 +74,12 @@ def add_norm(
     return out
 
 
-@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions_ptr", "kv_slots_ptr"])
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["positions_ptr", "kv_indices_ptr"])
 def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,  # [SPLITS, tokens, (HEADS + 2 * KV_HEADS) * 2 * HALF]
     rotations_ptr,  # [positions, 2, HALF]
     positions_ptr,  # [tokens]
-    kv_slots_ptr,  # [tokens]
+    kv_indices_ptr,  # [tokens]
     query_weight_ptr,  # [2 * HALF]
     key_weight_ptr,  # [2 * HALF]
     bias_ptr,  # [(HEADS + 2 * KV_HEADS) * 2 * HALF]
@@ -127,7 +127,7 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     if first_head < HEADS:
         target = query_ptr + (token * HEADS + heads) * DIM + half
     else:
-        slot = tl.load(kv_slots_ptr + token).to(tl.int64)
+        slot = tl.load(kv_indices_ptr + token).to(tl.int64)
         if first_head < HEADS + KV_HEADS:
             target = keys_ptr + (slot * KV_HEADS + heads - HEADS) * DIM + half
         else:
@@ -140,7 +140,7 @@ def rotate_and_store(
     parts: torch.Tensor,
     rotations: torch.Tensor,
     positions: torch.Tensor,
-    kv_slots: torch.Tensor,
+    kv_indices: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
     num_heads: int,
@@ -159,7 +159,7 @@ def rotate_and_store(
         parts,
         rotations,
         positions,
-        kv_slots,
+        kv_indices,
         query_weight,
         key_weight,
         parts if bias is None else bias,

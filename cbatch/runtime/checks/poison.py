@@ -1,0 +1,49 @@
+"""Poison: fills buffers with values that must never be read, and reports tokens that were computed from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cbatch.request_table import Ints
+from cbatch.runtime.attention import PagedCache
+from cbatch.runtime.batch import Work
+from cbatch.runtime.iteration import EagerIteration
+from cbatch.runtime.slots import Slot
+
+
+def poison_slots(slots: Iterable[Slot]) -> None:
+    """Put -1 into the token buffers, before their first use."""
+    for slot in slots:
+        slot.sampled.fill_(-1)
+        slot.tokens.fill_(-1)
+
+
+def poison_cache(cache: PagedCache) -> None:
+    """Put NaN into all keys and values: it spreads to every token computed from what was never written."""
+    cache.keys.fill_(torch.nan)
+    cache.values.fill_(torch.nan)
+
+
+class PoisonedIteration(EagerIteration):
+    """Samples -1 where logits are NaN."""
+
+    def sample(self, slot: Slot, logits: torch.Tensor, work: Work) -> None:
+        super().sample(slot, logits, work)
+        slot.sampled[: work.shape.num_rows].masked_fill_(logits.isnan().any(dim=-1), -1)
+
+
+def check_tokens(tokens: NDArray[np.int32], sampled: Ints) -> None:
+    """
+    Args:
+        tokens: int32 [rows]; those of an iteration. sampled: the rows that sampled one.
+
+    Raises:
+        RuntimeError: a sampled token is poisoned.
+    """
+    if (tokens[sampled] < 0).any():
+        rows = np.flatnonzero(tokens < 0).tolist()
+        raise RuntimeError(f"poison: the tokens of rows {rows} were computed from memory that was never written")

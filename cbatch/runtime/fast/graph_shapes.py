@@ -1,0 +1,140 @@
+"""Which shapes to capture graphs for, and, from measured times, which steps are worth their padding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import torch
+
+from cbatch.limits import Limits
+from cbatch.runtime.attention import PagedCache
+from cbatch.runtime.batch import Shape
+from cbatch.runtime.graphs import GraphedIteration
+from cbatch.runtime.iteration import EagerIteration
+from cbatch.runtime.slots import Slot
+
+SLOWER = 1.03
+"""A shape this many times slower than a larger one is left out: the larger one takes its steps."""
+
+WORTH = 0.85
+"""A step runs operation by operation if it then takes at most this share of the time of its padded shape."""
+
+HIDDEN = 0.75
+"""Share of a step's time that launching its operations may take: beyond it, the device may have to wait for the host."""
+
+
+class MeasuredGraphs(GraphedIteration):
+    """Graphs that are timed once captured: slow shapes are left out, and a step that padding would slow down runs eagerly."""
+
+    def __init__(
+        self,
+        eager: EagerIteration,
+        slots: Sequence[Slot],
+        stream: torch.cuda.Stream,
+        cache: PagedCache,
+        shapes: Sequence[Shape],
+    ) -> None:
+        super().__init__(eager, slots, stream, cache, shapes)
+        if self._mixed:
+            seconds = without_slow({shape: self._replay_seconds(shape) for shape in self._mixed})
+            self._mixed = least_tokens(seconds, self._launch_seconds(max(self._mixed)))
+
+    @property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Fewest and most tokens of the steps with prompts that each captured shape takes, ascending."""
+        sizes = [0, *(shape.num_tokens for shape in self._mixed)]
+        fewest = [max(least, below + 1) for least, below in zip(self._mixed.values(), sizes, strict=False)]
+        return tuple(zip(fewest, sizes[1:], strict=True))
+
+    def _replay_seconds(self, shape: Shape) -> float:
+        """The shorter of two replays on padding."""
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        times: list[float] = []
+        with torch.cuda.stream(self._stream):
+            self._put_dummies(shape)
+            for _ in range(2):
+                begin.record()
+                self.graphs[shape, 0].graph.replay()
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end) / 1e3)
+        return min(times)
+
+    @torch.inference_mode()
+    def _launch_seconds(self, shape: Shape) -> float:
+        """Host time of an iteration that runs operation by operation; the shortest of three."""
+        times: list[float] = []
+        with torch.cuda.stream(self._stream):
+            self._put_dummies(shape)
+            for _ in range(3):
+                self._stream.synchronize()
+                begin = time.perf_counter()
+                self._run_eagerly(shape)
+                times.append(time.perf_counter() - begin)
+            self._stream.synchronize()  # the host may write the slot's buffers again
+        return min(times)
+
+
+def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
+    """Leave out shapes that take longer than a larger one: matrix products of some sizes are slow (see `bench tiles`).
+
+    seconds: of an iteration of each shape, ascending.
+    """
+    kept: dict[Shape, float] = {}
+    fastest = float("inf")
+    for shape in reversed(list(seconds)):
+        if seconds[shape] < SLOWER * fastest:
+            kept[shape] = seconds[shape]
+            fastest = min(fastest, seconds[shape])
+    return dict(reversed(kept.items()))
+
+
+def least_tokens(seconds: Mapping[Shape, float], launch_seconds: float) -> dict[Shape, int]:
+    """Fewest tokens of a step for which each shape is worth its padding.
+
+    Without padding, a step between two shapes takes a time between theirs, or the time of launching it if that is longer.
+
+    Args:
+        seconds: of an iteration of each shape, ascending.
+        launch_seconds: host time of one that runs operation by operation.
+    """
+    least = dict.fromkeys(seconds, 0)
+    for below, shape in pairwise(seconds):
+        low, high = seconds[below], seconds[shape]
+        if low < WORTH * high and launch_seconds <= HIDDEN * WORTH * high:
+            share = (WORTH * high - low) / (high - low)
+            least[shape] = below.num_tokens + int(share * (shape.num_tokens - below.num_tokens)) + 1
+    return least
+
+
+def default_shapes(limits: Limits, block_size: int, which: str) -> list[Shape]:
+    """The shapes to capture: decodes up to the whole batch, and mixed iterations up to a few tiles.
+
+    Args:
+        which: "off", "decode" or "all".
+    """
+    width = Shape.largest(limits, block_size).num_blocks
+    if which == "off":
+        return []
+    shapes = [Shape(rows, rows, width) for rows in decode_sizes(limits.max_batch)]
+    if which == "all":
+        shapes += [Shape(size, limits.max_batch, width) for size in mixed_sizes(limits)]
+    return shapes
+
+
+def decode_sizes(max_batch: int) -> list[int]:
+    """Batches of decodes: 1, powers of two from 4 on, and the largest; a few rows take as long as one."""
+    sizes = [1, *(2**power for power in range(2, max_batch.bit_length()))]
+    return [*(size for size in sizes if size < max_batch), max_batch]
+
+
+def mixed_sizes(limits: Limits) -> list[int]:
+    """Tokens of mixed iterations: `limits.graph_sizes`, or multiples of the tile, in half tiles up to two.
+
+    Each graph takes about 1 MiB of device memory, whatever its size. A full batch with a chunk beside its decodes has more
+    tokens than requests, so sizes up to the batch are left out.
+    """
+    sizes = limits.graph_sizes or [int(max(limits.tile, 16) * number) for number in (1, 1.5, 2, 3, 4, 6, 8, 16)]
+    return [size for size in sizes if limits.max_batch < size <= limits.max_tokens]
