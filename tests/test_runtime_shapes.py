@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cbatch.runtime.batch import Bounds, Shape, Work
-from cbatch.runtime.fast.graph_shapes import HIDDEN, WORTH, least_tokens, without_slow
-from cbatch.runtime.graphs import Captured, GraphedIteration, find_shape, max_chunks
+from cbatch.runtime.fast.graph_shapes import HIDDEN, WORTH, find_shape, least_tokens, without_slow
+from cbatch.runtime.graphs import Captured, GraphedIteration, max_chunks
 
 
 def shapes(seconds: dict[int, float]) -> dict[Shape, float]:

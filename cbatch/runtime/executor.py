@@ -12,6 +12,7 @@ requests only the step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from time import perf_counter, sleep
 from typing import NamedTuple
 
@@ -51,7 +52,6 @@ class StreamExecutor:
         self._slots = slots
         self._iteration = iteration
         self._owners = Owners()
-        self._origin: float | None = None  # of the clock, in seconds of time.perf_counter
 
     def launch(self, step: Step) -> InFlight:
         """Pack the step and enqueue its three parts; returns without waiting for any."""
@@ -85,7 +85,7 @@ class StreamExecutor:
         Raises:
             StreamError: an operation of the step, or of one before it, failed.
         """
-        slot, origin = in_flight.slot, self._start()
+        slot, origin = in_flight.slot, self._origin
         try:
             slot.downloaded.synchronize()
         finally:
@@ -97,7 +97,7 @@ class StreamExecutor:
 
     def now(self) -> float:
         """Seconds since the clock was first read, by the engine at the start of its run."""
-        origin = self._start()
+        origin = self._origin
         return perf_counter() - origin
 
     def sleep_until(self, time: float) -> None:
@@ -114,7 +114,7 @@ class StreamExecutor:
         events = slot.upload_started, slot.uploaded, slot.download_started, slot.downloaded
         return CopyTimes(*(event.time() - origin for event in events))
 
-    def _start(self) -> float:
-        if self._origin is None:
-            self._origin = perf_counter()
-        return self._origin
+    @cached_property
+    def _origin(self) -> float:
+        """When the clock was first read, in seconds of `time.perf_counter`."""
+        return perf_counter()

@@ -12,7 +12,7 @@ buffer, so each shape is captured once for each slot.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -38,10 +38,8 @@ class Captured(NamedTuple):
 class CaptureReport(NamedTuple):
     """What the captures have cost.
 
-    seconds: in total, warm-up included.
-    num_graphs: of all shapes and slots.
-    first_bytes: device memory that the first graph - the largest shape, one slot - has taken.
-    bytes: device memory that all graphs have taken.
+    seconds: in total, warm-up included. num_graphs: of all shapes and slots.
+    first_bytes, bytes: device memory taken by the first graph (the largest shape, one slot) and by all graphs.
     """
 
     seconds: float
@@ -58,22 +56,6 @@ def is_decode(shape: Shape) -> bool:
 def max_chunks(shape: Shape) -> int:
     """Requests with several tokens that a captured shape takes."""
     return min(max(shape.num_tokens // TOKENS_PER_CHUNK, MIN_CHUNKS), shape.num_rows)
-
-
-def find_shape(shapes: Mapping[Shape, int], num_tokens: int, num_chunks: int) -> Shape | None:
-    """The smallest shape that holds a step, or None if none does or the step is below that shape's minimum.
-
-    Args:
-        shapes: ascending, each with the fewest tokens of the steps that it takes.
-        num_tokens: of the step, with the padding that its plan asks for.
-        num_chunks: requests with several tokens in it.
-    """
-    for shape, min_tokens in shapes.items():
-        if num_tokens < min_tokens:  # a larger shape would be padded even more
-            return None
-        if num_tokens <= shape.num_tokens and num_chunks <= max_chunks(shape):
-            return shape
-    return None
 
 
 class GraphedIteration:
@@ -111,16 +93,16 @@ class GraphedIteration:
         self.num_replayed = 0
         self.num_eager = 0
         self.report = self._capture_all(sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True))
-        self._decodes = {shape: 0 for shape in sorted(shapes) if is_decode(shape)}
-        self._mixed = {shape: 0 for shape in sorted(shapes) if not is_decode(shape)}
+        self._shapes = sorted(shapes)
 
     def shape(self, step: Step) -> Shape:
-        """The captured shape that takes the step, else the step's own."""
-        if step.pad_to == len(step.rows):
-            found = find_shape(self._decodes, step.pad_to, num_chunks=0)
-        else:
-            found = find_shape(self._mixed, step.pad_to, int((step.num_tokens > 1).sum()))
-        return found or self._eager.shape(step)
+        """The smallest captured shape that holds the step, else the step's own."""
+        decode = step.pad_to == len(step.rows)
+        num_chunks = 0 if decode else int((step.num_tokens > 1).sum())
+        for shape in self._shapes:
+            if is_decode(shape) == decode and shape.num_tokens >= step.pad_to and max_chunks(shape) >= num_chunks:
+                return shape
+        return self._eager.shape(step)
 
     @torch.inference_mode()
     def __call__(self, slot: Slot, source: torch.Tensor, work: Work) -> None:

@@ -22,10 +22,6 @@ class Needs(NamedTuple):
     kv_cache: int
     activations: int
 
-    @property
-    def total(self) -> int:
-        return sum(self)
-
 
 def needs(spec: ModelSpec, limits: Limits, kv_tokens: int) -> Needs:
     """Bytes that a model, its cache and its largest iteration take."""
@@ -47,7 +43,7 @@ def check_memory(spec: ModelSpec, limits: Limits, kv_tokens: int, free: int) -> 
         CapacityError: they do not suffice; lists what is needed and what to lower.
     """
     need = needs(spec, limits, kv_tokens)
-    if need.total + SPARE <= free:
+    if sum(need) + SPARE <= free:
         return
     beside = need.weights + need.activations + SPARE
     if beside + spec.kv_bytes_per_token * limits.max_request_tokens <= free:
@@ -65,4 +61,4 @@ def check_memory(spec: ModelSpec, limits: Limits, kv_tokens: int, free: int) -> 
 
 def kv_tokens_that_fit(spec: ModelSpec, limits: Limits, free: int) -> int:
     """Tokens of KV cache that fit beside weights and iterations; 0 or less if none do."""
-    return int((free - needs(spec, limits, 0).total - SPARE) // spec.kv_bytes_per_token)
+    return int((free - sum(needs(spec, limits, 0)) - SPARE) // spec.kv_bytes_per_token)

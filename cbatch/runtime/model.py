@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import PreTrainedModel
 
 from cbatch.runtime.attention import Attention, PagedCache
 from cbatch.runtime.batch import Bounds, Fields
 
 ATTENTION_NAME = "cbatch_paged"
+"""Name of `paged_attention` in `transformers`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,11 +34,6 @@ class PagedCall:
     batch: Fields[Tensor]
     kv_indices: Tensor
     bounds: Bounds
-
-
-def register_attention() -> None:
-    """Make `ATTENTION_NAME` known to `transformers`; before a model is built with it."""
-    AttentionInterface.register(ATTENTION_NAME, paged_attention)
 
 
 @torch.compiler.disable(reason="it changes the cache in place, by kernels of its own")  # type: ignore[untyped-decorator]

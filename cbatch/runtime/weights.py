@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from cbatch.checkpoint import spec_from_checkpoint
 from cbatch.errors import ModelError
 from cbatch.model import ModelSpec
-from cbatch.runtime.model import ATTENTION_NAME, register_attention
+from cbatch.runtime.model import ATTENTION_NAME, paged_attention
 
 
 def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
@@ -21,7 +21,7 @@ def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
     Raises:
         ModelError: the model cannot be built, or the checkpoint is missing, broken, or does not match `spec`.
     """
-    register_attention()
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
     model = _random(spec, device) if spec.path is None else _pretrained(spec, spec.path).to(device)
     model.eval()
     model.requires_grad_(False)

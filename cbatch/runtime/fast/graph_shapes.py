@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import torch
 
+from cbatch.executor import Step
 from cbatch.limits import Limits
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Shape
-from cbatch.runtime.graphs import GraphedIteration
+from cbatch.runtime.graphs import GraphedIteration, is_decode, max_chunks
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import Slot
 
@@ -37,9 +38,17 @@ class MeasuredGraphs(GraphedIteration):
         shapes: Sequence[Shape],
     ) -> None:
         super().__init__(eager, slots, stream, cache, shapes)
-        if self._mixed:
-            seconds = without_slow({shape: self._replay_seconds(shape) for shape in self._mixed})
-            self._mixed = least_tokens(seconds, self._launch_seconds(max(self._mixed)))
+        self._mixed: dict[Shape, int] = {}  # ascending, with the fewest tokens of the steps that each takes
+        if mixed := [shape for shape in self._shapes if not is_decode(shape)]:
+            seconds = without_slow({shape: self._replay_seconds(shape) for shape in mixed})
+            self._mixed = least_tokens(seconds, self._launch_seconds(mixed[-1]))
+
+    def shape(self, step: Step) -> Shape:
+        """The captured shape that is worth the step's padding, else the step's own."""
+        if step.pad_to == len(step.rows):
+            return super().shape(step)
+        num_chunks = int((step.num_tokens > 1).sum())
+        return find_shape(self._mixed, step.pad_to, num_chunks) or self._eager.shape(step)
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
@@ -75,6 +84,22 @@ class MeasuredGraphs(GraphedIteration):
                 times.append(time.perf_counter() - begin)
             self._stream.synchronize()  # the host may write the slot's buffers again
         return min(times)
+
+
+def find_shape(shapes: Mapping[Shape, int], num_tokens: int, num_chunks: int) -> Shape | None:
+    """The smallest shape that holds a step, or None if none does or the step is below that shape's minimum.
+
+    Args:
+        shapes: ascending, each with the fewest tokens of the steps that it takes.
+        num_tokens: of the step, with the padding that its plan asks for.
+        num_chunks: requests with several tokens in it.
+    """
+    for shape, min_tokens in shapes.items():
+        if num_tokens < min_tokens:  # a larger shape would be padded even more
+            return None
+        if num_tokens <= shape.num_tokens and num_chunks <= max_chunks(shape):
+            return shape
+    return None
 
 
 def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
