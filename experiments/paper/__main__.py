@@ -1,11 +1,11 @@
 """`python -m experiments.paper [FIGURE ...] [tables=FOLDER] [links=FOLDER] [hardware=sim|gpu] [folder=results]`
 
-Without a name: every figure. Each is drawn, its claims are checked, and it leaves folder/paper/<name>.png, .pdf, .csv and
-.json. Times are simulated; with hardware=gpu requests are served with real tokens on the GPU at hand, and results go to
+Makes the named figures, or all: draws each one, checks its claims, and writes folder/paper/<name>.png, .pdf, .csv and .json.
+Times are simulated; with hardware=gpu requests are served with real tokens on this machine's GPU, and results go to
 folder/<gpu>/paper.
 
-tables: published A100 kernel timings, .../aiconfigurator/a100_sxm; links: those of NCCL between GPUs, .../vidur/network/a100_dgx.
-What needs one of them is left out without it.
+tables: published A100 kernel timings, .../aiconfigurator/a100_sxm; links: NCCL timings, .../vidur/network/a100_dgx.
+Without one of them, what needs it is left out.
 """
 
 from __future__ import annotations
@@ -27,19 +27,16 @@ from experiments.store.benchmark_file import slug
 
 COMMANDS = {
     "a6000": "write the profile of the A6000 with LLaMA-13B from the paper's printed numbers",
-    "closure": "the claims of SARATHI that are measured on simulated machines, as one table",
-    "fig12_systems": "where the time of Fig 12's pipeline stages goes",
-    "fig12_sensitivity": "what its ratios owe to what the paper leaves open",
-    "served": "a run that others served and measured, against its simulation",
+    "closure": "check SARATHI's claims that are measured on simulated machines, as one table",
+    "fig12_systems": "show where the time of Fig 12's pipeline stages goes",
+    "fig12_sensitivity": "show how Fig 12's ratios depend on what the paper leaves open",
+    "served": "compare a published run, served on a real GPU, with its simulation",
 }
-
-MODULES = {"fig12_systems": "fig12"}
-"""Where a command is not named as its module, because a figure is."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns its exit status."""
-    return run(_paper, arguments, _usage, bare=True, interrupted="interrupted; what is written is whole")
+    return run(_paper, arguments, _usage, bare=True, interrupted="interrupted; files already written are complete")
 
 
 def _paper(*arguments: str) -> int:
@@ -48,9 +45,9 @@ def _paper(*arguments: str) -> int:
     known = [*gallery.names(), *COMMANDS]
     for name in names:
         if name not in known:
-            raise ConfigError(f"{name!r} is no figure, command or option of the form key=value; {nearest(name, known)}")
+            raise ConfigError(f"{name!r} is not a figure, a command or an option key=value; {nearest(name, known)}")
     if len(names) == 1 and names[0] in COMMANDS:
-        command = import_module(f"experiments.paper.{MODULES.get(names[0], names[0])}").main
+        command = import_module(f"experiments.paper.{names[0]}").main
         return command(**keyword_arguments(command, options, names[0])) or 0
     make = partial(figures, names)
     return make(**keyword_arguments(make, options, "experiments.paper"))
@@ -63,7 +60,7 @@ def figures(
     hardware: str = "sim",
     folder: str = "results",
 ) -> int:
-    """Make figures, all if none is named; 1 if a tested claim fails, 2 if a figure could not be made."""
+    """Make figures, all if none is named; returns 1 if a tested claim fails, 2 if a figure could not be made."""
     chosen = [*names] or gallery.names()
     for name in chosen:
         gallery.module_of(name)
@@ -74,7 +71,7 @@ def figures(
             print(f"[{place}/{len(chosen)}] {name}: {gallery.about(name)}", flush=True)
             try:
                 shown.append(gallery.show(name, machines, into, lambda text: print(f"    {text}", flush=True)))
-            except CbatchError as error:  # the others can be made all the same
+            except CbatchError as error:  # go on with the other figures
                 print(f"error: {name}: {error}", file=sys.stderr, flush=True)
             else:
                 _report(shown[-1], into, in_full=len(chosen) == 1)
@@ -86,9 +83,9 @@ def figures(
 
 
 def _machines(tables: str | None, links: str | None, hardware: str, folder: Path) -> tuple[Machines, Path]:
-    """The machines, and the folder for what is measured on them."""
+    """The machines, and the folder of their results."""
     if hardware not in ("sim", "gpu"):
-        raise ConfigError(f"hardware={hardware}: give sim, or gpu for the one at hand")
+        raise ConfigError(f"hardware={hardware}: give sim, or gpu for this machine's GPU")
     if hardware == "sim":
         return Machines(tables, links), folder
     from experiments.paper.real import on_gpu  # it loads PyTorch
@@ -98,19 +95,17 @@ def _machines(tables: str | None, links: str | None, hardware: str, folder: Path
 
 
 def _report(shown: gallery.Shown, folder: Path, *, in_full: bool) -> None:
-    """What one figure came to; `in_full`: claims that hold as well."""
+    """Print the outcome of one figure; `in_full`: with its text and the claims that hold."""
     held = sum(verdict.holds for verdict in shown.verdicts)
     for note in shown.notes:
         print(f"    {note}")
     if shown.text and in_full:
         print(f"\n{shown.text}\n")
-    listed = shown.verdicts if in_full else [verdict for verdict in shown.verdicts if not verdict.holds]
-    if listed:
-        print(table(listed))
-    print(
-        f"    {held} of {len(shown.verdicts)} claims hold; {shown.seconds:.1f} s; {folder}/paper/{shown.name}.*",
-        flush=True,
-    )
+    verdicts = shown.verdicts if in_full else [verdict for verdict in shown.verdicts if not verdict.holds]
+    if verdicts:
+        print(table(verdicts))
+    files = f"{folder}/paper/{shown.name}.*"
+    print(f"    {held} of {len(shown.verdicts)} claims hold; {shown.seconds:.1f} s; {files}", flush=True)
 
 
 def _usage() -> str:

@@ -1,4 +1,4 @@
-"""What every stage of a simulated pipeline did when: the intervals whose sums `cbatch.sim.stages` keeps."""
+"""What each stage of a simulated pipeline did at each time: the intervals whose sums `cbatch.sim.stages` keeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Interval(NamedTuple):
 
 
 class Calendar(SimExecutor):
-    """Keeps what every stage did when. Without all-reduces: a stage computes, or waits."""
+    """Records the intervals of every stage. Assumes no all-reduces: a stage computes, or waits."""
 
     def __init__(self, cost: ProfileCost) -> None:
         super().__init__(cost)

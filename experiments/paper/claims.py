@@ -1,19 +1,19 @@
-"""Claims as data, and the one place where they are checked.
+"""Claims as data, and the only place where they are checked.
 
-claims/<source>.yaml holds what one source states, a claim an entry:
+claims/<source>.yaml holds what one source states, one claim per entry:
 
-    id: unique.  figure: that shows it, a module of experiments/paper/figures.  where: in the source.
-    hardware: the machine it is checked on, see `machines`; none where the figure's data are of one measured run.
-    quantity, setting: what is measured, and its arguments: a function of `quantities`, which is given the machine, or a
-        function of the figure's module whose first parameter is `data`. Not a number: what was measured does not reach it.
+    id: unique.  figure: the module of experiments/paper/figures that shows it.  where: in the source.
+    hardware: the machine it is checked on, see `machines`; none if the figure's data are of one measured run.
+    quantity, setting: what is measured, and its arguments: a function of `quantities`, which takes the machine, or a
+        function of the figure's module whose first parameter is `data`. NaN: the measurements do not cover it.
     printed: the value in the source.
-    within: most absolute difference, or share: most relative one, or at_least / at_most / bounds: the value itself.
+    within: largest absolute difference, or share: largest relative one, or at_least / at_most: bounds of the value itself.
     note: what the reader should know.  tested: false where the printed value cannot be met; the note says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from inspect import signature
 from math import isnan
@@ -52,7 +52,7 @@ class Claim:
 
     @property
     def asked(self) -> str:
-        """What the value is held against, in words."""
+        """What the claim demands of the value, in words."""
         if self.within is not None:
             return f"{self.printed} +- {self.within}"
         if self.share is not None:
@@ -71,7 +71,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim and our value. extra: values beside it, by name."""
+    """A claim and our value. extra: further values for comparison, by name."""
 
     claim: Claim
     value: float
@@ -83,11 +83,11 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Whether a claim that is tested does not hold."""
+        """Whether the claim is tested and does not hold."""
         return self.claim.tested and not self.holds
 
     def row(self) -> dict[str, Any]:
-        """As it stands in a results file."""
+        """Entry in a results file."""
         claim = self.claim
         return {
             "id": claim.id,
@@ -108,7 +108,7 @@ def read_claims(figure: str = "") -> list[Claim]:
     """The claims of all sources, or those of one figure.
 
     Raises:
-        ConfigError: a claim has an unknown or lacks a needed key, asks for nothing, or has another one's id.
+        ConfigError: a claim has an unknown key, lacks a required one, demands nothing, or repeats an id.
     """
     claims = [
         _claim(path, entry)
@@ -118,9 +118,7 @@ def read_claims(figure: str = "") -> list[Claim]:
     ids: set[str] = set()
     for claim in claims:
         if claim.id in ids:
-            raise ConfigError(
-                f"{FOLDER / claim.source}.yaml: claim {claim.id}: a claim of that id exists; give it another"
-            )
+            raise ConfigError(f"{FOLDER / claim.source}.yaml: claim {claim.id}: this id is taken; choose another")
         ids.add(claim.id)
     return [claim for claim in claims if figure in ("", claim.figure)]
 
@@ -129,18 +127,28 @@ def _claim(path: Path, entry: Mapping[str, Any]) -> Claim:
     known, name = [field.name for field in fields(Claim)], f"{path}: claim {entry.get('id', '?')}"
     for key in entry:
         if key not in known:
-            raise ConfigError(f"{name}: {key} is no key of a claim; {nearest(key, known)}")
+            raise ConfigError(f"{name}: {key} is not a key of a claim; {nearest(key, known)}")
     try:
         claim = Claim(**{"source": path.stem, **entry})
     except TypeError as error:
         raise ConfigError(f"{name}: {error}") from None
     if not claim.asked or (claim.printed is None and (claim.within, claim.share) != (None, None)):
-        raise ConfigError(f"{name} asks for nothing; give printed with within or share, or at_least or at_most")
+        raise ConfigError(f"{name} demands nothing; give printed with within or share, or at_least or at_most")
     return claim
 
 
+def printed_points(claims: Iterable[Claim], quantity: str, x: str, **settings: object) -> list[tuple[Any, float]]:
+    """(value of the setting `x`, printed value) of the claims about a quantity whose hardware or settings are these."""
+    return [
+        (claim.setting[x], claim.printed)
+        for claim in claims
+        if claim.quantity == quantity and claim.printed is not None
+        if settings.items() <= {"hardware": claim.hardware, **claim.setting}.items()
+    ]
+
+
 def quantity_of(claim: Claim, figure: ModuleType) -> tuple[Callable[..., float], bool]:
-    """What measures a claim, and whether it does so from the figure's data.
+    """The function that measures a claim, and whether it takes the figure's data.
 
     Raises:
         ConfigError: neither `quantities` nor the figure's module has it.
@@ -149,9 +157,8 @@ def quantity_of(claim: Claim, figure: ModuleType) -> tuple[Callable[..., float],
     if callable(function) and next(iter(signature(function).parameters), "") == "data":
         return function, True
     if claim.quantity not in QUANTITIES:
-        raise ConfigError(
-            f"claim {claim.id}: quantity {claim.quantity} is unknown; {nearest(claim.quantity, QUANTITIES)}"
-        )
+        hint = nearest(claim.quantity, QUANTITIES)
+        raise ConfigError(f"claim {claim.id}: quantity {claim.quantity} is unknown; {hint}")
     return QUANTITIES[claim.quantity], False
 
 
@@ -162,10 +169,10 @@ def check(
     data: pd.DataFrame,
     note: Callable[[str], None] | None = None,
 ) -> Iterator[Verdict]:
-    """Measure claims of a figure; those whose machine is not at hand, or of which `data` has nothing, are left out.
+    """Measure the claims of a figure; leave out those whose machine is not available or not in `data`.
 
     Args:
-        note: is given a line for each claim that is left out since what was measured does not reach it.
+        note: called with a line for each claim that the measurements do not cover.
     """
     for claim in claims:
         verdict = _measure(claim, machines, figure, data)
@@ -174,7 +181,7 @@ def check(
         if not isnan(verdict.value):
             yield verdict
         elif note:
-            note(f"left out: claim {claim.id}, {claim.where}: what was measured does not reach it")
+            note(f"left out: claim {claim.id}, {claim.where}: the measurements do not cover it")
 
 
 def _measure(claim: Claim, machines: Machines, figure: ModuleType, data: pd.DataFrame) -> Verdict | None:
@@ -190,6 +197,6 @@ def _measure(claim: Claim, machines: Machines, figure: ModuleType, data: pd.Data
 
 
 def _by_hand(claim: Claim, at: SteadyState) -> dict[str, float]:
-    """Sarathi's gain without running it, beside the one that was run."""
+    """Sarathi's gain computed by hand, to compare with that of a run."""
     is_gain = claim.quantity == "gain" and "scheme" not in claim.setting
     return {"by_hand": QUANTITIES["closed_form"](at, **claim.setting)} if is_gain else {}

@@ -1,16 +1,17 @@
-"""What the ratios of Fig 12 owe to each thing that the SARATHI paper leaves open, one changed at a time.
+"""How the ratios of Fig 12 depend on what the SARATHI paper leaves open, changing one thing at a time.
 
     python -m experiments.paper fig12_sensitivity tables=... links=... [num_requests=3000] [folder=results]
 
-Options as for fig12, with fewer requests: every row simulates the systems that its reading changes, three minutes in all.
+Options are those of fig12_systems, with fewer requests. Every row simulates the systems that its reading of the paper changes;
+all rows together take three minutes.
 
 The question is why chunks gain more over whole prompts in a pipeline here, 2.7x with 3,000 requests, than in the paper, 1.91x.
-A whole prompt takes seven times as long in each stage as an iteration of decodes, and all iterations behind it wait for its
-passage. Prompts that pass one behind the other, in different micro-batches, share that wait; a prompt alone pays it alone.
-So the ratio is decided by how many prompts start in the same round of the pipeline, which comes of how many requests end in
-it, and the paper says of neither. It does not matter whether a request keeps to its micro-batch, how many prompts share an
+A whole prompt takes seven times as long in each stage as an iteration of decodes, and all iterations behind it wait for it to
+pass. Prompts that pass one behind the other, in different micro-batches, share that wait; a single prompt causes it alone.
+The ratio therefore depends on how many prompts start in the same round of the pipeline, which follows from how many requests
+end in it; the paper states neither. It does not matter whether a request stays in its micro-batch, how many prompts share an
 iteration, the form of Zipf's law, how Sarathi counts its 256 tokens, or the links. With 27 requests in all the pipeline
-runs nearly empty, and 8 x TP8 is the fastest by far, against the figure.
+runs nearly empty, and 8 x TP8 is the fastest by far, which contradicts the figure.
 """
 
 from __future__ import annotations
@@ -25,14 +26,12 @@ import numpy as np
 from tabulate import tabulate
 
 from cbatch import Plan, Policy, Request, View
-from cbatch.sim.importers.vidur import read_links
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Profile
-from cbatch.sim.profile_file import load_profile
 from cbatch.sim.roofline import Affine
 from cbatch.sim.topology import Topology
 from experiments.config.command_line import Count
-from experiments.paper.fig12 import LONGEST, SHORTEST, Outcome, ratios, requests, run
+from experiments.paper.fig12_systems import LONGEST, SHORTEST, Outcome, load_linked_profile, ratios, requests, run
 from experiments.paper.verdicts import write
 from experiments.workloads.lengths import split
 from policies.chunking import Fixed, TileAligned
@@ -55,7 +54,7 @@ Work = Callable[[int], list[Request]]
 
 
 class OneNewPrompt(Orca):
-    """Orca that starts at most one prompt an iteration, as its best case in Fig 11 (section 5.1.3) has it."""
+    """Orca that starts at most one prompt per iteration, as its best case in Fig 11 does (section 5.1.3)."""
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
@@ -66,7 +65,7 @@ class OneNewPrompt(Orca):
 
 
 class Aligned(Orca):
-    """Orca that starts prompts only in every `rounds`-th round of the pipeline, all its iterations alike."""
+    """Orca that starts prompts only in every `rounds`-th round of the pipeline, in any iteration of it."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
@@ -82,7 +81,7 @@ class Aligned(Orca):
 
 
 class Pinned(Orca):
-    """Orca whose requests stay in the micro-batch that admitted them: iteration i serves those of i modulo the stages."""
+    """Orca whose requests stay in the micro-batch that admitted them: i modulo the stages, for iteration i."""
 
     def __init__(self) -> None:
         self._members: defaultdict[int, list[Request]] = defaultdict(list)
@@ -98,7 +97,7 @@ class Pinned(Orca):
             if not plan.add(request, whole=True, reserve=request.max_tokens):
                 break
             members.append(request)
-        if not plan.num_requests:  # its micro-batch has run empty: nothing is left to pin
+        if not plan.num_requests:  # the micro-batch is empty: there is nothing to pin
             plan.add_decodes()
         return plan.build()
 
@@ -109,9 +108,9 @@ def tile_aligned() -> Policy:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One way to read the paper; what it does not name is as in fig12.
+    """One way to read the paper; everything else is as in `fig12_systems`.
 
-    work: the requests, by their number. batch: of an iteration in the pipeline. free_links: communication takes no time.
+    work: makes the requests, given their number. batch: of an iteration in the pipeline. free_links: communication takes no time.
     """
 
     name: str
@@ -123,7 +122,7 @@ class Reading:
     free_links: bool = False
 
     def systems(self) -> dict[str, tuple[Topology, int, Callable[[], Policy]]]:
-        """GPUs, batch and policy of each."""
+        """Topology, batch and policy maker of each system."""
         return {
             "orca": (PIPELINE, self.batch, self.orca),
             "sarathi": (PIPELINE, self.batch, self.sarathi),
@@ -149,10 +148,10 @@ def law_over_lengths(theta: float) -> Work:
 
 
 READINGS = (
-    Reading(name="as fig12", why="27 in each of 8 iterations in flight, lengths of any whole number of tokens"),
+    Reading(name="as fig12", why="27 in each of 8 iterations in flight, lengths of any number of tokens"),
     Reading(name="27 in all", why="3 in each of 8 iterations", batch=27 // 8),
     Reading(name="pinned", why="a request stays in its micro-batch", orca=Pinned),
-    Reading(name="one new prompt", why="at most one whole prompt an iteration: Fig 11's best case", orca=OneNewPrompt),
+    Reading(name="one new prompt", why="at most one whole prompt per iteration: Fig 11's best case", orca=OneNewPrompt),
     Reading(name="aligned, 4 rounds", why="prompts start in every 4th round of the pipeline", orca=lambda: Aligned(4)),
     Reading(name="aligned, 8 rounds", why="in every 8th", orca=lambda: Aligned(8)),
     Reading(name="aligned, 16 rounds", why="in every 16th", orca=lambda: Aligned(16)),
@@ -172,10 +171,8 @@ READINGS = (
 
 def main(tables: str, links: str, num_requests: Count = 3000, folder: str = "results") -> int:
     """Simulate every reading, print its ratios and write fig12_sensitivity.json."""
-    profile = replace(load_profile(tables), links=read_links(Path(links)))
-    rows = []
-    provenance = {}
-    for reading, outcomes in _simulated(profile, num_requests):
+    rows, provenance = [], {}
+    for reading, outcomes in _simulate(load_linked_profile(tables, links), num_requests):
         values = ratios(outcomes)
         rows.append((reading.name, *values.values(), prompts_in_a_round(outcomes["orca"]), reading.why))
         provenance = {name: outcome.provenance for name, outcome in outcomes.items()}
@@ -187,23 +184,23 @@ def main(tables: str, links: str, num_requests: Count = 3000, folder: str = "res
 
 
 def prompts_in_a_round(outcome: Outcome) -> float:
-    """Mean number of prompts that start in a round of the pipeline, an iteration of each micro-batch, in which any does."""
+    """Mean number of prompts that start in a round (one iteration of each micro-batch), over the rounds with any."""
     stages = len(outcome.stages)
     started = np.array(outcome.prompts_started[: len(outcome.prompts_started) // stages * stages])
     rounds = started.reshape(-1, stages).sum(axis=1)
     return float(rounds[rounds > 0].mean())
 
 
-def _simulated(profile: Profile, count: int) -> Iterator[tuple[Reading, dict[str, Outcome]]]:
-    """The three systems under each reading; a system that the reading leaves as it is in fig12 is not simulated again."""
+def _simulate(profile: Profile, count: int) -> Iterator[tuple[Reading, dict[str, Outcome]]]:
+    """The three systems under each reading; those that it does not change are not simulated again."""
     usual: dict[str, Outcome] = {}
     for reading in READINGS:
-        at_hand = replace(profile, links=_free(profile.links)) if reading.free_links else profile
+        linked = replace(profile, links=_free(profile.links)) if reading.free_links else profile
         outcomes = dict(usual)
         for name, (topology, batch, policy) in reading.systems().items():
             differs = usual and reading.systems()[name] != READINGS[0].systems()[name]
             if not usual or differs or reading.work is not requests or reading.free_links:
-                outcomes[name] = run(at_hand, topology, batch, policy(), reading.work(count))
+                outcomes[name] = run(linked, topology, batch, policy(), reading.work(count))
         usual = usual or outcomes
         yield reading, outcomes
 

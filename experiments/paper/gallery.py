@@ -1,10 +1,10 @@
-"""From figures to files: measure, draw, check the claims, and write everything that one figure leaves.
+"""From figures to files: measure, draw, check the claims, and write the files of one figure.
 
-    <folder>/paper/<name>.csv           what was measured, a row a drawn value
+    <folder>/paper/<name>.csv           what was measured, one row per drawn value
     <folder>/paper/<name>.png, .pdf     the drawing
     <folder>/paper/<name>.json          command, date, versions, where the times come from, and the claims
 
-The files of a figure appear one after the other, each whole; the .json comes last.
+Each file is written atomically, the .json last.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from experiments.store.provenance import at_once
 FOLDER = Path(__file__).parent / "figures"
 
 OF_THE_PAPER = ("fig3", "fig4", "table2", "fig5", "fig7", "fig8", "table4", "fig9", "fig10", "fig11", "fig12", "fig13")
-"""In its order; the others follow by name."""
+"""In the paper's order; the other figures follow by name."""
 
 
 class Shown(NamedTuple):
-    """What a figure came to. verdicts: of the claims that could be checked. notes: what was left out, and why."""
+    """Outcome of one figure. verdicts: of the claims that could be checked. notes: what was left out, and why."""
 
     name: str
     verdicts: list[Verdict]
@@ -44,13 +44,14 @@ class Shown(NamedTuple):
 
 
 def names() -> list[str]:
-    """Every figure there is."""
+    """Names of all figures."""
     found = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
     return [*(name for name in OF_THE_PAPER if name in found), *sorted(found - {*OF_THE_PAPER})]
 
 
 def module_of(name: str) -> ModuleType:
-    """
+    """The module that makes a figure.
+
     Raises:
         ConfigError: there is no figure of that name.
     """
@@ -60,12 +61,12 @@ def module_of(name: str) -> ModuleType:
 
 
 def about(name: str) -> str:
-    """What a figure shows: the first line of its docstring."""
+    """What a figure shows: the first line of its module's docstring."""
     return (module_of(name).__doc__ or "").partition("\n")[0]
 
 
 def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]) -> Shown:
-    """Make one figure, and write what it leaves to `folder`/paper."""
+    """Make one figure and write its files to `folder`/paper; `say` is called with progress."""
     module, claims, begin = module_of(name), read_claims(name), time.perf_counter()
     machines.begin()
     notes: list[str] = []
@@ -80,26 +81,27 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     if left_out := machines.left_out():
         notes.append(left_out)
     if data.empty:
-        why = "its machines are simulated" if machines.are_real else "nothing to be drawn is at hand"
+        why = "its machines are simulated" if machines.are_real else "there is nothing to draw"
         return Shown(name, verdicts, time.perf_counter() - begin, notes or [f"left out: {why}"], "")
     _write_table(data, folder / "paper" / f"{name}.csv")
-    figure = module.draw(data, claims)
-    _sign(figure, machines.origin())
-    style.save(figure, folder / "paper", name)
-    described = {
+    with style.print_style():
+        figure = module.draw(data, claims)
+        _add_origin(figure, machines.origin())
+        style.save(figure, folder / "paper", name)
+    description = {
         "figure": about(name),
         "seconds": round(time.perf_counter() - begin, 1),
         "left_out": notes,
         "claims": [verdict.row() for verdict in verdicts],
         "measured": data.attrs.get("measured", []),
     }
-    write(name, described, machines.provenance(), folder)
+    write(name, description, machines.provenance(), folder)
     table = str(module.text(data)) if hasattr(module, "text") else ""
     return Shown(name, verdicts, time.perf_counter() - begin, notes, table)
 
 
 def totals(shown: Sequence[Shown]) -> str:
-    """How many claims hold, by source, and every one that does not, with its reason."""
+    """How many claims hold, in all and by source, and each that does not hold with its reason."""
     verdicts = [verdict for figure in shown for verdict in figure.verdicts]
     seconds = sum(figure.seconds for figure in shown)
     sources = sorted({verdict.claim.source for verdict in verdicts})
@@ -116,18 +118,15 @@ def _share(verdicts: Sequence[Verdict]) -> str:
 
 def _failure(verdict: Verdict) -> str:
     claim = verdict.claim
-    return (
-        f"  does not hold: {claim.id}, {claim.where}: {claim.asked}, ours {verdict.value:.3g}: "
-        f"{claim.note or 'no reason is known'}"
-    )
+    reason = claim.note or "no reason is known"
+    return f"  does not hold: {claim.id}, {claim.where}: {claim.asked}, ours {verdict.value:.3g}: {reason}"
 
 
-def _sign(figure: Figure, origin: str) -> None:
-    """Say below a figure where its times come from, after what it says there itself."""
+def _add_origin(figure: Figure, origin: str) -> None:
+    """Add where the times come from to the text below a figure."""
     if origin:
-        said = figure.get_supxlabel()
-        text = style.wrapped(origin)
-        figure.supxlabel(f"{said}\n{text}" if said else text, fontsize=6, color="#444444")
+        lines = filter(None, [figure.get_supxlabel(), style.wrap_origin(origin)])
+        figure.supxlabel("\n".join(lines), fontsize=6, color="#444444")
 
 
 def _write_table(data: pd.DataFrame, path: Path) -> None:

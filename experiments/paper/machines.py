@@ -1,17 +1,17 @@
-"""The machines that figures are measured on, by name; each is made when a figure first asks for it.
+"""The machines that figures are measured on, by name; each is built when a figure first asks for it.
 
     a6000       LLaMA-13B on an A6000, from single-iteration times that the SARATHI paper prints
     a100        LLaMA-33B on an A100, from published kernel timings: needs tables=.../aiconfigurator/a100_sxm
     h200        Llama-3.1-8B on an H200, from its measured profile
     h200-13b    LLaMA-13B on the same
-    gpu         the GPU at hand, which serves real tokens: hardware=gpu, and then it is the only one
+    gpu         this machine's GPU, which serves real tokens: with hardware=gpu, and then it is the only one
 
-What is not there is None: figures leave it out, and the command says what would bring it.
+Figures leave unavailable machines out, and the command says which option would add them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cbatch.sim.cost import ProfileCost
@@ -21,7 +21,7 @@ from experiments.paper.a6000 import MODEL, NAME
 from experiments.paper.steady import SteadyState
 
 SINGLE_ITERATIONS = ("a6000", "h200", "gpu")
-"""Machines on which the figures of single iterations are drawn, where they are at hand."""
+"""Machines in the figures of single iterations. Those figures take times from `cost`, which always predicts."""
 
 TITLES = {
     "a6000": "A6000, LLaMA-13B",
@@ -30,25 +30,25 @@ TITLES = {
     "h200-13b": "H200, LLaMA-13B",
     "gpu": "GPU, LLaMA-13B",
 }
-"""Of panels, by machine."""
+"""Titles of panels, by machine."""
 
 LARGEST_BATCH = 18
-"""Requests for which an H200's graphs are captured: the most that a figure serves. A graph computes their rows, taken or not."""
+"""Batch for which an H200's graphs are captured: the largest in any figure. A graph computes all its rows, used or not."""
 
 REAL = "gpu"
 TABLES_OPTION = "tables=.../aiconfigurator/a100_sxm"
 
 
 class Machines:
-    """Gives a `SteadyState` by name.
+    """Builds and keeps a `SteadyState` for each name.
 
-    tables: folder of published A100 kernel timings. links: folder of published NCCL timings. None where they were not given.
+    tables: folder of published A100 kernel timings. links: folder of published NCCL timings. None if not given.
     """
 
     def __init__(self, tables: str | None = None, links: str | None = None, real: SteadyState | None = None) -> None:
         """
         Args:
-            real: serves real tokens; with it nothing is simulated but single iterations, on its measured profile.
+            real: serves real tokens; with it, only single iterations are simulated, on its measured profile.
         """
         self.tables = tables
         self.links = links
@@ -68,11 +68,12 @@ class Machines:
 
     @property
     def are_real(self) -> bool:
-        """Whether loads are served with real tokens. They take as long as they take: figures choose fewer."""
+        """Whether loads are served with real tokens, in real time; figures then choose fewer."""
         return REAL in self._makers
 
     def get(self, name: str) -> SteadyState | None:
-        """
+        """The machine, or None if it is not available.
+
         Raises:
             ProfileError: the machine's profile or tables cannot be read.
         """
@@ -83,39 +84,39 @@ class Machines:
             _forget(self._made[name])
         return self._made[name]
 
-    def single_iterations(self) -> list[tuple[str, SteadyState]]:
-        """Those at hand on which single iterations are drawn. Take times from their `cost`, which always predicts."""
-        return [(name, at) for name in SINGLE_ITERATIONS if (at := self.get(name))]
+    def available(self, names: Iterable[str]) -> Iterator[tuple[str, SteadyState]]:
+        """(name, machine) of the available ones."""
+        return ((name, at) for name in names if (at := self.get(name)))
 
     def begin(self) -> None:
-        """A figure begins: forget who was asked for."""
+        """Start a figure: forget which machines were requested."""
         self._asked.clear()
         self._noted.clear()
         for at in self._made.values():
             _forget(at)
 
     def note(self, name: str, provenance: Mapping[str, Any]) -> None:
-        """A figure has made a machine of its own, and says of it what `provenance` does: model, profile, error ..."""
+        """Record the model, profile and error of a machine that a figure has built itself."""
         self._noted[name] = provenance
 
     def provenance(self) -> dict[str, Any]:
-        """Where the times come from of the machines that were asked for since `begin`, and are at hand."""
+        """Where the times come from, for each available machine requested since `begin`."""
         asked = {name: at for name in sorted(self._asked) if (at := self._made[name])}
         return {name: {"model": at.cost.spec.name, **at.provenance()} for name, at in asked.items()} | self._noted
 
     def origin(self) -> str:
-        """The same in a line, to stand below a figure; empty if nobody was asked."""
+        """The same as one line to put below a figure; empty if no machine was requested."""
         asked = [at.origin() for name in sorted(self._asked) if (at := self._made[name])]
         noted = [f"{found['model']} simulated with profile {found['profile']}" for found in self._noted.values()]
         return "; ".join(dict.fromkeys([*asked, *noted]))
 
     def left_out(self) -> str:
-        """Who was asked for since `begin` but needs an option, and which; empty if nobody."""
+        """The machines requested since `begin` that need an option, and which; empty if there are none."""
         missing = "a100" in self._asked and not self.are_real and self.tables is None
         return f"a100 is left out: give {TABLES_OPTION}" if missing else ""
 
     def close(self) -> None:
-        """Give back what real machines hold."""
+        """Release what real machines hold."""
         for at in self._made.values():
             if at:
                 at.close()

@@ -1,14 +1,19 @@
-"""The three panels that Figs 9 and 11 of SARATHI (arXiv 2308.16369) share, and the values of P:D that are measured in each."""
+"""The three panels that Figs 9 and 11 of SARATHI (arXiv 2308.16369) share, and the gains that are measured for each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from experiments.config.composition import swept_numbers
+from experiments.paper.machines import Machines
+from experiments.paper.steady import Load, Scheme
+from experiments.plots.parts import log_x
+
+HARDWARE = ("a6000", "h200-13b", "gpu")
 
 
 class Panel(NamedTuple):
@@ -25,7 +30,7 @@ class Panel(NamedTuple):
 PANELS = (Panel(1024, 18), Panel(2048, 10), Panel(3072, 6))
 
 FEW = (2, 5, 14, 28, 50)
-"""P:D where every point is served with real tokens; those of the first panel, the others have `FEWER`."""
+"""P:D of the first panel where every point is served with real tokens; the other panels have `FEWER`."""
 FEWER = (28, 50)
 
 
@@ -35,17 +40,36 @@ def predicted_peak(chunk: int, batch: int) -> float:
 
 
 def ratios(panel: Panel, chunk: int, *, real: bool) -> list[float]:
-    """P:D for one line: those of conf/experiment/fig9.yaml and the predicted peak, or few for real tokens."""
+    """P:D of one line: those of conf/experiment/fig9.yaml and the predicted peak, or a few for real tokens."""
     if real:
         return list(FEW if panel == PANELS[0] else FEWER)
     return sorted({*swept_numbers("fig9", "workload.pd_ratio"), round(predicted_peak(chunk, panel.batch), 2)})
 
 
+def measure_gains(
+    machines: Machines,
+    say: Callable[[str], None],
+    lines: Callable[[Panel], Iterable[tuple[object, Scheme, int]]],
+) -> pd.DataFrame:
+    """Throughput over the baseline's against P:D, in every panel.
+
+    lines: (series, scheme, chunk) of each line of a panel.
+
+    Returns columns: hardware, series, length, batch, pd_ratio, value.
+    """
+    rows = []
+    for hardware, at in machines.available(HARDWARE):
+        for panel in PANELS:
+            say(f"{hardware}, {panel.title}")
+            rows += [
+                (hardware, series, *panel, ratio, at.gain(scheme, Load(*panel, ratio), chunk))
+                for series, scheme, chunk in lines(panel)
+                for ratio in ratios(panel, chunk, real=machines.are_real)
+            ]
+    return pd.DataFrame(rows, columns=["hardware", "series", "length", "batch", "pd_ratio", "value"])
+
+
 def pd_axis(axes: Axes, ticks: Sequence[int] = (1, 2, 5, 10, 20, 50, 100, 200)) -> None:
-    """P:D from 1 to 200, on a logarithmic scale with plain numbers. Fewer ticks: a narrow panel, without the words."""
-    axes.set_xscale("log")
-    axes.set_xticks(ticks)
-    axes.xaxis.set_major_formatter(ScalarFormatter())
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    """P:D on a logarithmic scale. Few ticks are for a narrow panel, whose label is short too."""
+    log_x(axes, ticks)
     axes.set_xlabel("P:D, prompt tokens / output tokens" if len(ticks) > 4 else "P:D")
-    axes.grid(visible=True)

@@ -1,4 +1,4 @@
-"""What the paper's figures and tables state, measured in simulation: one function a quantity, named in claims.yaml."""
+"""What the paper's figures and tables state, measured in simulation: one function per quantity, named in claims/*.yaml."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def gain(at: SteadyState, scheme: Scheme = "sarathi", chunk: int = 256, **load: 
 
 
 def gain_over(at: SteadyState, other: Mapping[str, Any], **load: Any) -> float:
-    """The gain over that of a load which differs in what `other` says."""
+    """The gain over the gain of a load that differs by `other`."""
     return gain(at, **load) / gain(at, **{**load, **other})
 
 
 def closed_form(at: SteadyState, chunk: int = 256, **load: Any) -> float:
-    """The same for Sarathi, without running it."""
+    """Sarathi's gain computed by hand."""
     return closed_form_gain(at.cost, Load(**load), chunk)
 
 
@@ -30,12 +30,12 @@ def lead(at: SteadyState, chunk: int = 256, **load: Any) -> float:
 
 
 def orca_best_over_whole(at: SteadyState, **load: Any) -> float:
-    """Throughput of Orca's best case over Sarathi's with chunks as long as requests, which is the same in other words."""
+    """Throughput of Orca's best case over that of Sarathi with chunks as long as requests, which should be equal."""
     return gain(at, "orca_best", **load) / gain(at, "sarathi", load["length"], **load)
 
 
 def share_lost_unaligned(at: SteadyState, chunk: int = 256, **load: Any) -> float:
-    """Share of Sarathi's gain that goes when its chunks are not aligned to tiles."""
+    """Share of Sarathi's gain that is lost when its chunks are not aligned to tiles."""
     aligned, unaligned = gain(at, "sarathi", chunk, **load), gain(at, "sarathi_unaligned", chunk, **load)
     return (aligned - unaligned) / (aligned - 1)
 
@@ -57,7 +57,7 @@ def peak_gain(at: SteadyState, **setting: Any) -> float:
 
 
 def decode_speedup(at: SteadyState, length: int, batch: int, chunk: int = 256) -> float:
-    """Decode-only seconds for each decode over its marginal seconds in a mixed iteration (Table 2), at full context."""
+    """Seconds per decode in a decode-only iteration over marginal seconds in a mixed one (Table 2), at full context."""
     predict = at.cost.predict
     alone = predict(BatchShape((), batch, batch * length)) / batch
     prefix = length // 2 // chunk * chunk  # a chunk in the middle of its prompt
@@ -67,7 +67,7 @@ def decode_speedup(at: SteadyState, length: int, batch: int, chunk: int = 256) -
 
 def prefill_slowdown(at: SteadyState, chunk: int, length: int = 1024) -> float:
     """Seconds of a prompt in chunks over those of the whole prompt."""
-    return _prefill(at.cost.predict, chunk, length) / at.cost.predict(BatchShape(((length, 0),)))
+    return _slowdown(at.cost.predict, chunk, length)
 
 
 def prefill_loss(at: SteadyState, chunk: int, length: int = 1024) -> float:
@@ -76,9 +76,8 @@ def prefill_loss(at: SteadyState, chunk: int, length: int = 1024) -> float:
 
 
 def attention_slowdown(at: SteadyState, chunk: int, length: int = 1024) -> float:
-    """The same as `prefill_slowdown`, of attention alone."""
-    seconds: Callable[[BatchShape], float] = lambda shape: at.cost.parts(shape).attention  # noqa: E731
-    return _prefill(seconds, chunk, length) / seconds(BatchShape(((length, 0),)))
+    """Like `prefill_slowdown`, of attention alone."""
+    return _slowdown(lambda shape: at.cost.parts(shape).attention, chunk, length)
 
 
 def iteration_ms(at: SteadyState, prompt: int = 0, decodes: int = 0, context: int = 1024) -> float:
@@ -87,14 +86,13 @@ def iteration_ms(at: SteadyState, prompt: int = 0, decodes: int = 0, context: in
 
 def cost_ratio(at: SteadyState, decodes: int, length: int = 1024) -> float:
     """A decode's linear and attention seconds over those of a prompt token (Fig 3)."""
-    prompt, decode = (
-        at.cost.parts(shape) for shape in (BatchShape(((length, 0),)), BatchShape((), decodes, decodes * length))
-    )
+    prompt, decode = map(at.cost.parts, (BatchShape(((length, 0),)), BatchShape((), decodes, decodes * length)))
     return (decode.linear + decode.attention) / decodes / ((prompt.linear + prompt.attention) / length)
 
 
-def _prefill(seconds: Callable[[BatchShape], float], chunk: int, length: int) -> float:
-    return sum(seconds(BatchShape(((min(chunk, length - done), done),))) for done in range(0, length, chunk))
+def _slowdown(seconds: Callable[[BatchShape], float], chunk: int, length: int) -> float:
+    chunks = [BatchShape(((min(chunk, length - done), done),)) for done in range(0, length, chunk)]
+    return sum(map(seconds, chunks)) / seconds(BatchShape(((length, 0),)))
 
 
 QUANTITIES: dict[str, Callable[..., float]] = {

@@ -23,10 +23,11 @@ from experiments.paper.steady import (
     Load,
     Scheme,
     SteadyState,
-    counted,
+    find_span,
     limits_of,
     policy_of,
     requests_of,
+    stagger_of,
     tile_of,
 )
 
@@ -64,8 +65,9 @@ class RealSteadyState(SteadyState):
 
     def _run(self, scheme: Scheme, load: Load, chunk: int) -> float:
         server = replace(self.server, limits=limits_of(load, tile_of(self.cost, chunk)))
-        requests = requests_of(scheme, load, WARM_UP + COUNTED + 1, server.executor.vocabulary)
-        begin, end = counted(server.serve(policy_of(scheme, chunk), requests), load, COUNTED)
+        generations = WARM_UP + COUNTED + 1
+        requests = requests_of(load, generations, stagger_of(scheme), server.executor.vocabulary)
+        begin, end = find_span(server.serve(policy_of(scheme, chunk), requests), load, COUNTED)
         return (end - begin) / (COUNTED * load.batch)
 
 

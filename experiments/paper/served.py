@@ -1,10 +1,10 @@
-"""Simulation against other people's served run: 300 requests with a time stamp for each, from LLMServingSim.
+"""Simulation against a published run: 300 requests served by vLLM, with time stamps, from LLMServingSim.
 
     python -m experiments.paper served tables=.../llmservingsim/RTXPRO6000/Llama-3.1-8B_tp1 [host_ms=0] [folder=results]
 
-vLLM 0.19.0 served Llama-3.1-8B on an RTX PRO 6000 (128 requests, 2,048 tokens an iteration). The same requests are
-simulated with the layer timings that were published beside the run; nothing is fitted to it. Those timings hold no host
-time; host_ms adds some to each iteration of a synchronous loop.
+vLLM 0.19.0 served Llama-3.1-8B on an RTX PRO 6000 (128 requests, 2,048 tokens per iteration). The same requests are
+simulated with the layer timings that were published with the run; nothing is fitted to it. Those timings exclude host
+time; host_ms adds it to each iteration of a synchronous loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tabulate import tabulate
 
 from cbatch import ConfigError, Engine, Limits, Request
 from cbatch.errors import ProfileError
-from cbatch.results.metrics import served
+from cbatch.results.metrics import collect_served
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
@@ -30,13 +30,21 @@ from experiments.paper.verdicts import write
 from policies.chunking import TileAligned
 from policies.sarathi_serve import SarathiServe
 
-BATCH, MAX_TOKENS, BLOCK = 128, 2048, 16  # of the run: see its meta.json
+BATCH, MAX_TOKENS, BLOCK = 128, 2048, 16  # see the run's meta.json
+FIELDS = {
+    "prompt": "input_toks",
+    "output": "output_toks",
+    "arrival": "queued_ts",
+    "first": "first_token_ts",
+    "last": "last_token_ts",
+}
+"""The published name of each column."""
 
 Columns = Mapping[str, NDArray[np.float64]]
 
 
 def main(tables: str, host_ms: float = 0.0, folder: str = "results") -> None:
-    """Simulate the run, print measured and simulated figures, write served.json."""
+    """Simulate the run, print measured and simulated metrics, write served.json."""
     measured = read_run(Path(tables) / "vllm_run" / "requests.jsonl.gz")
     cost = ProfileCost(load_profile(tables), load_spec("llama-3.1-8b"))
     simulated = simulate(measured, cost, HostTime(_host_seconds(host_ms)))
@@ -57,7 +65,7 @@ def main(tables: str, host_ms: float = 0.0, folder: str = "results") -> None:
 
 
 def read_run(path: Path) -> Columns:
-    """The served requests in order of arrival; times in seconds from the first one's.
+    """The served requests in order of arrival; times in seconds since the first arrival.
 
     Raises:
         ProfileError: the file cannot be read, or lacks a field.
@@ -65,24 +73,15 @@ def read_run(path: Path) -> Columns:
     try:
         with gzip.open(path, "rt") as file:
             rows = [json.loads(line) for line in file]
-        columns = {
-            name: np.array([row[key] for row in rows], np.float64)
-            for name, key in (
-                ("prompt", "input_toks"),
-                ("output", "output_toks"),
-                ("arrival", "queued_ts"),
-                ("first", "first_token_ts"),
-                ("last", "last_token_ts"),
-            )
-        }
+        columns = {name: np.array([row[key] for row in rows], np.float64) for name, key in FIELDS.items()}
     except (OSError, EOFError, ValueError, KeyError) as error:
-        raise ProfileError(f"{path}: cannot read the run: {error!r}; give the folder as it was published") from error
+        raise ProfileError(f"{path}: cannot read the run: {error!r}; give the published folder, unchanged") from error
     start = columns["arrival"].min()
     return columns | {name: columns[name] - start for name in ("arrival", "first", "last")}
 
 
 def simulate(run: Columns, cost: ProfileCost, host: HostTime) -> Columns:
-    """The same requests, served by a token budget shared by decodes and prompts, as vLLM's scheduler does it."""
+    """The same requests, scheduled as vLLM does: a token budget shared by decodes and prompts."""
     lengths = zip(run["prompt"].astype(int).tolist(), run["output"].astype(int).tolist(), strict=True)
     requests = [
         Request(index, prompt, output, arrival_time=float(run["arrival"][index]))
@@ -99,19 +98,13 @@ def simulate(run: Columns, cost: ProfileCost, host: HostTime) -> Columns:
         asynchronous=False,
     )
     engine.submit(requests)
-    done = served(engine.run())
+    done = collect_served(engine.run())
     order = np.argsort(done.id)
-    return {
-        "prompt": run["prompt"],
-        "output": run["output"],
-        "arrival": run["arrival"],
-        "first": done.first_token[order],
-        "last": done.last_token[order],
-    }
+    return {**run, "first": done.first_token[order], "last": done.last_token[order]}
 
 
 def figures(run: Columns) -> dict[str, float]:
-    """Seconds, but for throughput (output tokens a second)."""
+    """Latencies in seconds, by name, and output throughput in tokens per second."""
     ttft, tpot = run["first"] - run["arrival"], (run["last"] - run["first"]) / np.maximum(run["output"] - 1, 1)
     found = {
         "total time": float(run["last"].max()),
@@ -129,5 +122,5 @@ def _latency(run: Columns) -> NDArray[np.float64]:
 
 def _host_seconds(host_ms: float) -> float:
     if not 0 <= host_ms < 1e3:
-        raise ConfigError(f"host_ms={host_ms:g}: give milliseconds of host time for each iteration, from 0 to 1000")
+        raise ConfigError(f"host_ms={host_ms:g}: give milliseconds of host time per iteration, from 0 to 1000")
     return host_ms / 1e3

@@ -1,7 +1,7 @@
-"""Steady states of equal requests on simulated hardware: seconds of device time that one request takes.
+"""Steady states of equal requests on simulated hardware: device seconds per request.
 
-Every figure comes from a run of the engine with the real policy and KV accounting; `closed_form` is the exact steady
-state by hand, as a check of the runs.
+Every value comes from a run of the engine with the real policy and KV accounting; `closed_form_gain` computes the same
+steady state by hand, as a check of the runs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from cbatch import BatchShape, Engine, Limits, Policy, Request, RunRecord
 from cbatch.kv import blocks_for
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
+from experiments.config.composition import composed
 from experiments.workloads import ClosedBatch
 from experiments.workloads.base import Vocabulary
 from policies.chunking import Fixed, TileAligned
@@ -24,9 +25,11 @@ from policies.sarathi import Sarathi
 
 BLOCK = 16
 WARM_UP, COUNTED = 2, 2
-"""Generations of requests - as many as the batch holds - before measuring, and measured. The states repeat exactly."""
+"""Generations, of as many requests as the batch holds, before measuring and measured. The states repeat exactly."""
 
 Scheme = Literal["baseline", "orca_best", "orca_worst", "sarathi", "sarathi_unaligned"]
+Stagger = float | Literal["even"]
+"""Iterations between the first arrivals, see `ClosedBatch`."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,17 @@ class Load:
         return int(self.length / (1 + self.pd_ratio) + 0.5)
 
 
+def load_of(experiment: str, pd_ratio: float) -> Load:
+    """The closed batch that conf/experiment/<experiment>.yaml serves, at this P:D."""
+    workload = composed(experiment)["workload"]
+    return Load(workload["length"], workload["batch"], pd_ratio)
+
+
 @dataclass(eq=False)
 class SteadyState:
-    """Measures loads on one simulated GPU; asks for the same one twice cost nothing.
+    """Measures the paper's schemes on one simulated GPU; repeated loads are cached.
 
-    num_asked: loads that were asked for; whoever wants to know sets it to 0 before.
+    num_asked: calls of `seconds` since it was last set to 0.
     """
 
     cost: ProfileCost
@@ -55,7 +64,7 @@ class SteadyState:
     _known: dict[Any, float] = field(default_factory=dict)
 
     def seconds(self, scheme: Scheme, load: Load, chunk: int = 256) -> float:
-        """Seconds for each request ended."""
+        """Seconds per finished request."""
         self.num_asked += 1
         key = (scheme, load, chunk if scheme.startswith("sarathi") else 0)
         if key not in self._known:
@@ -75,56 +84,77 @@ class SteadyState:
         return f"{self.cost.spec.name} simulated with profile {self.cost.profile.name}"
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
     def _run(self, scheme: Scheme, load: Load, chunk: int) -> float:
-        begin, end = counted(simulate(SimExecutor(self.cost), self.cost, scheme, load, chunk), load, COUNTED)
-        return (end - begin) / (COUNTED * load.batch)
+        policy, tile = policy_of(scheme, chunk), tile_of(self.cost, chunk)
+        return seconds_per_request(self.cost, policy, load, stagger=stagger_of(scheme), tile=tile)
 
 
-def simulate(executor: SimExecutor, cost: ProfileCost, scheme: Scheme, load: Load, chunk: int = 256) -> RunRecord:
-    """Serve as many generations as are warm-up, counted, and needed to keep the batch full until these have ended.
+def seconds_per_request(
+    cost: ProfileCost, policy: Policy, load: Load, *, stagger: Stagger = 0, tile: int | None = None
+) -> float:
+    """Device seconds per finished request once the batch is in its steady state.
 
-    Synchronously, as the paper's systems ran: its KV cache holds no more than the batch, and in an asynchronous loop blocks
-    come free an iteration late.
+    tile: the one that the policy sees; None: the hardware's.
+    """
+    begin, end = find_span(simulate(SimExecutor(cost), cost, policy, load, stagger, tile), load, COUNTED)
+    return (end - begin) / (COUNTED * load.batch)
+
+
+def simulate(
+    executor: SimExecutor,
+    cost: ProfileCost,
+    policy: Policy,
+    load: Load,
+    stagger: Stagger = 0,
+    tile: int | None = None,
+) -> RunRecord:
+    """Serve the generations that warm up, that are measured, and one more, which keeps the batch full until these have ended.
+
+    The loop is synchronous, as the paper's systems were: the KV cache holds no more than the batch, and an asynchronous loop
+    frees blocks an iteration later. The host takes no time.
     """
     engine = Engine(
-        policy_of(scheme, chunk),
+        policy,
         executor,
-        limits_of(load, tile_of(cost, chunk)),
+        limits_of(load, tile or cost.profile.ceilings.tile),
         cost,
         num_blocks=load.batch * blocks_for(load.length, BLOCK),
         block_size=BLOCK,
         asynchronous=False,
     )
-    engine.submit(requests_of(scheme, load, WARM_UP + COUNTED + 1))
+    engine.submit(requests_of(load, WARM_UP + COUNTED + 1, stagger))
     return engine.run()
 
 
 def limits_of(load: Load, tile: int) -> Limits:
-    """Nothing but the batch limits an iteration."""
+    """Limits that bind nothing but the batch."""
     return Limits(load.batch, max_tokens=load.batch * load.length, max_request_tokens=load.length, tile=tile)
 
 
 def tile_of(cost: ProfileCost, chunk: int) -> int:
-    """The tile that policies are told: one that divides the chunk. What tiles cost stays as it is."""
+    """The tile that policies see: one that divides the chunk. It does not change what tiles cost."""
     return gcd(cost.profile.ceilings.tile, chunk)
 
 
-def requests_of(scheme: Scheme, load: Load, generations: int, vocabulary: Vocabulary | None = None) -> list[Request]:
-    """As many requests as the batch holds, `generations` times, staggered as the scheme asks."""
+def stagger_of(scheme: Scheme) -> Stagger:
+    return "even" if scheme == "orca_best" else 0
+
+
+def requests_of(
+    load: Load, generations: int, stagger: Stagger = 0, vocabulary: Vocabulary | None = None
+) -> list[Request]:
+    """As many requests as the batch holds, `generations` times."""
+    num_requests = generations * load.batch
     workload = ClosedBatch(
-        length=load.length,
-        pd_ratio=load.pd_ratio,
-        batch=load.batch,
-        num_requests=generations * load.batch,
-        stagger="even" if scheme == "orca_best" else 0,
+        length=load.length, pd_ratio=load.pd_ratio, batch=load.batch, num_requests=num_requests, stagger=stagger
     )
     return workload.requests(vocabulary)
 
 
-def counted(record: RunRecord, load: Load, generations: int) -> tuple[float, float]:
-    """Seconds between which that many generations ended, those of the warm-up not counted."""
+def find_span(record: RunRecord, load: Load, generations: int) -> tuple[float, float]:
+    """(begin, end) in seconds of the time in which `generations` ended, after those of the warm-up."""
     ends = [request.finished_at or 0.0 for request in record.requests]
     first = WARM_UP * load.batch - 1
     return ends[first], ends[first + generations * load.batch]

@@ -1,4 +1,4 @@
-"""Verdicts as text, and results stamped with the command, the date, the versions and where the times come from."""
+"""Verdicts as text, and results files with command, date, versions and where the times come from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from experiments.store.provenance import stamp, write_json
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """A line a verdict."""
+    """One line per verdict."""
     columns = sorted({name for verdict in verdicts for name in verdict.extra})
     rows = [
         (
@@ -33,13 +33,12 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 
 def conclusion(verdicts: Sequence[Verdict]) -> str:
-    """How many hold of those that are tested, and of the others, which are known to fail, how many there are."""
+    """How many of the tested claims hold, and how many are not tested because they are known to fail."""
     tested = [verdict for verdict in verdicts if verdict.claim.tested]
     held = sum(verdict.holds for verdict in tested)
     others = len(verdicts) - len(tested)
-    return f"{held} of {len(tested)} tested claims hold" + (
-        f"; {others} are not tested, their notes say why" if others else ""
-    )
+    suffix = f"; {others} are not tested, their notes say why" if others else ""
+    return f"{held} of {len(tested)} tested claims hold{suffix}"
 
 
 def write(name: str, figures: Mapping[str, Any], machines: Mapping[str, Any], folder: Path) -> Path:

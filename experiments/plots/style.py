@@ -1,8 +1,8 @@
-"""How every plot looks: sizes of a printed page, series that differ in grey too, and a line that says where times come from."""
+"""How every plot looks: page size, series that differ in grey too, headings, and a line that says where times come from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
@@ -21,8 +21,8 @@ from matplotlib.figure import Figure
 from experiments.store.provenance import at_once
 from experiments.store.text import origin_of_row
 
-PAGE = 7.0  # inches, the width of a printed page's text
-_ORIGIN_WIDTH = 165  # characters of its small type that a page is wide
+PAGE = 7.0  # inches: text width of a printed page
+_ORIGIN_WIDTH = 165  # characters per line of the origin's small type
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
 COPY = "#009E73"
@@ -67,7 +67,7 @@ def fill_style(index: int) -> dict[str, Any]:
 
 
 def paper_style() -> dict[str, Any]:
-    """Values that a paper prints: hollow and black, on top of whatever is drawn of ours."""
+    """Values that a paper prints: hollow and black, on top of our own."""
     return {
         "label": "paper",
         "color": "black",
@@ -81,8 +81,8 @@ def paper_style() -> dict[str, Any]:
 
 
 @contextmanager
-def printed() -> Iterator[None]:
-    """Settings for print: small type, thin lines, fonts that stay text in the PDF."""
+def print_style() -> Iterator[None]:
+    """Settings for print: small type, thin lines, fonts that stay text in the PDF. Also a decorator, `@print_style()`."""
     settings: dict[str, Any] = {
         "font.size": 8,
         "axes.titlesize": 8,
@@ -91,59 +91,60 @@ def printed() -> Iterator[None]:
         "axes.linewidth": 0.6,
         "axes.spines.top": False,
         "axes.spines.right": False,
+        "axes.titlelocation": "left",
+        "axes.grid": True,
         "grid.linewidth": 0.4,
         "grid.color": "#DDDDDD",
         "axes.axisbelow": True,
         "legend.frameon": False,
         "pdf.fonttype": 42,
-        "figure.constrained_layout.use": True,
     }
     with plt.style.context(settings):
         yield
 
 
 def new_figure(
-    rows: int, columns: int, height: float, *, ratios: Iterable[float] | None = None, sharex: bool = False
+    rows: int, columns: int, height: float, *, ratios: Sequence[float] | None = None, sharex: bool = False
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure as wide as a page, `height` inches, and its axes, [rows][columns]."""
-    heights = None if ratios is None else list(ratios)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(PAGE, height), squeeze=False, sharex=sharex, height_ratios=heights
-    )
+    """A figure as wide as a page, `height` inches, and its axes, [rows][columns]. ratios: heights of the rows."""
+    options: dict[str, Any] = {"sharex": sharex, "height_ratios": ratios, "layout": "constrained"}
+    figure, axes = plt.subplots(rows, columns, figsize=(PAGE, height), squeeze=False, **options)
     return figure, axes.tolist()
 
 
-def title(
+def add_title(
     figure: Figure, runs: pd.DataFrame, heading: str = "", handles: Sequence[Artist] = (), note: str = ""
 ) -> None:
-    """What is shown and what all runs share above, with the legend's handles if given; below, where the times come from."""
+    """Add a heading from what all runs share, with the legend's handles if given; below, where the times come from."""
     rows = [{str(key): value for key, value in row.items()} for row in runs.to_dict("records")]
     shared = [str(rows[0][key]) for key in ("model", "workload") if len({row[key] for row in rows}) == 1]
     for name, key in (("length", "workload.length"), ("batch", "limits.batch")):
         values = {row.get(key) for row in rows}
         shared += [f"{name} {value}" for value in values if len(values) == 1 and value is not None]
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
-    headed(figure, text, "\n".join(sorted({origin_of_row(row) for row in rows})), handles)
+    add_heading(figure, text, "\n".join(sorted({origin_of_row(row) for row in rows})), handles)
 
 
-def headed(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] = ()) -> None:
-    """A heading above, with the legend's handles if given, and below, where the times come from."""
+def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] = ()) -> None:
+    """Add a heading, with the legend's handles if given; below the figure, where the times come from."""
     if handles:
-        figure.legend(
-            handles=handles, loc="outside upper center", ncols=min(len(handles), 4), title=heading, title_fontsize=9
-        )
+        ncols = min(len(handles), 4)
+        figure.legend(handles=handles, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9)
     else:
         figure.suptitle(heading, fontsize=9)
-    figure.supxlabel(wrapped(origin), fontsize=6, color="#555555")
+    figure.supxlabel(wrap_origin(origin), fontsize=6, color="#555555")
 
 
-def wrapped(origin: str) -> str:
-    """Where the times come from, in lines that a page is wide."""
+def wrap_origin(origin: str) -> str:
+    """Break the text that says where times come from into lines as wide as a page."""
     return "\n".join(line for text in origin.splitlines() for line in wrap(text, _ORIGIN_WIDTH))
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write NAME.pdf and NAME.png, each at once; returns the paths. The same figure makes the same files."""
+    """Write NAME.pdf and NAME.png, each atomically, and close the figure; returns the paths.
+
+    The same figure makes the same files.
+    """
     paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
     for path in paths:
         with at_once(path) as partial:

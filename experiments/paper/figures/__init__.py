@@ -1,1 +1,1 @@
-"""One module a figure or table: `measure` gives its data, `draw` the drawing, `text` the table; functions of `data` are quantities."""
+"""One module per figure or table: `measure` gives its data, `draw` the drawing, `text` a table; functions of `data` are quantities."""

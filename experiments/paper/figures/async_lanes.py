@@ -1,9 +1,9 @@
 """Activity lanes and totals of the asynchronous-batching post (Hugging Face, May 2026), beside ours, simulated and measured.
 
 The post: an 8B model, batch 32, 8K generated tokens; 300.6 s with the GPU active 76.0% of the time synchronously, 234.5 s and
-99.4% asynchronously. Simulated: host and device time of an iteration are those of the post's synchronous run; what the
-asynchronous loop makes of them is the prediction. Measured: `python -m experiments.bench async`, on a host that has far less to
-do; active is the share of a profiled window in which kernels or copies run.
+99.4% asynchronously. Simulated: host and device time of an iteration are those of the post's synchronous run; the gain of the
+asynchronous loop is the prediction. Measured: `python -m experiments.bench async`, on a host that has far less to do; active is
+the share of a profiled window in which kernels or copies run.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ from matplotlib.patches import Patch
 from cbatch import BatchShape, Engine, Limits, Request, RunRecord
 from cbatch.sim.executor import SimExecutor
 from experiments.paper.claims import Claim
+from experiments.paper.frames import FOLDER, add_provenance, explain_missing, select
 from experiments.paper.machines import Machines
-from experiments.paper.measured import FOLDER, left_out, stamped
+from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.style import DECODE, HOST, IDLE, PAGE
-from experiments.plots.style import printed as page
 from policies.prefill_first import PrefillFirst
 
 SECONDS, ACTIVE, BATCH, PROMPT, NEW = 300.6, 0.760, 32, 256, 8192  # of the post's synchronous run; the prompt is ours
-FIRST, SHOWN = 100, 5  # iterations that the simulated lanes show
+FIRST, SHOWN = 100, 5  # iterations in the simulated lanes
 LOOPS = ("sync", "async")
 POST, SIMULATED = "post", "simulated"
-COLOURS = {"host": HOST, "wait": IDLE, "device": DECODE}
+FILLS: dict[str, dict[str, Any]] = {
+    "device": {"label": "device computes", "facecolor": DECODE, "edgecolor": "white"},
+    "host": {"label": "host plans, launches, absorbs", "facecolor": HOST, "edgecolor": "none"},
+    "wait": {"label": "host waits; device idle", "facecolor": IDLE, "edgecolor": "#999999"},
+}
 TIMES = ("planned_at", "launched_at", "waited_at", "received_at", "done_at", "started", "ended")
 
 
@@ -55,22 +59,18 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     rows: list[tuple[Any, ...]] = []
     for loop in LOOPS:
         say(f"simulated, {loop}")
-        rows += [(SIMULATED, loop, *row) for row in _simulated(loop == "async")]
-    file, runs = longest_run(FOLDER)
+        rows += [(SIMULATED, loop, *row) for row in _simulate(loop == "async")]
+    file, runs = find_longest_run(FOLDER)
     if not runs:
-        say(f"{left_out('async')}: simulation alone")
+        say(f"{explain_missing('async')}: simulation alone")
     for loop, run in runs.items():
-        measured = [
-            ("seconds", 0.0, run["seconds"]["median"]),
-            ("active", 0.0, run["kernel_share"]),
-            *_lanes(run["lanes"]),
-        ]
-        rows += [(file["hardware"], loop, *row) for row in measured]
+        totals = [("seconds", 0.0, run["seconds"]["median"]), ("active", 0.0, run["kernel_share"])]
+        rows += [(file["hardware"], loop, *row) for row in (*totals, *_lanes(run["lanes"]))]
     data = pd.DataFrame(rows, columns=["hardware", "series", "what", "begin", "value"])
-    return stamped(data, file) if runs else data
+    return add_provenance(data, file) if runs else data
 
 
-def _simulated(asynchronous: bool) -> Iterator[tuple[str, float, float]]:
+def _simulate(asynchronous: bool) -> Iterator[tuple[str, float, float]]:
     device, host = (share * SECONDS / NEW for share in (ACTIVE, 1 - ACTIVE))
     cost = Always(device)
     engine = Engine(
@@ -104,8 +104,8 @@ def _lanes(steps: Sequence[Mapping[str, float]]) -> Iterator[tuple[str, float, f
             yield what, step[begin] - origin, step[end] - step[begin]
 
 
-def longest_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The file that has both loops for the longest outputs, and their figures; nothing if none has."""
+def find_longest_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The file that has both loops for the longest outputs, and their figures; both empty if there is none."""
     longest, file, runs = 0, dict[str, Any](), dict[str, Any]()
     for path in sorted(folder.glob("async*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -117,8 +117,7 @@ def longest_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def of(data: pd.DataFrame, hardware: str, loop: str, what: str) -> float:
     """Seconds, or active share, of one run."""
-    shown = data[(data["hardware"] == hardware) & (data["series"] == loop) & (data["what"] == what)]
-    return float(shown["value"].iloc[0])
+    return float(select(data, hardware=hardware, series=loop, what=what)["value"].iloc[0])
 
 
 def gain(data: pd.DataFrame, hardware: str) -> float:
@@ -127,66 +126,43 @@ def gain(data: pd.DataFrame, hardware: str) -> float:
 
 
 def hidden(data: pd.DataFrame, hardware: str) -> float:
-    """Share of the synchronous loop's time without a kernel that the asynchronous loop takes away."""
+    """Share of the synchronous loop's time without a kernel that the asynchronous loop removes."""
     idle = [of(data, hardware, loop, "seconds") * (1 - of(data, hardware, loop, "active")) for loop in LOOPS]
     return 1 - idle[1] / idle[0]
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """Lanes above, simulated and measured; below, how long a whole run takes, the post's as printed."""
+    """Lanes above, simulated and measured; below, the time of a whole run, the post's as printed."""
     machines = list(dict.fromkeys(data["hardware"]))
     lanes: list[Any] = [[f"{loop}, {hardware}" for hardware in machines] for loop in LOOPS]
-    with page():
-        figure = plt.figure(figsize=(PAGE, 4.0))
-        axes = figure.subplot_mosaic([*lanes, ["totals"] * len(machines)], height_ratios=[1, 1, 1.9])
-        for hardware in machines:
-            shown = data[data["hardware"] == hardware]
-            for loop in LOOPS:
-                panel = axes[f"{loop}, {hardware}"]
-                _draw_lanes(panel, shown[shown["series"] == loop], _width(shown))
-                panel.set_title(f"{loop}, {hardware}", loc="left")
-            panel.set_xlabel("time [ms]")
-        _draw_totals(axes["totals"], _totals(data, machines, printed))
-        figure.legend(
-            handles=[
-                Patch(color=DECODE, label="device computes"),
-                Patch(color=HOST, label="host plans, launches, absorbs"),
-                Patch(facecolor=IDLE, edgecolor="#999999", label="host waits; device idle"),
-            ],
-            loc="outside upper center",
-            ncols=3,
-        )
+    figure = plt.figure(figsize=(PAGE, 4.0), layout="constrained")
+    axes = figure.subplot_mosaic([*lanes, ["totals"] * len(machines)], height_ratios=[1, 1, 1.9])
+    for hardware in machines:
+        shown = select(data, hardware=hardware)
+        for loop in LOOPS:
+            panel = axes[f"{loop}, {hardware}"]
+            lane_axes(panel, ["device", "host"], 0, _width(shown))
+            for what in reversed(FILLS):
+                spans = select(shown, series=loop, what=what)
+                draw_spans(panel, what != "device", zip(spans["begin"], spans["value"], strict=True), **FILLS[what])
+            panel.set_title(f"{loop}, {hardware}")
+        panel.set_xlabel("time [ms]")
+    _draw_totals(axes["totals"], _totals(data, machines, printed))
+    handles = [Patch(**fill) for fill in FILLS.values()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3)
     return figure
 
 
 def _width(shown: pd.DataFrame) -> float:
     """Milliseconds to show: `SHOWN` iterations of the loop that takes longer."""
-    device = shown[shown["what"] == "device"].groupby("series")["begin"]
+    device = select(shown, what="device").groupby("series")["begin"]
     return float(device.apply(lambda begins: begins.sort_values().iloc[min(SHOWN, len(begins) - 1)]).max())
-
-
-def _draw_lanes(panel: Axes, shown: pd.DataFrame, width: float) -> None:
-    for what, colour in COLOURS.items():
-        spans = shown[shown["what"] == what]
-        edge = "white" if what == "device" else "#999999" if what == "wait" else "none"
-        panel.broken_barh(
-            list(zip(spans["begin"], spans["value"], strict=True)),
-            (-0.4 if what == "device" else 0.6, 0.8),
-            facecolors=colour,
-            edgecolors=edge,
-            linewidth=0.4,
-        )
-    panel.set_xlim(0, width)
-    panel.set_ylim(-0.6, 1.6)
-    panel.set_yticks([1, 0], ["host", "device"])
-    panel.tick_params(axis="y", length=0)
-    panel.spines["left"].set_visible(False)
 
 
 def _totals(
     data: pd.DataFrame, machines: Sequence[str], printed: Sequence[Claim]
 ) -> list[tuple[str, str, float, float]]:
-    """(who, loop, seconds, active share), the post's first."""
+    """(run, loop, seconds, active share), the post's first."""
     post = {
         (claim.setting["loop"], claim.setting["what"]): claim.printed
         for claim in printed
@@ -194,23 +170,23 @@ def _totals(
     }
     rows = [(POST, loop, post[loop, "seconds"], post[loop, "active"]) for loop in LOOPS if (loop, "seconds") in post]
     return rows + [
-        (who, loop, of(data, who, loop, "seconds"), of(data, who, loop, "active")) for who in machines for loop in LOOPS
+        (name, loop, of(data, name, loop, "seconds"), of(data, name, loop, "active"))
+        for name in machines
+        for loop in LOOPS
     ]
 
 
 def _draw_totals(panel: Axes, rows: Sequence[tuple[str, str, float, float]]) -> None:
-    """Bars over the synchronous total of each, split by whether the device is active; the post's with a dashed frame."""
-    whole = {who: seconds for who, loop, seconds, _ in rows if loop == "sync"}
-    for place, (who, _, seconds, active) in enumerate(reversed(rows)):
-        length = 100 * seconds / whole[who]
+    """Bars relative to each synchronous run, split by whether the device is active; the post's with a dashed frame."""
+    whole = {name: seconds for name, loop, seconds, _ in rows if loop == "sync"}
+    idle: dict[str, Any] = {"facecolor": IDLE, "edgecolor": "#999999", "linewidth": 0.4}
+    for place, (name, _, seconds, active) in enumerate(reversed(rows)):
+        length = 100 * seconds / whole[name]
         panel.barh(place, length * active, color=DECODE)
-        panel.barh(
-            place, length * (1 - active), left=length * active, facecolor=IDLE, edgecolor="#999999", linewidth=0.4
-        )
-        if who == POST:
+        panel.barh(place, length * (1 - active), left=length * active, **idle)
+        if name == POST:
             panel.barh(place, length, facecolor="none", edgecolor="black", linewidth=1.0, linestyle=(0, (3, 2)))
         panel.text(length + 0.7, place, f"{seconds:.1f} s, device active {active:.1%}", va="center", fontsize=7)
-    panel.set_yticks(range(len(rows)), [f"{who}, {loop}" for who, loop, *_ in reversed(rows)])
-    panel.set_xlim(0, 128)
-    panel.set_xticks(range(0, 101, 20))
-    panel.set_xlabel("time of the whole run [% of the synchronous one]")
+    panel.set_yticks(range(len(rows)), [f"{name}, {loop}" for name, loop, *_ in reversed(rows)])
+    panel.set(xlim=(0, 128), xticks=range(0, 101, 20), xlabel="time of the whole run [% of the synchronous one]")
+    panel.grid(visible=False)

@@ -1,7 +1,7 @@
 """Ablation of chunk selection: the ratio of prompt to output tokens drifts twice in one run, and `pd_aware` follows.
 
-It is told nothing: its estimate is that of the requests which have ended. Beside it stands the fixed total that serves the
-whole run fastest, which only a sweep of the whole run can find.
+The selector is not informed of the drift; it estimates P:D from the requests that have ended. It is compared with the fixed
+total that serves the whole run fastest, which only a sweep of the whole run can find.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cbatch import Engine, Limits
@@ -19,10 +18,11 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from experiments.config.composition import composed, swept, workload
 from experiments.paper.claims import Claim
+from experiments.paper.frames import select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import BLOCK
-from experiments.plots.style import line_style, new_figure
-from experiments.plots.style import printed as page
+from experiments.plots.parts import facet
+from experiments.plots.style import line_style
 from policies.chunking import ChunkSelector, PDAware, TileAligned
 from policies.sarathi import Sarathi
 
@@ -30,7 +30,7 @@ EXPERIMENT = "chunk_drift"
 HARDWARE = ("a6000", "h200")
 AWARE, FIXED = "P:D-aware", "best fixed total"
 CHOSEN = "auto"
-"""What stands among the swept chunks for the one that is chosen on the way."""
+"""The swept value of `chunk` that stands for `pd_aware`."""
 
 
 class Drift(NamedTuple):
@@ -52,12 +52,10 @@ class Drift(NamedTuple):
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """The chosen total and the throughput over the run.
 
-    Columns: hardware, series, what ("total" of tokens, or "rate" in tokens a second), second, value.
+    Columns: hardware, series, what ("total" of tokens, or "rate" in tokens per second), second, value.
     """
     rows: list[tuple[str, str, str, float, float]] = []
-    for hardware in HARDWARE:
-        if (at := machines.get(hardware)) is None:
-            continue
+    for hardware, at in machines.available(HARDWARE):
         say(hardware)
         totals = [int(chunk) for chunk in swept(EXPERIMENT, "chunk") if chunk != CHOSEN]
         best = min((run(at.cost, TileAligned(total)) for total in totals), key=lambda drift: drift.seconds)
@@ -95,7 +93,7 @@ def run(cost: ProfileCost, selector: ChunkSelector) -> Drift:
 
 
 def _rates(ends: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
-    """(second in the middle, tokens a second) of every stretch in which as many requests ended as the batch holds."""
+    """(middle second, tokens per second) of each stretch in which as many requests ended as the batch holds."""
     batch = composed(EXPERIMENT)["batch"]
     edges = np.array([0.0, *(second for second, _ in ends[batch - 1 :: batch])])
     tokens = [sum(num for _, num in ends[first : first + batch]) for first in range(0, len(ends) - batch + 1, batch)]
@@ -103,9 +101,8 @@ def _rates(ends: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
 
 
 def seconds_of(data: pd.DataFrame, hardware: str, series: str) -> float:
-    """Of the whole run."""
-    shown = data[(data["hardware"] == hardware) & (data["series"] == series) & (data["what"] == "total")]
-    return float(shown["second"].max())
+    """Seconds of the whole run."""
+    return float(select(data, hardware=hardware, series=series, what="total")["second"].max())
 
 
 def lead_over_fixed(data: pd.DataFrame, hardware: str) -> float:
@@ -115,35 +112,22 @@ def lead_over_fixed(data: pd.DataFrame, hardware: str) -> float:
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A column for each machine: the total above, throughput below. No paper has this."""
-    machines = list(dict.fromkeys(data["hardware"]))
-    ratios = composed(EXPERIMENT)["workload"]["lengths"]["pd_ratios"]
-    with page():
-        figure, (totals, rates) = new_figure(2, len(machines), 3.8)
-        for upper, lower, hardware in zip(totals, rates, machines, strict=True):
-            shown = data[data["hardware"] == hardware]
-            for index, series in enumerate((AWARE, FIXED)):
-                mine = shown[shown["series"] == series]
-                label = f"{series}: {seconds_of(data, hardware, series):,.1f} s in all"
-                _lines(upper, lower, mine, {**line_style(index), "label": label})
-            upper.sharex(lower)
-            upper.tick_params(labelbottom=False)
-            upper.set_title(f"{TITLES[hardware]}: P:D {', then '.join(map(str, ratios))}", loc="left")
-            upper.set_ylabel("chunk and decodes [tokens]")
-            upper.set_ylim(bottom=0)
-            lower.set_ylabel("throughput [tokens/s]")
-            lower.set_ylim(bottom=0)
-            lower.set_xlabel("time [s]")
-            upper.legend(loc="upper right")
-            upper.grid(visible=True)
-            lower.grid(visible=True)
-        figure.supxlabel(
-            f"throughput: a point for every {composed(EXPERIMENT)['batch']} requests that end, with all their tokens; the last "
-            "ones leave the batch to run empty"
-        )
+    config = composed(EXPERIMENT)
+    phases = ", then ".join(map(str, config["workload"]["lengths"]["pd_ratios"]))
+    figure, facets = facet(data, 2, 3.8, across=True)
+    for hardware, shown, [upper, lower] in facets:
+        for index, series in enumerate((AWARE, FIXED)):
+            total, rate = (select(shown, series=series, what=what) for what in ("total", "rate"))
+            style, label = line_style(index), f"{series}: {seconds_of(data, hardware, series):,.1f} s in all"
+            upper.step(total["second"], total["value"], where="post", label=label, **(style | {"marker": ""}))
+            lower.plot(rate["second"], rate["value"], **style)
+        upper.sharex(lower)
+        upper.tick_params(labelbottom=False)
+        upper.set(title=f"{TITLES[hardware]}: P:D {phases}", ylabel="chunk and decodes [tokens]")
+        upper.legend(loc="upper right")
+        lower.set(xlabel="time [s]", ylabel="throughput [tokens/s]")
+        for panel in (upper, lower):
+            panel.set_ylim(bottom=0)
+    note = f"throughput: one point for every {config['batch']} requests that end, with all their tokens"
+    figure.supxlabel(f"{note}; during the last ones the batch runs empty")
     return figure
-
-
-def _lines(upper: Axes, lower: Axes, shown: pd.DataFrame, style: dict[str, object]) -> None:
-    total, rate = (shown[shown["what"] == what] for what in ("total", "rate"))
-    upper.step(total["second"], total["value"], where="post", **{**style, "marker": ""})  # type: ignore[arg-type]
-    lower.plot(rate["second"], rate["value"], **style)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
 """Fig 11 of SARATHI (arXiv 2308.16369): throughput over the baseline's against P:D, chunks of 256 beside Orca's best and worst case.
 
 Orca's iterations hold whole prompts. In its best case starts are spread evenly, so that every prompt meets decodes; in its
-worst case all requests start together, and it does what the baseline does. The best case is Sarathi with chunks as long as
-the prompts, and so its peak lies at a much higher P:D.
+worst case all requests start together, and it schedules as the baseline does. The best case equals Sarathi with chunks as long
+as the prompts, so its peak lies at a much higher P:D.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.legend_handler import HandlerTuple
 
-from experiments.paper.claims import Claim
+from experiments.paper.claims import Claim, printed_points
+from experiments.paper.frames import select
 from experiments.paper.machines import TITLES, Machines
-from experiments.paper.panels import PANELS, Panel, pd_axis, ratios
-from experiments.paper.steady import Load, Scheme
-from experiments.plots.style import fill_style, line_style, new_figure, paper_style
-from experiments.plots.style import printed as page
+from experiments.paper.panels import PANELS, measure_gains, pd_axis
+from experiments.paper.steady import Scheme
+from experiments.plots.parts import facet, grouped_bars, mark_printed
+from experiments.plots.style import line_style
 
 CHUNK = 256
 SCHEMES: dict[str, Scheme] = {
@@ -28,7 +29,6 @@ SCHEMES: dict[str, Scheme] = {
     "Orca, best case": "orca_best",
     "Sarathi, C = 256": "sarathi",
 }
-HARDWARE = ("a6000", "h200-13b", "gpu")
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
@@ -36,25 +36,13 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 
     Columns: hardware, series, length, batch, pd_ratio, value.
     """
-    rows = []
-    for hardware in HARDWARE:
-        if (at := machines.get(hardware)) is None:
-            continue
-        for panel in PANELS:
-            say(f"{hardware}, {panel.title}")
-            rows += [
-                (hardware, series, *panel, ratio, at.gain(scheme, Load(*panel, ratio), CHUNK))
-                for series, scheme in SCHEMES.items()
-                for ratio in ratios(panel, CHUNK, real=machines.are_real)
-            ]
-    return pd.DataFrame(rows, columns=["hardware", "series", "length", "batch", "pd_ratio", "value"])
+    return measure_gains(machines, say, lambda _: [(series, scheme, CHUNK) for series, scheme in SCHEMES.items()])
 
 
 def best_gain(data: pd.DataFrame, hardware: str, scheme: Scheme, length: int = 1024) -> float:
     """The highest gain of a scheme over all P:D."""
     series = next(name for name, drawn in SCHEMES.items() if drawn == scheme)
-    mine = data[(data["hardware"] == hardware) & (data["series"] == series) & (data["length"] == length)]
-    return float(mine["value"].max())
+    return float(select(data, hardware=hardware, series=series, length=length)["value"].max())
 
 
 def lead_over_orca(data: pd.DataFrame, hardware: str, length: int = 1024) -> float:
@@ -64,66 +52,43 @@ def lead_over_orca(data: pd.DataFrame, hardware: str, length: int = 1024) -> flo
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A row for each machine: the highest gain of each scheme as bars, and the gain against P:D for each length."""
-    machines = list(dict.fromkeys(data["hardware"]))
-    with page():
-        figure, axes = new_figure(len(machines), 1 + len(PANELS), 0.5 + 2.0 * len(machines))
-        for row, hardware in zip(axes, machines, strict=True):
-            shown = data[data["hardware"] == hardware]
-            claims = [claim for claim in printed if claim.hardware == hardware]
-            _bars(row[0], shown, hardware, claims)
-            for axis, panel in zip(row[1:], PANELS, strict=True):
-                _lines(axis, shown[shown["length"] == panel.length], claims, panel)
-                axis.sharey(row[1])
-                axis.set_title(panel.title, loc="left")
-            row[1].set_ylim(shown["value"].min() - 0.02, shown["value"].max() + 0.03)
-            row[0].set_title(TITLES[hardware], loc="left")
-            row[0].set_ylabel("highest throughput / baseline's")
-            row[1].set_ylabel("throughput / baseline's")
-        _legend(figure, axes[0])
+    figure, facets = facet(data, 1 + len(PANELS), 2.0, extra=0.5)
+    for hardware, shown, [bars, *lines] in facets:
+        claims = [claim for claim in printed if claim.hardware == hardware]
+        _draw_bars(bars, shown, claims)
+        for axes, panel in zip(lines, PANELS, strict=True):
+            for style, series in zip((4, 1, 0), SCHEMES, strict=True):
+                line = select(shown, length=panel.length, series=series).sort_values("pd_ratio")
+                axes.plot(line["pd_ratio"], line["value"], label=series, **line_style(style))
+            mark_printed(axes, printed_points(claims, "gain", "pd_ratio", length=panel.length))
+            pd_axis(axes, (1, 5, 20, 100))
+            axes.sharey(lines[0])
+            axes.set_title(panel.title)
+        lines[0].set_ylim(shown["value"].min() - 0.02, shown["value"].max() + 0.03)
+        lines[0].set_ylabel("throughput / baseline's")
+        bars.set(title=TITLES[hardware], ylabel="highest throughput / baseline's", ylim=(0, 1.75))
+    _add_legend(figure, facets[0].panels)
     return figure
 
 
-def _bars(axis: Axes, shown: pd.DataFrame, hardware: str, claims: Sequence[Claim]) -> None:
-    width = 0.8 / len(SCHEMES)
-    for index, (series, scheme) in enumerate(SCHEMES.items()):
-        heights = [best_gain(shown, hardware, scheme, panel.length) for panel in PANELS]
-        places = [place + (index - 1) * width for place in range(len(PANELS))]
-        bars = axis.bar(places, heights, width, label=series, **fill_style((3, 1, 0)[index]))
-        axis.bar_label(bars, fmt="%.2f", padding=4, fontsize=5.5, rotation=90)
-        mine = [claim for claim in claims if claim.quantity in ("gain", "peak_gain") and _scheme(claim) == scheme]
-        marks = {claim.setting["length"]: claim.printed for claim in mine if claim.printed}
-        paper = [
-            (place, marks[panel.length]) for place, panel in zip(places, PANELS, strict=True) if panel.length in marks
+def _draw_bars(axes: Axes, shown: pd.DataFrame, claims: Sequence[Claim]) -> None:
+    """The highest gain of each scheme by length, and what the paper prints of it."""
+    table = shown.groupby(["length", "series"], sort=False)["value"].max().unstack()[list(SCHEMES)]
+    table = table.loc[[panel.length for panel in PANELS]]
+    places = grouped_bars(axes, table, (3, 1, 0), fmt="%.2f", padding=4, fontsize=5.5, rotation=90)
+    for series, scheme in SCHEMES.items():
+        by_length = [
+            (claim.setting["length"], claim.printed)
+            for claim in claims
+            if claim.quantity in ("gain", "peak_gain") and claim.setting.get("scheme", "sarathi") == scheme
         ]
-        if paper:
-            axis.plot(*zip(*paper, strict=True), **(paper_style() | {"markersize": 3.5}))
-    axis.set_ylim(0, 1.75)
-    axis.set_xticks(range(len(PANELS)), [panel.title.replace(", ", "\n") for panel in PANELS])
-    axis.grid(visible=True, axis="y")
+        x = dict(zip(table.index, places[series], strict=True))
+        mark_printed(axes, [(x[length], value) for length, value in by_length if value], markersize=3.5)
+    axes.set_xticks(range(len(PANELS)), [panel.title.replace(", ", "\n") for panel in PANELS])
 
 
-def _scheme(claim: Claim) -> Scheme:
-    scheme: Scheme = claim.setting.get("scheme", "sarathi")
-    return scheme
-
-
-def _lines(axis: Axes, shown: pd.DataFrame, claims: Sequence[Claim], panel: Panel) -> None:
-    """The paper's values stand at the P:D that it gives."""
-    for index, series in enumerate(SCHEMES):
-        mine = shown[shown["series"] == series].sort_values("pd_ratio")
-        axis.plot(mine["pd_ratio"], mine["value"], label=series, **line_style((4, 1, 0)[index]))
-    marks = [
-        (claim.setting["pd_ratio"], claim.printed)
-        for claim in claims
-        if claim.printed and claim.quantity == "gain" and claim.setting["length"] == panel.length
-    ]
-    if marks:
-        axis.plot(*zip(*marks, strict=True), **paper_style())
-    pd_axis(axis, (1, 5, 20, 100))
-
-
-def _legend(figure: Figure, row: Sequence[Axes]) -> None:
-    """A scheme's bar and line stand side by side."""
+def _add_legend(figure: Figure, row: Sequence[Axes]) -> None:
+    """A legend in which a scheme's bar and line stand side by side."""
     bars, lines = (dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) for axes in row[:2])
     handles: list[Any] = [(bars.pop(series), lines[series]) for series in SCHEMES]
     figure.legend(

@@ -1,8 +1,8 @@
 """Fig 4 of SARATHI (arXiv 2308.16369): throughput of one layer, and arithmetic intensity, of prompts and of decodes.
 
-4a counts the matrix products of a layer alone: with attention in them, decodes could not come near their peak at a batch of
-256. What attention leaves of it is drawn beside. Lines end where the profile does, those of decodes where it has measured
-decodes alone.
+4a counts only the matrix products of a layer: with attention included, decodes could not come near their peak at a batch of
+256. Throughput with attention is drawn beside it. Lines end where the profile does; those of decodes end where decode-only
+iterations were last measured.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, StrMethodFormatter
+from matplotlib.ticker import StrMethodFormatter
 
 from cbatch import BatchShape
 from cbatch.sim.cost import ProfileCost
-from experiments.paper.claims import Claim
-from experiments.paper.machines import TITLES, Machines
+from experiments.paper.claims import Claim, printed_points
+from experiments.paper.frames import pivot, select
+from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
 from experiments.paper.operations import intensity_by_operation
-from experiments.plots.style import fill_style, line_style, new_figure, paper_style
-from experiments.plots.style import printed as page
+from experiments.plots.parts import facet, grouped_bars, log_x, mark_printed
+from experiments.plots.style import line_style
 
 LENGTHS = (64, 128, 256, 512, 1024)
 BATCHES = tuple(2**power for power in range(10))
 INTENSITY_LENGTH = 1024
 INTENSITY_OF = {"prefill, B = 1": 0, "decode, B = 1": 1, "decode, B = 16": 16, "decode, B = 256": 256}
-"""Decodes of an iteration; 0: one whole prompt."""
+"""Decodes in an iteration; 0: one whole prompt."""
 
 PREFILL, DECODE, INTENSITY, PRODUCTS = "prefill", "decode", "intensity", "no attention"
 
@@ -35,10 +36,10 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """The three panels.
 
     Columns: hardware, panel (prefill, decode, intensity), series, x (batch size, or the operation), value (tokens/ms of a
-    layer, or FLOP/byte), balance (FLOP/byte above which the hardware's arithmetic is the bound).
+    layer, or FLOP/byte), balance (FLOP/byte above which the hardware is compute-bound).
     """
     rows = []
-    for hardware, at in machines.single_iterations():
+    for hardware, at in machines.available(SINGLE_ITERATIONS):
         ceilings = at.cost.profile.ceilings
         balance = ceilings.flops_per_second / ceilings.bandwidth_bytes_per_second
         rows += [(hardware, *row, balance) for row in (*_throughput(at.cost), *_intensity(at.cost))]
@@ -72,95 +73,68 @@ def _intensity(cost: ProfileCost) -> Iterator[tuple[str, str, object, float]]:
 
 
 def layer_throughput(data: pd.DataFrame, hardware: str, tokens: int) -> float:
-    """Tokens/ms of a layer's products, for so many tokens in the shortest prompts."""
-    lines = data[(data["hardware"] == hardware) & (data["panel"] == PREFILL) & (data["series"] == f"L = {LENGTHS[0]}")]
-    return float(lines.loc[lines["x"].astype(int) * LENGTHS[0] == tokens, "value"].iloc[0])
+    """Tokens/ms of a layer's products, for this number of tokens in the shortest prompts."""
+    line = select(data, hardware=hardware, panel=PREFILL, series=f"L = {LENGTHS[0]}")
+    return float(line.loc[line["x"].astype(int) * LENGTHS[0] == tokens, "value"].iloc[0])
 
 
 def share_of_peak(data: pd.DataFrame, hardware: str, tokens: int) -> float:
-    """The same over its peak."""
-    prompts = data[(data["hardware"] == hardware) & (data["panel"] == PREFILL)]
-    return layer_throughput(data, hardware, tokens) / float(prompts["value"].max())
+    """`layer_throughput` over the highest of any prompts."""
+    peak = select(data, hardware=hardware, panel=PREFILL)["value"].max()
+    return layer_throughput(data, hardware, tokens) / float(peak)
 
 
 def saturation_batch(data: pd.DataFrame, hardware: str, share: float) -> float:
-    """The smallest batch drawn whose decodes reach this share of the peak of prompts, in the products alone.
+    """The smallest drawn batch whose decodes reach this share of the prompts' peak, in the products alone.
 
-    Not a number where no batch that was measured does.
+    NaN where no measured batch does.
     """
-    shown = data[data["hardware"] == hardware]
-    decodes = shown[(shown["panel"] == DECODE) & (shown["series"] == PRODUCTS)]
-    peak = shown.loc[shown["panel"] == PREFILL, "value"].max()
+    decodes = select(data, hardware=hardware, panel=DECODE, series=PRODUCTS)
+    peak = select(data, hardware=hardware, panel=PREFILL)["value"].max()
     return float(decodes.loc[decodes["value"] >= share * peak, "x"].astype(int).min())
 
 
 def intensity_ratio(data: pd.DataFrame, hardware: str, decodes: int, operation: str) -> float:
     """Arithmetic intensity of a prompt over that of decodes."""
-    shown = data[(data["hardware"] == hardware) & (data["panel"] == INTENSITY) & (data["x"] == operation)]
-    of = shown.set_index("series")["value"]
+    values = select(data, hardware=hardware, panel=INTENSITY, x=operation).set_index("series")["value"]
     series = {number: name for name, number in INTENSITY_OF.items()}
-    return float(of[series[0]] / of[series[decodes]])
+    return float(values[series[0]] / values[series[decodes]])
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """Three panels for each machine: 4a of prompts, 4a of decodes, 4b."""
-    machines = list(dict.fromkeys(data["hardware"]))
-    with page():
-        figure, axes = new_figure(len(machines), 3, 0.3 + 2.5 * len(machines))
-        for panels, hardware in zip(axes, machines, strict=True):
-            shown = data[data["hardware"] == hardware]
-            prefill, decode, intensity = (shown[shown["panel"] == panel] for panel in (PREFILL, DECODE, INTENSITY))
-            for panel, lines in ((panels[0], prefill), (panels[1], decode)):
-                _lines(panel, lines)
-                panel.set_title(f"{TITLES[hardware]}: {lines['panel'].iloc[0]}", loc="left")
-                panel.set_ylim(0, 1.1 * prefill["value"].max())
-            _peak(panels[0], [claim for claim in printed if claim.hardware == hardware])
-            panels[0].legend(loc="lower right")
-            panels[1].legend(loc="upper left", title="decodes at context")
-            _bars(panels[2], intensity)
+    figure, facets = facet(data, 3, 2.5, extra=0.3)
+    for hardware, shown, (prefill, decode, intensity) in facets:
+        top = 1.1 * select(shown, panel=PREFILL)["value"].max()
+        for panel, name in ((prefill, PREFILL), (decode, DECODE)):
+            _draw_lines(panel, select(shown, panel=name))
+            panel.set(title=f"{TITLES[hardware]}: {name}", ylim=(0, top))
+        points = printed_points(printed, layer_throughput.__name__, "tokens", hardware=hardware)
+        mark_printed(prefill, [(tokens / LENGTHS[0], value) for tokens, value in points])
+        prefill.legend(loc="lower right")
+        decode.legend(loc="upper left", title="decodes at context")
+        _draw_intensity(intensity, select(shown, panel=INTENSITY))
     return figure
 
 
-def _lines(panel: Axes, shown: pd.DataFrame) -> None:
+def _draw_lines(panel: Axes, shown: pd.DataFrame) -> None:
     styles = {f"L = {length}": line_style(index) for index, length in enumerate(LENGTHS)}
     styles[PRODUCTS] = line_style(len(LENGTHS)) | {"color": "black"}
     for series in dict.fromkeys(shown["series"]):
-        points = shown[shown["series"] == series]
+        points = select(shown, series=series)
         panel.plot(points["x"].astype(int), points["value"], label=series, **styles[series])
-    panel.set_xscale("log", base=2)
-    panel.set_xticks([batch for batch in BATCHES[::2] if batch <= shown["x"].astype(int).max()])
-    panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.set_xlabel("batch size B [requests]")
-    panel.set_ylabel("throughput of a layer [tokens/ms]")
-    panel.grid(visible=True)
+    log_x(panel, [batch for batch in BATCHES[::2] if batch <= shown["x"].astype(int).max()], base=2)
+    panel.set(xlabel="batch size B [requests]", ylabel="throughput of a layer [tokens/ms]")
 
 
-def _peak(panel: Axes, claims: Sequence[Claim]) -> None:
-    """The throughput that the paper prints for numbers of tokens, on the line of the shortest prompts."""
-    values = {
-        claim.setting["tokens"] / LENGTHS[0]: claim.printed
-        for claim in claims
-        if claim.printed is not None and claim.quantity == layer_throughput.__name__
-    }
-    if values:
-        panel.plot(list(values), list(values.values()), **paper_style())
-
-
-def _bars(panel: Axes, shown: pd.DataFrame) -> None:
-    table = shown.pivot_table(index="x", columns="series", values="value", sort=False)
-    width = 0.8 / table.shape[1]
-    for index, series in enumerate(table):
-        places = [place + (index - (table.shape[1] - 1) / 2) * width for place in range(len(table))]
-        panel.bar(places, table[series], width, label=series, **fill_style(index))
+def _draw_intensity(panel: Axes, shown: pd.DataFrame) -> None:
+    grouped_bars(panel, pivot(shown, "x"))
     balance = float(shown["balance"].iloc[0])
-    panel.axhline(
-        balance, color="black", linewidth=0.8, linestyle=(0, (4, 2)), label=f"balance of the GPU: {balance:.0f}"
-    )
-    panel.set_yscale("log")
-    panel.set_xticks(range(len(table)), list(table.index), rotation=20)
-    panel.set_ylabel("arithmetic intensity [FLOP/byte]")
-    panel.set_title(f"L = {INTENSITY_LENGTH}", loc="left")
+    dashes = {"color": "black", "linewidth": 0.8, "linestyle": (0, (4, 2))}
+    panel.axhline(balance, label=f"balance of the GPU: {balance:.0f}", **dashes)
+    panel.set(yscale="log", ylabel="arithmetic intensity [FLOP/byte]", title=f"L = {INTENSITY_LENGTH}")
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.set_ylim(0.5, 200 * shown["value"].max())
+    panel.tick_params(axis="x", rotation=20)
+    panel.grid(visible=False)
     panel.legend(loc="upper left", ncols=1)

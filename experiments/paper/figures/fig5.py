@@ -1,8 +1,8 @@
-"""Fig 5 of SARATHI (arXiv 2308.16369): bubbles of a two-stage pipeline by cause, and what chunks of equal size leave of them.
+"""Fig 5 of SARATHI (arXiv 2308.16369): bubbles of a two-stage pipeline by cause, and what remains of them with chunks of equal size.
 
 Two micro-batches of seven requests decode, one at long contexts and one at short ones. Then three prompts arrive: two
-of different lengths at once, and one later. Each engine serves the same requests; the paper's figure is a sketch, this
-one is what happens.
+of different lengths at once, and one later. Each engine serves the same requests. The paper's figure is a sketch; this one is
+simulated.
 """
 
 from __future__ import annotations
@@ -22,41 +22,42 @@ from cbatch.sim.links import Link, Links
 from cbatch.sim.topology import Topology
 from experiments.paper.calendar import Calendar
 from experiments.paper.claims import Claim
+from experiments.paper.frames import select
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
-from experiments.plots.style import DECODE, IDLE, PREFILL, new_figure
-from experiments.plots.style import printed as page
+from experiments.plots.parts import draw_spans, facet, lane_axes
+from experiments.plots.style import DECODE, IDLE, PREFILL
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.sarathi import Sarathi
 
 STAGES, BATCH, CHUNK, BLOCK, LONGEST = 2, 8, 256, 16, 4096
 LINK = Link(latency_seconds=0.0, bandwidth_bytes_per_second=25e9)  # between the stages: PCIe 4.0, assumed
-LONG, SHORT, OUTPUT = 2800, 512, 1000  # tokens of the prompts, and of the outputs: longer than what is shown
-ARRIVAL, SHOWN, BEFORE = 150, 7.5, 0.6  # in decode-only iterations: when prompts come, and what is shown around it
+LONG, SHORT, OUTPUT = 2800, 512, 1000  # tokens of the prompts, and of the outputs, which outlast what is shown
+ARRIVAL, SHOWN, BEFORE = 150, 7.5, 0.6  # in decode-only iterations: when prompts arrive, and what is shown after and before
 LATER = 4  # the same, from the first two prompts to the third
 ORCA, SARATHI = "Orca", f"Sarathi, C = {CHUNK}"
 
 CAUSES = {"pb1": "prompts differ", "pb2": "prompts against decodes", "pb3": "decodes differ"}
 """Causes of a bubble, as `cbatch.sim.stages.StageAccount` names them."""
+HATCHES = {"pb1": "////", "pb2": "....", "pb3": "xxxxx"}
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """What each stage does around the arrivals, two of the first machine at hand in a row.
+    """What each of two stages, on the first available machine, does around the arrivals.
 
-    Columns: hardware, series (the policy), stage, begin (milliseconds since the first prompts came), doing, iteration,
+    Columns: hardware, series (the policy), stage, begin (milliseconds since the first prompts arrived), doing, iteration,
     prompt and decodes (tokens of the iteration), value (milliseconds).
     """
-    hardware, at = next((name, at) for name in SINGLE_ITERATIONS if (at := machines.get(name)))
+    hardware, at = next(machines.available(SINGLE_ITERATIONS))
     profile = replace(at.cost.profile, links=Links(within_node=LINK.seconds()))
     cost = ProfileCost(profile, at.cost.spec, Topology(pipeline_stages=STAGES))
     policies: dict[str, Policy] = {ORCA: Orca(), SARATHI: Sarathi(TileAligned(CHUNK))}
-    rows = [(hardware, name, *row) for name, policy in policies.items() for row in _served(policy, cost)]
-    return pd.DataFrame(
-        rows, columns=["hardware", "series", "stage", "begin", "doing", "iteration", "prompt", "decodes", "value"]
-    )
+    rows = [(hardware, name, *row) for name, policy in policies.items() for row in _simulate(policy, cost)]
+    columns = ["hardware", "series", "stage", "begin", "doing", "iteration", "prompt", "decodes", "value"]
+    return pd.DataFrame(rows, columns=columns)
 
 
-def _served(policy: Policy, cost: ProfileCost) -> Iterator[tuple[int, float, str, int, int, int, float]]:
+def _simulate(policy: Policy, cost: ProfileCost) -> Iterator[tuple[int, float, str, int, int, int, float]]:
     unit = cost.predict(BatchShape((), BATCH, BATCH * LONG)) * STAGES  # `predict` is of one stage
     arrival = ARRIVAL * unit
     begin, end = arrival - BEFORE * unit, arrival + SHOWN * unit
@@ -79,19 +80,12 @@ def _served(policy: Policy, cost: ProfileCost) -> Iterator[tuple[int, float, str
         first, last = max(interval.begin, 1e3 * begin), min(interval.begin + interval.milliseconds, 1e3 * end)
         if first < last:
             step = steps[interval.iteration]
-            yield (
-                interval.stage,
-                first - 1e3 * arrival,
-                interval.doing,
-                interval.iteration,
-                step.num_prefill_tokens,
-                step.num_decode_tokens,
-                last - first,
-            )
+            tokens = step.num_prefill_tokens, step.num_decode_tokens
+            yield interval.stage, first - 1e3 * arrival, interval.doing, interval.iteration, *tokens, last - first
 
 
 def _requests(arrival: float, later: float) -> list[Request]:
-    """Eight long and eight short ones, the last of each soon ended: that leaves a place in either micro-batch."""
+    """Eight long and eight short ones, of which the last of each ends soon and leaves a place in either micro-batch."""
     running = [(LONG, OUTPUT)] * (BATCH - 1) + [(LONG, 4)] + [(SHORT, OUTPUT)] * (BATCH - 1) + [(SHORT, 4)]
     prompts = [(768, OUTPUT, arrival), (256, 3, arrival), (512, OUTPUT, later)]
     together = [*((*lengths, 0.0) for lengths in running), *prompts]
@@ -100,7 +94,7 @@ def _requests(arrival: float, later: float) -> list[Request]:
 
 def bubble_share(data: pd.DataFrame, hardware: str, series: str = ORCA, cause: str = "") -> float:
     """Share of the time shown that both stages spend in bubbles, of one cause or of all."""
-    shown = data[(data["hardware"] == hardware) & (data["series"] == series)]
+    shown = select(data, hardware=hardware, series=series)
     bubbles = shown["doing"].isin([cause] if cause else list(CAUSES))
     return float(shown.loc[bubbles, "value"].sum() / shown["value"].sum())
 
@@ -111,35 +105,31 @@ def bubbles_over_sarathi(data: pd.DataFrame, hardware: str) -> float:
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """A pair of lanes for each policy, idle time hatched by its cause. The paper's figure has no numbers to be marked."""
-    groups = list(data.groupby(["hardware", "series"], sort=False))
-    with page():
-        figure, axes = new_figure(len(groups), 1, 0.9 + 1.1 * len(groups), sharex=True)
-        for [panel], ((hardware, series), shown) in zip(axes, groups, strict=True):
-            _lanes(panel, shown)
-            panel.set_title(f"{TITLES[str(hardware)]}, {series}: {_shares(shown)}", loc="left")
-        axes[-1][0].set_xlabel("time since the first two prompts came [ms]")
-        figure.legend(handles=_legend(), loc="outside upper center", ncols=3)
+    """A pair of lanes for each policy, idle time hatched by its cause. The paper's figure has no numbers to mark."""
+    figure, facets = facet(data, 1, 1.1, extra=0.9, by="series", sharex=True)
+    for series, shown, [panel] in facets:
+        _draw_lanes(panel, shown)
+        panel.set_title(f"{TITLES[shown['hardware'].iloc[0]]}, {series}: {_describe_shares(shown)}")
+    panel.set_xlabel("time since the first two prompts arrived [ms]")
+    figure.legend(handles=_handles(), loc="outside upper center", ncols=3)
     return figure
 
 
-def _lanes(panel: Axes, shown: pd.DataFrame) -> None:
+def _draw_lanes(panel: Axes, shown: pd.DataFrame) -> None:
     begin, end = float(shown["begin"].min()), float((shown["begin"] + shown["value"]).max())
+    lane_axes(panel, [f"stage {stage}" for stage in range(STAGES - 1, -1, -1)], begin, end)
+    letter = 0.009 * (end - begin)  # milliseconds as wide as a letter
     for row in shown.itertuples():
         interval: Any = row  # its fields are the columns
-        _interval(panel, STAGES - 1 - interval.stage, interval, 0.009 * (end - begin))
-    panel.set_xlim(begin, end)
-    panel.set_ylim(-0.5, STAGES - 0.5)
-    panel.set_yticks(range(STAGES), [f"stage {STAGES - 1 - lane}" for lane in range(STAGES)])
-    panel.tick_params(axis="y", length=0)
-    panel.spines["left"].set_visible(False)
+        _draw_interval(panel, STAGES - 1 - interval.stage, interval, letter)
 
 
-def _interval(panel: Axes, lane: int, interval: Any, letter: float) -> None:
-    """letter: milliseconds that are as wide as a letter; what has no room for its text goes without."""
+def _draw_interval(panel: Axes, lane: int, interval: Any, letter: float) -> None:
+    """Draw one interval, with its text if there is room for it."""
     working = interval.doing == "compute"
-    panel.broken_barh([(interval.begin, interval.value)], (lane - 0.4, 0.8), **_style(interval.doing, interval.prompt))
-    text = _content(interval.prompt, interval.decodes) if working else interval.doing.upper()
+    draw_spans(panel, lane, [(interval.begin, interval.value)], **_style(interval.doing, interval.prompt))
+    tokens = f"{interval.prompt} + {interval.decodes}" if interval.prompt else str(interval.decodes)
+    text = tokens if working else interval.doing.upper()
     if (working or interval.doing in CAUSES) and interval.value > letter * len(text):
         colour = "white" if working and interval.prompt else "black"
         box = None if working else {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
@@ -147,19 +137,13 @@ def _interval(panel: Axes, lane: int, interval: Any, letter: float) -> None:
         panel.text(middle, lane, text, ha="center", va="center", fontsize=6, color=colour, bbox=box)
 
 
-def _content(prompt: int, decodes: int) -> str:
-    """The tokens of an iteration."""
-    return f"{prompt} + {decodes}" if prompt else str(decodes)
-
-
 def _style(doing: str, prompt: int) -> dict[str, Any]:
     if doing == "compute":
         return {"facecolor": PREFILL if prompt else DECODE, "edgecolor": "white", "linewidth": 0.6}
-    hatch = dict(zip(CAUSES, ("////", "....", "xxxxx"), strict=True)).get(doing, "")
-    return {"facecolor": IDLE, "edgecolor": "#555555", "hatch": hatch, "linewidth": 0.4}
+    return {"facecolor": IDLE, "edgecolor": "#555555", "hatch": HATCHES.get(doing, ""), "linewidth": 0.4}
 
 
-def _legend() -> list[Patch]:
+def _handles() -> list[Patch]:
     working = [
         Patch(label=label, **_style("compute", prompt))
         for label, prompt in (("prompt tokens + decodes", 1), ("decodes", 0))
@@ -168,7 +152,7 @@ def _legend() -> list[Patch]:
     return [*working, *idle]
 
 
-def _shares(shown: pd.DataFrame) -> str:
+def _describe_shares(shown: pd.DataFrame) -> str:
     hardware, series = shown["hardware"].iloc[0], shown["series"].iloc[0]
     each = ", ".join(f"{cause.upper()} {bubble_share(shown, hardware, series, cause):.1%}" for cause in CAUSES)
     return f"{bubble_share(shown, hardware, series):.1%} of the time in bubbles ({each})"

@@ -1,12 +1,12 @@
-"""Table 2 of SARATHI (arXiv 2308.16369): one iteration of a prompt, of decodes, and of both, and what a token of each costs.
+"""Table 2 of SARATHI (arXiv 2308.16369): one iteration of a prompt, of decodes, and of both, and the time per token in each.
 
-A decode beside a prompt costs what the iteration takes beyond the prompt alone, for each decode. Totals are of matrix
-products and attention, as the paper's are: its rows add up without anything else.
+A decode beside a prompt costs its share of what the iteration takes beyond the prompt alone. Totals are matrix products plus
+attention, as in the paper, whose rows add up without anything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -16,9 +16,9 @@ from tabulate import tabulate
 from cbatch import BatchShape
 from cbatch.sim.cost import ProfileCost
 from experiments.paper.claims import Claim
-from experiments.paper.machines import TITLES, Machines
-from experiments.plots.style import new_figure
-from experiments.plots.style import printed as page
+from experiments.paper.frames import pivot
+from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
+from experiments.plots.parts import facet
 
 CONTEXT = 1024
 SHAPES = {
@@ -26,13 +26,14 @@ SHAPES = {
     "decode-only": BatchShape((), 4, 4 * CONTEXT),
     "decode-maximal": BatchShape(((1021, 0),), 3, 3 * CONTEXT),
 }
-LEFT = -1.9  # of the names, in widths of a column
+LEFT = -1.9  # x of the names, in widths of a column
 COLUMNS = ("linear", "attention", "total", "prefill/token", "decode/token")
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Columns: hardware, series (the iteration), column, value (milliseconds). Combinations that mean nothing have no row."""
-    rows = [(hardware, *row) for hardware, at in machines.single_iterations() for row in _rows(at.cost)]
+    """Columns: hardware, series (the iteration), column, value (milliseconds). Meaningless combinations have no row."""
+    available = machines.available(SINGLE_ITERATIONS)
+    rows = [(hardware, *row) for hardware, at in available for row in _rows(at.cost)]
     return pd.DataFrame(rows, columns=["hardware", "series", "column", "value"])
 
 
@@ -56,16 +57,14 @@ def milliseconds(data: pd.DataFrame, hardware: str, series: str, column: str) ->
 
 
 def saving(data: pd.DataFrame, hardware: str) -> float:
-    """A decode alone over a decode beside a prompt."""
-    alone, beside = (
-        milliseconds(data, hardware, series, "decode/token") for series in ("decode-only", "decode-maximal")
-    )
+    """Time of a decode alone over that of a decode beside a prompt."""
+    alone, beside = (milliseconds(data, hardware, name, "decode/token") for name in ("decode-only", "decode-maximal"))
     return alone / beside
 
 
 def text(data: pd.DataFrame) -> str:
     """The table in Markdown, a row for each iteration, in milliseconds."""
-    table = data.pivot_table(index=["hardware", "series"], columns="column", values="value", sort=False)[list(COLUMNS)]
+    table = pivot(data, ["hardware", "series"], "column")[list(COLUMNS)]
     rows = [
         (*names, *("-" if value != value else f"{value:#.4g}" for value in values))
         for names, values in zip(table.index, table.to_numpy(), strict=True)
@@ -74,44 +73,44 @@ def text(data: pd.DataFrame) -> str:
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """The table for each machine: ours, and below each value the paper's."""
-    machines = list(dict.fromkeys(data["hardware"]))
-    with page():
-        figure, axes = new_figure(len(machines), 1, 0.15 + 1.5 * len(machines))
-        for [panel], hardware in zip(axes, machines, strict=True):
-            ours = data[data["hardware"] == hardware].set_index(["series", "column"])["value"]
-            paper = {
-                (claim.setting["series"], claim.setting["column"]): claim.printed
-                for claim in printed
-                if claim.hardware == hardware and claim.quantity == milliseconds.__name__
-            }
-            _table(panel, hardware, ours, paper)
+    """The table for each machine: our values, and the paper's below them."""
+    figure, facets = facet(data, 1, 1.5, extra=0.15)
+    for hardware, shown, [panel] in facets:
+        ours = shown.set_index(["series", "column"])["value"].to_dict()
+        paper = {
+            (claim.setting["series"], claim.setting["column"]): claim.printed
+            for claim in printed
+            if claim.hardware == hardware and claim.quantity == milliseconds.__name__
+        }
+        _draw_table(panel, TITLES[hardware], ours, paper)
     return figure
 
 
-def _table(panel: Axes, hardware: str, ours: pd.Series[float], paper: Mapping[tuple[str, str], float | None]) -> None:
+def _draw_table(panel: Axes, title: str, ours: dict[object, float], paper: dict[object, float | None]) -> None:
     """Rows of text at whole heights, the head above them."""
+
+    def write(x: float, y: float, text: str, *, small: bool = False) -> None:
+        look = {"fontsize": 6, "color": "#555555"} if small else {}
+        panel.text(x, y, text, va="center", ha="left" if x == LEFT else "right", **look)  # type: ignore[arg-type]
+
     panel.set_axis_off()
-    panel.set_xlim(LEFT - 0.05, len(COLUMNS) - 0.4)
-    panel.set_ylim(len(SHAPES) - 0.4, -1.1)
-    panel.text(LEFT, -0.7, f"{TITLES[hardware]} [ms]", va="center")
-    for place, column in enumerate(COLUMNS):
-        panel.text(place + 0.4, -0.7, column, ha="right", va="center")
+    panel.set(xlim=(LEFT - 0.05, len(COLUMNS) - 0.4), ylim=(len(SHAPES) - 0.4, -1.1))
     for height in (-1.05, -0.4, len(SHAPES) - 0.45):
         panel.axhline(height, color="black", linewidth=0.7)
-    for row, series in enumerate(SHAPES):
-        panel.text(LEFT, row - 0.08, series, va="center")
-        panel.text(LEFT, row + 0.22, _tokens(SHAPES[series]), va="center", fontsize=6, color="#555555")
+    write(LEFT, -0.7, f"{title} [ms]")
+    for place, column in enumerate(COLUMNS):
+        write(place + 0.4, -0.7, column)
+    for row, (series, shape) in enumerate(SHAPES.items()):
+        write(LEFT, row - 0.08, series)
+        write(LEFT, row + 0.22, _describe(shape), small=True)
         for place, column in enumerate(COLUMNS):
             value, known = ours.get((series, column)), paper.get((series, column))
-            panel.text(place + 0.4, row - 0.08, "-" if value is None else f"{value:#.4g}", ha="right", va="center")
+            write(place + 0.4, row - 0.08, "-" if value is None else f"{value:#.4g}")
             if known is not None:
-                panel.text(
-                    place + 0.4, row + 0.22, f"paper {known:g}", ha="right", va="center", fontsize=6, color="#555555"
-                )
+                write(place + 0.4, row + 0.22, f"paper {known:g}", small=True)
 
 
-def _tokens(shape: BatchShape) -> str:
+def _describe(shape: BatchShape) -> str:
     prompt = sum(tokens for tokens, _ in shape.chunks)
     decodes = f"{shape.num_decodes} decodes at {CONTEXT:,}" if shape.num_decodes else ""
     return " + ".join(filter(None, [f"{prompt:,} prompt tokens" if prompt else "", decodes]))

@@ -1,17 +1,17 @@
-"""Fig 12 of the SARATHI paper: GPT-3 on 64 A100s, 10,000 requests, three ways to serve them.
+"""Fig 12 of the SARATHI paper: GPT-3 on 64 A100s, 10,000 requests, served by three systems.
 
     python -m experiments.paper fig12_systems tables=.../aiconfigurator/a100_sxm links=.../vidur/network/a100_dgx
                                       [num_requests=10000] [step=1] [folder=results]
 
 orca: 8 pipeline stages of 8 GPUs, whole prompts mixed with decodes, 27 requests in each of 8 iterations in flight.
 sarathi: the same with chunks, 256 tokens an iteration. tp: 8 replicas of 8 GPUs without a pipeline, Orca, 11 requests each.
-P:D = 10, lengths by Zipf's law (theta 0.4) from 1K to 4K; `step` draws them in steps of so many tokens.
+P:D = 10, lengths by Zipf's law (theta 0.4) from 1K to 4K, in multiples of `step` tokens.
 
-The paper does not say whether 27 requests are in each iteration or in the whole pipeline. Memory does: beside 350 GB of
-weights, 90% of 64 x 80 GB holds 220 requests of 4K, 27 for each of 8 iterations in flight, and of 8 x 80 GB 11 requests.
-What else it leaves open, and what that does to the ratios: `fig12_sensitivity`.
+The paper does not say whether 27 requests are in each iteration or in the whole pipeline. Memory decides: beside 350 GB of
+weights, 90% of 64 x 80 GB holds 220 requests of 4K, 27 for each of 8 iterations in flight; 90% of 8 x 80 GB holds 11 requests.
+`fig12_sensitivity` shows what else the paper leaves open, and how it changes the ratios.
 
-A request's bubble time: seconds that stages waited for the iterations it was part of, mean over the stages.
+Bubble time of a request: seconds that stages waited for the iterations it was part of, mean over the stages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SHORTEST, LONGEST, BLOCK = 1024, 4096, 16
 
 
 class BubbleTimes(SimExecutor):
-    """Notes for each request the bubbles before its iterations, in seconds summed over the stages."""
+    """Records for each request the bubbles before its iterations, in seconds summed over the stages."""
 
     def __init__(self, cost: ProfileCost) -> None:
         super().__init__(cost)
@@ -70,7 +70,7 @@ class Outcome:
 
     seconds: to the end of the last request.
     ends: of each request, sorted. bubbles: of each request, mean over stages.
-    prompts_started: requests whose prompt begins in each iteration, [iterations of all replicas].
+    prompts_started: number of requests whose prompt begins in each iteration, [iterations of all replicas].
     """
 
     seconds: float
@@ -84,10 +84,9 @@ class Outcome:
 
 
 def main(tables: str, links: str, num_requests: Count = 10_000, step: Count = 1, folder: str = "results") -> int:
-    """Run the three systems, print and check their ratios, write fig12_systems.json; 1 if a tested claim fails."""
-    profile = replace(load_profile(tables), links=read_links(Path(links)))
-    outcomes = dict(systems(profile, num_requests, step))
-    print(_systems(outcomes))
+    """Run the three systems, print and check their ratios, write fig12_systems.json; returns 1 if a tested claim fails."""
+    outcomes = dict(run_systems(load_linked_profile(tables, links), num_requests, step))
+    print(_tabulate(outcomes))
     values = ratios(outcomes)
     verdicts = [Verdict(claim, values[_key(claim)]) for claim in read_claims("fig12")]
     print(f"\n{table(verdicts)}\n\n{conclusion(verdicts)}")
@@ -98,14 +97,18 @@ def main(tables: str, links: str, num_requests: Count = 10_000, step: Count = 1,
         "systems": {name: _figures(outcome) for name, outcome in outcomes.items()},
     }
     provenance = {name: outcome.provenance for name, outcome in outcomes.items()}
-    print(
-        f"written: {write('fig12_systems' if step == 1 else f'fig12_systems_step{step}', figures, provenance, Path(folder))}"
-    )
+    name = "fig12_systems" if step == 1 else f"fig12_systems_step{step}"
+    print(f"written: {write(name, figures, provenance, Path(folder))}")
     return 1 if any(verdict.failed for verdict in verdicts) else 0
 
 
-def systems(profile: Profile, count: int, step: int = 1) -> Iterator[tuple[str, Outcome]]:
-    """Serve `count` requests with each of the three, one after the other."""
+def load_linked_profile(tables: str, links: str) -> Profile:
+    """The profile of the A100, with its published links."""
+    return replace(load_profile(tables), links=read_links(Path(links)))
+
+
+def run_systems(profile: Profile, count: int, step: int = 1) -> Iterator[tuple[str, Outcome]]:
+    """Serve `count` requests with each of the three systems in turn."""
     yield "orca", run(profile, Topology(8, 8), 27, Orca(), requests(count, step))
     yield "sarathi", run(profile, Topology(8, 8), 27, Sarathi(TileAligned(256)), requests(count, step))
     yield "tp", run(profile, Topology(8, replicas=8), 11, Orca(), requests(count, step))
@@ -120,7 +123,7 @@ def requests(count: int, step: int = 1) -> list[Request]:
 
 
 def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: Sequence[Request]) -> Outcome:
-    """Serve the requests; policies without state of their own can be shared by replicas."""
+    """Serve the requests. The replicas share the policy, which must be stateless."""
     cost = ProfileCost(profile, load_spec("gpt-3"), topology)
     limits = Limits(batch, batch * LONGEST, LONGEST, num_stages=topology.pipeline_stages)
     executors = [BubbleTimes(cost) for _ in range(topology.replicas)]
@@ -140,19 +143,12 @@ def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: 
     ]
     ends = [request.finished_at or 0.0 for request in record.requests]
     started = [number for executor in executors for number in executor.prompts_started]
-    return Outcome(
-        ends[-1],
-        ends,
-        bubbles,
-        cluster.executor.accounts(),
-        len(record.steps),
-        started,
-        wall_seconds,
-        cost.provenance(),
-    )
+    stages, num_iterations = cluster.executor.accounts(), len(record.steps)
+    return Outcome(ends[-1], ends, bubbles, stages, num_iterations, started, wall_seconds, cost.provenance())
 
 
 def ratios(outcomes: dict[str, Outcome]) -> dict[str, float]:
+    """The ratios that the paper prints, by name."""
     orca, sarathi, tp = (outcomes[name] for name in ("orca", "sarathi", "tp"))
     return {
         "orca bubbles / sarathi bubbles": float(np.median(orca.bubbles) / np.median(sarathi.bubbles)),
@@ -163,13 +159,13 @@ def ratios(outcomes: dict[str, Outcome]) -> dict[str, float]:
 
 
 def _key(claim: Claim) -> str:
-    """Of `ratios`."""
+    """The claim's key in `ratios`."""
     what = "bubbles" if claim.quantity == "bubbles_over" else "time"
     return f"{claim.setting['over']} {what} / {claim.setting['under']} {what}"
 
 
-def _systems(outcomes: dict[str, Outcome]) -> str:
-    """Where the stages' time went, mean over all stages, as shares of their spans."""
+def _tabulate(outcomes: dict[str, Outcome]) -> str:
+    """Where the stages' time went, as shares of the time of all stages."""
     names = ("compute", "communication", "pb1", "pb2", "pb3", "no_work")
     rows = [
         (
@@ -192,7 +188,7 @@ def _share(outcome: Outcome, part: str) -> float:
 
 
 def _figures(outcome: Outcome) -> dict[str, Any]:
-    """What the figure's two panels show: percentiles 0 to 100 of bubble time, and the ends of every hundredth of requests."""
+    """Percentiles 0 to 100 of bubble time and of ends, and the times of each stage."""
     percentiles = np.percentile(outcome.bubbles, range(101))
     ends = np.percentile(outcome.ends, range(101), method="lower")
     return {

@@ -1,0 +1,57 @@
+"""Tables of figures: selecting and pivoting rows, and reading what benchmarks have measured on a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+FOLDER = Path(__file__).parents[2] / "results" / "h200"
+PROVENANCE = ("benchmark", "command", "date", "hardware", "versions")
+
+
+def select(data: pd.DataFrame, **values: object) -> pd.DataFrame:
+    """The rows whose columns have these values."""
+    for column, value in values.items():
+        data = data[data[column] == value]
+    return data
+
+
+def pivot(data: pd.DataFrame, index: str | list[str], columns: str = "series", values: str = "value") -> pd.DataFrame:
+    """A column for each value of `columns` and a row for each of `index`, in order of appearance."""
+    return data.pivot_table(index=index, columns=columns, values=values, sort=False)
+
+
+def read_benchmark(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
+    """The results file of `python -m experiments.bench NAME`; None if there is none."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def add_provenance(data: pd.DataFrame, *files: dict[str, Any]) -> pd.DataFrame:
+    """Attach command, date, hardware and versions of results files to `data`; the figure's own file repeats them."""
+    data.attrs["measured"] = [{key: file[key] for key in PROVENANCE if key in file} for file in files]
+    return data
+
+
+def load_benchmark(
+    name: str,
+    columns: Sequence[str],
+    rows: Callable[[dict[str, Any]], Iterable[Sequence[Any]]],
+    say: Callable[[str], None],
+) -> pd.DataFrame:
+    """A figure's table, made by `rows` from a benchmark's results file; empty, after saying so, if `rows` gives none."""
+    found = read_benchmark(name)
+    data = pd.DataFrame(list(rows(found)) if found else [], columns=list(columns))
+    if found is None or data.empty:
+        say(explain_missing(name))
+        return data
+    return add_provenance(data.assign(hardware=found["hardware"])[["hardware", *columns]], found)
+
+
+def explain_missing(name: str) -> str:
+    """Why a figure has nothing to draw, and what would change that."""
+    return f"left out; run python -m experiments.bench {name} on a GPU"
