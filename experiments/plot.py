@@ -17,7 +17,7 @@ NAMES = {
     "latency_cdf": "time to first token, between tokens, end to end (of up to 8 runs)",
     "composition": "tokens of the iterations, requests and KV cache over time (of one run)",
     "lanes": "host and device during a few iterations (of up to 8 runs)",
-    "table": "figures side by side, in Markdown",
+    "table": "metrics side by side, in Markdown",
 }
 
 
@@ -29,9 +29,7 @@ def main(arguments: Sequence[str]) -> int:
 def _plot(name: str, where: str = "", *options: str) -> None:
     check_name("plot", name, NAMES)
     if not where or ("=" in where and not Path(where).exists()):
-        raise ConfigError(
-            f"plot {name}: needs the folder of a run or of a sweep: python -m experiments.plot {name} FOLDER"
-        )
+        raise ConfigError(f"plot {name}: needs a run's or sweep's folder: python -m experiments.plot {name} FOLDER")
     folder = Path(where)
     module = import_module(f"experiments.plots.{name}")
     make = partial(module.text if name == "table" else module.draw, folder)

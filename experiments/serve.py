@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError
-from cbatch.results.conservation import accounts_of
-from cbatch.results.metrics import served
+from cbatch.results.conservation import take_inventory
+from cbatch.results.metrics import collect_served
 from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.progress import progress
@@ -63,7 +63,7 @@ def serve(
             gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
             record = run.engine.run(on_step)
             gc.freeze()  # nor the record while it is written
-        metrics, requests = run.settings.metrics, served(record)
+        metrics, requests = run.settings.metrics, collect_served(record)
         figures = summarize(
             record,
             num_blocks=run.kv.num_blocks,
@@ -85,10 +85,10 @@ def serve(
 def _facts(run: Run) -> dict[str, Any]:
     """Returns where the requests and KV blocks of a run are, for the report of one that failed."""
     engines = run.engine.engines
-    accounts = accounts_of(engines, run.requests)
+    inventory = take_inventory(engines, run.requests)
     blocks = sum(engine.state.pool.num_blocks for engine in engines)
-    whole = accounts.num_requests == len(run.requests) and accounts.num_blocks == blocks
-    return {"accounts": accounts._asdict(), "accounts_add_up": whole}
+    whole = inventory.num_requests == len(run.requests) and inventory.num_blocks == blocks
+    return {"accounts": inventory._asdict(), "accounts_add_up": whole}
 
 
 def _decisions_of(run: Run, command: Command, folder: Path) -> AbstractContextManager[None]:

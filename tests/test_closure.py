@@ -15,12 +15,12 @@ from cbatch.sim.profile_file import PROFILES
 from experiments.paper import __main__ as command
 from experiments.paper import a6000, claims, quantities
 from experiments.paper.claims import Claim, Verdict, check, quantity_of, read_claims
-from experiments.paper.closure import claims_of_closure
+from experiments.paper.closure import closure_claims
 from experiments.paper.machines import Machines
 from experiments.paper.steady import COUNTED, WARM_UP, Load, SteadyState, closed_form_gain
 from experiments.paper.verdicts import table
 
-CLAIMS = claims_of_closure()
+CLAIMS = closure_claims()
 
 
 @cache
@@ -114,16 +114,16 @@ def test_a_claim_holds_or_fails_by_what_it_asks() -> None:
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ("id: x, figure: fig9, where: y, quantity: gain", "claim x asks for nothing"),
-        ("id: x, figure: fig9, where: y, quantity: gain, within: 0.1", "claim x asks for nothing"),
+        ("id: x, figure: fig9, where: y, quantity: gain", "claim x demands nothing"),
+        ("id: x, figure: fig9, where: y, quantity: gain, within: 0.1", "claim x demands nothing"),
         (
             "id: x, figure: fig9, where: y, quantity: gain, atleast: 1",
-            "claim x: atleast is no key of a claim; did you mean at_least",
+            "claim x: atleast is not a key of a claim; did you mean at_least",
         ),
         ("id: x, where: y, quantity: gain, at_least: 1", "claim x: .*missing.*figure"),
         (
             "id: x, figure: fig9, where: y, quantity: gain, at_least: 1}\n- {id: x, figure: fig9, where: y, quantity: gain, at_least: 1",
-            "claim x: a claim of that id exists",
+            "claim x: this id is taken",
         ),
     ],
 )
@@ -136,7 +136,7 @@ def test_claims_that_cannot_be_read_are_refused(
         read_claims()
 
 
-def test_a_quantity_that_nobody_measures_is_refused() -> None:
+def test_an_unknown_quantity_is_refused() -> None:
     claim = Claim(id="x", figure="fig9", where="y", hardware="a6000", quantity="gian", at_least=1)
     with pytest.raises(ConfigError, match="claim x: quantity gian is unknown; did you mean gain"):
         quantity_of(claim, quantities)
@@ -145,10 +145,10 @@ def test_a_quantity_that_nobody_measures_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["clousre"], "'clousre' is no figure, command or option of the form key=value; did you mean closure?"),
+        (["clousre"], "'clousre' is not a figure, a command or an option key=value; did you mean closure?"),
         (["closure", "table=x"], "closure: table: no such key; did you mean tables?"),
         (["served"], "served needs tables=..."),
-        (["closure", "tables"], "'tables' is no figure, command or option of the form key=value"),
+        (["closure", "tables"], "'tables' is not a figure, a command or an option key=value"),
         (["fig12", "tables=/nowhere", "links=/nowhere"], "hardware=/nowhere: no such profile"),
         (["fig12_systems", "tables=x", "links=y", "step=0"], "step=0: give a whole number, at least 1"),
         (["served", "tables=/nowhere"], "requests.jsonl.gz: cannot read the run"),

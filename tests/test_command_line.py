@@ -203,7 +203,7 @@ def text_of(value: Any) -> str:
 @pytest.mark.parametrize(
     "module",
     [f"experiments.bench.{bench.MODULES.get(name, name)}" for name in bench.BENCHMARKS if name not in NEED_TRITON]
-    + [f"experiments.paper.{paper.MODULES.get(name, name)}" for name in paper.COMMANDS],
+    + [f"experiments.paper.{name}" for name in paper.COMMANDS],
 )
 def test_defaults_can_be_given_as_options(module: str) -> None:
     function = import_module(module).main

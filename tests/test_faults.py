@@ -1,4 +1,4 @@
-"""Whatever fails in mid-run: finished results stay, the folder says what happened, all accounts add up, the status is not 0."""
+"""Whatever fails in mid-run: finished results stay, the folder says what happened, every request and block is accounted for, the status is not 0."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, LinearCost, requests, sim
 from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import Engine, Executor, Plan, Policy, Request, Step, StepRecord, StepResult, View
-from cbatch.results.conservation import accounts_of
+from cbatch.results.conservation import take_inventory
 from cbatch.runtime.attention import ReferenceAttention
 from experiments.run import main
 from experiments.store.decisions_file import read_decisions
@@ -83,7 +83,7 @@ class FailingExecutor:
         return self.inner.wait(in_flight)  # type: ignore[no-any-return]
 
 
-def check_accounts_after_failure(
+def check_inventory_after_failure(
     policy: Policy, executor: Executor, asynchronous: bool, chosen: list[Request]
 ) -> tuple[int, ...]:
     """Returns what adds up: requests by where they are, and blocks."""
@@ -93,17 +93,17 @@ def check_accounts_after_failure(
     engine.submit(chosen)
     with pytest.raises(Exception, match=r"Fault|^$"):
         engine.run()
-    accounts = accounts_of([engine], chosen)
-    assert accounts.num_requests == len(chosen)
-    assert accounts.num_blocks == NUM_BLOCKS
-    assert accounts.served + accounts.rejected == sum(request.finished_at is not None for request in chosen)
-    assert accounts.iterations == len(engine.record.steps)
-    return accounts
+    inventory = take_inventory([engine], chosen)
+    assert inventory.num_requests == len(chosen)
+    assert inventory.num_blocks == NUM_BLOCKS
+    assert inventory.served + inventory.rejected == sum(request.finished_at is not None for request in chosen)
+    assert inventory.iterations == len(engine.record.steps)
+    return inventory
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("method", ["plan", "on_arrival", "on_step", "on_finish", "launch", "wait"])
-def test_accounts_add_up_wherever_a_run_fails(method: str, asynchronous: bool) -> None:
+def test_inventory_adds_up_wherever_a_run_fails(method: str, asynchronous: bool) -> None:
     seen = set()
     for call in range(0, 60, 3) if method not in ("on_arrival", "on_finish") else range(12):
         if method in ("launch", "wait"):
@@ -112,14 +112,14 @@ def test_accounts_add_up_wherever_a_run_fails(method: str, asynchronous: bool) -
         else:
             policy, executor = FailingPolicy(method, call), simulated()
         try:
-            seen.add(check_accounts_after_failure(policy, executor, asynchronous, requests()))
+            seen.add(check_inventory_after_failure(policy, executor, asynchronous, requests()))
         except pytest.fail.Exception:
             break  # the run ended before
     assert len(seen) > 9
 
 
 @pytest.mark.parametrize("error", [Fault(), MemoryError("no memory left")], ids=["raises", "out of memory"])
-def test_accounts_add_up_when_the_model_fails(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inventory_adds_up_when_the_model_fails(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     attend = ReferenceAttention.__call__
 
@@ -138,9 +138,9 @@ def test_accounts_add_up_when_the_model_fails(error: Exception, monkeypatch: pyt
     with pytest.raises(Exception, match=f"stream 'compute' failed: {type(error).__name__}"):
         engine.run()
     executor.close()
-    accounts = accounts_of([engine], chosen)
-    assert (accounts.num_requests, accounts.num_blocks) == (6, NUM_BLOCKS)
-    assert accounts.in_flight > 0 and accounts.iterations == 10  # two layers, ten whole iterations
+    inventory = take_inventory([engine], chosen)
+    assert (inventory.num_requests, inventory.num_blocks) == (6, NUM_BLOCKS)
+    assert inventory.in_flight > 0 and inventory.iterations == 10  # two layers, ten whole iterations
 
 
 # -- what the folder says ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from schedules import make_engine
 
 from cbatch import BatchShape, Engine, Limits, Plan, Request, RunRecord, View
-from cbatch.results.metrics import Objectives, Window, busy_seconds, served, statistics, window_of
+from cbatch.results.metrics import Objectives, Window, busy_seconds, collect_served, find_window, statistics
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
@@ -45,7 +45,7 @@ def two() -> RunRecord:
 
 
 def test_latencies_of_a_schedule_reckoned_by_hand(two: RunRecord) -> None:
-    requests = served(two)
+    requests = collect_served(two)
     assert requests.id.tolist() == [0, 1]
     assert requests.scheduling_delay.tolist() == [0.0, 0.5]
     assert requests.ttft.tolist() == [1.0, 1.5]
@@ -104,7 +104,7 @@ def test_a_single_token_has_no_time_between_tokens() -> None:
 
 def test_a_request_that_arrives_by_iteration_arrives_when_that_is_planned() -> None:
     record = run([Request(0, 3, 5), Request(1, 3, 1, arrival_iteration=2)])
-    requests = served(record)
+    requests = collect_served(record)
     assert requests.arrival[requests.id == 1].tolist() == [2.0]
     assert requests.ttft[requests.id == 1].tolist() == [1.0]
 
@@ -266,7 +266,7 @@ def by_loops(record: RunRecord, num_blocks: int, warmup: int, drain: int) -> dic
 
 
 def test_the_window_ends_with_the_last_request_that_counts(two: RunRecord) -> None:
-    requests = served(two)
-    assert window_of(two, requests) == Window(0.0, 4.0)
-    assert window_of(two, requests, warmup_requests=1) == Window(2.0, 4.0)
-    assert window_of(two, requests, drain_requests=5) == Window(0.0, 0.0)
+    requests = collect_served(two)
+    assert find_window(two, requests) == Window(0.0, 4.0)
+    assert find_window(two, requests, warmup_requests=1) == Window(2.0, 4.0)
+    assert find_window(two, requests, drain_requests=5) == Window(0.0, 0.0)

@@ -29,7 +29,7 @@ PROFILED = ("fig8", "fig10", "table4")
 
 
 def silent(text: str) -> None:
-    """Nobody listens."""
+    """Progress is not shown."""
 
 
 @pytest.mark.parametrize("name", gallery.names())
@@ -121,8 +121,8 @@ def test_a_claim_that_fails_is_explained_and_counts(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["fig99"], "'fig99' is no figure, command or option of the form key=value; did you mean fig9?"),
-        (["fig8", "hardware=tpu"], "hardware=tpu: give sim, or gpu for the one at hand"),
+        (["fig99"], "'fig99' is not a figure, a command or an option key=value; did you mean fig9?"),
+        (["fig8", "hardware=tpu"], "hardware=tpu: give sim, or gpu for this machine's GPU"),
         (["fig8", "table=x"], "table: no such key; did you mean tables?"),
         (["fig8", "tables=/nowhere"], "hardware=/nowhere: no such profile"),
     ],

@@ -19,9 +19,8 @@ from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Measured, Tables
 from experiments.config.composition import FOLDER, composed, swept, swept_numbers, workload
-from experiments.paper import measured as files
+from experiments.paper import frames
 from experiments.paper.claims import check, read_claims
-from experiments.paper.closed_batch import seconds_per_request
 from experiments.paper.figures import (
     async_lanes,
     chunk_drift,
@@ -34,7 +33,7 @@ from experiments.paper.figures import (
     tile_curve,
 )
 from experiments.paper.machines import LARGEST_BATCH, Machines
-from experiments.paper.steady import Load
+from experiments.paper.steady import Load, seconds_per_request
 from policies.chunking import PDAware, TileAligned
 from policies.chunking.steady_state import steady_state_seconds
 from policies.orca import Orca
@@ -55,7 +54,7 @@ def machines() -> Machines:
 
 
 def quiet(_: str) -> None:
-    """Nobody listens."""
+    """Progress is not shown."""
 
 
 # -- The steady state that chunks are chosen by ------------------------------------------------------------------------
@@ -211,7 +210,8 @@ def test_the_posts_asynchronous_run_follows_from_its_synchronous_one(
 
 
 def given(monkeypatch: pytest.MonkeyPatch, module: Any, found: dict[str, Any] | None) -> None:
-    monkeypatch.setattr(module, "measured", lambda name: found)
+    for reader in (frames, module):
+        monkeypatch.setattr(reader, "read_benchmark", lambda name: found, raising=False)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,9 @@ def test_a_benchmark_that_was_not_run_is_named(module: Any, name: str, monkeypat
 
 
 def test_a_file_is_read_where_there_is_one(tmp_path: Path) -> None:
-    assert files.measured("tiles", tmp_path) is None
+    assert frames.read_benchmark("tiles", tmp_path) is None
     (tmp_path / "tiles.json").write_text('{"model": "small"}')
-    assert files.measured("tiles", tmp_path) == {"model": "small"}
+    assert frames.read_benchmark("tiles", tmp_path) == {"model": "small"}
 
 
 def test_sizes_to_avoid_are_slower_than_a_larger_one_or_far_below_a_smaller_one(
@@ -241,7 +241,7 @@ def test_sizes_to_avoid_are_slower_than_a_larger_one_or_far_below_a_smaller_one(
     }
     given(monkeypatch, tile_curve, found)
     data = tile_curve.measure(machines(), quiet)
-    judged = tile_curve.judged(data).set_index("tokens")
+    judged = tile_curve.judge(data).set_index("tokens")
     assert judged["instead"].to_dict() == {64: 0, 128: 0, 192: 256, 256: 0, 257: 0}
     assert judged.at[257, "lost"] == pytest.approx(1 - (257 / 8.5) / (256 / 7))
     assert tile_curve.num_to_avoid(data) == 1

@@ -21,7 +21,7 @@ from experiments.config.presets import load_spec
 from experiments.paper.calendar import Calendar
 from experiments.paper.claims import check, read_claims
 from experiments.paper.figures import fig3, fig4, fig5, fig7, fig12, table2
-from experiments.paper.machines import Machines
+from experiments.paper.machines import SINGLE_ITERATIONS, Machines
 from experiments.paper.operations import ORDER, intensity_by_operation, seconds_by_operation
 from policies.orca import Orca
 
@@ -150,7 +150,7 @@ def test_fig4_leaves_out_what_was_not_measured() -> None:
     assert decodes.groupby("series")["x"].max().to_dict() == dict.fromkeys(decodes["series"], 128)
     (claim,) = (claim for claim in read_claims("fig4") if claim.id == "h200-fig4-decode")
     assert not list(check([claim], machines(), fig4, data, notes.append))
-    assert notes == ["left out: claim h200-fig4-decode, decodes near B = 256: what was measured does not reach it"]
+    assert notes == ["left out: claim h200-fig4-decode, decodes near B = 256: the measurements do not cover it"]
 
 
 def test_fig7_jumps_at_the_tiles_alone() -> None:
@@ -229,5 +229,5 @@ def test_fig12_draws_what_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_h200_is_drawn_beside_the_papers_machine() -> None:
-    assert [name for name, _ in machines().single_iterations()] == ["a6000", "h200"]
+    assert [name for name, _ in machines().available(SINGLE_ITERATIONS)] == ["a6000", "h200"]
     assert list(dict.fromkeys(data_of(fig7)["hardware"])) == ["a6000", "h200"]

@@ -12,7 +12,7 @@ from commands import command, summary
 from cbatch import ConfigError
 from experiments.plot import NAMES, main
 from experiments.plots import composition, lanes, latency_cdf, table, throughput_vs_pd
-from experiments.plots.series import few
+from experiments.plots.series import require_few
 from experiments.store.tables import load, load_copies, load_requests, load_steps
 
 
@@ -182,4 +182,4 @@ def test_bad_requests_are_one_line(
 
 def test_too_many_runs_are_refused() -> None:
     with pytest.raises(ConfigError, match="9 runs are too many for one plot"):
-        few(pd.DataFrame({"label": list("abcdefghi")}))
+        require_few(pd.DataFrame({"label": list("abcdefghi")}))

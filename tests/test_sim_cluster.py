@@ -12,7 +12,7 @@ from schedules import UnitCost
 
 from cbatch import Engine, Limits, Request, RunRecord
 from cbatch.errors import ConfigError, WorkloadError
-from cbatch.results.metrics import served
+from cbatch.results.metrics import collect_served
 from cbatch.sim.cluster import Cluster, LeastLoaded, RoundRobin, Router, make_router
 from cbatch.sim.executor import SimExecutor
 from experiments.config.assemble import assemble
@@ -81,7 +81,7 @@ def test_a_merged_record_is_one_run() -> None:
     assert [step.iteration for step in whole.steps] == list(range(sum(len(record.steps) for record in records)))
     received = [step.received_at for step in whole.steps]
     assert received == sorted(received)
-    figures = served(whole)
+    figures = collect_served(whole)
     assert sorted(zip(figures.id.tolist(), figures.output_tokens.tolist(), strict=True)) == [
         (k, 1 + k) for k in range(8)
     ]

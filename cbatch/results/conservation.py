@@ -1,4 +1,4 @@
-"""Where all requests and KV blocks of an engine are: at any moment, and above all when a run ends before its time."""
+"""Conservation of requests and KV blocks: where each of them is, at any moment of a run and above all after a crash."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cbatch.engine import Engine
 from cbatch.request import FinishReason, Request, Status
 
 
-class Accounts(NamedTuple):
-    """Counts of requests and KV blocks.
+class Inventory(NamedTuple):
+    """Number of requests, iterations and KV blocks in each state; the sums are conserved.
 
-    pending: not arrived. running: admitted, their last token in flight counted. served, rejected: ended.
-    iterations: ended. in_flight: iterations launched that have not ended.
-    free, held, retiring: KV blocks; held by requests, or coming free when the iterations in flight have ended.
+    pending: requests not arrived yet. running: admitted and not finished on the host. served, rejected: ended.
+    iterations: ended. in_flight: iterations launched and not ended.
+    free, held, retiring: KV blocks; held by requests, or released when the iterations in flight end.
     """
 
     pending: int
@@ -35,16 +35,16 @@ class Accounts(NamedTuple):
 
     @property
     def num_blocks(self) -> int:
-        """All blocks of the KV cache, if none was lost or given out twice."""
+        """Equals the size of the KV cache unless a block was lost or given out twice."""
         return self.free + self.held + self.retiring
 
 
-def accounts_of(engines: Sequence[Engine], requests: Sequence[Request]) -> Accounts:
-    """Of one engine, or of all replicas together, with the requests that were submitted to them."""
+def take_inventory(engines: Sequence[Engine], requests: Sequence[Request]) -> Inventory:
+    """Count the requests submitted to one engine, or to all replicas together, and the engines' KV blocks."""
     by_status = Counter(request.status for request in requests)
     states = [engine.state for engine in engines]
     rejected = sum(request.finish_reason is FinishReason.REJECTED for request in requests)
-    return Accounts(
+    return Inventory(
         pending=by_status[Status.PENDING],
         waiting=by_status[Status.WAITING],
         running=by_status[Status.RUNNING],

@@ -1,16 +1,15 @@
-"""What a run means: throughput and latency as the field defines them, from what `record` says happened.
+"""Throughput and latency of a run, as the field defines them, computed from its record.
 
 All times are seconds on the executor's clock. Percentiles interpolate linearly between the two nearest values (numpy's
-default, Hyndman and Fan's type 7). A figure over nothing - the time between tokens where every output is one token, say -
-is NaN.
+default, Hyndman and Fan's type 7). A metric without values, such as the time between tokens of one-token outputs, is NaN.
 
     arrival     admitted        first token      token   token      last token
        |-----------|-----------------|-------------|-------|--- ... ---|
        | scheduling delay            | time between tokens (TBT), each |
-       |            TTFT             |   mean of them: TPOT            |
+       |            TTFT             |   their mean: TPOT              |
        |                      end-to-end latency                       |
 
-Knows nothing of who produced the run.
+Does not know what produced the run.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The part of a run that counts, in seconds: what happened after `start`, up to and including `end`."""
+    """The part of a run that is measured, in seconds: after `start`, up to and including `end`."""
 
     start: float
     end: float
@@ -52,7 +51,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service-level objectives in seconds; None asks nothing. A request attains them if it meets all (DistServe, OSDI 2024)."""
+    """Service-level objectives in seconds, None if not set. A request attains them if it meets all (DistServe, OSDI 2024)."""
 
     ttft: Limit | None = None
     tpot: Limit | None = None
@@ -65,10 +64,10 @@ class Objectives:
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """The requests that were served to their end, in the order of their ends; a column each, [requests].
+    """The finished requests without rejected ones, in the order of their ends, as columns [requests].
 
     id: int64. arrival, admitted, first_token, last_token: seconds. prompt_tokens, output_tokens: int64.
-    token_ids, token_times: (request id, seconds) of every token they received, by request and then by time, [tokens].
+    token_ids, token_times: (request id, seconds) of every token received, by request and then by time, [tokens].
     """
 
     id: NDArray[np.int64]
@@ -88,12 +87,12 @@ class Served:
 
     @property
     def ttft(self) -> Floats:
-        """Time to first token: arrival until the first token is on the host, so queueing is part of it."""
+        """Time to first token: from arrival until the first token is on the host, queueing included."""
         return self.first_token - self.arrival
 
     @property
     def tpot(self) -> Floats:
-        """Time per output token: (last - first) / (tokens - 1), one value a request; NaN for a single token."""
+        """Time per output token: (last - first) / (tokens - 1), one value per request; NaN for a single token."""
         gaps = np.where(self.output_tokens > 1, self.output_tokens - 1, np.nan)
         return (self.last_token - self.first_token) / gaps
 
@@ -108,38 +107,38 @@ class Served:
         return self.end_to_end / self.output_tokens
 
     def gaps(self) -> tuple[Floats, Floats]:
-        """Time between tokens (TBT): (seconds of the gap, when its later token came), one for each but first tokens.
+        """Time between tokens (TBT): (seconds of the gap, time of its later token), for every token but first ones.
 
-        Stalls show here and hide in TPOT, which averages over a request (Sarathi-Serve, OSDI 2024).
+        Stalls are visible here and averaged away in TPOT (Sarathi-Serve, OSDI 2024).
         """
         same = self.token_ids[1:] == self.token_ids[:-1]
         return np.diff(self.token_times)[same], self.token_times[1:][same]
 
 
 def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
-    """The numbers of all iterations, a column for each field of `StepRecord` but the note, [iterations]."""
+    """Every field of `StepRecord` but the note, as columns [iterations]."""
     fields = StepRecord._fields[:-1]
     columns = list(zip(*steps, strict=True)) or [()] * len(fields)
     return {name: np.array(column) for name, column in zip(fields, columns, strict=False)}
 
 
 def arrival_of(request: Request, steps: Sequence[StepRecord]) -> float:
-    """When a request arrived, in seconds. One that arrives by iteration arrives when that iteration is planned."""
+    """Arrival time of a request in seconds; of one that arrives at an iteration, when that iteration is planned."""
     arrival = request.arrival_time
     if 0 < request.arrival_iteration < len(steps):
         arrival = max(arrival, steps[request.arrival_iteration].planned_at)
     return arrival if request.admitted_at is None else min(arrival, request.admitted_at)
 
 
-def served(record: RunRecord) -> Served:
-    """The requests of a run that ended otherwise than by rejection."""
+def collect_served(record: RunRecord) -> Served:
+    """The finished requests of a run, without rejected ones."""
     requests = [request for request in record.requests if request.finish_reason is not FinishReason.REJECTED]
     id_ = np.array([request.id for request in requests], np.int64)
     token_ids, token_times = record.tokens()
-    order = _order_of(token_ids)
+    order = _stable_order(token_ids)
     token_ids, token_times = token_ids[order], token_times[order]
     first, end = (np.searchsorted(token_ids, id_, side=side) for side in SIDES)
-    if (end - first).sum() < len(token_ids):  # some were received by others, which were rejected later
+    if (end - first).sum() < len(token_ids):  # requests that were rejected later received tokens too
         kept = np.isin(token_ids, id_)
         token_ids, token_times = token_ids[kept], token_times[kept]
         first, end = (np.searchsorted(token_ids, id_, side=side) for side in SIDES)
@@ -156,16 +155,16 @@ def served(record: RunRecord) -> Served:
     )
 
 
-def _order_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What sorts the ids and keeps equal ones in their order; numpy sorts 16-bit numbers in linear time."""
+def _stable_order(ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Indices that sort the ids stably; numpy sorts 16-bit numbers in linear time."""
     most = int(ids.max(initial=0))
     return np.argsort(ids.astype(np.uint16) if most < 2**16 and ids.min(initial=0) >= 0 else ids, kind="stable")
 
 
-def window_of(record: RunRecord, requests: Served, warmup_requests: int = 0, drain_requests: int = 0) -> Window:
-    """From the end of the first `warmup_requests` to the end of all but the last `drain_requests`, by time of their ends.
+def find_window(record: RunRecord, requests: Served, warmup_requests: int = 0, drain_requests: int = 0) -> Window:
+    """From the end of request `warmup_requests` until only `drain_requests` are left, in the order of their ends.
 
-    Without a warm-up it begins where the first iteration was planned. It is empty (end = start) if nothing is left.
+    Without a warm-up it begins when the first iteration is planned. It is empty (end = start) if no request is left.
     """
     ends = np.sort(requests.last_token)
     start = record.steps[0].planned_at if record.steps else 0.0
@@ -176,7 +175,7 @@ def window_of(record: RunRecord, requests: Served, warmup_requests: int = 0, dra
 
 
 def statistics(values: Floats) -> dict[str, float]:
-    """Mean and percentiles; NaN values are left out."""
+    """Mean and percentiles, ignoring NaN."""
     values = values[~np.isnan(values)]
     names = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
     if not len(values):
@@ -185,7 +184,7 @@ def statistics(values: Floats) -> dict[str, float]:
 
 
 def busy_seconds(begin: Floats, end: Floats, window: Window) -> float:
-    """Seconds of the window that at least one interval covers; intervals in the order of their begins, [intervals] each."""
+    """Seconds of the window that at least one interval covers; begin (ascending), end: [intervals]."""
     begin, end = (np.clip(times, window.start, window.end) for times in (begin, end))
     covered = np.maximum.accumulate(np.concatenate([[window.start], end]))[:-1]  # before each interval
     return float(np.maximum(end - np.maximum(begin, covered), 0.0).sum())

@@ -1,4 +1,4 @@
-"""The figures of one run: every definition of `metrics` applied to the part of the run that counts."""
+"""Summary of one run: every metric of `metrics`, over the measured window of the run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cbatch.results.metrics import (
     Served,
     Window,
     busy_seconds,
-    served,
+    collect_served,
+    find_window,
     statistics,
     step_columns,
-    window_of,
 )
 
 StepColumns = dict[str, NDArray[Any]]
@@ -35,36 +35,36 @@ def summarize(
     objectives: Objectives = Objectives(),  # noqa: B008 - frozen
     requests: Served | None = None,
 ) -> dict[str, Any]:
-    """All figures of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
+    """All metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
     Args:
-        num_blocks: size of the KV cache. max_batch: most requests in an iteration.
+        num_blocks: size of the KV cache. max_batch: largest number of requests in an iteration.
         overshoot_tokens: generated past an end-of-sequence token (`State.num_overshoot_tokens`).
-        warmup_requests, drain_requests: leave out what happened before the first so many requests had ended, and after
-            all but the last so many had (see `window_of`). Requests count where their end lies.
+        warmup_requests, drain_requests: number of requests whose ends precede and follow the window (see `find_window`).
+            A request counts if its end lies in the window.
         objectives: for `goodput`.
-        requests: `served(record)`, if it is at hand.
+        requests: `collect_served(record)`, if already computed.
     """
-    requests, steps = requests or served(record), step_columns(record.steps)
-    window = window_of(record, requests, warmup_requests, drain_requests)
-    counted = window.holds(requests.last_token)
+    requests, steps = requests or collect_served(record), step_columns(record.steps)
+    window = find_window(record, requests, warmup_requests, drain_requests)
+    counts = window.holds(requests.last_token)
     gaps, gap_times = requests.gaps()
     return {
-        "run": {**_run(record, requests, window, int(counted.sum())), "overshoot_tokens": overshoot_tokens},
-        "throughput": _throughput(requests, window, int(counted.sum())),
-        "ttft_seconds": statistics(requests.ttft[counted]),
+        "run": {**_run(record, requests, window, int(counts.sum())), "overshoot_tokens": overshoot_tokens},
+        "throughput": _throughput(requests, window, int(counts.sum())),
+        "ttft_seconds": statistics(requests.ttft[counts]),
         "tbt_seconds": statistics(gaps[window.holds(gap_times)]),
-        "tpot_seconds": statistics(requests.tpot[counted]),
-        "scheduling_delay_seconds": statistics(requests.scheduling_delay[counted]),
-        "end_to_end_seconds": statistics(requests.end_to_end[counted]),
-        "normalized_latency_seconds_per_token": statistics(requests.normalized_latency[counted]),
+        "tpot_seconds": statistics(requests.tpot[counts]),
+        "scheduling_delay_seconds": statistics(requests.scheduling_delay[counts]),
+        "end_to_end_seconds": statistics(requests.end_to_end[counts]),
+        "normalized_latency_seconds_per_token": statistics(requests.normalized_latency[counts]),
         "iterations": _iterations(steps, window, num_blocks, max_batch),
         "goodput": _goodput(record, requests, window, objectives) if objectives.stated else {},
     }
 
 
 def _run(record: RunRecord, requests: Served, window: Window, num_counted: int) -> Figures:
-    """The whole run, warm-up and drain included, but for `counted_*`."""
+    """The whole run with warm-up and drain, except `counted_*`, which are of the window."""
     return {
         "requests": len(record.requests),
         "rejected_requests": len(record.requests) - len(requests.id),
@@ -78,9 +78,9 @@ def _run(record: RunRecord, requests: Served, window: Window, num_counted: int) 
 
 
 def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:
-    """Useful work a second: recomputed and overshoot tokens, and what rejected requests received, do not count.
+    """Useful work per second, without recomputed and overshoot tokens and those of rejected requests.
 
-    A prompt counts when its first token comes; `decode` is every generated token, the first included (vLLM's output
+    A prompt counts when its first token arrives; `decode` is every generated token, the first included (vLLM's output
     throughput); `total` is their sum (SARATHI's and vLLM's total throughput).
     """
     seconds = window.seconds or float("nan")
@@ -95,7 +95,7 @@ def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:
 
 
 def _iterations(steps: StepColumns, window: Window, num_blocks: int, max_batch: int) -> Figures:
-    """Means over the iterations whose tokens came within the window, each weighing the same."""
+    """Unweighted means over the iterations whose tokens arrived within the window."""
     inside = window.holds(steps["received_at"])
     batch, prefill, decode, padding, kv = (
         _mean(steps[name][inside])
@@ -124,7 +124,7 @@ def _mean(values: NDArray[Any]) -> float:
 
 
 def _goodput(record: RunRecord, requests: Served, window: Window, objectives: Objectives) -> Figures:
-    """Requests that attained the objectives, a second and as a share; rejected ones attained none."""
+    """Requests that attained the objectives, per second and as a share; rejected ones attained none."""
     attained = window.holds(requests.last_token)
     for limit, values in (
         (objectives.ttft, requests.ttft),

@@ -7,8 +7,8 @@
     requests  | queued | prefill | decode ...
     counters  tokens of an iteration; KV blocks held, requests running and waiting
 
-The file is JSON in Chrome's trace event format, compressed with gzip; times in it are microseconds. Knows what the record
-knows: copies are in it if the executor told their times.
+The file is JSON in Chrome's trace event format, compressed with gzip; its times are microseconds. It contains copies if the
+executor timed them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 
 from cbatch.executor import CopyTimes
 from cbatch.record import RunRecord, StepRecord
-from cbatch.results.metrics import Served, served
+from cbatch.results.metrics import Served, collect_served
 
 _COMPRESSION = 1  # of gzip: the fastest
 
 _LANES = ("host", "copies in", "device", "copies out", "requests", "counters")  # processes 0 to 5 of the trace
 
-# One formatting operation an iteration: a long run has a million events.
+# One formatting operation per iteration: a long run has a million events.
 _ITERATION = """\
 {"ph": "X", "pid": 0, "tid": 0, "name": "plan %(index)d", "ts": %(planned).3f, "dur": %(planning).3f},
 {"ph": "X", "pid": 0, "tid": 0, "name": "wait %(index)d", "ts": %(waited).3f, "dur": %(waiting).3f},
@@ -42,19 +42,19 @@ _COPIES = """\
 {"ph": "X", "pid": 1, "tid": 0, "name": "upload %(index)d", "ts": %(uploaded).3f, "dur": %(uploading).3f},
 {"ph": "X", "pid": 3, "tid": 0, "name": "download %(index)d", "ts": %(downloaded).3f, "dur": %(downloading).3f}"""
 
-_PART_OF_REQUEST = """\
+_REQUEST_PHASE = """\
 {"ph": "b", "cat": "request", "id": %(id)d, "pid": 4, "tid": 0, "name": "%(name)s", "ts": %(begin).3f},
 {"ph": "e", "cat": "request", "id": %(id)d, "pid": 4, "tid": 0, "name": "%(name)s", "ts": %(end).3f}"""
 
 
 def write_timeline(path: Path, record: RunRecord, title: str, requests: Served | None = None) -> None:
-    """Write the timeline of a run to `path` (*.json.gz). `title` is kept as the trace's metadata.
+    """Write the timeline of a run to `path` (*.json.gz), with `title` as the trace's metadata.
 
-    requests: `served(record)`, if it is at hand.
+    requests: `collect_served(record)`, if already computed.
     """
-    parts = _parts_of_requests(requests or served(record))
+    phases = _request_phases(requests or collect_served(record))
     copies = map(_copies, record.steps, record.copies)
-    events = chain(_lanes(bool(record.copies)), map(_iteration, record.steps), copies, parts)
+    events = chain(_lanes(bool(record.copies)), map(_iteration, record.steps), copies, phases)
     with gzip.open(path, "wb", compresslevel=_COMPRESSION) as file:
         head = f'{{"displayTimeUnit": "ms", "otherData": {{"title": {json.dumps(title)}}}, "traceEvents": [\n'
         file.write((head + ",\n".join(events) + "\n]}\n").encode("ascii"))
@@ -99,9 +99,9 @@ def _copies(step: StepRecord, copies: CopyTimes) -> str:
     }
 
 
-def _parts_of_requests(requests: Served) -> Iterator[str]:
+def _request_phases(requests: Served) -> Iterator[str]:
     columns = (requests.id, requests.arrival, requests.admitted, requests.first_token, requests.last_token)
     for id_, arrival, admitted, first, last in zip(*(column.tolist() for column in columns), strict=True):
-        for part, begin, end in (("queued", arrival, admitted), ("prefill", admitted, first), ("decode", first, last)):
+        for phase, begin, end in (("queued", arrival, admitted), ("prefill", admitted, first), ("decode", first, last)):
             if end > begin:
-                yield _PART_OF_REQUEST % {"id": id_, "name": f"{id_} {part}", "begin": begin * 1e6, "end": end * 1e6}
+                yield _REQUEST_PHASE % {"id": id_, "name": f"{id_} {phase}", "begin": begin * 1e6, "end": end * 1e6}

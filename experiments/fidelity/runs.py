@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from cbatch import BatchShape, Executor, Request, RunRecord, Step, StepResult
 from cbatch.errors import ConfigError
-from cbatch.results.metrics import served, statistics, step_columns
+from cbatch.results.metrics import collect_served, statistics, step_columns
 from experiments.store.provenance import at_once
 
 Columns = Mapping[str, NDArray[np.int64]]
@@ -109,7 +109,7 @@ class ServedRun:
 
 def figures(record: RunRecord) -> dict[str, float]:
     """What runs are compared by: seconds, and tokens (prompts and outputs) a second."""
-    requests, steps = served(record), record.steps
+    requests, steps = collect_served(record), record.steps
     total = steps[-1].received_at - steps[0].planned_at
     first, between = map(statistics, _latencies(record).values())
     return {
@@ -133,7 +133,7 @@ def percentile_ranks(record: RunRecord, other: Mapping[str, float]) -> dict[str,
 
 
 def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:
-    requests = served(record)
+    requests = collect_served(record)
     return {"TTFT": requests.ttft, "TBT": requests.gaps()[0]}
 
 
@@ -143,7 +143,7 @@ def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request],
     Args:
         asked: the requests, in order of their ids. shapes: of every iteration.
     """
-    requests, steps = served(record), step_columns(record.steps)
+    requests, steps = collect_served(record), step_columns(record.steps)
     order, start = np.argsort(requests.id), record.steps[0].planned_at
     columns: dict[str, Any] = {
         "request.prompt": [request.num_prompt_tokens for request in asked],

@@ -47,9 +47,7 @@ def ratios(panel: Panel, chunk: int, *, real: bool) -> list[float]:
 
 
 def measure_gains(
-    machines: Machines,
-    say: Callable[[str], None],
-    lines: Callable[[Panel], Iterable[tuple[object, Scheme, int]]],
+    machines: Machines, say: Callable[[str], None], lines: Callable[[Panel], Iterable[tuple[object, Scheme, int]]]
 ) -> pd.DataFrame:
     """Throughput over the baseline's against P:D, in every panel.
 

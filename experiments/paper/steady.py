@@ -103,12 +103,7 @@ def seconds_per_request(
 
 
 def simulate(
-    executor: SimExecutor,
-    cost: ProfileCost,
-    policy: Policy,
-    load: Load,
-    stagger: Stagger = 0,
-    tile: int | None = None,
+    executor: SimExecutor, cost: ProfileCost, policy: Policy, load: Load, stagger: Stagger = 0, tile: int | None = None
 ) -> RunRecord:
     """Serve the generations that warm up, that are measured, and one more, which keeps the batch full until these have ended.
 

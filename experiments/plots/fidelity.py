@@ -1,4 +1,4 @@
-"""Simulated against measured figures of the `fidelity` benchmark: the values above, their relative errors below."""
+"""Simulated against measured metrics of the `fidelity` benchmark: the values above, their relative errors below."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
 from cbatch import ConfigError
-from experiments.plots.style import headed, line_style, new_figure, printed
+from experiments.plots.style import add_heading, line_style, new_figure, print_style
 
 BENCHMARK = "fidelity.json"
 
@@ -21,11 +21,11 @@ PANELS = (
     ("time to first token [s]", ("TTFT P50", "TTFT P99"), 1.0),
     ("time between tokens [ms]", ("TBT P50", "TBT P99"), 1e3),
 )
-"""Title, quantities, and factor of their unit."""
+"""Title, metrics, and factor of their unit."""
 
 
 class Point(NamedTuple):
-    """One quantity of one run. policy, case: numbers that stand for colour and shape."""
+    """One metric of one run. policy, case: numbers that select colour and shape."""
 
     policy: int
     case: int
@@ -49,11 +49,12 @@ class Point(NamedTuple):
         }
 
 
+@print_style()
 def draw(folder: Path) -> Figure:
-    """A point for each run and quantity: colour by policy, shape by workload, hollow for the 99th percentile.
+    """A point for each run and metric: colour by policy, shape by workload, hollow for the 99th percentile.
 
     Raises:
-        ConfigError: the folder holds no results of that benchmark.
+        ConfigError: the folder holds no results of this benchmark.
     """
     path = folder / BENCHMARK
     if not path.is_file():
@@ -75,29 +76,23 @@ def draw(folder: Path) -> Figure:
         for policy, found in runs.items()
         for name in result["targets"]
     ]
-    with printed():
-        figure, [above, below] = new_figure(2, len(PANELS), 4.6, ratios=(3, 2))
-        for values, errors, (label, quantities, factor) in zip(above, below, PANELS, strict=True):
-            shown = [point for point in points if point.quantity in quantities]
-            _values(values, shown, label, factor)
-            _errors(errors, shown, result["targets"])
-        above[0].set_ylabel("simulated")
-        below[0].set_ylabel("error of simulation")
-        measured, bands = (
-            result["measured"],
-            ", ".join(f"{name} {target:.0%}" for name, target in result["targets"].items()),
-        )
-        headed(
-            figure,
-            f"Simulated (profile {result['profile']}) against measured",
-            f"measured on {measured['hardware']}, {measured['date']}; grey, the largest errors aimed at: {bands}\n"
-            "lines: the range of the error as all iteration times move by up to 1%",
-            _legend(policies, cases),
-        )
+    figure, [above, below] = new_figure(2, len(PANELS), 4.6, ratios=(3, 2))
+    for values, errors, (label, quantities, factor) in zip(above, below, PANELS, strict=True):
+        shown = [point for point in points if point.quantity in quantities]
+        _draw_values(values, shown, label, factor)
+        _draw_errors(errors, shown, result["targets"])
+    above[0].set_ylabel("simulated")
+    below[0].set_ylabel("error of simulation")
+    measured = result["measured"]
+    bands = ", ".join(f"{name} {target:.0%}" for name, target in result["targets"].items())
+    origin = f"measured on {measured['hardware']}, {measured['date']}; grey: target errors: {bands}"
+    lines = "lines: range of the error when all iteration times change by up to 1%"
+    heading = f"Simulated (profile {result['profile']}) against measured"
+    add_heading(figure, heading, f"{origin}\n{lines}", _handles(policies, cases))
     return figure
 
 
-def _values(axes: Axes, points: list[Point], label: str, factor: float) -> None:
+def _draw_values(axes: Axes, points: list[Point], label: str, factor: float) -> None:
     for point in points:
         axes.plot(point.measured * factor, point.simulated * factor, **point.style)
     values = [factor * value for point in points for value in (point.measured, point.simulated)]
@@ -108,13 +103,12 @@ def _values(axes: Axes, points: list[Point], label: str, factor: float) -> None:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 10 * ends[0] else (1,)))
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_formatter(NullFormatter())
-    axes.grid(visible=True)
 
 
-def _errors(axes: Axes, points: list[Point], targets: dict[str, float]) -> None:
-    """The errors of each quantity beside each other, in the order of the runs, and the band that is aimed at.
+def _draw_errors(axes: Axes, points: list[Point], targets: dict[str, float]) -> None:
+    """The errors of each metric side by side, in the order of the runs, and the band of the target error.
 
-    A line shows between which errors the figure moves as iteration times are nudged.
+    A line shows the range of each error when iteration times are perturbed.
     """
     names = list(dict.fromkeys(point.quantity for point in points))
     for place, name in enumerate(names):
@@ -129,15 +123,15 @@ def _errors(axes: Axes, points: list[Point], targets: dict[str, float]) -> None:
     axes.set_xticks(range(len(names)), names)
     axes.set_xlim(-0.5, len(names) - 0.5)
     widest, farthest = max(targets[name] for name in names), max(abs(point.error) for point in points)
-    if farthest > 5 * widest:  # it would press the others together
+    if farthest > 5 * widest:  # a linear axis would squeeze the others together
         axes.set_yscale("symlog", linthresh=2 * widest, linscale=2)
         axes.set_yticks([-2 * widest, -widest, 0, widest, 2 * widest, 1.0])
         axes.set_ylim(top=2 * farthest)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.grid(visible=True, axis="y")
+    axes.xaxis.grid(visible=False)
 
 
-def _legend(policies: list[str], cases: list[str]) -> list[Line2D]:
+def _handles(policies: list[str], cases: list[str]) -> list[Line2D]:
     """Policies by colour, then workloads by shape."""
     colours = [
         Line2D([], [], color=line_style(index)["color"], linewidth=3, label=name) for index, name in enumerate(policies)

@@ -1,4 +1,4 @@
-"""What a picture of lanes is drawn of: the iterations of finished runs, or those that the `async` benchmark has kept."""
+"""Data of a picture of lanes: the iterations of finished runs, or those that the `async` benchmark has kept."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BENCHMARK = "async.json"
 
 
 class Panel(NamedTuple):
-    """One pair of lanes.
+    """The lanes of one run.
 
-    steps: rows of `cbatch.record.StepRecord`, in seconds; some before and after the window where there are any. With the
-        columns of `cbatch.executor.CopyTimes`, where copies were timed.
-    begin, end: when the device begins the first iteration that is shown and ends the last.
-    host_share, device_share: of the time of the whole run, in which the host works and the device computes.
+    steps: rows of `cbatch.record.StepRecord`, in seconds, including some before and after the window if there are any. With the
+        columns of `cbatch.executor.CopyTimes` if copies were timed.
+    begin, end: start of the first iteration shown and end of the last, on the device.
+    host_share, device_share: share of the whole run in which the host works and the device computes.
     """
 
     name: str
@@ -31,11 +31,11 @@ class Panel(NamedTuple):
     device_share: float
 
 
-def of_runs(frame: pd.DataFrame, first: int, iterations: int) -> list[Panel]:
-    """Of finished runs, rows of `experiments.store.tables.load` with a label.
+def read_runs(frame: pd.DataFrame, first: int, iterations: int) -> list[Panel]:
+    """Panels of finished runs, rows of `experiments.store.tables.load` with a label.
 
     Raises:
-        ConfigError: a run that ended before `first`.
+        ConfigError: a run ended before `first`.
     """
     panels = []
     for _, run in frame.iterrows():
@@ -46,13 +46,13 @@ def of_runs(frame: pd.DataFrame, first: int, iterations: int) -> list[Panel]:
     return panels
 
 
-def of_benchmark(folder: Path, which: str = "") -> tuple[list[Panel], dict[str, Any]]:
-    """Of a folder of benchmark results: the synchronous loop above the asynchronous one; and what the file says of itself.
+def read_benchmark(folder: Path, which: str = "") -> tuple[list[Panel], dict[str, Any]]:
+    """Panels of a folder of benchmark results, the synchronous loop above the asynchronous one, and the file's content.
 
-    Its last two iterations are left out: while the device computes them, the host is at work on iterations not kept.
+    The last two iterations are left out: while the device computes them, the host works on iterations that were not kept.
 
     Args:
-        which: draw the first of the batches whose name holds this; without it, the first that has both loops.
+        which: draw the first of the batches whose name contains this, preferring one that has both loops.
 
     Raises:
         ConfigError: no such batch.
@@ -60,21 +60,20 @@ def of_benchmark(folder: Path, which: str = "") -> tuple[list[Panel], dict[str, 
     measured = json.loads((folder / BENCHMARK).read_text(encoding="utf-8"))
     batches = {name: figures for name, figures in measured["figures"].items() if which in name}
     if not batches:
-        raise ConfigError(f"runs={which}: {folder / BENCHMARK} has {', '.join(measured['figures'])}; choose of them")
+        raise ConfigError(f"runs={which}: {folder / BENCHMARK} has {', '.join(measured['figures'])}; choose one")
     name = max(batches, key=lambda name: len({"sync", "async"} & set(batches[name])))
-    panels = [_of_loop(loop, batches[name][loop]) for loop in ("sync", "async") if loop in batches[name]]
+    panels = [_loop_panel(loop, batches[name][loop]) for loop in ("sync", "async") if loop in batches[name]]
     return panels, {**measured, "batch_name": name}
 
 
-def _of_loop(loop: str, figures: dict[str, Any]) -> Panel:
+def _loop_panel(loop: str, figures: dict[str, Any]) -> Panel:
     steps = pd.DataFrame(figures["lanes"]) / 1e3  # to seconds
-    steps["iteration"] = range(len(steps))
-    steps["num_prefill_tokens"] = 0  # the window lies behind the prompts
+    steps = steps.assign(iteration=range(len(steps)), num_prefill_tokens=0)  # the window begins after the prompts
     shown = steps.iloc[: max(len(steps) - 2, 1)]
     milliseconds = figures["ms_per_iteration"]["median"]
     host = figures["host_ms_per_iteration"]["median"] / milliseconds
     begin, end = float(shown["started"].iloc[0]), float(shown["ended"].iloc[-1])
-    name = f"{loop}: {figures['seconds']['median']:.2f} s, {milliseconds:.2f} ms an iteration"
+    name = f"{loop}: {figures['seconds']['median']:.2f} s, {milliseconds:.2f} ms per iteration"
     return Panel(name, steps, begin, end, host, figures["active_share"]["median"])
 
 
@@ -84,7 +83,6 @@ def _window(folder: str, first: int, iterations: int) -> tuple[pd.DataFrame, flo
     steps = load_steps(folder) if copies.empty else load_steps(folder).join(copies)
     shown = steps[(steps["iteration"] >= first) & (steps["iteration"] < first + iterations)]
     if shown.empty:
-        raise ConfigError(
-            f"first={first} iterations={iterations}: {folder} has iterations 0 to {len(steps) - 1}; choose of them"
-        )
+        asked = f"first={first} iterations={iterations}"
+        raise ConfigError(f"{asked}: {folder} has iterations 0 to {len(steps) - 1}; choose among them")
     return steps, float(shown["started"].iloc[0]), float(shown["ended"].iloc[-1])

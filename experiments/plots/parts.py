@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,12 +81,12 @@ def grouped_bars(
 
 
 def stacked_bars(panel: Axes, places: Iterable[float], table: pd.DataFrame, width: float = 0.8) -> pd.DataFrame:
-    """Bars at `places`, one for each row of `table`, of its columns one above the other. Returns where each part begins."""
+    """Bars at `places`, one for each row of `table`, its columns one above the other. Returns the middle of each part."""
     bottoms = table.cumsum(axis=1) - table
     for index, name in enumerate(table):
         panel.bar(list(places), table[name], width, bottom=bottoms[name], label=str(name), **fill_style(index))
     panel.xaxis.grid(visible=False)
-    return bottoms
+    return bottoms + table / 2
 
 
 def mark_printed(panel: Axes, points: Iterable[tuple[float, float]], **style: Any) -> None:
@@ -125,6 +125,5 @@ def legend(figure: Figure, panels: Iterable[Axes], ncols: int = 4, last: str = "
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             entries.setdefault(label, handle)
     labels = sorted(entries, key=lambda label: bool(last) and label.startswith(last))
-    handles: Mapping[str, Any] = {label: entries[label] for label in labels}
-    place = {"loc": "outside upper center", "ncols": ncols} | options
-    figure.legend(list(handles.values()), labels, **place)
+    handles = [entries[label] for label in labels]
+    figure.legend(handles, labels, loc="outside upper center", ncols=ncols, **options)

@@ -1,4 +1,4 @@
-"""Which runs of a sweep a plot shows, and what it calls them."""
+"""Choosing and labelling the runs of a sweep that a plot shows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from experiments.plots.style import MOST_SERIES
 _IN_NAME = ("policy", "chunk", "chunking", "experiment")
 
 
-def labelled(runs: pd.DataFrame, without: Collection[str] = ()) -> pd.DataFrame:
-    """The runs with a column `label`: policy and chunk, and whatever else was swept. Of equal runs, the first is kept.
+def label_runs(runs: pd.DataFrame, without: Collection[str] = ()) -> pd.DataFrame:
+    """Add a column `label`: policy, chunk, and everything else that was swept. Of equal runs, only the first is kept.
 
-    A policy that takes no chunk runs the same for every `chunk=` of a sweep.
+    Runs are equal, for instance, if `chunk=` was swept under a policy without chunks.
 
     Args:
-        without: settings that the plot shows otherwise, on an axis, say.
+        without: settings that the plot shows in another way, such as on an axis.
     """
     given = [dict(pair.split("=", 1) for pair in overrides) for overrides in runs["overrides"]]
     keys = {key.lstrip("+") for pairs in given for key in pairs}
@@ -27,15 +27,15 @@ def labelled(runs: pd.DataFrame, without: Collection[str] = ()) -> pd.DataFrame:
     ]
     labels = runs["name"].copy()
     for key in swept:
-        labels += ", " + key.rpartition(".")[2] + "=" + runs[key].map(_short)
+        labels += ", " + key.rpartition(".")[2] + "=" + runs[key].map(_shorten)
     return runs.assign(label=labels).drop_duplicates(subset=["label", *(key for key in without if key in runs)])
 
 
-def few(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs, if there are few enough to tell apart.
+def require_few(runs: pd.DataFrame) -> pd.DataFrame:
+    """Returns the runs.
 
     Raises:
-        ConfigError: there are too many.
+        ConfigError: there are more than one plot can tell apart.
     """
     if len(runs) > MOST_SERIES:
         raise ConfigError(
@@ -45,21 +45,21 @@ def few(runs: pd.DataFrame) -> pd.DataFrame:
     return runs
 
 
-def chosen(runs: pd.DataFrame, text: str) -> pd.DataFrame:
-    """The runs whose folder's name holds `text`.
+def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
+    """The runs whose folder names contain `text`.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there are none.
     """
     names = runs["folder"].map(lambda folder: str(folder).rpartition("/")[2])
     kept = runs[names.str.contains(text, regex=False)]
     if kept.empty:
-        raise ConfigError(f"runs={text}: no run's folder has this in its name; there are {', '.join(names[:5])} ...")
+        raise ConfigError(f"runs={text}: no folder name contains this; there are {', '.join(names[:5])} ...")
     return kept
 
 
-def single(runs: pd.DataFrame) -> pd.Series:
-    """The only run.
+def require_one(runs: pd.DataFrame) -> pd.Series:
+    """Returns the only run.
 
     Raises:
         ConfigError: there are several.
@@ -72,5 +72,5 @@ def single(runs: pd.DataFrame) -> pd.Series:
     return runs.iloc[0]
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

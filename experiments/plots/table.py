@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from experiments.plots.series import chosen, labelled
+from experiments.plots.series import choose_runs, label_runs
 from experiments.store.tables import load
-from experiments.store.text import number, origin_of_row
+from experiments.store.text import format_number, origin_of_row
 
 _COLUMNS = {
     "tokens/s": ("throughput.total_tokens_per_second", 1.0),
@@ -29,26 +29,22 @@ _COLUMNS = {
 
 
 def text(folder: Path, runs: str = "") -> str:
-    """A line for each run, and below it where the times come from.
+    """One line per run, and below them where the times come from.
 
     Args:
-        runs: only runs whose folder's name holds this.
+        runs: only runs whose folder names contain this.
 
     Raises:
         ConfigError: no finished runs.
     """
-    frame = labelled(chosen(load(folder), runs))
-    rows = [
-        [run["label"], *(_cell(run.get(column), factor) for column, factor in _COLUMNS.values())]
-        for _, run in frame.iterrows()
-    ]
+    frame = label_runs(choose_runs(load(folder), runs)).to_dict("records")
+    rows = [[run["label"], *(_cell(run.get(key), factor) for key, factor in _COLUMNS.values())] for run in frame]
     aligned = ("left", *["right"] * len(_COLUMNS))
     table = tabulate(rows, ["run", *_COLUMNS], tablefmt="github", colalign=aligned, disable_numparse=True)
-    return "\n".join(
-        [table, "", *sorted({origin_of_row(dict(zip(run.index, run, strict=True))) for _, run in frame.iterrows()})]
-    )
+    origins = {origin_of_row({str(key): value for key, value in run.items()}) for run in frame}
+    return "\n".join([table, "", *sorted(origins)])
 
 
 def _cell(value: object, factor: float) -> str:
-    figure = float(value) if isinstance(value, Real) else float("nan")
-    return "-" if isnan(figure) else number(figure * factor)
+    number = float(value) if isinstance(value, Real) else float("nan")
+    return "-" if isnan(number) else format_number(number * factor)

@@ -1,4 +1,4 @@
-"""The results file of a benchmark: by the hardware that it was measured on."""
+"""Results files of benchmarks, in a folder for each hardware."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from experiments.store.provenance import stamp, write_json
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest of repeated measurements."""
+    """Median, minimum and maximum of repeated measurements."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
 
 
@@ -23,13 +23,13 @@ def write(
     folder: Path = Path("results"),
     command: str = "python -m experiments.bench",
 ) -> Path:
-    """Write one benchmark's figures, stamped, to `folder`/<hardware>/<name>.json; return the path."""
+    """Write one benchmark's figures, with their provenance, to `folder`/<hardware>/<name>.json; returns the path."""
     stamped = {"benchmark": name, "hardware": hardware, **stamp(command), **figures}
     return write_json(folder / slug(hardware) / f"{name}.json", stamped)
 
 
 def slug(hardware: str) -> str:
-    """A folder name: 'NVIDIA H200' -> h200; any CPU -> cpu."""
+    """Folder name of a hardware: 'NVIDIA H200' -> h200; any CPU -> cpu."""
     gpu = re.search(r"(?:NVIDIA|GeForce|AMD)[ -]+(.+)", hardware)
     if gpu is None or "cores" in hardware:
         return "cpu"

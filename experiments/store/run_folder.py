@@ -202,7 +202,7 @@ def write_results(
     """Write everything but config.yaml.
 
     Args:
-        requests: `served(record)`.
+        requests: `collect_served(record)`.
         timeline_title: None for no timeline.
         decode: the text of token ids, where there is a tokenizer.
     """

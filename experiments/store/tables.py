@@ -1,4 +1,4 @@
-"""Results on disk as pandas frames: a row a run for a whole sweep, a row a request or an iteration for one run."""
+"""Results on disk as pandas frames: one row per run of a sweep, one row per request or iteration of a run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,19 @@ from cbatch.executor import CopyTimes
 from experiments.store.run_folder import CONFIG, COPIES, REQUESTS, STEPS, SUMMARY, TOKENS, read_summary, run_folders
 from experiments.store.text import name_of
 
+_UNREADABLE = (
+    *(OSError, ValueError, TypeError, KeyError, AttributeError, EOFError),
+    *(BadZipFile, zlib.error, yaml.YAMLError),
+)
+"""Errors of reading a file that was changed."""
 _LATENCIES = ("scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_to_end_seconds")
 
 
 def load(folder: str | Path) -> pd.DataFrame:
-    """A row for each complete run in a folder and below.
+    """One row for each complete run in a folder and below.
 
-    Columns: `name` (policy and chunk), what `about` says (`policy`, `chunk`, `model`, `simulated`, `hardware`, ...), every
-    setting by its key (`workload.pd_ratio`), every figure by its group and name (`throughput.total_tokens_per_second`,
+    Columns: `name` (policy and chunk), the fields of `about` (`policy`, `chunk`, `model`, `simulated`, `hardware`, ...), every
+    setting by its key (`workload.pd_ratio`), every metric by its group and name (`throughput.total_tokens_per_second`,
     `ttft_seconds.p99`), and `folder`.
 
     Raises:
@@ -41,33 +46,33 @@ def load(folder: str | Path) -> pd.DataFrame:
 
 
 def load_requests(folder: str | Path) -> pd.DataFrame:
-    """A row for each request of one run, in the order of their ends; times and latencies in seconds."""
+    """One row for each request of a run, in the order of their ends; times and latencies in seconds."""
     return _table(folder, REQUESTS, _LATENCIES)
 
 
 def load_steps(folder: str | Path) -> pd.DataFrame:
-    """A row for each iteration of one run: the columns of `cbatch.record.StepRecord`, times in seconds."""
+    """One row for each iteration of a run: the columns of `cbatch.record.StepRecord`, times in seconds."""
     return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note"])
 
 
 def load_copies(folder: str | Path) -> pd.DataFrame:
-    """A row for each iteration of one run: the columns of `cbatch.executor.CopyTimes`, seconds; none where none were timed."""
+    """One row for each iteration of a run: the columns of `cbatch.executor.CopyTimes`, seconds; no rows if none were timed."""
     if not (Path(folder) / COPIES).is_file():
         return pd.DataFrame(columns=CopyTimes._fields, dtype=float)
     return _table(folder, COPIES, CopyTimes._fields)
 
 
 def load_tokens(folder: str | Path) -> pd.DataFrame:
-    """A row for each generated token of one run, by request and then by time: `request_id` and `time` in seconds."""
+    """One row for each generated token of a run, by request and then by time: `request_id` and `time` in seconds."""
     path = _file(folder, TOKENS)
-    with _as_written(path), np.load(path) as arrays:
+    with _reading(path), np.load(path) as arrays:
         return pd.DataFrame(
             {name: arrays[name].astype(float if name == "time" else int) for name in ("request_id", "time")}
         )
 
 
 def time_between_tokens(folder: str | Path) -> pd.Series[float]:
-    """Seconds between consecutive tokens of a request, all requests of one run."""
+    """Seconds between consecutive tokens of a request, of all requests of a run."""
     tokens = load_tokens(folder)
     return tokens.groupby("request_id")["time"].diff().dropna()
 
@@ -76,9 +81,9 @@ def _row(folder: Path) -> dict[str, Any]:
     summary = read_summary(folder)
     assert summary is not None, "a run's folder has a summary"
     about = summary.pop("about")
-    with _as_written(folder / CONFIG):
+    with _reading(folder / CONFIG):
         settings = dict(_flat(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))))
-    with _as_written(folder / SUMMARY):
+    with _reading(folder / SUMMARY):
         return {"name": name_of(about), **settings, **dict(_flat(about)), **dict(_flat(summary)), "folder": str(folder)}
 
 
@@ -92,32 +97,23 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFrame:
-    """A CSV file of a run's. numbers: columns that it must have, and that hold numbers or nothing."""
+    """Read a CSV file of a run. numbers: required columns, which hold numbers or nothing."""
     path = _file(folder, name)
-    with _as_written(path):
+    with _reading(path):
         frame = pd.read_csv(path, keep_default_na=name != STEPS)
         return frame.assign(**{column: pd.to_numeric(frame[column]) for column in numbers})
 
 
 @contextmanager
-def _as_written(path: Path) -> Iterator[None]:
-    """
+def _reading(path: Path) -> Iterator[None]:
+    """Read `path` within this context.
+
     Raises:
-        ConfigError: what is within fails, because somebody or something has changed the file.
+        ConfigError: reading fails, because the file was changed after the run.
     """
     try:
         yield
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        EOFError,
-        BadZipFile,
-        zlib.error,
-        yaml.YAMLError,
-    ) as error:
+    except _UNREADABLE as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
         raise ConfigError(f"{path}: is not as a run writes it ({what}); run it again") from error
 

@@ -1,4 +1,4 @@
-"""What a command prints of its results: one run in full, a sweep as a table."""
+"""Text that commands print about results: one run in full, a sweep as a table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbatch.results.metrics import PERCENTILES
 Summary = Mapping[str, Any]
 
 DIGEST = "~"
-"""Begins the part of a folder's name that only keeps shortened names apart."""
+"""Prefix of the part of a folder's name that only keeps shortened names unique."""
 
 _LATENCIES = {
     "time to first token": ("ttft_seconds", 1.0, "s"),
@@ -25,7 +25,7 @@ _LATENCIES = {
 
 
 def name_of(about: Summary) -> str:
-    """The policy, with its chunk where it takes one: a run's name in tables and legends."""
+    """A run's name in tables and legends: the policy, with its chunk if it has one."""
     if about["chunking"] is None:
         return str(about["policy"])
     chunk = "" if about["chunk"] is None else f" {about['chunk']}"
@@ -34,7 +34,7 @@ def name_of(about: Summary) -> str:
 
 
 def origin_of(about: Summary) -> str:
-    """Where the times come from: hardware, or the profile that simulates it, with its error."""
+    """Where the times come from: the hardware, or the profile that simulates it, with its error."""
     if not about["simulated"]:
         return f"measured on {about['hardware']}"
     profile = about["execution"]
@@ -45,20 +45,20 @@ def origin_of(about: Summary) -> str:
 
 
 def origin_of_row(row: Summary) -> str:
-    """The same of a row of `experiments.store.tables.load`, whose keys are flat."""
+    """Like `origin_of`, from a row of `experiments.store.tables.load`, whose keys are flat."""
     execution = {key.removeprefix("execution."): value for key, value in row.items() if key.startswith("execution.")}
     return origin_of({**row, "execution": execution})
 
 
 def outside_text(abouts: Iterable[Summary]) -> str:
-    """How much of simulated runs lay outside what was measured; empty if nothing."""
+    """How many simulated iterations lay outside the measured range; empty if none."""
     outside = [about["execution"]["iterations_outside_measured_range"] for about in abouts if about["simulated"]]
     runs = "" if len(outside) == 1 else f", in {sum(map(bool, outside))} of {len(outside)} runs"
     return f"iterations outside the measured range: {sum(outside)}{runs}" if any(outside) else ""
 
 
 def run_text(summary: Summary) -> str:
-    """A run in full."""
+    """A run in full: every metric."""
     about = summary["about"]
     title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}: {origin_of(about)}"
     if outside := outside_text([about]):
@@ -66,7 +66,7 @@ def run_text(summary: Summary) -> str:
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
     ranks = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
     rows = [
-        [f"{name} [{unit}]", *(number(scaled(summary[key][rank], factor)) for rank in ranks)]
+        [f"{name} [{unit}]", *(format_number(scale(summary[key][rank], factor)) for rank in ranks)]
         for name, (key, factor, unit) in _LATENCIES.items()
     ]
     aligned = ("left", *["right"] * len(ranks))
@@ -75,63 +75,46 @@ def run_text(summary: Summary) -> str:
 
 def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     run, speed, mean, goodput = (summary[key] for key in ("run", "throughput", "iterations", "goodput"))
-    total, prefill, decode = (number(speed[f"{part}_tokens_per_second"]) for part in ("total", "prefill", "decode"))
+    total, prefill, decode = (
+        format_number(speed[f"{part}_tokens_per_second"]) for part in ("total", "prefill", "decode")
+    )
     yield "tokens/s", f"{total}, of them {prefill} prefill and {decode} decode"
-    requests = run["requests"] - run["rejected_requests"]
-    yield (
-        "requests/s",
-        (
-            f"{number(speed['requests_per_second'])}: {requests} served in {number(run['seconds'])} s, "
-            f"{run['rejected_requests']} rejected"
-        ),
-    )
+    requests, rejected = run["requests"] - run["rejected_requests"], run["rejected_requests"]
+    rate, seconds = format_number(speed["requests_per_second"]), format_number(run["seconds"])
+    yield "requests/s", f"{rate}: {requests} served in {seconds} s, {rejected} rejected"
     if goodput:
-        yield (
-            "goodput",
-            (
-                f"{number(goodput['requests_per_second'])} requests/s, "
-                f"{share(goodput['attained_share'])} attain the objectives"
-            ),
-        )
+        rate, attained = format_number(goodput["requests_per_second"]), format_share(goodput["attained_share"])
+        yield "goodput", f"{rate} requests/s, {attained} attain the objectives"
+    batch, tokens = format_number(mean["batch_requests"]), format_number(mean["batch_tokens"])
+    occupancy, padding = format_share(mean["batch_occupancy"]), format_share(mean["padding_share"])
+    iterations = f"{run['iterations']} of {batch} requests ({occupancy} of the batch)"
+    yield "iterations", f"{iterations} and {tokens} tokens ({padding} padding)"
+    used, peak = format_share(mean["kv_use_mean"]), format_share(mean["kv_use_peak"])
+    yield "KV cache", f"{used} used, at most {peak}; {run['preemptions']} preemptions"
     yield (
-        "iterations",
-        (
-            f"{run['iterations']} of {number(mean['batch_requests'])} requests "
-            f"({share(mean['batch_occupancy'])} of the batch) and {number(mean['batch_tokens'])} tokens "
-            f"({share(mean['padding_share'])} padding)"
-        ),
+        "active",
+        f"device {format_share(mean['device_active_share'])}, host {format_share(mean['host_active_share'])}",
     )
-    yield (
-        "KV cache",
-        (f"{share(mean['kv_use_mean'])} used, at most {share(mean['kv_use_peak'])}; {run['preemptions']} preemptions"),
-    )
-    yield "active", f"device {share(mean['device_active_share'])}, host {share(mean['host_active_share'])}"
 
 
 def run_line(name: str, summary: Summary) -> str:
-    """A run of a sweep in one line."""
+    """One run of a sweep in one line."""
     speed, ttft = summary["throughput"], summary["ttft_seconds"]
     mark = "simulated" if summary["about"]["simulated"] else "measured"
-    return f"{name}: {number(speed['total_tokens_per_second'])} tokens/s, TTFT p50 {number(ttft['p50'])} s ({mark})"
+    return f"{name}: {format_number(speed['total_tokens_per_second'])} tokens/s, TTFT p50 {format_number(ttft['p50'])} s ({mark})"
 
 
 def sweep_text(summaries: Sequence[tuple[str, Summary]]) -> str:
-    """The runs of a sweep, (folder's name, figures) each, as a table. What all names share is left out of it."""
+    """The runs of a sweep, (folder name, summary) each, as a table. Parts that all names share are left out."""
     parts = [[part for part in name.split(",") if not part.startswith(DIGEST)] for name, _ in summaries]
     shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
     head = ["run", "tokens/s", "requests/s", "TTFT p50 [s]", "TTFT p99 [s]", "TBT p50 [ms]", "TBT p99 [ms]"]
     rows, abouts = [], []
     for part, (_, summary) in zip(parts, summaries, strict=True):
         speed, ttft, tbt = (summary[key] for key in ("throughput", "ttft_seconds", "tbt_seconds"))
-        values = [
-            speed["total_tokens_per_second"],
-            speed["requests_per_second"],
-            ttft["p50"],
-            ttft["p99"],
-            scaled(tbt["p50"], 1e3),
-            scaled(tbt["p99"], 1e3),
-        ]
-        rows.append([",".join(override for override in part if override not in shared), *map(number, values)])
+        values = [speed["total_tokens_per_second"], speed["requests_per_second"], ttft["p50"], ttft["p99"]]
+        values += [scale(tbt["p50"], 1e3), scale(tbt["p99"], 1e3)]
+        rows.append([",".join(override for override in part if override not in shared), *map(format_number, values)])
         abouts.append(summary["about"])
     aligned = ("left", *["right"] * (len(head) - 1))
     origins = sorted({origin_of(about) for about in abouts})
@@ -139,16 +122,16 @@ def sweep_text(summaries: Sequence[tuple[str, Summary]]) -> str:
     return "\n".join(filter(None, [table, *origins, outside_text(abouts)]))
 
 
-def number(value: float | None) -> str:
-    """Three or four digits that mean something: 30,960 or 4.76 or 0.0384."""
+def format_number(value: float | None) -> str:
+    """Three significant digits, or all before the decimal point: 30,960 or 4.76 or 0.0384."""
     if value is None or value != value:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def share(value: float | None) -> str:
+def format_share(value: float | None) -> str:
     return "-" if value is None or value != value else f"{100 * value:.1f}%"
 
 
-def scaled(value: float | None, factor: float) -> float | None:
+def scale(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor

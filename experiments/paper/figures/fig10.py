@@ -93,14 +93,13 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
 def _draw_bars(panel: Axes, shown: pd.DataFrame, hardware: str, ranges: dict[tuple[str, int], str]) -> None:
     bars = [(scheme, chunk) for chunk in CHUNKS for scheme in SCHEMES]
     places = [3.3 * CHUNKS.index(chunk) + SCHEMES.index(scheme) for scheme, chunk in bars]
-    table = shown.pivot_table(index=["scheme", "chunk"], columns="series", values="value").loc[bars, list(ORDER)]
-    bottoms = stacked_bars(panel, places, table, 0.9)
-    for (scheme, chunk), place in zip(bars, places, strict=True):
-        for operation in ORDER if scheme == "sarathi" else ():
-            text = f"{speedup(shown, hardware, operation, chunk):.2f}x" + ranges.get((operation, chunk), "")
-            key = (scheme, chunk), operation
-            middle = bottoms.loc[key] + table.loc[key] / 2
-            panel.text(place + 0.5, middle, text, va="center", fontsize=5.5, linespacing=0.95)
+    table = shown.pivot_table(index=["scheme", "chunk"], columns="series", values="value")[list(ORDER)]
+    middles = stacked_bars(panel, places, table.reindex(bars), 0.9)
+    for operation in ORDER:
+        for (scheme, chunk), place, middle in zip(bars, places, middles[operation], strict=True):
+            if scheme == "sarathi":
+                text = f"{speedup(shown, hardware, operation, chunk):.2f}x" + ranges.get((operation, chunk), "")
+                panel.text(place + 0.5, middle, text, va="center", fontsize=5.5, linespacing=0.95)
     ratios = shown.groupby("chunk")["pd_ratio"].first()
     names = [f"C = {chunk}" if scheme == "sarathi" else "baseline" for scheme, chunk in bars]
     ticks = [f"{name}\nP:D {ratios[chunk]:.0f}" for name, (_, chunk) in zip(names, bars, strict=True)]

@@ -8,6 +8,7 @@ iterations were last measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -130,7 +131,7 @@ def _draw_lines(panel: Axes, shown: pd.DataFrame) -> None:
 def _draw_intensity(panel: Axes, shown: pd.DataFrame) -> None:
     grouped_bars(panel, pivot(shown, "x"))
     balance = float(shown["balance"].iloc[0])
-    dashes = {"color": "black", "linewidth": 0.8, "linestyle": (0, (4, 2))}
+    dashes: dict[str, Any] = {"color": "black", "linewidth": 0.8, "linestyle": (0, (4, 2))}
     panel.axhline(balance, label=f"balance of the GPU: {balance:.0f}", **dashes)
     panel.set(yscale="log", ylabel="arithmetic intensity [FLOP/byte]", title=f"L = {INTENSITY_LENGTH}")
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))

@@ -64,7 +64,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     figure, facets = facet(data, 1, 1.8, extra=0.3)
     for hardware, shown, [panel] in facets:
         table = pivot(shown, "batch").sort_index()
-        names = [f"L = {length // 1024}K" for length in table]
+        names = [f"L = {int(length) // 1024}K" for length in table.columns]
         grouped_bars(panel, table, width=0.27, labels=names, fmt="%.1f", padding=1, fontsize=6)
         ends = [claim for claim in printed if claim.hardware == hardware and claim.quantity in ("largest", "smallest")]
         values = [(-0.55, claim.printed) for claim in ends if claim.printed]

@@ -90,7 +90,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """Left, tokens/s; right, the gain of graphs over launching the same operations one by one. The post's values at batch 1."""
     rates = _rates(data)
     figure, [[speeds, gains]] = new_figure(1, 2, 3.1)
-    for index, name in enumerate(rates):
+    for index, name in enumerate(map(str, rates)):
         speeds.plot(rates.index, rates[name], label=name, **line_style(index))
         if EAGER.get(name) in rates:
             gains.plot(rates.index, rates[name] / rates[EAGER[name]], **line_style(index))
@@ -110,5 +110,5 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
 def text(data: pd.DataFrame) -> str:
     """Tokens/s by way and batch, and the seconds that each way takes to start."""
     rates = _rates(data)
-    rows = [[name, *rates[name], *(price(data, name, what) for what in PRICES[:2])] for name in rates]
+    rows = [[name, *rates[name], *(price(data, name, what) for what in PRICES[:2])] for name in map(str, rates)]
     return tabulate(rows, ["tokens/s at batch", *rates.index, "captures [s]", "first request [s]"], floatfmt=",.1f")

@@ -66,7 +66,9 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A panel for each quantity, a pair of bars for each kind of graphs. The posts have no such traffic."""
     figure, [panels] = new_figure(1, len(PANELS), 2.6)
     for panel, (what, (label, factor)) in zip(panels, PANELS.items(), strict=True):
-        grouped_bars(panel, factor * pivot(select(data, what=what), "graphs"), (3, 0), width=0.37, fmt="%.3g", fontsize=6)
+        grouped_bars(
+            panel, factor * pivot(select(data, what=what), "graphs"), (3, 0), width=0.37, fmt="%.3g", fontsize=6
+        )
         panel.margins(y=0.1)
         panel.set(ylabel=label, xlabel="graphs of iterations")
     legend(figure, panels[:1], ncols=2, title=data.attrs.get("traffic", ""), title_fontsize=8)

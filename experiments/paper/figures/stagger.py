@@ -90,7 +90,8 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     for hardware, shown, [panel] in facets:
         for index, ((series, ratio), line) in enumerate(shown.groupby(["series", "pd_ratio"], sort=False)):
             panel.plot(line["stagger"], line["value"], label=f"{series}, P:D {ratio:g}", **line_style(index))
-        places = {"worst_case": 0.0, "best_case": _orca(data, hardware).idxmax()[1]}
+        gains = _orca(data, hardware)
+        places = {"worst_case": 0.0, "best_case": gains.index[int(gains.argmax())][1]}
         marks = [(places[claim.quantity], claim) for claim in printed if claim.quantity in places]
         points = [(place, claim.printed) for place, claim in marks if claim.hardware == hardware and claim.printed]
         mark_printed(panel, points, label="paper: Orca, worst and best case")

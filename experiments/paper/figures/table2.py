@@ -6,7 +6,8 @@ attention, as in the paper, whose rows add up without anything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -86,7 +87,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     return figure
 
 
-def _draw_table(panel: Axes, title: str, ours: dict[object, float], paper: dict[object, float | None]) -> None:
+def _draw_table(panel: Axes, title: str, ours: Mapping[Any, float], paper: Mapping[Any, float | None]) -> None:
     """Rows of text at whole heights, the head above them."""
 
     def write(x: float, y: float, text: str, *, small: bool = False) -> None:

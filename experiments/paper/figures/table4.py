@@ -53,7 +53,8 @@ def _rows(data: pd.DataFrame, printed: Sequence[Claim] = ()) -> list[tuple[str, 
     rows = []
     for (hardware, length, batch, ratio), row in zip(table.index, table.to_dict("records"), strict=True):
         values = [
-            f"{row[series]:.2f}" + ("" if (known := paper.get((hardware, length, series))) is None else f"  ({known:.2f})")
+            f"{row[series]:.2f}"
+            + ("" if (known := paper.get((hardware, length, series))) is None else f"  ({known:.2f})")
             for series in COLUMNS
         ]
         rows.append((TITLES[hardware], f"{length // 1024}K", str(batch), f"{ratio:g}:1", *values))
