@@ -11,8 +11,8 @@ from commands import command, summary
 
 from cbatch import ConfigError
 from experiments.plot import NAMES, main
-from experiments.plots import composition, lanes, latency_cdf, table, throughput_vs_pd
-from experiments.plots.series import require_few
+from experiments.plots import composition, lanes, latency_cdf, series, table, throughput_vs_pd
+from experiments.plots.series import load_runs
 from experiments.store.tables import load, load_copies, load_requests, load_steps
 
 
@@ -157,8 +157,8 @@ def test_the_command_writes_files(name: str, sweep: Path, one: Path, capsys: pyt
     ("arguments", "message"),
     [
         (["thruput", "."], "plot thruput: no such plot; did you mean throughput_vs_pd?"),
-        (["lanes"], "plot lanes: needs the folder"),
-        (["lanes", "first=3"], "plot lanes: needs the folder"),
+        (["lanes"], "plot lanes: needs a run's or sweep's folder"),
+        (["lanes", "first=3"], "plot lanes: needs a run's or sweep's folder"),
         (["table", "/no/such/folder"], "/no/such/folder: no such folder"),
         (["table", "{empty}"], "holds no finished run"),
         (["lanes", "{one}", "frist=3"], "plot lanes: frist: no such key; did you mean first?"),
@@ -167,7 +167,7 @@ def test_the_command_writes_files(name: str, sweep: Path, one: Path, capsys: pyt
         (["composition", "{sweep}"], "this plot shows one run, the folder holds 8"),
         (["composition", "{one}", "begin=1e9"], "no iteration starts in these seconds"),
         (["throughput_vs_pd", "{one}"], "needs runs with several values of workload.pd_ratio"),
-        (["table", "{sweep}", "runs=vllm"], "runs=vllm: no run's folder has this in its name"),
+        (["table", "{sweep}", "runs=vllm"], "runs=vllm: no folder name contains this"),
     ],
 )
 def test_bad_requests_are_one_line(
@@ -180,6 +180,8 @@ def test_bad_requests_are_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_too_many_runs_are_refused() -> None:
-    with pytest.raises(ConfigError, match="9 runs are too many for one plot"):
-        require_few(pd.DataFrame({"label": list("abcdefghi")}))
+def test_too_many_runs_are_refused(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = pd.concat([load(sweep).head(1).assign(name=name, overrides=[[]]) for name in "abcdefghi"])
+    monkeypatch.setattr(series, "load", lambda folder: frame)
+    with pytest.raises(ConfigError, match="shows at most 8 runs, the folder holds 9"):
+        load_runs(sweep)

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from cbatch import ConfigError
-from experiments.plots.series import choose_runs, label_runs, require_one
+from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, PADDING, PREFILL, add_title, line_style, new_figure, print_style
-from experiments.store.tables import load, load_steps
+from experiments.store.tables import load_steps
 
 _MOST_STEPS = 400
 """Iterations that are drawn one by one; of more, the means over this number of equal spans of time are drawn."""
@@ -35,8 +35,8 @@ def draw(folder: Path, runs: str = "", begin: float = 0.0, end: float = float("i
     Raises:
         ConfigError: no finished run, several, or no iteration in this time.
     """
-    shown = label_runs(choose_runs(load(folder), runs))
-    run = require_one(shown)
+    shown = load_runs(folder, runs, most=1)
+    run = shown.iloc[0]
     steps = load_steps(run["folder"])
     steps = steps[(steps["started"] >= begin) & (steps["started"] <= end)]
     if steps.empty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,28 +26,14 @@ PANELS = (
 
 
 class Point(NamedTuple):
-    """One metric of one run. policy, case: numbers that select colour and shape."""
+    """One metric of one run, and the style of its marker."""
 
-    policy: int
-    case: int
     quantity: str
+    style: dict[str, Any]
     measured: float
     simulated: float
     error: float
-    error_range: tuple[float, float]
-
-    @property
-    def style(self) -> dict[str, Any]:
-        colour, shape = line_style(self.policy)["color"], line_style(self.case)["marker"]
-        hollow = {"markerfacecolor": "none"} if self.quantity.endswith("P99") else {}
-        return {
-            "color": colour,
-            "marker": shape,
-            "markersize": 4,
-            "linestyle": "none",
-            "markeredgewidth": 0.8,
-            **hollow,
-        }
+    error_range: list[float]
 
 
 @print_style()
@@ -60,22 +47,8 @@ def draw(folder: Path) -> Figure:
     if not path.is_file():
         raise ConfigError(f"{path}: no such results; measure them with python -m experiments.bench fidelity")
     result = json.loads(path.read_text())
-    cases = list(result["cases"])
-    policies = list(dict.fromkeys(policy for found in result["cases"].values() for policy in found))
-    points = [
-        Point(
-            policies.index(policy),
-            cases.index(case),
-            name,
-            found["measured"][name],
-            found["simulated"][name],
-            found["error"][name],
-            tuple(found["error_range"][name]),
-        )
-        for case, runs in result["cases"].items()
-        for policy, found in runs.items()
-        for name in result["targets"]
-    ]
+    policies = list(dict.fromkeys(policy for runs in result["cases"].values() for policy in runs))
+    points = list(_points(result, policies))
     figure, [above, below] = new_figure(2, len(PANELS), 4.6, ratios=(3, 2))
     for values, errors, (label, quantities, factor) in zip(above, below, PANELS, strict=True):
         shown = [point for point in points if point.quantity in quantities]
@@ -88,8 +61,19 @@ def draw(folder: Path) -> Figure:
     origin = f"measured on {measured['hardware']}, {measured['date']}; grey: target errors: {bands}"
     lines = "lines: range of the error when all iteration times change by up to 1%"
     heading = f"Simulated (profile {result['profile']}) against measured"
-    add_heading(figure, heading, f"{origin}\n{lines}", _handles(policies, cases))
+    add_heading(figure, heading, f"{origin}\n{lines}", _handles(policies, list(result["cases"])))
     return figure
+
+
+def _points(result: dict[str, Any], policies: list[str]) -> Iterator[Point]:
+    for case, runs in enumerate(result["cases"].values()):
+        for policy, found in runs.items():
+            for name in result["targets"]:
+                style = {"color": line_style(policies.index(policy))["color"], "marker": line_style(case)["marker"]}
+                style |= {"markersize": 4, "linestyle": "none", "markeredgewidth": 0.8}
+                hollow = {"markerfacecolor": "none"} if name.endswith("P99") else {}
+                values = (found[key][name] for key in ("measured", "simulated", "error", "error_range"))
+                yield Point(name, style | hollow, *values)
 
 
 def _draw_values(axes: Axes, points: list[Point], label: str, factor: float) -> None:
@@ -133,11 +117,13 @@ def _draw_errors(axes: Axes, points: list[Point], targets: dict[str, float]) -> 
 
 def _handles(policies: list[str], cases: list[str]) -> list[Line2D]:
     """Policies by colour, then workloads by shape."""
-    colours = [
-        Line2D([], [], color=line_style(index)["color"], linewidth=3, label=name) for index, name in enumerate(policies)
+    colours = [line_style(index)["color"] for index in range(len(policies))]
+    shapes = [line_style(index)["marker"] for index in range(len(cases))]
+    small: dict[str, Any] = {"color": "#555555", "markersize": 4, "linestyle": "none"}
+    return [
+        *(
+            Line2D([], [], color=colour, linewidth=3, label=name)
+            for colour, name in zip(colours, policies, strict=True)
+        ),
+        *(Line2D([], [], marker=shape, label=name, **small) for shape, name in zip(shapes, cases, strict=True)),
     ]
-    shapes = [
-        Line2D([], [], color="#555555", marker=line_style(index)["marker"], markersize=4, linestyle="none", label=name)
-        for index, name in enumerate(cases)
-    ]
-    return [*colours, *shapes]

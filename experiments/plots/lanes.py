@@ -15,9 +15,8 @@ from matplotlib.patches import Patch
 from cbatch.executor import CopyTimes
 from experiments.plots.lane_panels import BENCHMARK, Panel, read_benchmark, read_runs
 from experiments.plots.parts import draw_spans, lane_axes
-from experiments.plots.series import choose_runs, label_runs, require_few
+from experiments.plots.series import load_runs
 from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL, add_heading, add_title, new_figure, print_style
-from experiments.store.tables import load
 
 _COPIES = {"copy in": ("upload_started", "upload_ended"), "copy out": ("download_started", "download_ended")}
 _LABELLED = 0.03  # an iteration this wide, as a share of the panel, has room for its number
@@ -41,7 +40,7 @@ def draw(folder: Path, first: int = 20, iterations: int = 8, runs: str = "") -> 
         handles, origin = _handles(prompts=False, copies=False), f"measured on {measured['hardware']}"
         add_heading(figure, f"{what}{measured['batch_name']} tokens", origin, handles)
         return figure
-    frame = require_few(label_runs(choose_runs(load(folder), runs)))
+    frame = load_runs(folder, runs)
     panels = read_runs(frame, first, iterations)
     figure = _draw_panels(panels, f"iteration {first}")
     copies = any(len(_names(panel.steps)) > 2 for panel in panels)

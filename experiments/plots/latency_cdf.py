@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
-from experiments.plots.series import choose_runs, label_runs, require_few
+from experiments.plots.series import load_runs
 from experiments.plots.style import add_title, line_style, new_figure, print_style
-from experiments.store.tables import load, load_requests, time_between_tokens
+from experiments.store.tables import load_requests, time_between_tokens
 
 _MOST_POINTS = 1000  # per curve: a million gaps would make a PDF that no viewer opens
 
@@ -27,7 +27,7 @@ def draw(folder: Path, runs: str = "") -> Figure:
     Raises:
         ConfigError: no finished runs, or too many.
     """
-    frame = require_few(label_runs(choose_runs(load(folder), runs)))
+    frame = load_runs(folder, runs)
     figure, [axes] = new_figure(1, 3, 2.7)
     for index, (run, label) in enumerate(zip(frame["folder"], frame["label"], strict=True)):
         requests = load_requests(run)

@@ -3,45 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 
 import pandas as pd
 
 from cbatch import ConfigError
 from experiments.plots.style import MOST_SERIES
+from experiments.store.tables import load
 
 _IN_NAME = ("policy", "chunk", "chunking", "experiment")
 
 
-def label_runs(runs: pd.DataFrame, without: Collection[str] = ()) -> pd.DataFrame:
-    """Add a column `label`: policy, chunk, and everything else that was swept. Of equal runs, only the first is kept.
-
-    Runs are equal, for instance, if `chunk=` was swept under a policy without chunks.
-
-    Args:
-        without: settings that the plot shows in another way, such as on an axis.
-    """
-    given = [dict(pair.split("=", 1) for pair in overrides) for overrides in runs["overrides"]]
-    keys = {key.lstrip("+") for pairs in given for key in pairs}
-    swept = [
-        key for key in sorted(keys) if key not in (*_IN_NAME, *without) and key in runs and runs[key].nunique() > 1
-    ]
-    labels = runs["name"].copy()
-    for key in swept:
-        labels += ", " + key.rpartition(".")[2] + "=" + runs[key].map(_shorten)
-    return runs.assign(label=labels).drop_duplicates(subset=["label", *(key for key in without if key in runs)])
-
-
-def require_few(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the runs.
+def load_runs(folder: Path, text: str = "", most: int = MOST_SERIES) -> pd.DataFrame:
+    """The finished runs in a folder whose folder names contain `text`, labelled.
 
     Raises:
-        ConfigError: there are more than one plot can tell apart.
+        ConfigError: there are none, or more than `most` with different labels.
     """
-    if len(runs) > MOST_SERIES:
-        raise ConfigError(
-            f"{len(runs)} runs are too many for one plot, which shows {MOST_SERIES}; give the folder of one run, "
-            "or choose with runs=TEXT, a part of their folders' names"
-        )
+    runs = label_runs(choose_runs(load(folder), text))
+    if len(runs) > most:
+        limit = "one run" if most == 1 else f"at most {most} runs"
+        choice = "give the folder of one, or choose with runs=TEXT, a part of folder names"
+        raise ConfigError(f"this plot shows {limit}, the folder holds {len(runs)}; {choice}")
     return runs
 
 
@@ -58,18 +41,20 @@ def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
     return kept
 
 
-def require_one(runs: pd.DataFrame) -> pd.Series:
-    """Returns the only run.
+def label_runs(runs: pd.DataFrame, without: Collection[str] = ()) -> pd.DataFrame:
+    """Add a column `label`: policy, chunk, and everything else that was swept. Of equal runs, only the first is kept.
 
-    Raises:
-        ConfigError: there are several.
+    Runs are equal, for instance, if `chunk=` was swept under a policy without chunks.
+
+    Args:
+        without: settings that the plot shows in another way, such as on an axis.
     """
-    if len(runs) > 1:
-        raise ConfigError(
-            f"this plot shows one run, the folder holds {len(runs)}; give the folder of one, or choose it with "
-            "runs=TEXT, a part of its folder's name"
-        )
-    return runs.iloc[0]
+    given = [dict(pair.split("=", 1) for pair in overrides) for overrides in runs["overrides"]]
+    keys = {key.lstrip("+") for pairs in given for key in pairs} - {*_IN_NAME, *without}
+    labels = runs["name"].copy()
+    for key in sorted(key for key in keys if key in runs and runs[key].nunique() > 1):
+        labels += ", " + key.rpartition(".")[2] + "=" + runs[key].map(_shorten)
+    return runs.assign(label=labels).drop_duplicates(subset=["label", *(key for key in without if key in runs)])
 
 
 def _shorten(value: object) -> str:

@@ -31,16 +31,8 @@ COPY = "#009E73"
 # Okabe and Ito's colours, which the colour-blind tell apart; markers and dashes do it in grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#999999")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-_DASHES: tuple[Any, ...] = (
-    "-",
-    (0, (5, 1.5)),
-    (0, (1, 1)),
-    (0, (5, 1, 1, 1)),
-    (0, (8, 2)),
-    (0, (3, 1)),
-    (0, (2, 2)),
-    "-.",
-)
+_ON_OFF: tuple[tuple[float, ...], ...] = ((5, 1.5), (1, 1), (5, 1, 1, 1), (8, 2), (3, 1), (2, 2), (6.4, 1.6, 1, 1.6))
+_DASHES: tuple[Any, ...] = ("-", *((0, on_off) for on_off in _ON_OFF))
 
 _FILLS = (
     ("#0072B2", "", "white"),

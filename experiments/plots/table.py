@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from math import isnan
 from numbers import Real
 from pathlib import Path
 
 from tabulate import tabulate
 
-from experiments.plots.series import choose_runs, label_runs
-from experiments.store.tables import load
+from experiments.plots.series import load_runs
 from experiments.store.text import format_number, origin_of_row
 
 _COLUMNS = {
@@ -37,7 +37,7 @@ def text(folder: Path, runs: str = "") -> str:
     Raises:
         ConfigError: no finished runs.
     """
-    frame = label_runs(choose_runs(load(folder), runs)).to_dict("records")
+    frame = load_runs(folder, runs, most=sys.maxsize).to_dict("records")
     rows = [[run["label"], *(_cell(run.get(key), factor) for key, factor in _COLUMNS.values())] for run in frame]
     aligned = ("left", *["right"] * len(_COLUMNS))
     table = tabulate(rows, ["run", *_COLUMNS], tablefmt="github", colalign=aligned, disable_numparse=True)

@@ -19,7 +19,7 @@ from cbatch.sim.cost import ProfileCost
 from experiments.paper.claims import Claim
 from experiments.paper.frames import pivot
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
-from experiments.plots.parts import facet
+from experiments.plots.parts import facet, table_axes, write_row
 
 CONTEXT = 1024
 SHAPES = {
@@ -88,27 +88,14 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
 
 
 def _draw_table(panel: Axes, title: str, ours: Mapping[Any, float], paper: Mapping[Any, float | None]) -> None:
-    """Rows of text at whole heights, the head above them."""
-
-    def write(x: float, y: float, text: str, *, small: bool = False) -> None:
-        look = {"fontsize": 6, "color": "#555555"} if small else {}
-        panel.text(x, y, text, va="center", ha="left" if x == LEFT else "right", **look)  # type: ignore[arg-type]
-
-    panel.set_axis_off()
-    panel.set(xlim=(LEFT - 0.05, len(COLUMNS) - 0.4), ylim=(len(SHAPES) - 0.4, -1.1))
-    for height in (-1.05, -0.4, len(SHAPES) - 0.45):
-        panel.axhline(height, color="black", linewidth=0.7)
-    write(LEFT, -0.7, f"{title} [ms]")
-    for place, column in enumerate(COLUMNS):
-        write(place + 0.4, -0.7, column)
+    places, small = [LEFT, *(0.1 + column for column in range(len(COLUMNS)))], {"fontsize": 6, "color": "#555555"}
+    table_axes(panel, (LEFT - 0.05, len(COLUMNS) - 0.4), len(SHAPES), (-1.05, -0.4, len(SHAPES) - 0.45))
+    write_row(panel, places, -0.7, (f"{title} [ms]", *COLUMNS))
     for row, (series, shape) in enumerate(SHAPES.items()):
-        write(LEFT, row - 0.08, series)
-        write(LEFT, row + 0.22, _describe(shape), small=True)
-        for place, column in enumerate(COLUMNS):
-            value, known = ours.get((series, column)), paper.get((series, column))
-            write(place + 0.4, row - 0.08, "-" if value is None else f"{value:#.4g}")
-            if known is not None:
-                write(place + 0.4, row + 0.22, f"paper {known:g}", small=True)
+        values, known = ([table.get((series, column)) for column in COLUMNS] for table in (ours, paper))
+        write_row(panel, places, row - 0.08, (series, *("-" if value is None else f"{value:#.4g}" for value in values)))
+        notes = ("" if value is None else f"paper {value:g}" for value in known)
+        write_row(panel, places, row + 0.22, (_describe(shape), *notes), **small)
 
 
 def _describe(shape: BatchShape) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
@@ -17,6 +16,7 @@ from experiments.paper.frames import pivot
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.quantities import decode_speedup
 from experiments.paper.steady import Load
+from experiments.plots.parts import table_axes, write_row
 from experiments.plots.style import new_figure
 
 CHUNK = 256
@@ -30,6 +30,7 @@ LOADS = {
 KEYS = ["hardware", "length", "batch", "pd_ratio"]
 HEAD = ("hardware, model", "L", "B", "P:D")
 COLUMNS = {"decode_speedup": "decode speedup", "gain": "throughput gain"}
+PLACES = (0.01, 0.32, 0.39, 0.48, 0.66, 0.88)
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
@@ -70,21 +71,12 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """The table, with the paper's values beside ours."""
     rows = _rows(data, printed)
     figure, [[axes]] = new_figure(1, 1, 0.5 + 0.22 * len(rows))
-    axes.set_axis_off()
-    axes.set(xlim=(0, 1), ylim=(len(rows) - 0.4, -1.6))
-    _write(axes, -1.0, (*HEAD, *(f"{name} (paper)" for name in COLUMNS.values())))
-    last = ""
-    for place, (machine, *cells) in enumerate(rows):
+    table_axes(axes, (0, 1), len(rows), (-1.55, -0.5, len(rows) - 0.45))
+    write_row(axes, PLACES, -1.0, (*HEAD, *(f"{name} (paper)" for name in COLUMNS.values())))
+    last = rows[0][0]
+    for y, (machine, *cells) in enumerate(rows):
         if machine != last:
-            axes.axhline(place - 0.5, color="black", linewidth=0.3 if last else 0.7)
-        _write(axes, place, ("" if machine == last else machine, *cells))
+            axes.axhline(y - 0.5, color="black", linewidth=0.3)
+        write_row(axes, PLACES, y, ("" if y and machine == last else machine, *cells))
         last = machine
-    for height in (-1.55, len(rows) - 0.45):
-        axes.axhline(height, color="black", linewidth=0.9)
     return figure
-
-
-def _write(axes: Axes, height: float, cells: Sequence[str]) -> None:
-    """Names are aligned left, numbers centred in their column."""
-    for place, cell in zip((0.01, 0.32, 0.39, 0.48, 0.66, 0.88), cells, strict=True):
-        axes.text(place, height, cell, va="center", ha="left" if place < 0.1 else "center")
