@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from cbatch import Engine, Limits, Policy, Request, Step
+from cbatch import Limits, Policy, Request, Server, Step
+from cbatch.kv import KVSize
 from cbatch.sim.cluster import Cluster, RoundRobin
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
@@ -127,12 +128,9 @@ def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: 
     cost = ProfileCost(profile, load_spec("gpt-3"), topology)
     limits = Limits(batch, batch * LONGEST, LONGEST, num_stages=topology.pipeline_stages)
     executors = [BubbleTimes(cost) for _ in range(topology.replicas)]
-    num_blocks = limits.max_running * LONGEST // BLOCK
-    engines = [
-        Engine(policy, executor, limits, cost, num_blocks=num_blocks, block_size=BLOCK, asynchronous=False)
-        for executor in executors
-    ]
-    cluster = Cluster(engines, RoundRobin())
+    kv = KVSize(limits.max_running * LONGEST // BLOCK, BLOCK)
+    servers = [Server(executor, limits, cost, kv, asynchronous=False) for executor in executors]
+    cluster = Cluster([server.engine(policy) for server in servers], RoundRobin())
     begin = time.perf_counter()
     cluster.submit(work)
     record = cluster.run()

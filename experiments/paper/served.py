@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from cbatch import ConfigError, Engine, Limits, Request
+from cbatch import ConfigError, Limits, Request, Server
 from cbatch.errors import ProfileError
+from cbatch.kv import KVSize
 from cbatch.results.metrics import collect_served
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
@@ -88,17 +89,9 @@ def simulate(run: Columns, cost: ProfileCost, host: HostTime) -> Columns:
         for index, (prompt, output) in enumerate(lengths)
     ]
     longest = max(request.max_tokens for request in requests)
-    engine = Engine(
-        SarathiServe(TileAligned(MAX_TOKENS)),
-        SimExecutor(cost, host),
-        Limits(BATCH, MAX_TOKENS, longest),
-        cost,
-        num_blocks=cost.profile.kv_tokens(cost.spec) // BLOCK,
-        block_size=BLOCK,
-        asynchronous=False,
-    )
-    engine.submit(requests)
-    done = collect_served(engine.run())
+    limits, kv = Limits(BATCH, MAX_TOKENS, longest), KVSize(cost.profile.kv_tokens(cost.spec) // BLOCK, BLOCK)
+    server = Server(SimExecutor(cost, host), limits, cost, kv, asynchronous=False)
+    done = collect_served(server.serve(SarathiServe(TileAligned(MAX_TOKENS)), requests))
     order = np.argsort(done.id)
     return {**run, "first": done.first_token[order], "last": done.last_token[order]}
 

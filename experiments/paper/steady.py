@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Literal
 
-from cbatch import BatchShape, Engine, Limits, Policy, Request, RunRecord
-from cbatch.kv import blocks_for
+from cbatch import BatchShape, Limits, Policy, Request, RunRecord, Server
+from cbatch.kv import KVSize, blocks_for
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from experiments.config.composition import composed
@@ -110,17 +110,10 @@ def simulate(
     The loop is synchronous, as the paper's systems were: the KV cache holds no more than the batch, and an asynchronous loop
     frees blocks an iteration later. The host takes no time.
     """
-    engine = Engine(
-        policy,
-        executor,
-        limits_of(load, tile or cost.profile.ceilings.tile),
-        cost,
-        num_blocks=load.batch * blocks_for(load.length, BLOCK),
-        block_size=BLOCK,
-        asynchronous=False,
-    )
-    engine.submit(requests_of(load, WARM_UP + COUNTED + 1, stagger))
-    return engine.run()
+    limits = limits_of(load, tile or cost.profile.ceilings.tile)
+    kv = KVSize(load.batch * blocks_for(load.length, BLOCK), BLOCK)
+    server = Server(executor, limits, cost, kv, asynchronous=False)
+    return server.serve(policy, requests_of(load, WARM_UP + COUNTED + 1, stagger))
 
 
 def limits_of(load: Load, tile: int) -> Limits:

@@ -19,7 +19,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from cbatch import BatchShape, Engine, Limits, Request, RunRecord
+from cbatch import BatchShape, Limits, Request, Server
+from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from experiments.paper.claims import Claim
 from experiments.paper.frames import FOLDER, add_provenance, explain_missing, select
@@ -73,17 +74,9 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 def _simulate(asynchronous: bool) -> Iterator[tuple[str, float, float]]:
     device, host = (share * SECONDS / NEW for share in (ACTIVE, 1 - ACTIVE))
     cost = Always(device)
-    engine = Engine(
-        PrefillFirst(),
-        SimExecutor(cost, host),
-        Limits(BATCH, BATCH * PROMPT, PROMPT + NEW),
-        cost,
-        num_blocks=BATCH,
-        block_size=PROMPT + NEW,
-        asynchronous=asynchronous,
-    )
-    engine.submit(Request(index, PROMPT, NEW) for index in range(BATCH))
-    record: RunRecord = engine.run()
+    limits, kv = Limits(BATCH, BATCH * PROMPT, PROMPT + NEW), KVSize(BATCH, PROMPT + NEW)
+    server = Server(SimExecutor(cost, host), limits, cost, kv, asynchronous)
+    record = server.serve(PrefillFirst(), (Request(index, PROMPT, NEW) for index in range(BATCH)))
     seconds = record.steps[-1].done_at - record.steps[0].planned_at
     yield "seconds", 0.0, seconds
     yield "active", 0.0, sum(step.ended - step.started for step in record.steps) / seconds

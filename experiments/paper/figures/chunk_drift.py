@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from cbatch import Engine, Limits
+from cbatch import Engine, Limits, Server
+from cbatch.kv import KVSize
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from experiments.config.composition import composed, swept, workload
@@ -70,16 +71,8 @@ def run(cost: ProfileCost, selector: ChunkSelector) -> Drift:
     config, requests = composed(EXPERIMENT), workload(EXPERIMENT).requests(None)
     longest = max(request.max_tokens for request in requests)
     limits = Limits(config["batch"], config["batch"] * longest, longest, tile=cost.profile.ceilings.tile)
-    engine = Engine(
-        Sarathi(selector),
-        SimExecutor(cost),
-        limits,
-        cost,
-        num_blocks=config["kv_tokens"] // BLOCK,
-        block_size=BLOCK,
-        asynchronous=config["runtime"]["asynchronous"],
-    )
-    engine.submit(requests)
+    kv = KVSize(config["kv_tokens"] // BLOCK, BLOCK)
+    server = Server(SimExecutor(cost), limits, cost, kv, config["runtime"]["asynchronous"])
     chunks: list[tuple[float, int]] = []
 
     def note(engine: Engine) -> None:
@@ -87,7 +80,7 @@ def run(cost: ProfileCost, selector: ChunkSelector) -> Drift:
         if not chunks or chunks[-1][1] != total:
             chunks.append((engine.record.steps[-1].started, total))
 
-    record = engine.run(note)
+    record = server.serve(Sarathi(selector), requests, on_step=note)
     ends = [(request.finished_at or 0.0, request.max_tokens) for request in record.requests]
     return Drift([*chunks, (ends[-1][0], chunks[-1][1])], ends)
 

@@ -16,7 +16,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from cbatch import BatchShape, Engine, Limits, Policy, Request
+from cbatch import BatchShape, Limits, Policy, Request, Server
+from cbatch.kv import KVSize
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.links import Link, Links
 from cbatch.sim.topology import Topology
@@ -67,16 +68,9 @@ def _simulate(policy: Policy, cost: ProfileCost) -> Iterator[tuple[int, float, s
     begin, end = arrival - BEFORE * unit, arrival + SHOWN * unit
     executor = Calendar(cost)
     limits = Limits(BATCH, BATCH * LONGEST, LONGEST, num_stages=STAGES)
-    engine = Engine(
-        policy,
-        executor,
-        limits,
-        cost,
-        num_blocks=limits.max_running * LONGEST // BLOCK,
-        block_size=BLOCK,
-        asynchronous=False,
-    )
-    engine.submit(_requests(arrival, arrival + LATER * unit))
+    kv = KVSize(limits.max_running * LONGEST // BLOCK, BLOCK)
+    requests = _requests(arrival, arrival + LATER * unit)
+    engine = Server(executor, limits, cost, kv, asynchronous=False).engine(policy, requests)
     while not engine.record.steps or engine.record.steps[-1].started < end:
         engine.step()
     steps = {step.iteration: step for step in engine.record.steps}
