@@ -110,10 +110,10 @@ def write_row(panel: Axes, places: Iterable[float], y: float, cells: Iterable[st
         panel.text(x, y, cell, va="center", ha="center" if index else "left", **style)
 
 
-def table_axes(panel: Axes, width: tuple[float, float], height: float, rules: Iterable[float]) -> None:
+def table_axes(panel: Axes, width: tuple[float, float], height: float, rules: Sequence[float]) -> None:
     """Axes of a table whose first row is at y = 0 and whose head is above it; horizontal rules at these heights."""
     panel.set_axis_off()
-    panel.set(xlim=width, ylim=(height - 0.4, -1.6))
+    panel.set(xlim=width, ylim=(height - 0.4, min(rules) - 0.05))
     for y in rules:
         panel.axhline(y, color="black", linewidth=0.7)
 
