@@ -1,4 +1,4 @@
-"""Trace readers: what a small file says, what the published files say, and what is told of a file that is broken."""
+"""Trace readers: small files of every format, the published files, and the errors for malformed ones."""
 
 from __future__ import annotations
 
@@ -158,10 +158,10 @@ BROKEN: list[tuple[str, str]] = [
     ),
     (
         AZURE + ROW + "2023-11-16 18:15:47,1\n",
-        (", line 3: '2023-11-16 18:15:47,1' has 2 fields, the header 3: correct or remove the line"),
+        (", line 3: '2023-11-16 18:15:47,1' has 2 fields, the header has 3: correct or remove the line"),
     ),
-    (AZURE + ROW + "\n" + ROW, ", line 3: '' has 0 fields, the header 3: correct or remove the line"),
-    (AZURE + ROW + 'x,"1,2\n', ", line 3: 'x,\"1,2' is not CSV (unexpected end of data): correct or remove the line"),
+    (AZURE + ROW + "\n" + ROW, ", line 3: '' has 0 fields, the header has 3: correct or remove the line"),
+    (AZURE + ROW + 'x,"1,2\n', ", line 3: 'x,\"1,2' is not CSV (quote not closed): correct or remove the line"),
     (AZURE + ROW + "noon,1,1\n", f", line 3: TIMESTAMP='noon': {TIME}"),
     (AZURE + ROW + ",1,1\n", f", line 3: TIMESTAMP='': {TIME}"),
     (AZURE + ROW + "2023-11-16 18:15:47,0,1\n", f", line 3: ContextTokens='0': {COUNT}"),
@@ -260,8 +260,7 @@ def two_clients(tmp_path: Path) -> ServeGen:
 
 
 def by_client(trace: Trace) -> dict[str, int]:
-    assert trace.client is not None
-    names, counts = np.unique(trace.client, return_counts=True)
+    names, counts = np.unique(trace.fields["client"], return_counts=True)
     return dict(zip(names.tolist(), counts.tolist(), strict=True))
 
 
@@ -306,8 +305,7 @@ def test_another_range_or_other_clients_move_no_request(
     whole = replace(workload, duration=1200).trace()
     alone = replace(workload, duration=1200, clients=[7]).trace()
     part = replace(workload, start=start, duration=duration).trace()
-    assert whole.client is not None
-    assert alone.prompt_tokens.tolist() == whole.prompt_tokens[whole.client == "7"].tolist()
+    assert alone.prompt_tokens.tolist() == whole.prompt_tokens[whole.fields["client"] == "7"].tolist()
     assert any(part_of(whole, part, first) for first in range(len(whole) - len(part) + 1))
 
 
@@ -352,9 +350,9 @@ HISTOGRAM = "must map whole numbers of tokens to probabilities that sum to 1" + 
 INPUT, OUTPUT = "window 0, input_tokens: ", "window 0, output_tokens: "
 NO_DATA = "window 0 has no input_tokens, but the client sends requests in it: choose other clients or another time"
 BAD_DATASETS: list[tuple[object, str]] = [
-    ({"client": 7}, "dataset must be an object of windows" + FIX),
+    ({"client": 7}, "dataset is missing: must be an object of windows" + FIX),
     ({"dataset": {}}, "client is missing: must be a whole number" + FIX),
-    ({"client": 1, "dataset": {}}, "client 1 is in line 1 already; remove one of the two"),
+    ({"client": 1, "dataset": {}}, "client=1: this client has a line already" + FIX),
     ({"client": 7, "dataset": {}}, NO_DATA),
     ({"client": 7, "dataset": {"0": 3}}, NO_DATA),
     ({"client": 7, "dataset": {"0": {"input_tokens": "{}", "output_tokens": "{}"}}}, NO_DATA),

@@ -1,4 +1,4 @@
-"""Workloads: the same fields make the same requests, distributions are what they say, bad settings are told."""
+"""Workloads: the same fields make the same requests, distributions have the stated parameters, bad settings are refused."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ from experiments.workloads import (
     ZipfLengths,
     sampling,
 )
-from experiments.workloads.fit import fit
+from experiments.workloads.fit import Fit
 from experiments.workloads.lengths import split
+from experiments.workloads.prompts import PromptLine
 from experiments.workloads.seeds import Stream, generator, request_seeds
 from experiments.workloads.trace import Trace
 from policies.orca import Orca
@@ -223,7 +224,7 @@ def test_an_even_stagger_is_orcas_best_case_on_the_engine(length: int, pd_ratio:
     workload = ClosedBatch(length=length, pd_ratio=pd_ratio, batch=batch, stagger="even", num_requests=5 * batch)
     requests = workload.requests(None)
     limits = Limits(batch, max_tokens=batch * length, max_request_tokens=length, tile=1)
-    engine = make_engine(Orca(), limits, num_blocks=batch * length, block_size=1)  # an iteration takes a second
+    engine = make_engine(Orca(), limits, num_blocks=batch * length, block_size=1)  # an iteration takes 1 s
     engine.submit(requests)
     engine.run()
     life = requests[0].max_new_tokens
@@ -247,7 +248,7 @@ def test_gamma_intervals_have_the_rate_and_the_variation(cv: float) -> None:
 
 
 def test_with_cv_1_arrivals_are_poisson() -> None:
-    """Exponential intervals, and counts a second whose variance is their mean."""
+    """Exponential intervals, and counts per second whose variance is their mean."""
     times = GammaArrivals(rate=5.0).times(generator(4, Stream.ARRIVALS), 100_000)
     counts = np.bincount(times.astype(int))[:-1]
     assert counts.var() / counts.mean() == pytest.approx(1, abs=0.05)
@@ -320,8 +321,8 @@ def a_trace() -> Trace:
         prompt_tokens=np.array([100, 5, 40]),
         output_tokens=np.array([10, 60, 2]),
         arrival_time=np.array([0.0, 1.0, 3.0]),
-        client=np.array(["a", "b", "c"]),
         line=np.array([2, 3, 4]),
+        fields={"client": np.array(["a", "b", "c"])},
     )
 
 
@@ -330,35 +331,34 @@ def columns(trace: Trace) -> list[tuple[int, int]]:
 
 
 def test_scaling_keeps_at_least_one_token() -> None:
-    assert columns(fit(a_trace(), length_scale=0.1)) == [(10, 1), (1, 6), (4, 1)]
-    assert columns(fit(a_trace(), length_scale=1e30))[0] == (2**31 - 1, 2**31 - 1)
+    assert columns(Fit(length_scale=0.1).fit(a_trace())) == [(10, 1), (1, 6), (4, 1)]
+    assert columns(Fit(length_scale=1e30).fit(a_trace()))[0] == (2**31 - 1, 2**31 - 1)
 
 
 def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
-    assert columns(fit(a_trace(), max_length=50, too_long="clip")) == [(40, 10), (1, 49), (40, 2)]
-    dropped = fit(a_trace(), max_length=70, too_long="drop")
+    assert columns(Fit(max_length=50, too_long="clip").fit(a_trace())) == [(40, 10), (1, 49), (40, 2)]
+    dropped = Fit(max_length=70, too_long="drop").fit(a_trace())
     assert columns(dropped) == [(5, 60), (40, 2)]
     assert dropped.arrival_time is not None
     assert dropped.arrival_time.tolist() == [0.0, 2.0]
-    assert dropped.client is not None
-    assert dropped.client.tolist() == ["b", "c"]
-    assert columns(fit(a_trace(), max_length=70, too_long="drop", num_requests=1)) == [(5, 60)]
-    assert message(lambda: fit(a_trace(), max_length=70)) == (
+    assert dropped.fields["client"].tolist() == ["b", "c"]
+    assert columns(Fit(max_length=70, too_long="drop").fit(a_trace(), 1)) == [(5, 60)]
+    assert message(lambda: Fit(max_length=70).fit(a_trace())) == (
         "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70: "
         "raise it, lower length_scale, or set too_long to clip or drop"
     )
-    assert message(lambda: fit(a_trace(), max_length=20, too_long="drop")) == (
+    assert message(lambda: Fit(max_length=20, too_long="drop").fit(a_trace())) == (
         "t.csv: every request exceeds max_length=20: raise it, lower length_scale, or set too_long=clip"
     )
 
 
 def test_a_request_that_is_not_asked_for_may_be_too_long() -> None:
     long_last = replace(a_trace(), prompt_tokens=np.array([1, 5, 400]))
-    assert columns(fit(long_last, max_length=70, num_requests=2)) == [(1, 10), (5, 60)]
+    assert columns(Fit(max_length=70).fit(long_last, 2)) == [(1, 10), (5, 60)]
 
 
 def test_asking_for_more_requests_than_there_are() -> None:
-    assert message(lambda: fit(a_trace(), num_requests=4)) == (
+    assert message(lambda: Fit().fit(a_trace(), 4)) == (
         "t.csv: workload.num_requests=4, but 3 requests are usable: ask for at most 3"
     )
 
@@ -406,25 +406,26 @@ def test_token_ids_run_in_simulation_and_text_does_not(tmp_path: Path) -> None:
 
 
 FIX = "; correct or remove the line"
+KEYS = ", ".join(sorted(PromptLine.__dataclass_fields__))
 BAD_PROMPTS: list[tuple[object, str]] = [
-    ({"promt": "x"}, "unknown key 'promt': did you mean 'prompt'?"),
+    ({"promt": "x"}, "promt: no such key; did you mean prompt? known: " + KEYS + FIX),
     ({}, "give either prompt or token_ids"),
     ({"prompt": "x", "token_ids": [1]}, "give either prompt or token_ids"),
-    ({"prompt": 3}, "prompt=3: must be text" + FIX),
+    ({"prompt": 3}, "prompt=3: give a valid string" + FIX),
     ({"prompt": ""}, "the prompt has no tokens: give some text"),
-    ({"token_ids": []}, "token_ids=[]: must be a list of token ids, at least one, none negative" + FIX),
-    ({"token_ids": [True]}, "token_ids=[True]: must be a list of token ids, at least one, none negative" + FIX),
+    ({"token_ids": []}, "token_ids=[]: give a list of token ids, at least one, none negative" + FIX),
+    ({"token_ids": [True]}, "token_ids=[True]: give a list of token ids, at least one, none negative" + FIX),
     ({"token_ids": [1, 128]}, "token id 128 is not in the model's vocabulary: give ids from 0 to 127"),
-    ({"prompt": "x", "max_new_tokens": 0}, "max_new_tokens=0: must be a whole number of tokens, at least 1" + FIX),
-    ({"prompt": "x", "arrival_time": -1}, "arrival_time=-1: must not be negative" + FIX),
-    ('{"prompt": "x", "arrival_time": NaN}', "arrival_time=nan: must be a finite number" + FIX),
+    ({"prompt": "x", "max_new_tokens": 0}, "max_new_tokens=0: give a whole number from 1 to 2147483647" + FIX),
+    ({"prompt": "x", "arrival_time": -1}, "arrival_time=-1: give a finite number, at least 0 (seconds)" + FIX),
+    ('{"prompt": "x", "arrival_time": NaN}', "arrival_time=nan: give a finite number, at least 0 (seconds)" + FIX),
     ({"prompt": "x", "arrival_time": 1}, "arrival_time 1 comes after 2: sort the lines by arrival_time"),
     ({"prompt": "x"}, "arrival_time 0 comes after 2: sort the lines by arrival_time"),
-    ({"prompt": "x", "temperature": -1}, "temperature=-1: must not be negative" + FIX),
-    ({"prompt": "x", "temperature": None}, "temperature is missing: must be a finite number" + FIX),
-    ({"prompt": "x", "top_k": 1.5}, "top_k=1.5: must be a whole number" + FIX),
-    ({"prompt": "x", "top_k": -1}, "top_k=-1: must not be negative" + FIX),
-    ({"prompt": "x", "top_p": 0}, "top_p=0: must be above 0, at most 1" + FIX),
+    ({"prompt": "x", "temperature": -1}, "temperature=-1: give a finite number, at least 0 (0 is greedy)" + FIX),
+    ({"prompt": "x", "temperature": None}, "temperature=None: give a finite number, at least 0 (0 is greedy)" + FIX),
+    ({"prompt": "x", "top_k": 1.5}, "top_k=1.5: give a whole number, at least 0" + FIX),
+    ({"prompt": "x", "top_k": -1}, "top_k=-1: give a whole number, at least 0" + FIX),
+    ({"prompt": "x", "top_p": 0}, "top_p=0: give a number above 0, at most 1" + FIX),
     ("[1]", "'[1]' is not a JSON object: correct or remove the line"),
     ("x", "'x' is not JSON, column 1: correct or remove the line"),
     ("", "'' is not JSON, column 1: correct or remove the line"),
@@ -466,11 +467,11 @@ def replay(**changes: Any) -> TraceReplay:
 
 CV = "give a number from 0.001 (regular) over 1 (Poisson) to 1000"
 PD = "give a finite number above 0 (prefill tokens / decode tokens)"
-STAGGER = "give 0, 'even', or a number of iterations of at least 0"
+STAGGER = "give 0, even, or a number of iterations of at least 0"
 BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
     (lambda: closed(seed=-1), "seed=-1: give a whole number, at least 0"),
     (lambda: closed(seed=0.5), "seed=0.5: give a whole number, at least 0"),
-    (lambda: closed(num_requests=0), "num_requests=0: give a whole number, at least 1"),
+    (lambda: closed(num_requests=0), "num_requests=0: give a whole number from 1 to 10000000"),
     (lambda: closed(length=1), "length=1: give a whole number, at least 2"),
     (lambda: closed(batch=0), "batch=0: give a whole number, at least 1"),
     (lambda: closed(batch=True), "batch=True: give a whole number, at least 1"),
@@ -503,26 +504,26 @@ BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
     ),
     (lambda: DriftingLengths(length=1, pd_ratios=[1]), "lengths.length=1: give a whole number, at least 2"),
     (lambda: DriftingLengths(length=4, pd_ratios=[]), "lengths.pd_ratios=[]: give a list of ratios, as in [50,5,14]"),
-    (lambda: DriftingLengths(length=4, pd_ratios=[2, 0]), f"lengths.pd_ratios=0: {PD}"),
+    (lambda: DriftingLengths(length=4, pd_ratios=[2, 0]), f"lengths.pd_ratios[1]=0: {PD}"),
     (lambda: uniform(min_length=1), "lengths.min_length=1: give a whole number, at least 2"),
     (lambda: zipf(theta=-1), "lengths.theta=-1: give a finite number, at least 0 (0 is uniform)"),
-    (lambda: zipf(max_length=2.5), "lengths.max_length=2.5: give a whole number, at least 2"),
+    (lambda: zipf(max_length=2.5), "lengths.max_length=2.5: give a whole number from 2 to 10000000"),
     (lambda: zipf(max_length=3), "lengths.max_length=3: give at least lengths.min_length=4"),
     (lambda: zipf(pd_ratio=0), f"lengths.pd_ratio=0: {PD}"),
     (
         lambda: TraceLengths(path="t.csv", order="sorted"),  # type: ignore[arg-type]
-        "lengths.order=sorted: give one of file, random",
+        "lengths.order=sorted: give file or random",
     ),
-    (lambda: OpenLoop(arrivals=AllAtOnce(), lengths=zipf()), "num_requests=None: give a whole number, at least 1"),
-    (lambda: PromptFile(path="p", max_new_tokens=0), "max_new_tokens=0: give a whole number, at least 1"),
+    (
+        lambda: OpenLoop(arrivals=AllAtOnce(), lengths=zipf()),
+        "num_requests=None: give a whole number from 1 to 10000000",
+    ),
+    (lambda: PromptFile(path="p", max_new_tokens=0), "max_new_tokens=0: give a whole number from 1 to 2147483647"),
     (lambda: replay(start=-1), "start=-1: give a finite number, at least 0 (seconds into the trace)"),
     (lambda: replay(speed=0), "speed=0: give a finite number above 0 (1 replays in real time, 2 twice as fast)"),
-    (
-        lambda: fit(a_trace(), length_scale=0),
-        "length_scale=0: give a finite number above 0 (1 keeps the trace's lengths)",
-    ),
-    (lambda: fit(a_trace(), max_length=1), "max_length=1: give a whole number, at least 2"),
-    (lambda: fit(a_trace(), too_long="cut"), "too_long=cut: give one of error, clip, drop"),  # type: ignore[arg-type]
+    (lambda: replay(length_scale=0), "length_scale=0: give a finite number above 0 (1 keeps the lengths of the trace)"),
+    (lambda: replay(max_length=1), "max_length=1: give a whole number, at least 2"),
+    (lambda: replay(too_long="cut"), "too_long=cut: give error, clip or drop"),  # type: ignore[arg-type]
 ]
 
 
@@ -539,7 +540,7 @@ CONFIGS = sorted(path.stem for path in (ROOT / "conf" / "workload").glob("*.yaml
 def composed(*overrides: str) -> Workload:
     with initialize_config_dir(str(ROOT / "conf"), version_base=None):
         config = compose(overrides=["+seed=3", "+batch=4", *overrides])
-    workload: Workload = instantiate(config.workload)
+    workload: Workload = instantiate(config.workload, _convert_="all")
     return workload
 
 

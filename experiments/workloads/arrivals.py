@@ -1,16 +1,19 @@
-"""When requests arrive in an open loop, whatever the server does."""
+"""Arrival times of an open loop, independent of the server's speed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol, runtime_checkable
 
 import numpy as np
+from pydantic import Field
 
-from experiments.workloads.checks import bad_setting, check_positive, is_number
+from cbatch.errors import WorkloadError
+from cbatch.validation import Give, check, positive
 from experiments.workloads.trace import Floats
 
 
+@runtime_checkable
 class Arrivals(Protocol):
     """An arrival process."""
 
@@ -22,7 +25,7 @@ class Arrivals(Protocol):
 class GammaArrivals:
     """Independent gamma-distributed intervals; with `cv` 1 a Poisson process.
 
-    The first request arrives at 0. With one seed, another `rate` stretches time and changes nothing else.
+    The first request arrives at 0. With the same seed, another `rate` only stretches time.
 
     Fields:
         rate: requests per second.
@@ -32,13 +35,11 @@ class GammaArrivals:
         WorkloadError: when built, on a rate or cv out of range.
     """
 
-    rate: float
-    cv: float = 1.0
+    rate: Annotated[float, positive("requests per second")]
+    cv: Annotated[float, Field(ge=1e-3, le=1e3), Give("a number from 0.001 (regular) over 1 (Poisson) to 1000")] = 1.0
 
     def __post_init__(self) -> None:
-        check_positive("arrivals.rate", self.rate, "requests per second")
-        if not (is_number(self.cv) and 1e-3 <= self.cv <= 1e3):
-            raise bad_setting("arrivals.cv", self.cv, "give a number from 0.001 (regular) over 1 (Poisson) to 1000")
+        check(self, "workload.arrivals.", WorkloadError)
 
     def times(self, generator: np.random.Generator, num: int) -> Floats:
         shape = self.cv**-2
@@ -48,7 +49,7 @@ class GammaArrivals:
 
 @dataclass(frozen=True)
 class AllAtOnce:
-    """Every request is there at time 0: how long does a queue take to drain?"""
+    """Every request arrives at time 0: measures how long a queue takes to drain."""
 
     def times(self, _: np.random.Generator, num: int) -> Floats:
         return np.zeros(num)

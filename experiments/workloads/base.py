@@ -1,27 +1,29 @@
-"""What every workload shares: the common fields, and the step from columns of lengths to requests."""
+"""What every workload shares: the common fields, and the step from columns to requests."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Protocol
 
 import numpy as np
+from pydantic import Field
 
 from cbatch.errors import WorkloadError
 from cbatch.request import Request
 from cbatch.request_spec import GREEDY, Sampling
-from experiments.workloads.checks import bad_setting, check_at_most, check_not_negative, check_whole, is_number
+from cbatch.validation import Give, check, not_negative, read, whole
+from experiments.workloads.annotate import Annotations, Limit
 from experiments.workloads.seeds import Stream, request_seeds
-from experiments.workloads.trace import Ints, Trace
+from experiments.workloads.trace import Column, Trace
 
 MOST_REQUESTS = 10_000_000
-"""Of one run; each takes about a kilobyte."""
+"""In one run; each takes about a kilobyte."""
 
 
 class Vocabulary(Protocol):
-    """What a workload needs to know of a model's tokens."""
+    """What a workload needs to know about a model's tokens."""
 
     @property
     def size(self) -> int:
@@ -35,16 +37,18 @@ class Vocabulary(Protocol):
         """Token ids of a text. Raises a CbatchError where the model has no tokenizer."""
 
 
-def sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
-    """How every request of a workload samples; 0, 0 and 1 are greedy, no top-k and no top-p.
+@dataclass(frozen=True, kw_only=True)
+class SamplingKeys:
+    """How a request samples; the defaults are greedy, without top-k and top-p."""
 
-    Raises:
-        WorkloadError: a value out of range.
-    """
-    check_not_negative("sampling.temperature", temperature, "0 is greedy")
-    check_whole("sampling.top_k", top_k, 0)
-    if not (is_number(top_p) and 0 < top_p <= 1):
-        raise bad_setting("sampling.top_p", top_p, "give a number above 0, at most 1")
+    temperature: Annotated[float, not_negative("0 is greedy")] = 0.0
+    top_k: Annotated[int, whole(0)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1), Give("a number above 0, at most 1")] = 1.0
+
+
+def sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
+    """How every request of a workload samples (see `SamplingKeys`). Raises WorkloadError for a value out of range."""
+    check(SamplingKeys(temperature=temperature, top_k=top_k, top_p=top_p), "workload.sampling.", WorkloadError)
     return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
 
 
@@ -53,27 +57,28 @@ class Workload(ABC):
     """Makes the requests of a run. The same fields give the same requests, whatever the policy.
 
     Fields:
-        seed: at least 0. The prompt and the sampling seed of request i depend on `seed` and i alone.
-        num_requests: how many; what None means, each workload says.
-        sampling: temperature, top-k and top-p of every request; its own seed is replaced by one for each request.
-        use_stop_tokens: end a request at an end-of-sequence token. Without effect in simulation, which has no tokens.
+        seed: at least 0. What is drawn for request i depends on `seed` and i alone.
+        num_requests: how many; the meaning of None differs between workloads.
+        sampling: temperature, top-k and top-p of every request; each request gets a sampling seed of its own.
+        use_stop_tokens: end a request at an end-of-sequence token. No effect in simulation, which has no tokens.
+        max_new_tokens, tiers, slo, prediction: as mappings, see `Annotations`; None adds nothing.
 
     Raises:
         WorkloadError: when built, on a setting that cannot be used; by `requests`, on input that cannot.
     """
 
-    seed: int = 0
-    num_requests: int | None = None
-    sampling: Sampling = GREEDY
+    seed: Annotated[int, whole(0)] = 0
+    num_requests: Annotated[int, whole(1, MOST_REQUESTS)] | None = None
+    sampling: Annotated[Sampling, Give("keys of it, as in workload.sampling.temperature=0.7")] = GREEDY
     use_stop_tokens: bool = False
+    max_new_tokens: Limit = "exact"
+    tiers: Mapping[str, Any] | None = None
+    slo: Mapping[str, Any] | None = None
+    prediction: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        check_whole("seed", self.seed, 0)
-        if not isinstance(self.sampling, Sampling):
-            raise bad_setting("sampling", self.sampling, "give keys of it, as in workload.sampling.temperature=0.7")
-        if self.num_requests is not None:
-            check_whole("num_requests", self.num_requests, 1)
-            check_at_most("num_requests", self.num_requests, MOST_REQUESTS)
+        check(self, "workload.", WorkloadError)
+        self._annotations()
 
     @abstractmethod
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
@@ -82,39 +87,37 @@ class Workload(ABC):
         vocabulary: None where only lengths matter (simulation): prompts stay None.
         """
 
+    def _annotations(self) -> Annotations:
+        given = {field.name: getattr(self, field.name) for field in fields(Annotations)}
+        return read(Annotations, {name: value for name, value in given.items() if value is not None}, "workload.")
+
     def _build(
-        self, trace: Trace, vocabulary: Vocabulary | None, arrival_iteration: Ints | None = None
+        self, trace: Trace, vocabulary: Vocabulary | None, prompts: Sequence[list[int]] | None = None
     ) -> list[Request]:
-        """Requests from columns; with a vocabulary, prompts are token ids drawn evenly from all of it."""
+        """Requests from columns. What the trace has is kept; without `prompts`, token ids are drawn evenly from all."""
         num = len(trace)
-        prompt_tokens = trace.prompt_tokens.tolist()
-        prompts: Sequence[list[int] | None] = [None] * num
+        columns: dict[str, Column] = {"num_prompt_tokens": trace.prompt_tokens}
+        columns |= self._annotations().columns(trace.output_tokens, self.seed)
+        if trace.arrival_time is not None:
+            columns["arrival_time"] = trace.arrival_time
+        values: dict[str, list[Any]] = {name: column.tolist() for name, column in columns.items()}
+        for name, column in trace.fields.items():
+            others = values.get(name, [None] * num)
+            values[name] = [other if own is None else own for own, other in zip(column.tolist(), others, strict=True)]
+        values.setdefault("sampling", self._samplings(num))
         if vocabulary is not None:
-            prompts = _random_prompts(self.seed, prompt_tokens, vocabulary.size)
-        stop_tokens = self._stop_tokens(vocabulary)
-        columns = zip(
-            prompt_tokens,
-            trace.output_tokens.tolist(),
-            [0.0] * num if trace.arrival_time is None else trace.arrival_time.tolist(),
-            [0] * num if arrival_iteration is None else arrival_iteration.tolist(),
-            prompts,
-            self._samplings(num),
-            [None] * num if trace.client is None else trace.client.tolist(),
-            strict=True,
-        )
+            values["prompt"] = list(prompts or self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size))
+        values["stop_tokens"] = [self._stop_tokens(vocabulary)] * num
         return [
-            Request(
-                row,
-                prompt_length,
-                output_length,
-                arrival_time=time,
-                arrival_iteration=iteration,
-                prompt=prompt,
-                sampling=sampling,
-                stop_tokens=stop_tokens,
-                client=client,
-            )
-            for row, (prompt_length, output_length, time, iteration, prompt, sampling, client) in enumerate(columns)
+            Request(row, **{name: value for name, value in zip(values, request, strict=True) if value is not None})
+            for row, request in enumerate(zip(*values.values(), strict=True))
+        ]
+
+    def _random_prompts(self, lengths: list[int], vocabulary_size: int) -> list[list[int]]:
+        seeds = request_seeds(self.seed, Stream.PROMPTS, len(lengths))
+        return [
+            np.random.default_rng(seed).integers(vocabulary_size, size=length).tolist()
+            for seed, length in zip(seeds, lengths, strict=True)
         ]
 
     def _samplings(self, num: int) -> list[Sampling]:
@@ -125,16 +128,6 @@ class Workload(ABC):
         if vocabulary is None or not self.use_stop_tokens:
             return ()
         if not vocabulary.stop_tokens:
-            raise WorkloadError(
-                "workload.use_stop_tokens=true: the model has no end-of-sequence token; "
-                "set it to false or choose another model"
-            )
+            problem = "the model has no end-of-sequence token; set it to false or choose another model"
+            raise WorkloadError(f"workload.use_stop_tokens=true: {problem}")
         return vocabulary.stop_tokens
-
-
-def _random_prompts(seed: int, lengths: list[int], vocabulary_size: int) -> list[list[int]]:
-    seeds = request_seeds(seed, Stream.PROMPTS, len(lengths))
-    return [
-        np.random.default_rng(prompt_seed).integers(vocabulary_size, size=length).tolist()
-        for prompt_seed, length in zip(seeds, lengths, strict=True)
-    ]

@@ -9,27 +9,30 @@
                      slot 2                  P  d  d  d  d
 
 A request of D output tokens that is prefilled in one iteration lives for D iterations, as the prefill samples the first
-of them. The first B requests arrive round(i * D / B) iterations into the run; the next one to take slot i starts D
-iterations later, and so on: the offsets modulo D stay as they were, so starts are for ever as evenly spaced as whole
-iterations allow (D / B apart, rounded). That holds where no request waits for anything but a slot: whole prompts mixed
-with decodes, ample KV, one pipeline stage. A policy that chunks prompts or limits prefills to one an iteration makes
-its own stagger from there. With s pipeline stages a life takes about s * D iterations: give `stagger` as a number.
+token. The first B requests arrive at iteration round(i * D / B); the next one in slot i starts D iterations later, and
+so on, so starts stay as evenly spaced as whole iterations allow (D / B apart, rounded). That holds where requests wait
+for nothing but a slot: whole prompts mixed with decodes, ample KV, one pipeline stage. A policy that chunks prompts or
+limits prefills per iteration changes the stagger. With s pipeline stages a life takes about s * D iterations: give
+`stagger` as a number.
 
-The stagger counts iterations, not seconds, so that the same schedule is meant on any hardware.
+The stagger counts iterations, not seconds, so it gives the same schedule on any hardware.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from pydantic import Field
 
 from cbatch.request import Request
+from cbatch.validation import Give, whole
 from experiments.workloads.base import Vocabulary, Workload
-from experiments.workloads.checks import bad_setting, check_at_most, check_whole, is_number
-from experiments.workloads.lengths import check_pd_ratio, split
+from experiments.workloads.lengths import PDRatio, check_pd_ratio, split
 from experiments.workloads.trace import MOST_TOKENS, Ints, Trace
+
+_Iterations = Annotated[float, Field(ge=0, le=MOST_TOKENS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,26 +51,25 @@ class ClosedBatch(Workload):
             after multiplication). More than D / B leaves slots empty at first, which the queue then fills all at once.
     """
 
-    length: int
-    pd_ratio: float
-    batch: int
-    stagger: float | Literal["even"] = 0
+    length: Annotated[int, whole(2)]
+    pd_ratio: PDRatio
+    batch: Annotated[int, whole(1)]
+    stagger: Annotated[Literal["even"] | _Iterations, Give("0, even, or a number of iterations of at least 0")] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("length", self.length, 2)
-        check_whole("batch", self.batch, 1)
         check_pd_ratio("pd_ratio", self.pd_ratio, self.length)
-        if self.stagger != "even" and not (is_number(self.stagger) and self.stagger >= 0):
-            raise bad_setting("stagger", self.stagger, "give 0, 'even', or a number of iterations of at least 0")
-        if self.stagger != "even":
-            check_at_most("stagger", self.stagger, MOST_TOKENS)
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         num = 8 * self.batch if self.num_requests is None else self.num_requests
         prompt_tokens, output_tokens = split(np.full(num, self.length), self.pd_ratio)
-        trace = Trace(source="closed batch", prompt_tokens=prompt_tokens, output_tokens=output_tokens)
-        return self._build(trace, vocabulary, arrival_iteration=self._arrivals(num, int(output_tokens[0])))
+        trace = Trace(
+            source="closed batch",
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            fields={"arrival_iteration": self._arrivals(num, int(output_tokens[0]))},
+        )
+        return self._build(trace, vocabulary)
 
     def _arrivals(self, num: int, num_output_tokens: int) -> Ints:
         """The iteration at which each request arrives, [num]."""

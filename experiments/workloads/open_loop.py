@@ -1,13 +1,14 @@
-"""An open loop: requests arrive when they arrive, however busy the server is."""
+"""An open loop: requests arrive independently of how busy the server is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from cbatch.request import Request
+from cbatch.validation import Give, whole
 from experiments.workloads.arrivals import Arrivals
-from experiments.workloads.base import Vocabulary, Workload
-from experiments.workloads.checks import check_part, check_whole
+from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.lengths import Lengths
 from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Trace
@@ -17,17 +18,12 @@ from experiments.workloads.trace import Trace
 class OpenLoop(Workload):
     """`num_requests` (mandatory) requests of any arrival process and any length distribution.
 
-    Arrivals and lengths are drawn from streams of their own: changing one leaves the other as it was.
+    Arrivals and lengths are drawn from separate streams: changing one does not affect the other.
     """
 
-    arrivals: Arrivals
-    lengths: Lengths
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("num_requests", self.num_requests, 1)
-        check_part("arrivals", self.arrivals, "times")
-        check_part("lengths", self.lengths, "draw")
+    num_requests: Annotated[int | None, whole(1, MOST_REQUESTS)] = None
+    arrivals: Annotated[Arrivals, Give("keys of it, as in workload.arrivals._target_=...; it must have times()")]
+    lengths: Annotated[Lengths, Give("keys of it, as in workload.lengths._target_=...; it must have draw()")]
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         assert self.num_requests is not None, "checked when built"

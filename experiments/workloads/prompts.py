@@ -1,129 +1,130 @@
-"""Prompts of one's own, from a JSONL file: text or token ids, a request a line."""
+"""The user's own prompts, from a JSONL file: text or token ids, one request per line."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
-from cbatch.errors import WorkloadError
+import numpy as np
+from pydantic import Field
+
+from cbatch.errors import ConfigError, WorkloadError
 from cbatch.request import Request
-from cbatch.request_spec import Sampling
-from experiments.workloads.base import Vocabulary, Workload
-from experiments.workloads.checks import check_whole
-from experiments.workloads.readers import fields
+from cbatch.request_spec import SLO, RequestSpec
+from cbatch.validation import Give, not_negative, read, whole
+from experiments.workloads.annotate import Annotations
+from experiments.workloads.base import SamplingKeys, Vocabulary, Workload
 from experiments.workloads.readers.source import TextFile, read_lines
-from experiments.workloads.readers.table import convert, json_objects
+from experiments.workloads.readers.table import json_objects
+from experiments.workloads.trace import MOST_TOKENS, Trace
 
-_KEYS: dict[str, Callable[[object], Any]] = {
-    "prompt": fields.text,
-    "token_ids": fields.token_ids,
-    "max_new_tokens": fields.token_count,
-    "arrival_time": fields.not_negative,
-    "temperature": fields.not_negative,
-    "top_k": fields.top_k,
-    "top_p": fields.top_p,
-    "priority": fields.whole_number,
-    "client": fields.text,
+TokenCount = Annotated[int, whole(1, MOST_TOKENS)]
+_TokenIds = Annotated[list[Annotated[int, Field(ge=0, strict=True)]], Field(min_length=1, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptLine(SamplingKeys):
+    """The keys of a line; one of `prompt` and `token_ids` is mandatory. Others mean what they mean in `RequestSpec`."""
+
+    prompt: str | None = None
+    token_ids: Annotated[_TokenIds, Give("a list of token ids, at least one, none negative")] | None = None
+    max_new_tokens: TokenCount
+    true_new_tokens: TokenCount | None = None
+    arrival_time: Annotated[float, not_negative("seconds")] = 0.0
+    client: str | None = None
+    session: str | None = None
+    tier: str | None = None
+    priority: Annotated[int, Field(strict=True)] | None = None
+    slo: SLO | None = None
+    predicted_new_tokens: TokenCount | None = None
+
+
+_FIELDS = {field.name for field in fields(PromptLine)} & {field.name for field in fields(RequestSpec)} - {
+    "prompt",
+    "max_new_tokens",
 }
-_SAMPLING_KEYS = ("temperature", "top_k", "top_p")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptFile(Workload):
-    """The requests of a JSONL file (plain or .gz), in its order.
+    """The requests of a JSONL file (plain or .gz), in its order; each line is an object with keys of `PromptLine`.
 
-    Each line is an object with either `prompt` (text) or `token_ids`, and optionally `max_new_tokens`, `arrival_time`
-    (seconds from the start of the run, never decreasing, default 0), `temperature`, `top_k`, `top_p`, `priority`
-    and `client`. Text needs a model with a tokenizer; token ids also run in simulation, where their number is all
-    that counts.
+    `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer;
+    token ids also run in simulation, where only their number matters. What a line says takes precedence over the
+    workload's keys.
 
     Fields:
-        num_requests: the first so many lines; None takes all.
-        max_new_tokens: for lines that do not say.
+        num_requests: the first N lines; None takes all.
+        max_new_tokens: the limit for lines without one.
+        prediction: not available, as true output lengths are unknown.
     """
 
     path: str
-    max_new_tokens: int = 128
+    max_new_tokens: TokenCount = 128
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("max_new_tokens", self.max_new_tokens, 1)
+        if self.prediction is not None:
+            remedy = "the output lengths of prompts are unknown; give predicted_new_tokens in the file's lines"
+            raise WorkloadError(f"workload.prediction={self.prediction}: {remedy}")
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         file = read_lines(self.path)
-        records = _records(file)
-        num = len(records) if self.num_requests is None else self.num_requests
-        if num > len(records):
-            raise WorkloadError(f"{file.name}: has {len(records)} prompts, workload.num_requests={num}: ask for fewer")
-        stop_tokens = self._stop_tokens(vocabulary)
-        samplings = self._samplings(num)
-        return [
-            self._request(file, row, record, vocabulary, samplings[row], stop_tokens)
-            for row, record in enumerate(records[:num])
+        lines = self._lines(file)
+        num = len(lines) if self.num_requests is None else self.num_requests
+        if num > len(lines):
+            raise WorkloadError(f"{file.name}: has {len(lines)} prompts, workload.num_requests={num}: ask for fewer")
+        del lines[num:]
+        prompts = [_prompt(file, number, line, vocabulary) for number, line in enumerate(lines, start=1)]
+        samplings = [
+            replace(sampling, temperature=line.temperature, top_k=line.top_k, top_p=line.top_p)
+            for sampling, line in zip(self._samplings(num), lines, strict=True)
         ]
-
-    def _request(
-        self,
-        file: TextFile,
-        row: int,
-        record: dict[str, Any],
-        vocabulary: Vocabulary | None,
-        sampling: Sampling,
-        stop_tokens: tuple[int, ...],
-    ) -> Request:
-        prompt = _prompt(file, row + 1, record, vocabulary)
-        return Request(
-            row,
-            len(prompt),
-            record.get("max_new_tokens", self.max_new_tokens),
-            arrival_time=record.get("arrival_time", 0.0),
-            prompt=None if vocabulary is None else prompt,
-            sampling=replace(sampling, **{key: record[key] for key in _SAMPLING_KEYS if key in record}),
-            stop_tokens=stop_tokens,
-            priority=record.get("priority", 0),
-            client=record.get("client"),
+        columns = {name: [getattr(line, name) for line in lines] for name in _FIELDS} | {"sampling": samplings}
+        trace = Trace(
+            source=file.name,
+            prompt_tokens=np.array([len(prompt) for prompt in prompts]),
+            output_tokens=np.array([line.max_new_tokens for line in lines]),
+            fields={name: np.array(column, object) for name, column in columns.items()},
         )
+        return self._build(trace, vocabulary, prompts)
+
+    def _annotations(self) -> Annotations:
+        return replace(super()._annotations(), max_new_tokens="exact")  # of the line, not of the workload
+
+    def _lines(self, file: TextFile) -> list[PromptLine]:
+        """The file's lines with every value checked."""
+        defaults = {name: getattr(self.sampling, name) for name in ("temperature", "top_k", "top_p")}
+        defaults["max_new_tokens"] = self.max_new_tokens
+        lines: list[PromptLine] = []
+        latest = 0.0
+        for number, record in enumerate(json_objects(file), start=1):
+            try:
+                line = read(PromptLine, defaults | record)
+            except ConfigError as error:
+                raise file.fail(number, f"{error}; correct or remove the line") from None
+            if (line.prompt is None) == (line.token_ids is None):
+                raise file.fail(number, "give either prompt or token_ids")
+            if line.arrival_time < latest:
+                times = f"arrival_time {line.arrival_time:g} comes after {latest:g}"
+                raise file.fail(number, f"{times}: sort the lines by arrival_time")
+            latest = line.arrival_time
+            lines.append(line)
+        return lines
 
 
-def _records(file: TextFile) -> list[dict[str, Any]]:
-    """The file's lines with every value checked."""
-    latest = 0.0
-    records = []
-    for line, record in enumerate(json_objects(file), start=1):
-        for key, value in record.items():
-            if key not in _KEYS:
-                near = difflib.get_close_matches(key, _KEYS, n=1, cutoff=0)
-                raise file.fail(line, f"unknown key {key!r}: did you mean {near[0]!r}?")
-            record[key] = convert(file, line, key, value, _KEYS[key])
-        if ("prompt" in record) == ("token_ids" in record):
-            raise file.fail(line, "give either prompt or token_ids")
-        time = record.get("arrival_time", 0.0)
-        if time < latest:
-            raise file.fail(line, f"arrival_time {time:g} comes after {latest:g}: sort the lines by arrival_time")
-        latest = time
-        records.append(record)
-    return records
-
-
-def _prompt(file: TextFile, line: int, record: dict[str, Any], vocabulary: Vocabulary | None) -> list[int]:
+def _prompt(file: TextFile, number: int, line: PromptLine, vocabulary: Vocabulary | None) -> list[int]:
     """The token ids of a line."""
-    tokens: list[int]
-    if "prompt" in record:
-        if vocabulary is None:
-            raise file.fail(
-                line,
-                "a simulation has no tokenizer for prompt text: give token_ids, "
-                "or run with backend=cpu or backend=cuda",
-            )
-        tokens = vocabulary.encode(record["prompt"])
-        if not tokens:
-            raise file.fail(line, "the prompt has no tokens: give some text")
-        return tokens
-    tokens = record["token_ids"]
-    if vocabulary is not None and max(tokens) >= vocabulary.size:
-        raise file.fail(
-            line, f"token id {max(tokens)} is not in the model's vocabulary: give ids from 0 to {vocabulary.size - 1}"
-        )
+    if line.token_ids is not None:
+        if vocabulary is not None and (largest := max(line.token_ids)) >= vocabulary.size:
+            remedy = f"give ids from 0 to {vocabulary.size - 1}"
+            raise file.fail(number, f"token id {largest} is not in the model's vocabulary: {remedy}")
+        return line.token_ids
+    assert line.prompt is not None, "checked when read"
+    if vocabulary is None:
+        remedy = "give token_ids, or run with backend=cpu or backend=cuda"
+        raise file.fail(number, f"a simulation has no tokenizer for prompt text: {remedy}")
+    tokens = vocabulary.encode(line.prompt)
+    if not tokens:
+        raise file.fail(number, "the prompt has no tokens: give some text")
     return tokens

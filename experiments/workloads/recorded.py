@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
 from cbatch.errors import WorkloadError
 from cbatch.request import Request
+from cbatch.validation import not_negative, positive
 from experiments.workloads.base import Vocabulary, Workload
-from experiments.workloads.checks import check_not_negative, check_positive
-from experiments.workloads.fit import TooLong, fit
+from experiments.workloads.fit import Fit
 from experiments.workloads.readers import Format, read_trace
 from experiments.workloads.trace import Trace
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replay(Workload):
+class Replay(Workload, Fit):
     """What recorded and generated traces share.
 
     Fields:
-        num_requests: the first so many that fit; None takes all.
-        queued: every request is there at time 0; arrival times only set the order.
-        length_scale, max_length, too_long: see `fit`.
+        num_requests: the first N that fit; None takes all.
+        queued: every request arrives at time 0; arrival times only set the order.
     """
 
     queued: bool = False
-    length_scale: float = 1.0
-    max_length: int | None = None
-    too_long: TooLong = "error"
 
     def _replay(self, trace: Trace, vocabulary: Vocabulary | None) -> list[Request]:
-        trace = fit(trace, self.length_scale, self.max_length, self.too_long, self.num_requests)
+        trace = self.fit(trace, self.num_requests)
         return self._build(replace(trace, arrival_time=None) if self.queued else trace, vocabulary)
 
 
@@ -41,19 +38,14 @@ class TraceReplay(Replay):
 
     Fields:
         path, format: see `read_trace`.
-        start: seconds into the trace; rows before are left out, and the first one kept arrives at time 0.
+        start: seconds into the trace; earlier rows are left out, and the first one kept arrives at time 0.
         speed: 2 replays twice as fast (half the time between arrivals).
     """
 
     path: str
     format: Format = "auto"
-    start: float = 0.0
-    speed: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("start", self.start, "seconds into the trace")
-        check_positive("speed", self.speed, "1 replays in real time, 2 twice as fast")
+    start: Annotated[float, not_negative("seconds into the trace")] = 0.0
+    speed: Annotated[float, positive("1 replays in real time, 2 twice as fast")] = 1.0
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         trace = read_trace(self.path, self.format)
@@ -61,10 +53,8 @@ class TraceReplay(Replay):
             self._check_untimed()
             return self._replay(trace, vocabulary)
         if self.start > trace.arrival_time[-1]:
-            raise WorkloadError(
-                f"{self.path}: workload.start={self.start} lies after the last arrival: "
-                f"give at most {trace.arrival_time[-1]:g} (seconds)"
-            )
+            problem = f"lies after the last arrival: give at most {trace.arrival_time[-1]:g} (seconds)"
+            raise WorkloadError(f"{self.path}: workload.start={self.start} {problem}")
         trace = trace.select(slice(int(np.searchsorted(trace.arrival_time, self.start)), None))
         assert trace.arrival_time is not None
         return self._replay(replace(trace, arrival_time=trace.arrival_time / self.speed), vocabulary)

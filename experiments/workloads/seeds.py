@@ -21,6 +21,8 @@ class Stream(IntEnum):
     PROMPTS = 2
     SAMPLING = 3
     SERVEGEN = 4
+    TIERS = 5
+    PREDICTIONS = 6
 
 
 def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:

@@ -2,24 +2,25 @@
 
 In each window of 600 s a client sends rate * 600 requests. The intervals before, between and after them are drawn from
 the window's Gamma or Weibull family and stretched to fill the window: with shape 1 that is exactly a Poisson process of
-known count. ServeGen's own generator (`construct.py`) does the same without the interval after the last request, which
-thereby falls on the window's end and is lost. Input and output lengths are drawn independently of one another, as their
-joint distribution is not published; ServeGen's generator takes both at the same quantile.
+known count. ServeGen's own generator (`construct.py`) omits the interval after the last request, which thereby falls on
+the window's end and is lost. Input and output lengths are drawn independently, as their joint distribution is not
+published; ServeGen's generator takes both at the same quantile.
 
-Every client and window has a random stream of its own: asking for another range or other clients moves no request.
+Every client and window has its own random stream: another range or other clients do not change a request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from cbatch.errors import WorkloadError
 from cbatch.request import Request
+from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary
-from experiments.workloads.checks import bad_setting, check_not_negative, check_positive, is_whole
 from experiments.workloads.readers.servegen import WINDOW_SECONDS, ServeGenClients, read_servegen
 from experiments.workloads.recorded import Replay
 from experiments.workloads.seeds import Stream, generator
@@ -36,23 +37,15 @@ class ServeGen(Replay):
         duration: seconds.
         clients: their numbers; None takes all.
         rate_scale: multiplies every client's number of requests; the shape of the bursts stays.
-        num_requests: the first so many; None takes all of the range.
+        num_requests: the first N; None takes all of the range.
     """
 
     path: str
     dataset: str
-    start: float = 0.0
-    duration: float = 600.0
-    clients: Sequence[int] | None = None
-    rate_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_not_negative("start", self.start, "seconds into the data")
-        check_positive("duration", self.duration, "seconds")
-        check_positive("rate_scale", self.rate_scale, "1 keeps the recorded rates")
-        if self.clients is not None and not (isinstance(self.clients, Sequence) and all(map(is_whole, self.clients))):
-            raise bad_setting("clients", self.clients, "give a list of client numbers, or null for all")
+    start: Annotated[float, not_negative("seconds into the data")] = 0.0
+    duration: Annotated[float, positive("seconds")] = 600.0
+    clients: Annotated[Sequence[int] | None, Give("a list of client numbers, or null for all")] = None
+    rate_scale: Annotated[float, positive("1 keeps the recorded rates")] = 1.0
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         return self._replay(self.trace(), vocabulary)
@@ -62,16 +55,13 @@ class ServeGen(Replay):
         data = read_servegen(self.path, self.dataset)
         windows = self._windows(data)
         if (expected := float(data.rate[windows].sum()) * WINDOW_SECONDS * self.rate_scale) > MOST_REQUESTS:
-            raise WorkloadError(
-                f"{self.path}: {expected:.3g} requests are expected from {self.start:g} s on, {MOST_REQUESTS} is "
-                "the most; choose fewer clients, or lower duration or rate_scale"
-            )
+            problem = f"about {expected:.3g} requests from {self.start:g} s on, more than {MOST_REQUESTS}"
+            raise WorkloadError(f"{self.path}: {problem}; choose fewer clients, or lower duration or rate_scale")
         parts = [self._draw(data, window) for window in windows.tolist()]
         if not any(len(part[1]) for part in parts):
-            raise WorkloadError(
-                f"{self.path}: no requests from {self.start:g} s to {self.start + self.duration:g} s: "
-                "choose another workload.start, or raise duration or rate_scale"
-            )
+            problem = f"no requests from {self.start:g} s to {self.start + self.duration:g} s"
+            remedy = "choose another workload.start, or raise duration or rate_scale"
+            raise WorkloadError(f"{self.path}: {problem}: {remedy}")
         client, times, prompt_tokens, output_tokens = map(np.concatenate, zip(*parts, strict=True))
         order = np.argsort(times, kind="stable")
         return Trace(
@@ -79,7 +69,7 @@ class ServeGen(Replay):
             prompt_tokens=prompt_tokens[order],
             output_tokens=output_tokens[order],
             arrival_time=times[order] - times[order[0]],
-            client=client[order],
+            fields={"client": client[order]},
         )
 
     def _windows(self, data: ServeGenClients) -> Ints:
@@ -90,7 +80,7 @@ class ServeGen(Replay):
             known = np.unique(data.client).tolist()
             if unknown := sorted(set(self.clients) - set(known)):
                 remedy = f"{self.path} has no client {unknown[0]}; choose from {', '.join(map(str, known))}"
-                raise bad_setting("clients", list(self.clients), remedy)
+                raise WorkloadError(f"workload.clients={list(self.clients)}: {remedy}")
             wanted &= np.isin(data.client, list(self.clients))
         return np.flatnonzero(wanted)
 

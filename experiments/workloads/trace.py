@@ -1,8 +1,10 @@
-"""Requests as columns: what a trace file, a generator or a length distribution says of them, without their tokens."""
+"""Requests as columns: what a trace file, a generator or a length distribution says about them, without their tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +14,7 @@ from cbatch.errors import WorkloadError
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Strings = NDArray[np.str_]
+Column = NDArray[Any]
 
 MOST_TOKENS = 2**31 - 1
 """No length is greater: sums and 32-bit columns stay in range."""
@@ -23,19 +26,18 @@ class Trace:
 
     Attributes:
         source: the file or generator, for messages.
-        prompt_tokens: at least 1 each.
-        output_tokens: at least 1 each.
+        prompt_tokens, output_tokens: at least 1 each.
         arrival_time: seconds from the first row, never decreasing; None where the source has no times.
-        client: who sent each request; None where the source does not tell.
         line: the line of the file that each row was read from, counted from 1; None for generated rows.
+        fields: any other field of `RequestSpec` that the source knows, by its name; None where it is not known.
     """
 
     source: str
     prompt_tokens: Ints
     output_tokens: Ints
     arrival_time: Floats | None = None
-    client: Strings | None = None
     line: Ints | None = None
+    fields: Mapping[str, Column] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.prompt_tokens)
@@ -52,19 +54,13 @@ class Trace:
             prompt_tokens=self.prompt_tokens[rows],
             output_tokens=self.output_tokens[rows],
             arrival_time=times if times is None or len(times) == 0 else times - times[0],
-            client=None if self.client is None else self.client[rows],
             line=None if self.line is None else self.line[rows],
+            fields={name: column[rows] for name, column in self.fields.items()},
         )
 
     def first(self, num_requests: int | None) -> Trace:
-        """The first rows; None keeps all.
-
-        Raises:
-            WorkloadError: fewer rows than asked for.
-        """
+        """The first rows; None keeps all. Raises WorkloadError if there are fewer."""
         if num_requests is not None and num_requests > len(self):
-            raise WorkloadError(
-                f"{self.source}: workload.num_requests={num_requests}, but {len(self)} requests "
-                f"are usable: ask for at most {len(self)}"
-            )
+            found = f"{len(self)} requests are usable: ask for at most {len(self)}"
+            raise WorkloadError(f"{self.source}: workload.num_requests={num_requests}, but {found}")
         return self.select(slice(num_requests))

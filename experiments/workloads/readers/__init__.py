@@ -1,4 +1,4 @@
-"""Readers of request traces, one file a format. A trace file is the user's: none is in this repository."""
+"""Readers of request traces, one module per format. The repository contains no trace files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from typing import Literal
 import numpy as np
 
 from cbatch.errors import WorkloadError
-from experiments.workloads.checks import check_choice
-from experiments.workloads.readers.azure import COLUMNS as AZURE_COLUMNS
-from experiments.workloads.readers.azure import read_azure
-from experiments.workloads.readers.length_table import COLUMNS as LENGTH_COLUMNS
-from experiments.workloads.readers.length_table import read_length_table
-from experiments.workloads.readers.mooncake import KEYS as MOONCAKE_KEYS
-from experiments.workloads.readers.mooncake import read_mooncake
+from experiments.workloads.readers import azure, length_table, mooncake
 from experiments.workloads.readers.source import TextFile, read_lines
 from experiments.workloads.trace import Trace
 
@@ -22,12 +16,13 @@ __all__ = ["Format", "read_trace"]
 
 Format = Literal["auto", "azure", "mooncake", "lengths"]
 
-_READERS: dict[str, Callable[[TextFile], Trace]] = {
-    "azure": read_azure,
-    "mooncake": read_mooncake,
-    "lengths": read_length_table,
+_READERS: dict[str, tuple[Callable[[TextFile], Trace], tuple[str, ...]]] = {
+    "azure": (azure.read_azure, azure.COLUMNS),
+    "mooncake": (mooncake.read_mooncake, mooncake.KEYS),
+    "lengths": (length_table.read_length_table, length_table.COLUMNS),
 }
-_SIGNS = {"azure": AZURE_COLUMNS, "mooncake": MOONCAKE_KEYS, "lengths": LENGTH_COLUMNS}
+"""By format: the reader, and the words of which the first line of a file has one."""
+
 _OTHER_WORKLOADS = {"window_start_s": "servegen", '"prompt"': "prompts", '"token_ids"': "prompts"}
 
 
@@ -41,9 +36,11 @@ def read_trace(path: str, format: Format = "auto") -> Trace:
         WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known
             format, a malformed line, a missing column, a length below 1, a time that is negative or goes backwards.
     """
-    check_choice("format", format, ("auto", *_READERS))
+    if format not in ("auto", *_READERS):
+        raise WorkloadError(f"workload.format={format}: give one of {', '.join(('auto', *_READERS))}")
     file = read_lines(path)
-    trace = _READERS[_detect(file) if format == "auto" else format](file)
+    read, _ = _READERS[_detect(file) if format == "auto" else format]
+    trace = read(file)
     _check_order(trace)
     return trace
 
@@ -54,20 +51,16 @@ def _detect(file: TextFile) -> str:
     for word, workload in _OTHER_WORKLOADS.items():
         if word in first:
             raise file.fail(1, f"this file is not a trace of single requests: use workload={workload}")
-    for name, words in _SIGNS.items():
+    for name, (_, words) in _READERS.items():
         if any(word in first for word in words):
             return name
     raise file.fail(1, f"unknown format ({first[:60]!r}): set workload.format to one of {', '.join(_READERS)}")
 
 
 def _check_order(trace: Trace) -> None:
-    if trace.arrival_time is None:
+    if trace.arrival_time is None or not (backwards := np.diff(trace.arrival_time) < 0).any():
         return
-    backwards = np.flatnonzero(np.diff(trace.arrival_time) < 0)
-    if len(backwards):
-        row = int(backwards[0]) + 1
-        time, before = trace.arrival_time[row], trace.arrival_time[row - 1]
-        raise WorkloadError(
-            f"{trace.where(row)}: the time goes backwards, from {before:g} s to {time:g} s after the "
-            "first row: sort the rows by time"
-        )
+    row = int(np.argmax(backwards)) + 1
+    before, time = trace.arrival_time[row - 1 : row + 1]
+    problem = f"the time goes backwards, from {before:g} s to {time:g} s after the first row"
+    raise WorkloadError(f"{trace.where(row)}: {problem}: sort the rows by time")

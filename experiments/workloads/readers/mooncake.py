@@ -1,31 +1,36 @@
-"""Mooncake traces: JSON lines with timestamp (milliseconds), input_length and output_length (tokens).
+"""Mooncake traces: JSON lines with timestamp (milliseconds), input_length, output_length (tokens) and hash_ids.
 
 Source: the trace release of the Mooncake paper, FAST '25, in the repository kvcache-ai/Mooncake. Timestamps lie on a
-grid of about 3 s with several requests at each instant, so intervals below that say nothing. `hash_ids`, which name the
-prompt's reusable 512-token blocks, are not read.
+grid of about 3 s with several requests at each instant, so shorter intervals carry no information. `hash_ids`, one for
+each 512 tokens of the prompt, become `prefix_hashes`; lines may lack them.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
-from experiments.workloads.readers import fields
 from experiments.workloads.readers.source import TextFile
-from experiments.workloads.readers.table import column, json_objects
-from experiments.workloads.trace import Trace
+from experiments.workloads.readers.table import Table, read_json_lines
+from experiments.workloads.trace import Column, Trace
 
 KEYS = ("timestamp", "input_length", "output_length")
 
 
 def read_mooncake(file: TextFile) -> Trace:
     """The requests of the file; times count from the first row."""
-    records = json_objects(file)
-    time, prompt, output = ([record.get(key) for record in records] for key in KEYS)
-    milliseconds = np.array(column(file, KEYS[0], time, fields.not_negative, 1))
+    table = read_json_lines(file, (*KEYS, "hash_ids"))
+    milliseconds = table.amounts("timestamp")
     return Trace(
         source=file.name,
-        prompt_tokens=np.array(column(file, KEYS[1], prompt, fields.token_count, 1)),
-        output_tokens=np.array(column(file, KEYS[2], output, fields.token_count, 1)),
         arrival_time=(milliseconds - milliseconds[0]) / 1000,
-        line=np.arange(1, len(records) + 1),
+        prompt_tokens=table.token_counts("input_length"),
+        output_tokens=table.token_counts("output_length"),
+        line=table.line,
+        fields={"prefix_hashes": _hashes(table)},
     )
+
+
+def _hashes(table: Table) -> Column:
+    """A tuple for each row."""
+    hashes = table.rows["hash_ids"]
+    valid = hashes.map(lambda ids: ids is None or (isinstance(ids, list) and set(map(type, ids)) <= {int}))
+    table.refuse(~valid, "must be a list of whole numbers", "hash_ids")
+    return hashes.map(lambda ids: tuple(ids or ())).to_numpy()

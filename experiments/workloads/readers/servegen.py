@@ -13,15 +13,14 @@ are not read: the rate sets the scale. Nor is `reason_ratio`: reasoning tokens a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import numpy as np
 
 from cbatch.errors import WorkloadError
 from experiments.workloads.histogram import Histogram
-from experiments.workloads.readers import fields
 from experiments.workloads.readers.source import TextFile, read_lines
-from experiments.workloads.readers.table import column, convert, csv_columns, json_objects
+from experiments.workloads.readers.table import Table, read_csv, read_json_lines
 from experiments.workloads.trace import Floats, Ints, Strings
 
 WINDOW_SECONDS = 600
@@ -52,33 +51,26 @@ class ServeGenClients:
     def lengths(self, client: int, start: int) -> tuple[Histogram, Histogram]:
         """Input and output lengths in tokens of a client, in the length window that holds the 600 s window `start`.
 
-        Parsed when asked for: a file holds hundreds, a run needs a few.
+        Parsed on first use: a file holds hundreds, a run needs a few.
 
         Raises:
             WorkloadError: there is none, or it is malformed.
         """
         if client not in self._datasets:
-            raise WorkloadError(
-                f"{self.dataset_file.name}: no line for client {client} of {self.trace_file.name}: "
-                "give the two files of one data set"
-            )
+            problem = f"no line for client {client} of {self.trace_file.name}: give the two files of one data set"
+            raise WorkloadError(f"{self.dataset_file.name}: {problem}")
         key = str(start // LENGTH_WINDOW_SECONDS * LENGTH_WINDOW_SECONDS)
         if (client, key) not in self._histograms:
             line, windows = self._datasets[client]
-            self._histograms[client, key] = (
-                self._histogram(line, key, windows.get(key), "input_tokens"),
-                self._histogram(line, key, windows.get(key), "output_tokens"),
-            )
+            read = partial(self._histogram, line, key, windows.get(key))
+            self._histograms[client, key] = read("input_tokens"), read("output_tokens")
         return self._histograms[client, key]
 
     def _histogram(self, line: int, key: str, window: object, name: str) -> Histogram:
         text = window.get(name) if isinstance(window, dict) else None
         if not isinstance(text, str) or text == "{}":
-            raise self.dataset_file.fail(
-                line,
-                f"window {key} has no {name}, but the client sends requests in it: "
-                "choose other clients or another time",
-            )
+            problem = f"window {key} has no {name}, but the client sends requests in it"
+            raise self.dataset_file.fail(line, f"{problem}: choose other clients or another time")
         try:
             return _parse_histogram(text)
         except ValueError:
@@ -92,52 +84,40 @@ def read_servegen(trace_path: str, dataset_path: str) -> ServeGenClients:
     Raises:
         WorkloadError: in one line, with file and line number: what is missing or malformed.
     """
-    file = read_lines(trace_path)
-    text = csv_columns(file, _COLUMNS)
-    client, start = (np.array(column(file, name, text[name], fields.whole_number, 2)) for name in _COLUMNS[:2])
-    rate, shape = (
-        np.array(column(file, name, text[name], fields.not_negative, 2)) for name in ("rate_req_per_s", "arg1")
-    )
+    table = read_csv(read_lines(trace_path), _COLUMNS)
     dataset_file = read_lines(dataset_path)
     clients = ServeGenClients(
-        file, dataset_file, client, start, rate, np.array(text["arrival_family"]), shape, _read_datasets(dataset_file)
+        table.file,
+        dataset_file,
+        client=table.whole_numbers("client"),
+        start=table.whole_numbers("window_start_s"),
+        rate=table.amounts("rate_req_per_s"),
+        family=table.rows["arrival_family"].to_numpy(np.str_),
+        shape=table.amounts("arg1"),
+        _datasets=_read_datasets(dataset_file),
     )
-    _check_windows(clients)
+    _check_windows(table, clients)
     return clients
 
 
-def _check_windows(clients: ServeGenClients) -> None:
+def _check_windows(table: Table, windows: ServeGenClients) -> None:
     """Raise WorkloadError for the first window that cannot be used."""
-    file, start = clients.trace_file, clients.start
-    active = clients.rate > 0
-    _refuse(file, clients.client < 0, "client must not be negative")
-    _refuse(file, (start < 0) | (start % WINDOW_SECONDS != 0), f"window_start_s must be a multiple of {WINDOW_SECONDS}")
-    _refuse(file, ~np.isin(clients.family, ["Gamma", "Weibull", ""]), "arrival_family must be Gamma, Weibull or empty")
-    _refuse(file, active & (clients.family == ""), "a window with requests needs an arrival_family")
-    _refuse(file, active & (clients.shape < _LEAST_SHAPE), f"arg1, the shape, must be at least {_LEAST_SHAPE}")
-    order = np.lexsort((start, clients.client))
-    again = np.zeros(len(start), np.bool_)
-    again[order[1:]] = (np.diff(start[order]) == 0) & (np.diff(clients.client[order]) == 0)
-    _refuse(file, again, "this client's window is there already")
-
-
-def _refuse(file: TextFile, bad: np.ndarray[Any, np.dtype[np.bool_]], problem: str) -> None:
-    if bad.any():
-        line = int(np.argmax(bad)) + 2
-        raise file.fail(line, f"{file.lines[line - 1][:60]!r}: {problem}; correct or remove the line")
+    start, family, active = windows.start, windows.family, windows.rate > 0
+    table.refuse(windows.client < 0, "client must not be negative")
+    table.refuse((start < 0) | (start % WINDOW_SECONDS != 0), f"window_start_s must be a multiple of {WINDOW_SECONDS}")
+    table.refuse(~np.isin(family, ["Gamma", "Weibull", ""]), "arrival_family must be Gamma, Weibull or empty")
+    table.refuse(active & (family == ""), "a window with requests needs an arrival_family")
+    table.refuse(active & (windows.shape < _LEAST_SHAPE), f"arg1, the shape, must be at least {_LEAST_SHAPE}")
+    numbers = table.rows.assign(client=windows.client, window_start_s=start)
+    table.refuse(numbers.duplicated(["client", "window_start_s"]), "this client's window is there already")
 
 
 def _read_datasets(file: TextFile) -> dict[int, tuple[int, dict[str, dict[str, str]]]]:
-    datasets: dict[int, tuple[int, dict[str, dict[str, str]]]] = {}
-    for line, record in enumerate(json_objects(file), start=1):
-        client = convert(file, line, "client", record.get("client"), fields.whole_number)
-        windows = record.get("dataset")
-        if not isinstance(windows, dict):
-            raise file.fail(line, "dataset must be an object of windows; correct or remove the line")
-        if client in datasets:
-            raise file.fail(line, f"client {client} is in line {datasets[client][0]} already; remove one of the two")
-        datasets[client] = (line, windows)
-    return datasets
+    table = read_json_lines(file, ("client", "dataset"))
+    client, windows = table.whole_numbers("client"), table.rows["dataset"]
+    table.refuse(~windows.map(lambda value: isinstance(value, dict)), "must be an object of windows", "dataset")
+    table.refuse(table.rows.assign(client=client).duplicated("client"), "this client has a line already", "client")
+    return dict(zip(client.tolist(), zip(table.line.tolist(), windows, strict=True), strict=True))
 
 
 def _parse_histogram(text: str) -> Histogram:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from cbatch.errors import WorkloadError
@@ -16,11 +17,16 @@ class TextFile:
 
     Attributes:
         name: its path, as given.
-        lines: without line ends; at least one.
+        text: with LF as line ends, the last one removed; not empty.
     """
 
     name: str
-    lines: list[str]
+    text: str
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """The lines without their ends, at least one."""
+        return self.text.split("\n")
 
     def fail(self, line: int, problem: str) -> WorkloadError:
         """The error to raise for a line, counted from 1."""
@@ -40,21 +46,18 @@ def read_lines(path: str) -> TextFile:
     except FileNotFoundError:
         raise WorkloadError(f"{path}: no such file: check the path, which is taken from the working folder") from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise WorkloadError(
-            f"{path}: not a valid gzip file although its name ends in .gz ({error}): "
-            "copy it again, or rename it if it is plain text"
-        ) from None
+        problem = f"not a valid gzip file although its name ends in .gz ({error})"
+        raise WorkloadError(f"{path}: {problem}: copy it again, or rename it if it is plain text") from None
     except EOFError:
         raise WorkloadError(f"{path}: the gzip file is truncated: copy it again") from None
     except UnicodeDecodeError as error:
-        raise WorkloadError(
-            f"{path}: not UTF-8 text (byte {error.start}): convert it, or end its name in .gz if it is compressed"
-        ) from None
+        remedy = "convert it, or end its name in .gz if it is compressed"
+        raise WorkloadError(f"{path}: not UTF-8 text (byte {error.start}): {remedy}") from None
     except OSError as error:
         raise WorkloadError(f"{path}: cannot be read ({error.strerror}): give a file that can") from None
     if not text:
         raise WorkloadError(f"{path}: the file is empty: give one with requests")
-    return TextFile(str(path), text.removesuffix("\n").split("\n"))
+    return TextFile(str(path), text.removesuffix("\n"))
 
 
 def _read(path: Path) -> str:
@@ -62,3 +65,9 @@ def _read(path: Path) -> str:
         with gzip.open(path, "rt", encoding="utf-8-sig") as file:
             return file.read()
     return path.read_text(encoding="utf-8-sig")
+
+
+def shorten(value: object) -> str:
+    """The value, quoted, as it fits into a one-line message."""
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."

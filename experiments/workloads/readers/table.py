@@ -1,96 +1,133 @@
-"""Columns of CSV and JSON-lines files; what is wrong with a value is told with its file, line and name."""
+"""Tables of CSV and JSON-lines files, read and checked by pandas; errors name the file, the line and the column.
+
+pandas is imported by the first file that is read: a run without a trace does not load it.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from csv import Error as CSVError
-from csv import reader as csv_reader
-from typing import Any, TypeVar
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from experiments.workloads.readers import fields
-from experiments.workloads.readers.source import TextFile
-from experiments.workloads.trace import MOST_TOKENS, Ints
+from experiments.workloads.readers.source import TextFile, shorten
+from experiments.workloads.trace import MOST_TOKENS, Floats, Ints
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import pandas as pd
 
-
-def convert(file: TextFile, line: int, name: str, value: object, converter: Callable[[object], T]) -> T:
-    """One value. Raises WorkloadError, naming file, line and column."""
-    try:
-        return converter(value)
-    except ValueError as error:
-        what = f"{name} is missing" if value is None else f"{name}={_short(value)}"
-        raise file.fail(line, f"{what}: {error}; correct or remove the line") from None
+_WHOLE = r"\s*-?[0-9]{1,18}\s*"
+_NUMBER = r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
+_FIX = "correct or remove the line"
 
 
-def column(
-    file: TextFile, name: str, values: Sequence[object], converter: Callable[[object], T], first_line: int
-) -> list[T]:
-    """One value after another, of lines `first_line` on. Raises WorkloadError, naming file, line and column."""
-    try:
-        return [converter(value) for value in values]
-    except ValueError:  # which line it is, is asked only then
-        return [convert(file, line, name, value, converter) for line, value in enumerate(values, first_line)]
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The rows of a file.
+
+    Attributes:
+        rows: unchecked values, text (CSV) or what JSON holds, with None where a key is missing; indexed by line number.
+    """
+
+    file: TextFile
+    rows: pd.DataFrame
+
+    @property
+    def line(self) -> Ints:
+        return self.rows.index.to_numpy(np.int64)
+
+    def whole_numbers(
+        self, name: str, least: int = -(2**62), most: int = 2**62, problem: str = "must be a whole number"
+    ) -> Ints:
+        """A column of whole numbers, [rows]. Raises WorkloadError, naming the first line that is out of range."""
+        text = self.rows[name].astype(str)
+        whole = text.str.fullmatch(_WHOLE)
+        numbers = text.where(whole, "0").astype(np.int64)
+        self.refuse(~(whole & numbers.between(least, most)), problem, name)
+        return np.asarray(numbers)
+
+    def token_counts(self, name: str) -> Ints:
+        """A column of lengths. A length of 0 is refused: such a request cannot be served, and no source has one."""
+        return self.whole_numbers(name, 1, MOST_TOKENS, "must be a whole number of tokens, at least 1")
+
+    def amounts(self, name: str) -> Floats:
+        """A column of finite numbers of at least 0, [rows]. Raises WorkloadError as above."""
+        text = self.rows[name].astype(str)
+        numbers = text.where(text.str.fullmatch(_NUMBER)).astype(np.float64)
+        self.refuse(~np.isfinite(numbers), "must be a finite number", name)
+        self.refuse(numbers < 0, "must not be negative", name)
+        return np.asarray(numbers, np.float64)
+
+    def times(self, name: str) -> Floats:
+        """A column of wall-clock times, to 1 us, as seconds from the first row, [rows]. Raises WorkloadError as above."""
+        import pandas as pd
+
+        times = pd.to_datetime(self.rows[name], format="ISO8601", errors="coerce", utc=True)
+        self.refuse(times.isna(), "must be a time such as 2023-11-16 18:15:46.6805900", name)
+        microseconds = np.asarray(times.dt.tz_localize(None), "datetime64[us]").astype(np.int64)
+        return np.asarray((microseconds - microseconds[0]) / 1e6, np.float64)
+
+    def refuse(self, bad: pd.Series[bool] | NDArray[np.bool_], problem: str, name: str | None = None) -> None:
+        """Raise WorkloadError for the first bad row, quoting its value in column `name`, or else the whole line."""
+        if not bad.any():
+            return
+        row = int(np.argmax(bad))
+        line = int(self.line[row])
+        if name is None:
+            raise self.file.fail(line, f"{shorten(self.file.lines[line - 1])}: {problem}; {_FIX}")
+        value = self.rows[name].iloc[row]
+        what = f"{name} is missing" if value is None else f"{name}={shorten(value)}"
+        raise self.file.fail(line, f"{what}: {problem}; {_FIX}")
 
 
-def token_counts(file: TextFile, name: str, texts: Sequence[str]) -> Ints:
-    """A column of lengths below a header, [lines]. Raises WorkloadError, naming file, line and column."""
-    try:
-        counts = list(map(int, texts)) if "".join(texts).isdecimal() else []
-    except ValueError:  # one is empty, or of thousands of digits
-        counts = []
-    if not counts or min(counts) < 1 or max(counts) > MOST_TOKENS:
-        counts = column(file, name, texts, fields.token_count, first_line=2)
-    return np.array(counts)
-
-
-def csv_columns(file: TextFile, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The named columns of a CSV file, whose header is line 1; other columns are left alone.
+def read_csv(file: TextFile, names: Sequence[str]) -> Table:
+    """The named columns of a CSV file with a header; others are not read. A quoted field must end on its line.
 
     Raises:
         WorkloadError: a column is missing, a line has another number of fields than the header, or no line follows it.
     """
-    header, *rows = _csv_rows_at_once(file) or _csv_rows(file)
-    for name in names:
-        if name not in header:
-            raise file.fail(
-                1,
-                f"no column {name!r} in {_short(file.lines[0])}: give a file of this format, "
-                "or another workload.format",
-            )
-    if not rows:
-        raise file.fail(1, "a header and no rows: give a trace with requests")
-    for line, row in enumerate(rows, start=2):
-        if len(row) != len(header):
-            raise file.fail(
-                line,
-                f"{_short(file.lines[line - 1])} has {len(row)} fields, the header {len(header)}: "
-                "correct or remove the line",
-            )
-    columns = dict(zip(header, zip(*rows, strict=True), strict=True))
-    return {name: columns[name] for name in names}
+    import pandas as pd
 
-
-def _csv_rows_at_once(file: TextFile) -> list[list[str]]:
-    """The fields of each line; none where a quoted field might span lines, or something is wrong."""
-    if any('"' in line for line in file.lines):
-        return []
+    _check_fields(file)
     try:
-        return list(csv_reader(file.lines, strict=True))
-    except CSVError:
-        return []
+        as_text: dict[str, Any] = {"dtype": str, "na_filter": False, "skip_blank_lines": False}
+        rows = pd.read_csv(StringIO(file.text), usecols=lambda name: name in names, **as_text)
+    except ValueError as error:
+        raise file.fail(1, f"not CSV ({' '.join(str(error).split())}): give a file of this format") from None
+    for name in names:
+        if name not in rows:
+            remedy = "give a file of this format, or another workload.format"
+            raise file.fail(1, f"no column {name!r} in {shorten(file.lines[0])}: {remedy}")
+    if rows.empty:
+        raise file.fail(1, "a header and no rows: give a trace with requests")
+    rows.index += 2  # line numbers
+    return Table(file, rows)
 
 
-def _csv_rows(file: TextFile) -> Iterator[list[str]]:
-    """The fields of each line; a quoted field may not span lines, so that lines can be counted."""
-    for line, text in enumerate(file.lines, start=1):
-        try:
-            yield next(csv_reader([text], strict=True), [])
-        except CSVError as error:
-            raise file.fail(line, f"{_short(text)} is not CSV ({error}): correct or remove the line") from None
+def _check_fields(file: TextFile) -> None:
+    """Raise WorkloadError for a line whose number of fields is not the header's: pandas pads short lines silently."""
+    bare = [re.sub(r'"[^"]*"', "quoted", line) for line in file.lines] if '"' in file.text else file.lines
+    counts = [line.count(",") + (line != "") for line in bare]
+    for number, (line, count) in enumerate(zip(bare, counts, strict=True), start=1):
+        if '"' in line:
+            raise file.fail(number, f"{shorten(file.lines[number - 1])} is not CSV (quote not closed): {_FIX}")
+        if count != counts[0]:
+            counted = f"has {count} fields, the header has {counts[0]}"
+            raise file.fail(number, f"{shorten(file.lines[number - 1])} {counted}: {_FIX}")
+
+
+def read_json_lines(file: TextFile, names: Sequence[str]) -> Table:
+    """The named keys of a file with a JSON object on every line. Raises WorkloadError for a line that holds none."""
+    import pandas as pd
+
+    objects = json_objects(file)
+    columns = {name: [record.get(name) for record in objects] for name in names}
+    return Table(file, pd.DataFrame(columns, range(1, len(objects) + 1), dtype=object))
 
 
 def json_objects(file: TextFile) -> list[dict[str, Any]]:
@@ -101,14 +138,8 @@ def json_objects(file: TextFile) -> list[dict[str, Any]]:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
             column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            raise file.fail(line, f"{_short(text)} is not JSON{column}: correct or remove the line") from None
+            raise file.fail(line, f"{shorten(text)} is not JSON{column}: {_FIX}") from None
         if not isinstance(record, dict):
-            raise file.fail(line, f"{_short(text)} is not a JSON object: correct or remove the line")
+            raise file.fail(line, f"{shorten(text)} is not a JSON object: {_FIX}")
         records.append(record)
     return records
-
-
-def _short(value: object) -> str:
-    """The value as it fits into a one-line message."""
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -1,0 +1,96 @@
+"""Adds what traces and length distributions do not say: the visible limit, service classes, objectives, predictions.
+
+Every column is drawn from a stream of its own, so that prompts, lengths, arrivals and sampling seeds stay the same
+whatever is added, and request i gets the same values however many requests there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from cbatch.errors import WorkloadError
+from cbatch.request_spec import NO_SLO, SLO
+from cbatch.validation import Give, not_negative
+from experiments.workloads.histogram import Histogram
+from experiments.workloads.seeds import Stream, generator
+from experiments.workloads.trace import MOST_TOKENS, Column, Ints
+
+Limit = Annotated[
+    Literal["exact"] | Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)],
+    Give("exact, or a whole number of tokens, at least 1"),
+]
+Share = Annotated[float, Field(gt=0, le=1, strict=True), Give("a number above 0, at most 1")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier:
+    """A service class. share: of all requests. slo: None takes that of the workload."""
+
+    share: Share
+    priority: Annotated[int, Field(strict=True), Give("a whole number")] = 0
+    slo: SLO | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """Output lengths predicted with a lognormal relative error. error: sigma of its logarithm; 0 is exact."""
+
+    error: Annotated[float, not_negative("0 is exact")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Annotations:
+    """The fields of `RequestSpec` that a workload adds.
+
+    Fields:
+        max_new_tokens: the limit that policies see. "exact" is each request's true output length; a number is the limit
+            of all requests, and outputs that would be longer end there.
+        tiers: service classes by name, drawn in proportion to their shares, which sum to 1.
+        slo: objectives of every request whose tier has none of its own.
+        prediction: fills `predicted_new_tokens`.
+    """
+
+    max_new_tokens: Limit = "exact"
+    tiers: dict[str, Tier] = field(default_factory=dict)
+    slo: SLO = NO_SLO
+    prediction: Prediction | None = None
+
+    def __post_init__(self) -> None:
+        total = sum(tier.share for tier in self.tiers.values())
+        if self.tiers and abs(total - 1) > 1e-6:
+            raise WorkloadError(f"workload.tiers: the shares sum to {total:g}; give shares that sum to 1")
+
+    def columns(self, output_tokens: Ints, seed: int) -> dict[str, Column]:
+        """Fields of `RequestSpec` by name, [requests] each, for requests with these true output lengths."""
+        num = len(output_tokens)
+        columns: dict[str, Column] = {"max_new_tokens": output_tokens}
+        if self.max_new_tokens != "exact":
+            output_tokens = np.minimum(output_tokens, self.max_new_tokens)
+            columns["max_new_tokens"] = np.full(num, self.max_new_tokens)
+            columns["true_new_tokens"] = output_tokens
+        if self.prediction is not None:
+            errors = np.exp(self.prediction.error * generator(seed, Stream.PREDICTIONS).standard_normal(num))
+            predicted = np.clip(np.floor(output_tokens * errors + 0.5), 1, MOST_TOKENS)
+            columns["predicted_new_tokens"] = predicted.astype(np.int64)
+        if self.slo != NO_SLO:
+            columns["slo"] = _column([self.slo] * num)
+        return columns | self._tier_columns(seed, num)
+
+    def _tier_columns(self, seed: int, num: int) -> dict[str, Column]:
+        if not self.tiers:
+            return {}
+        shares = np.array([tier.share for tier in self.tiers.values()])
+        drawn = Histogram(np.arange(len(shares)), shares).draw(generator(seed, Stream.TIERS), num)
+        return {
+            "tier": _column(list(self.tiers))[drawn],
+            "priority": np.array([tier.priority for tier in self.tiers.values()])[drawn],
+            "slo": _column([tier.slo or self.slo for tier in self.tiers.values()])[drawn],
+        }
+
+
+def _column(values: list[Any]) -> Column:
+    return np.array(values, dtype=object)

@@ -1,0 +1,211 @@
+"""What workloads add to requests: the visible limit, tiers, objectives and predictions, each seeded on its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import command
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_workloads import Letters, closed, facts, open_loop, prompt_file
+
+from cbatch import SLO
+from cbatch.errors import CbatchError
+from cbatch.request import Request, limits_tell_lengths, spec_of
+from experiments.workloads import TraceReplay
+from experiments.workloads.fit import Fit
+from experiments.workloads.readers import read_trace
+
+TIERS: dict[str, Any] = {
+    "gold": {"share": 0.2, "priority": 2, "slo": {"ttft": 0.5, "tbt": 0.05}},
+    "silver": {"share": 0.3, "priority": 1},
+    "rest": {"share": 0.5},
+}
+
+
+def drawn(request: Request) -> tuple[Any, ...]:
+    """What was drawn for a request apart from what `facts` tells."""
+    return (request.tier, request.slo, request.predicted_new_tokens, spec_of(request).true_new_tokens)
+
+
+# -- the limit --------------------------------------------------------------------------------------------------------
+
+
+def test_by_default_the_limit_is_the_true_length() -> None:
+    requests = open_loop().requests(None)
+    assert limits_tell_lengths(requests)
+    assert {drawn(request) for request in requests} == {(None, SLO(), None, None)}
+
+
+def test_a_number_is_the_limit_of_all_and_cuts_longer_outputs() -> None:
+    plain = open_loop().requests(None)  # outputs of 2 to 16 tokens
+    limited = replace(open_loop(), max_new_tokens=10).requests(None)
+    assert {request.max_new_tokens for request in limited} == {10}
+    assert [spec_of(request).true_new_tokens for request in limited] == [min(r.max_new_tokens, 10) for r in plain]
+    assert not limits_tell_lengths(limited)
+    assert [r.num_prompt_tokens for r in limited] == [r.num_prompt_tokens for r in plain]
+
+
+# -- tiers and objectives ---------------------------------------------------------------------------------------------
+
+
+def test_tiers_have_their_shares_priorities_and_objectives() -> None:
+    requests = replace(open_loop(num=20_000), tiers=TIERS, slo={"total": 9}).requests(None)
+    names = [request.tier for request in requests]
+    assert {name: names.count(name) / 20_000 for name in TIERS} == pytest.approx(
+        {"gold": 0.2, "silver": 0.3, "rest": 0.5}, abs=0.01
+    )
+    assert {(request.tier, request.priority, request.slo) for request in requests} == {
+        ("gold", 2, SLO(ttft=0.5, tbt=0.05)),
+        ("silver", 1, SLO(total=9)),
+        ("rest", 0, SLO(total=9)),
+    }
+
+
+def test_without_tiers_every_request_has_the_objectives() -> None:
+    requests = replace(open_loop(), slo={"ttft": 1, "total": 30}).requests(None)
+    assert {(request.tier, request.slo) for request in requests} == {(None, SLO(ttft=1, total=30))}
+    assert requests[3].deadline == requests[3].arrival_time + 30
+
+
+def test_tiers_are_pinned() -> None:
+    """Results on disk name a seed: it must mean the same tiers and predictions in later versions."""
+    requests = replace(open_loop(num=6), tiers=TIERS, prediction={"error": 0.5}).requests(None)
+    assert [request.tier for request in requests] == ["silver", "rest", "silver", "rest", "silver", "rest"]
+    assert [request.predicted_new_tokens for request in requests] == [42, 13, 7, 2, 8, 38]
+
+
+# -- predictions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_prediction_without_error_is_the_true_length() -> None:
+    workload = replace(open_loop(), prediction={"error": 0})
+    assert all(r.predicted_new_tokens == r.max_new_tokens for r in workload.requests(None))
+    limited = replace(workload, max_new_tokens=10).requests(None)
+    assert all(r.predicted_new_tokens == spec_of(r).true_new_tokens for r in limited)
+
+
+def test_prediction_errors_are_lognormal() -> None:
+    """The logarithm of predicted / true has mean 0 and the given sigma; 500 tokens make rounding negligible."""
+    requests = closed(length=1000, num_requests=20_000, prediction={"error": 0.3}).requests(None)
+    errors = np.log([(request.predicted_new_tokens or 0) / 500 for request in requests])
+    assert errors.mean() == pytest.approx(0, abs=0.01)
+    assert errors.std() == pytest.approx(0.3, rel=0.02)
+    assert np.mean(np.abs(errors) < 0.3) == pytest.approx(math.erf(1 / math.sqrt(2)), abs=0.01)
+
+
+# -- independence -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**40), num=st.integers(1, 30), more=st.integers(0, 20), error=st.floats(0, 2))
+def test_what_is_added_moves_nothing_else(seed: int, num: int, more: int, error: float) -> None:
+    plain = open_loop(seed, num)
+    full = replace(
+        plain, tiers={name: {**tier, "priority": 0} for name, tier in TIERS.items()}, prediction={"error": error}
+    )
+    requests = full.requests(Letters())
+    assert [facts(request) for request in requests] == [facts(request) for request in plain.requests(Letters())]
+    longer = replace(full, num_requests=num + more).requests(None)
+    assert [drawn(request) for request in longer[:num]] == [drawn(request) for request in requests]
+    assert [r.tier for r in replace(full, prediction=None).requests(None)] == [r.tier for r in requests]
+    untiered = replace(full, tiers=None).requests(None)
+    assert [r.predicted_new_tokens for r in untiered] == [r.predicted_new_tokens for r in requests]
+
+
+# -- what the data has ------------------------------------------------------------------------------------------------
+
+
+def test_prompt_lines_take_precedence(tmp_path: Path) -> None:
+    own = {
+        "tier": "own",
+        "priority": 7,
+        "slo": {"tbt": 0.1},
+        "session": "s",
+        "predicted_new_tokens": 5,
+        "true_new_tokens": 2,
+    }
+    file = prompt_file(tmp_path, {"token_ids": [1]}, {"token_ids": [1], **own})
+    workload = replace(file, tiers={"all": {"share": 1, "priority": 1}}, slo={"ttft": 2})
+    first, second = workload.requests(None)
+    assert (first.tier, first.priority, first.slo, first.session) == ("all", 1, SLO(ttft=2), None)
+    assert (second.tier, second.priority, second.slo, second.session) == ("own", 7, SLO(tbt=0.1), "s")
+    assert (second.predicted_new_tokens, spec_of(second).true_new_tokens, second.max_new_tokens) == (5, 2, 7)
+    assert spec_of(first).true_new_tokens is None
+
+
+def test_mooncake_hashes_become_prefix_hashes(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    rows = [(1024, [3, 9]), (1500, [3, 9, 4]), (5, None)]
+    lines = [{"timestamp": 0, "input_length": n, "output_length": 1, "hash_ids": ids} for n, ids in rows]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    requests = TraceReplay(path=str(path)).requests(None)
+    assert [request.prefix_hashes for request in requests] == [(3, 9), (3, 9, 4), ()]
+    clipped = Fit(max_length=1025, too_long="clip").fit(read_trace(str(path)))
+    assert clipped.fields["prefix_hashes"].tolist() == [(3, 9), (3, 9, 4), ()]
+    clipped = Fit(max_length=513, too_long="clip").fit(read_trace(str(path)))
+    assert clipped.fields["prefix_hashes"].tolist() == [(3,), (3, 9), ()]
+
+
+def test_what_was_asked_for_arrives_in_requests_csv(tmp_path: Path) -> None:
+    done = command(
+        "run",
+        "backend=sim",
+        "batch=4",
+        "workload.num_requests=8",
+        "workload.max_new_tokens=100",
+        "workload.tiers={gold:{share:0.5,priority:3,slo:{ttft:0.5}},rest:{share:0.5}}",
+        "workload.prediction={error:0.2}",
+        "output=run",
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "run" / "requests.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["max_new_tokens"] for row in rows} == {"100"}
+    assert {row["true_new_tokens"] for row in rows} == {"68"}
+    assert {(row["tier"], row["priority"], row["slo_ttft_seconds"]) for row in rows} == {
+        ("gold", "3", "0.5"),
+        ("rest", "0", ""),
+    }
+    assert len({row["predicted_new_tokens"] for row in rows}) > 4
+
+
+# -- bad settings -----------------------------------------------------------------------------------------------------
+
+BAD: list[tuple[Callable[[], object], str]] = [
+    (lambda: closed(max_new_tokens=0), "max_new_tokens=0: give exact, or a whole number of tokens, at least 1"),
+    (lambda: closed(max_new_tokens="all"), "max_new_tokens=all: give exact, or a whole number of tokens, at least 1"),
+    (lambda: closed(tiers=3), "tiers=3: give a valid dictionary"),
+    (lambda: closed(tiers={"a": {"share": 0.5}}), "tiers: the shares sum to 0.5; give shares that sum to 1"),
+    (lambda: closed(tiers={"a": {"share": 0}}), "tiers.a.share=0: give a number above 0, at most 1"),
+    (lambda: closed(tiers={"a": {}}), "tiers.a.share: is missing; give workload.tiers.a.share=..."),
+    (
+        lambda: closed(tiers={"a": {"share": 1, "prio": 1}}),
+        "tiers.a.prio: no such key; did you mean priority? known: priority, share, slo",
+    ),
+    (lambda: closed(slo={"ttft": -1}), "slo: objectives must be above 0 seconds: SLO(ttft=-1.0, tbt=None, total=None)"),
+    (lambda: closed(slo={"tpot": 1}), "slo.tpot: no such key; did you mean total? known: tbt, total, ttft"),
+    (lambda: closed(prediction={"error": -1}), "prediction.error=-1: give a finite number, at least 0 (0 is exact)"),
+    (lambda: closed(prediction=0.3), "prediction=0.3: give a valid dictionary"),
+]
+
+
+@pytest.mark.parametrize(("action", "problem"), BAD)
+def test_bad_settings(action: Callable[[], object], problem: str) -> None:
+    with pytest.raises(CbatchError) as error:
+        action()
+    assert str(error.value) == f"workload.{problem}"
+
+
+def test_a_prompt_file_has_no_lengths_to_predict(tmp_path: Path) -> None:
+    with pytest.raises(CbatchError, match="the output lengths of prompts are unknown"):
+        replace(prompt_file(tmp_path, {"token_ids": [1]}), prediction={"error": 0})
