@@ -1,17 +1,24 @@
-"""Runs the repository's commands as a user would: in a separate process and folder."""
+"""Runs the repository's commands: in this process, which is fast, or in a process of their own, as a user would."""
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch as mock_patch
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -28,8 +35,54 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
 
 
-def command(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run `python -m experiments.MODULE ARGUMENTS` to its end."""
+class Ended(NamedTuple):
+    """How a command ended, with the names of `subprocess.CompletedProcess`."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def command(module: str, *arguments: str, cwd: Path) -> Ended:
+    """Run `python -m experiments.MODULE ARGUMENTS` to its end, in this process: nothing is imported twice."""
+    name, out, err = f"experiments.{module}", io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), as_in_a_new_process(cwd, [name, *arguments]):
+        try:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+            status: object = 0
+        except SystemExit as end:
+            status = end.code
+    return Ended(status if isinstance(status, int) else int(status is not None), out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def as_in_a_new_process(cwd: Path, argv: list[str]) -> Iterator[None]:
+    """Set what a new Python process starts with, and restore it: folder, arguments, environment, warnings, modules of `cwd`."""
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object) -> None:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+    thresholds, modules = gc.get_threshold(), set(sys.modules)
+    with chdir(cwd), pytest.MonkeyPatch.context() as patch, mock_patch.dict(os.environ), warnings.catch_warnings():
+        warnings.resetwarnings()
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)
+        warnings.filterwarnings("ignore", message=".* found in sys.modules after import", module="runpy")
+        warnings.showwarning = show
+        patch.setattr(sys, "argv", argv)
+        patch.setattr(sys, "dont_write_bytecode", True)
+        patch.syspath_prepend(str(cwd))
+        try:
+            yield
+        finally:
+            gc.set_threshold(*thresholds)
+            for name in set(sys.modules) - modules:
+                if Path(getattr(sys.modules[name], "__file__", None) or ROOT).is_relative_to(cwd):
+                    del sys.modules[name]
+
+
+def new_process(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run `python -m experiments.MODULE ARGUMENTS` to its end, in a process of its own."""
     return subprocess.run(
         [sys.executable, "-m", f"experiments.{module}", *arguments],
         cwd=cwd,

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import settings
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the cores, and their matrices are small
 
 settings.register_profile("cbatch", derandomize=True, deadline=None, database=None)
 settings.load_profile("cbatch")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--schedules", type=int, default=240, help="random schedules to draw (test_random_schedules.py)")
+    parser.addoption("--workloads", type=int, default=8, help="random workloads to draw for each case (test_tokens.py)")
+    parser.addoption("--schedules", type=int, default=160, help="random schedules to draw (test_random_schedules.py)")
     parser.addoption("--fuzz", type=int, default=320, help="inputs to draw (test_fuzz.py)")
     parser.addoption("--draw", type=int, default=0, help="another number draws others, of schedules and inputs")
     parser.addoption("--replay", metavar="BLOB", help="a failing schedule again, as its failure printed it")
     parser.addoption("--record", metavar="FOLDER", help="show progress, and write what was found under this folder")
+
+
+@pytest.fixture
+def num_workloads(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--workloads")
+    return number
 
 
 @pytest.fixture

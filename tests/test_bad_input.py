@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from commands import ROOT, command, write_azure_trace
+from commands import ROOT, new_process, write_azure_trace
 
 from experiments.run import main
 
@@ -262,7 +262,7 @@ def test_a_sweep_where_nothing_can_be_written(refused: Refused, tmp_path: Path) 
 
 def test_the_full_traceback_is_there_for_those_who_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    done = command("run", "chunk=0", cwd=tmp_path)
+    done = new_process("run", "chunk=0", cwd=tmp_path)
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "ConfigError: chunk=0" in done.stderr

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from commands import command
+from commands import command, new_process
 from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, requests, simulated
 from tiny_models import LLAMA, greedy_references, make_executor
 
@@ -182,7 +182,7 @@ def test_the_command_compares_as_diff_does(tmp_path: Path) -> None:
         "run", "policy=sarathi_serve", "workload.num_requests=30", "decisions=true", "output=run", cwd=tmp_path
     )
     assert made.returncode == 0, made.stderr
-    same = command("replay", "run", cwd=tmp_path)
+    same = new_process("replay", "run", cwd=tmp_path)
     assert same.returncode == 0, same.stderr
     assert same.stdout.startswith("run: SarathiServe makes the same ")
     other = command("replay", "run", "policy=orca", cwd=tmp_path)

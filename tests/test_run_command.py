@@ -24,6 +24,7 @@ from commands import (
     command,
     environment,
     errors_at_end,
+    new_process,
     start,
     summary,
     wait_for,
@@ -134,7 +135,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of a small trace, through the command line."""
     folder = tmp_path_factory.mktemp("run")
     trace = write_azure_trace(folder / "trace.csv")
-    done = command(
+    done = new_process(
         "run",
         "policy=prefill_first",
         "workload=azure_conv",

@@ -43,8 +43,6 @@ from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
 
 LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
-EXAMPLES = 20  # of each policy, loop and size of KV cache: 8 * 2 * 2 * 20 = 640 workloads
-SAMPLED_EXAMPLES = 8  # of each policy and loop: 128 workloads
 
 POLICIES: dict[str, Callable[[int], Policy]] = {
     "request_level": lambda chunk: RequestLevel(),
@@ -186,8 +184,8 @@ def for_each_workload(case: str, num_examples: int) -> Callable[[Callable[[Workl
 @pytest.mark.parametrize("small", [False, True], ids=["ample", "small"])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_tokens_are_those_of_generate(name: str, asynchronous: bool, small: bool) -> None:
-    @for_each_workload(f"{name} {asynchronous} {small}", EXAMPLES)
+def test_tokens_are_those_of_generate(name: str, asynchronous: bool, small: bool, num_workloads: int) -> None:
+    @for_each_workload(f"{name} {asynchronous} {small}", num_workloads)
     def check(workload: Workload) -> None:
         serve_workload(name, workload, greedy_references(workload.spec), small=small, asynchronous=asynchronous)
 
@@ -196,8 +194,8 @@ def test_tokens_are_those_of_generate(name: str, asynchronous: bool, small: bool
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_sampled_tokens_are_those_of_the_seed(name: str, asynchronous: bool) -> None:
-    @for_each_workload(f"sampled {name} {asynchronous}", SAMPLED_EXAMPLES)
+def test_sampled_tokens_are_those_of_the_seed(name: str, asynchronous: bool, num_workloads: int) -> None:
+    @for_each_workload(f"sampled {name} {asynchronous}", num_workloads // 2)
     def check(workload: Workload) -> None:
         serve_workload(name, workload, sampled_references(workload.spec), small=True, asynchronous=asynchronous)
 
