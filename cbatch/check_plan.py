@@ -50,7 +50,8 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
         _set_start_values(requests, rows, counters, room)
     num_tokens = 0
     if requests:
-        if counts.dtype != np.int64 or min(plan.num_tokens) < 1 or (counts > state.table.ready(rows, counters)).any():
+        too_many = counts > state.table.ready(rows, counters)
+        if counts.dtype != np.int64 or min(plan.num_tokens) < 1 or np.count_nonzero(too_many):
             raise _IllegalError
         num_tokens = sum(plan.num_tokens)
         rules.check_limits(len(newcomers), num_tokens)

@@ -70,6 +70,10 @@ class EngineView(View):
     def num_in_flight(self) -> int:
         return self._state.iteration - self._state.num_ended
 
+    @property
+    def num_places(self) -> int:
+        return self._limits.max_running - len(self._state.running)
+
     def is_in_flight(self, request: Request) -> bool:
         return self._state.in_flight_until(request) is not None
 
@@ -79,7 +83,7 @@ class EngineView(View):
     def ready_decodes(self, at_most: int) -> tuple[list[Request], int]:
         table, decoding = self._state.table, self._state.decoding
         requests, rows = decoding.members, decoding.rows
-        if self.limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
+        if self._limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
             ready = table.ready(rows) > 0
             rows, requests = rows[ready], list(compress(requests, ready.tolist()))
         if len(rows) > at_most:

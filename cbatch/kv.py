@@ -86,7 +86,7 @@ class BlockPool:
         """The places of requests with `room` tokens that shall hold `num_tokens`, and the blocks that each of them lacks."""
         more = num_tokens - room
         places = (more > ZERO).nonzero()[0]
-        return places, blocks_for(more[places], self.block_size).tolist()
+        return places, [-(-tokens // self.block_size) for tokens in more[places].tolist()]
 
     def extend(self, row: int, num_blocks: int) -> None:
         """Append blocks to one row's table. The plan was validated: they are free."""

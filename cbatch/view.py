@@ -161,7 +161,7 @@ class PlanBuilder:
         self.rows_left = limits.max_batch
         self.free_blocks = kv.num_free
         self._view = view
-        self._limits = limits
+        self._limits, self._kv = limits, kv
         self._block_size = kv.block_size
         self._places = view.num_places
         self._coming_blocks = kv.num_retiring
@@ -198,7 +198,7 @@ class PlanBuilder:
                 f"request {request.id}: {wanted} tokens to compute in one iteration exceed "
                 f"max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy"
             )
-        held, computed = self._view.kv.num_held(request), request.num_computed
+        held, computed = self._kv.num_held(request), request.num_computed
         room = (held + self.free_blocks) * self._block_size
         granted = min(wanted, self.tokens_left, room - computed)
         if granted <= 0 or reserve > room or (whole and granted < wanted):
@@ -243,7 +243,7 @@ class PlanBuilder:
         """
         self.plan.preempt.append(request)
         self._places += 1
-        now, later = self._view.kv.freed_by_preempting(request)
+        now, later = self._kv.freed_by_preempting(request)
         self.free_blocks += now
         self._coming_blocks += later
 
