@@ -1,6 +1,6 @@
 """The engine's check of a plan: the rules of `validate` over its own arrays, a whole batch at a time.
 
-Where it finds anything wrong it does not say what: it leaves that to `validate`.
+It only detects that a plan is illegal; `validate` then finds the rule that is broken.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
     num_tokens = 0
     if requests:
         too_many = counts > state.table.ready(rows, counters)
-        if counts.dtype != np.int64 or min(plan.num_tokens) < 1 or np.count_nonzero(too_many):
+        if counts.dtype != np.int64 or min(plan.num_tokens) < 1 or too_many[too_many.argmax()]:
             raise _IllegalError
         num_tokens = sum(plan.num_tokens)
         rules.check_limits(len(newcomers), num_tokens)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class BatchShape(NamedTuple):
-    """What decides an iteration's time.
+    """The features of a batch that decide the iteration's time.
 
     chunks: (tokens, context) for each request that computes prompt tokens; context = tokens already in its KV cache.
     num_decodes: requests that compute one token.

@@ -34,7 +34,7 @@ from cbatch.state import State
 
 
 class InFlight(NamedTuple):
-    """What must outlive a launch: the step, the executor's handle, and what was true when it was planned."""
+    """A launched iteration: the step, the executor's handle, and the state at the time it was planned."""
 
     step: Step
     handle: Any
@@ -62,7 +62,7 @@ class Engine:
     ) -> None:
         """
         Args:
-            num_blocks, block_size: the KV cache, in blocks and tokens a block.
+            num_blocks, block_size: the KV cache, in blocks and tokens per block.
             asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one fewer.
         """
         self.policy = policy
@@ -97,7 +97,7 @@ class Engine:
         """Queue requests for their arrival times.
 
         Raises:
-            WorkloadError: a request that the model's positions or the KV cache can never hold.
+            WorkloadError: as `check_fits`.
         """
         new = list(requests)
         for request in new:
@@ -106,7 +106,7 @@ class Engine:
         self.num_unfinished += len(new)
 
     def run(self, on_step: Callable[[Engine], None] = lambda engine: None) -> RunRecord:
-        """Serve until every request has ended. `on_step` is called after each turn of the loop (a progress bar, say)."""
+        """Serve until every request has ended. `on_step` is called after each turn of the loop, for a progress bar say."""
         while self.num_unfinished or self._in_flight:
             self.step()
             on_step(self)
@@ -121,19 +121,19 @@ class Engine:
             self.step_async()
 
     def step_sync(self) -> None:
-        """Plan an iteration, compute it, and take its tokens in."""
+        """Plan an iteration, compute it and absorb its tokens."""
         if launched := self._launch_next():
             self._complete(launched)
 
     def step_async(self) -> None:
-        """Plan and launch iteration N while N-1 is computed, then take in the tokens of N-1."""
+        """Plan and launch iteration N while N-1 is computed, then absorb the tokens of N-1."""
         if launched := self._launch_next():
             self._in_flight.append(launched)
         if len(self._in_flight) > self._depth or (self._in_flight and not launched):
             self._complete(self._in_flight.popleft())
 
     def _launch_next(self) -> InFlight | None:
-        """Plan the next iteration and hand it to the device. None if the policy plans nothing."""
+        """Plan the next iteration and hand it to the device. Returns None if the policy plans nothing."""
         planned_at = self._arrivals()
         plan = self._call(self.policy.plan, self.view)
         checked = check_plan(plan, self.state, self.view, self.policy_name)
@@ -163,7 +163,7 @@ class Engine:
         )
 
     def _complete(self, launched: InFlight) -> None:
-        """Wait for the oldest step in flight and take its tokens in."""
+        """Wait for the oldest step in flight and absorb its tokens."""
         step = launched.step
         waited_at = self.executor.now()
         result = self.executor.wait(launched.handle)
@@ -199,7 +199,7 @@ class Engine:
             self._ended(request)
 
     def _arrivals(self) -> float:
-        """Move what has arrived to the waiting queue; return the time."""
+        """Move the requests that have arrived to the waiting queue; returns the time."""
         now = self.view.now = self.executor.now()
         pending, iteration = self._pending, self.state.iteration
         while pending and pending[0].arrival_time <= now and pending[0].arrival_iteration <= iteration:
@@ -211,19 +211,19 @@ class Engine:
         self._call(self._on_arrival, request)
 
     def _idle(self, plan: Plan) -> None:
-        """Nothing is in flight and the policy plans nothing: only an arrival, or the hour it named, can change that."""
+        """Sleep until the next arrival or the plan's `wake_at`: nothing is in flight and the policy plans nothing."""
         times = [self._pending[0].arrival_time] if self._pending else []
         if plan.wake_at is not None and plan.wake_at > self.view.now:
             times.append(plan.wake_at)
         if times:
             self.executor.sleep_until(min(times))
             if self._pending and self._pending[0].arrival_time <= self.executor.now():
-                self._arrive(self._pending.popleft())  # an arrival by iteration, where no iteration would come
+                self._arrive(self._pending.popleft())  # it waits for an iteration, and none would come
         elif self.num_unfinished:
+            held = f"{len(self.state.waiting)} waiting and {len(self.state.running)} running requests"
             raise PolicyError(
-                f"policy {self.policy_name}, iteration {self.state.iteration}: empty plan with {len(self.state.waiting)} "
-                f"waiting and {len(self.state.running)} running requests, nothing in flight and no arrival to come; "
-                "plan a request, preempt one, or set wake_at"
+                f"policy {self.policy_name}, iteration {self.state.iteration}: empty plan with {held}, nothing in flight "
+                "and no arrival to come; plan a request, preempt one, or set wake_at"
             )
 
     def _ended(self, request: Request) -> None:
@@ -232,7 +232,7 @@ class Engine:
         self._call(self._on_finish, request)
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
-        """Call the policy; what it raises becomes an error that names it."""
+        """Call the policy; an exception in it becomes an error that names the policy."""
         try:
             return method(argument)
         except (CbatchError, Interruption, KeyboardInterrupt):
@@ -242,15 +242,18 @@ class Engine:
             raise _policy_raised(where, method, error) from error
 
     def check_fits(self, request: Request) -> None:
-        """Raise WorkloadError for a request that the model's positions or the KV cache can never hold."""
+        """
+        Raises:
+            WorkloadError: the request exceeds the model's positions or the KV cache, or was submitted before.
+        """
         limits, pool = self.limits, self.state.pool
         if request.status is not Status.PENDING:
             raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")
         if request.max_tokens > limits.max_request_tokens:
+            lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
             raise WorkloadError(
-                f"request {request.id}: {request.num_prompt_tokens} prompt + {request.max_new_tokens} new "
-                f"tokens exceed the {limits.max_request_tokens} positions of the model; shorten the "
-                "workload's requests or choose another model"
+                f"request {request.id}: {lengths} exceed the {limits.max_request_tokens} positions of the model; "
+                "shorten the workload's requests or choose another model"
             )
         if request.max_tokens > pool.num_tokens:
             raise WorkloadError(
@@ -260,11 +263,11 @@ class Engine:
 
 
 def check_policy(policy: Policy, limits: Limits) -> None:
-    """Have a policy look at the limits, if it defines `check`.
+    """Call the policy's `check`, if it defines one.
 
     Raises:
-        ConfigError: as the policy raises it, where its settings do not fit.
-        PolicyError: the policy raised something else.
+        ConfigError: the policy's settings do not fit these limits.
+        PolicyError: the policy raised anything else.
     """
     method = _optional(policy, "check")
     try:
@@ -276,10 +279,10 @@ def check_policy(policy: Policy, limits: Limits) -> None:
 
 
 def _optional(policy: Policy, name: str) -> Callable[[Any], Any]:
-    """A method that a policy need not define.
+    """Returns an optional method of the policy, or one that does nothing.
 
     Raises:
-        PolicyError: it is no method, or the policy does not let itself be asked for it.
+        PolicyError: reading the attribute raised, or it is not callable.
     """
     where = f"policy {type(policy).__name__}"
     try:
@@ -287,14 +290,14 @@ def _optional(policy: Policy, name: str) -> Callable[[Any], Any]:
     except (Interruption, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise PolicyError(f"{where}: being asked for {name} it raised {type(error).__name__}: {error}") from error
+        raise PolicyError(f"{where}: reading {name} raised {type(error).__name__}: {error}") from error
     if not callable(found):
         raise PolicyError(f"{where}: {name} is a {type(found).__name__}; make it a method, or call it something else")
     return found
 
 
 def _policy_raised(where: str, method: Callable[[Any], Any], error: BaseException) -> PolicyError:
-    """Names the line in the policy, which is the first outside this package: it may be watched by others of ours."""
+    """Names the line in the policy: the first one outside this package, since our own wrappers may call it."""
     name = getattr(method, "__name__", type(method).__name__)
     package = Path(__file__).parent
     frames = ((Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__))

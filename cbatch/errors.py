@@ -1,4 +1,4 @@
-"""The framework's own errors. Each message is one line that names the thing at fault and the remedy."""
+"""The framework's own errors. Each message is one line that names the cause and the remedy."""
 
 
 class CbatchError(Exception):
@@ -6,11 +6,11 @@ class CbatchError(Exception):
 
 
 class Interruption(BaseException):
-    """Somebody outside ends the run: no error, of the policy's or of anyone's, and passed on as it is."""
+    """Run interrupted externally (SIGTERM); always re-raised."""
 
 
 class ConfigError(CbatchError):
-    """A setting is unknown, out of range, or at odds with another one."""
+    """A setting is unknown, out of range, or conflicts with another one."""
 
 
 class WorkloadError(CbatchError):
@@ -22,7 +22,7 @@ class PlanError(CbatchError):
 
 
 class PolicyError(CbatchError):
-    """A policy raised, or left work undone that nothing else can complete."""
+    """A policy raised, or planned nothing although only it could make progress."""
 
 
 class ModelError(CbatchError):
@@ -30,11 +30,11 @@ class ModelError(CbatchError):
 
 
 class ProfileError(CbatchError):
-    """A hardware profile is missing, malformed, or does not cover what is asked of it."""
+    """A hardware profile is missing or malformed, or does not cover a query."""
 
 
 class CapacityError(CbatchError):
-    """Memory does not suffice: the message says how much is needed for what, and which setting to lower."""
+    """Not enough memory: the message says how much is needed for what, and which setting to lower."""
 
 
 class ResultsError(CbatchError):
@@ -46,8 +46,8 @@ class DeviceError(CbatchError):
 
 
 class RaceError(CbatchError):
-    """Two accesses to the same memory are in no order: the message names both, and the memory (`runtime.check=races`)."""
+    """Two accesses to the same memory are unordered: the message names both, and the memory (`runtime.check=races`)."""
 
 
 class ReplayError(CbatchError):
-    """A recorded run cannot be followed: the message names the file, or the iteration and what is not as it was."""
+    """A recorded run cannot be replayed: the message names the file, or the iteration and the field that differs."""

@@ -22,7 +22,7 @@ Tokens = NDArray[np.int32]
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """One iteration, decided and accounted for, ready to be computed. Not changed once it is made.
+    """One iteration, checked and entered in the state, ready to be computed. Never changed.
 
     Arrays have one entry for each request of the batch, in plan order; "place" means the index into them.
 
@@ -30,10 +30,10 @@ class Step:
     requests: the batch.
     rows: each request's row in `table` and `pool`.
     num_tokens: tokens to compute for each request.
-    start: tokens of each request already in the KV cache = position of the first token computed.
+    start: tokens of each request already in the KV cache, which is the position of the first token computed.
     sampled: places of the requests of which this iteration samples a token (those whose last known token it computes).
     carry: for each request, the place in iteration `index - table.num_stages` whose sampled token is this request's last
-        input token; -1 where the host knows all input tokens, or nobody carries them (`RequestTable.carries`).
+        input token; -1 where the host knows all input tokens, or tokens are not carried over (`RequestTable.carries`).
     num_batch_tokens: tokens of the batch, and num_decode_tokens those of requests with only their newest token left.
     pad_to: tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. Live: an executor reads them inside `launch` and never later.
@@ -54,8 +54,8 @@ class Step:
     note: str = ""
 
     def shape(self) -> BatchShape:
-        """What a cost model needs to know. A request that computes one token counts as a decode."""
-        start = self.start.tolist()  # a batch is small: its numbers add up faster in a list
+        """Returns the batch's shape for a cost model. A request that computes one token counts as a decode."""
+        start = self.start.tolist()  # summing a short list is faster than a short array
         num_requests, context = len(start), sum(start) + len(start)
         num_padding = self.pad_to - self.num_batch_tokens
         if self.num_batch_tokens == num_requests:
@@ -69,7 +69,7 @@ class Step:
 
 
 class CopyTimes(NamedTuple):
-    """When an iteration's inputs were copied to the device, and its tokens back; seconds on the executor's clock."""
+    """Times of copying an iteration's inputs to the device and its tokens back; seconds on the executor's clock."""
 
     upload_started: float
     upload_ended: float
@@ -78,11 +78,11 @@ class CopyTimes(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What an iteration brought.
+    """The outcome of an iteration.
 
     tokens: int32 [batch], the token sampled at each place (only those in `Step.sampled` mean anything); None in simulation.
     started, ended: when the device began and finished computing, seconds on the executor's clock.
-    copies: None where nothing is copied, or nobody asked when.
+    copies: None where nothing is copied, or copy timing is off.
     """
 
     tokens: Tokens | None
@@ -105,7 +105,7 @@ class Executor(Protocol):
     needs_tokens: bool
 
     def launch(self, step: Step) -> Any:
-        """Start computing; return a handle at once. Everything needed of `step.table` and `step.pool` is copied here."""
+        """Start computing and return a handle at once. `step.table` and `step.pool` are read here and never later."""
         ...
 
     def wait(self, in_flight: Any) -> StepResult:
@@ -117,9 +117,9 @@ class Executor(Protocol):
         ...
 
     def sleep_until(self, time: float) -> None:
-        """Nothing to compute before `time`."""
+        """Wait: there is nothing to compute before `time`."""
         ...
 
     def close(self) -> None:
-        """Give back threads and memory. No step is in flight."""
+        """Release threads and memory. No step is in flight."""
         ...

@@ -1,4 +1,4 @@
-"""Accounting of the paged KV cache: which blocks each request holds, and which are free.
+"""All block arithmetic of the paged KV cache, and the pool that records which blocks each request holds.
 
 A block is `block_size` tokens of keys and values in every layer (PagedAttention, Kwon et al., SOSP 2023). The pool hands
 out block numbers; it knows nothing of the memory behind them.
@@ -17,13 +17,13 @@ N = TypeVar("N", int, Ints)
 
 
 def blocks_for(num_tokens: N, block_size: int) -> N:
-    """Blocks that hold `num_tokens`; also of arrays."""
+    """Returns the blocks needed to hold `num_tokens`: a number, or an array of them."""
     return -(-num_tokens // block_size)
 
 
 def blocks_lacking(num_tokens: int, num_held: int, block_size: int) -> int:
-    """Blocks that a request with `num_held` blocks needs beyond those to hold `num_tokens`."""
-    return max(blocks_for(num_tokens, block_size) - num_held, 0)
+    """Returns the further blocks that a request holding `num_held` needs to hold `num_tokens`."""
+    return max(-(-num_tokens // block_size) - num_held, 0)
 
 
 class KVSize(NamedTuple):
@@ -83,13 +83,13 @@ class BlockPool:
         return self.room.item(row) // self.block_size
 
     def lacking(self, room: Ints, num_tokens: Ints) -> tuple[Ints, list[int]]:
-        """The places of requests with `room` tokens that shall hold `num_tokens`, and the blocks that each of them lacks."""
+        """Returns the places of the requests whose `room` is below `num_tokens`, and how many blocks each of them lacks."""
         more = num_tokens - room
         places = (more > ZERO).nonzero()[0]
         return places, [-(-tokens // self.block_size) for tokens in more[places].tolist()]
 
     def extend(self, row: int, num_blocks: int) -> None:
-        """Append blocks to one row's table. The plan was validated: they are free."""
+        """Append blocks to one row's table. The plan was checked: they are free."""
         held = self.held_by(row)
         self.tables[row, held : held + num_blocks] = self._take(num_blocks)
         self.room[row] += num_blocks * self.block_size
@@ -118,7 +118,7 @@ class BlockPool:
             self._give(blocks)
 
     def grow(self, num_rows: int) -> None:
-        """Follow the `RequestTable` to more rows."""
+        """Extend to the rows of a `RequestTable` that has grown."""
         extra = num_rows - len(self.room)
         self.room = np.concatenate([self.room, np.zeros(extra, np.int64)])
         self.tables = np.concatenate([self.tables, np.zeros((extra, self.tables.shape[1]), np.int32)])
@@ -134,7 +134,7 @@ class BlockPool:
 
 
 class CountingPool(BlockPool):
-    """The same accounting without saying which blocks: for executors that store nothing. `tables` stays stale."""
+    """Counts blocks without numbering them, for executors that store nothing. `tables` stays stale."""
 
     def __init__(self, num_blocks: int, block_size: int, num_rows: int, max_tokens_per_request: int) -> None:
         super().__init__(num_blocks, block_size, num_rows, max_tokens_per_request)

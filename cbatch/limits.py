@@ -9,7 +9,7 @@ from cbatch.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an iteration may hold.
+    """The most that an iteration may hold.
 
     max_batch: requests in one iteration; also, times `num_stages`, the most requests admitted at once.
     max_tokens: tokens in one iteration.

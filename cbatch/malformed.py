@@ -1,4 +1,4 @@
-"""Why a plan is no plan at all: a field that holds something else than `Plan` says. Asked only once something went wrong."""
+"""Explains a malformed plan: which field does not hold what `Plan` says. Runs only after a check failed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cbatch.request import Request
 
 
 def malformed(plan: Plan) -> str | None:
-    """What is wrong with the first malformed field, in a few words; None if all are well-formed."""
+    """Describes the first malformed field in a few words; None if all are well-formed."""
     return next(_faults(plan), None)
 
 
 def _faults(plan: Plan) -> Iterator[str]:
     missing = [name for name in Plan.__slots__ if not hasattr(plan, name)]
     if missing:
-        yield f"it has no {missing[0]} any more"
+        yield f"its field {missing[0]} was deleted"
         return
     for name, kind in (
         ("requests", list),
@@ -31,7 +31,7 @@ def _faults(plan: Plan) -> Iterator[str]:
         value = getattr(plan, name)
         if not isinstance(value, kind):
             yield f"{name} is {_shown(value)}, not a {kind.__name__}"
-            return  # nothing can be said of its entries
+            return  # its entries cannot be checked
     if len(plan.requests) != len(plan.num_tokens):
         yield f"{len(plan.requests)} requests, but {len(plan.num_tokens)} token counts"
     for name in ("requests", "preempt", "reserve"):
@@ -66,7 +66,7 @@ def _rejection(entry: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """On one line, and not too long. What cannot be shown is named by its class."""
+    """Returns a short one-line repr, or the class where repr raises."""
     try:
         text = " ".join(repr(value).split())
     except Exception:

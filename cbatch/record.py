@@ -1,7 +1,6 @@
-"""What happened: a row for each iteration, and which requests received a token in it.
+"""The record of a run: one row per iteration, and the requests that received a token in it.
 
-Columns are appended as plain numbers while the engine runs; arrays and tables are made once, at the end. Knows nothing
-of who produced the run, nor of what the numbers mean (`metrics` does).
+Rows hold plain numbers; arrays and tables are made once, at the end. `cbatch.results` derives figures from it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class StepRecord(NamedTuple):
 
     planned_at, launched_at: the host began to plan; the step was handed to the device.
     waited_at, received_at: the host began to wait for this step; its tokens were on the host.
-    done_at: the host had taken the tokens in.
+    done_at: the host had absorbed the tokens.
     started, ended: the device computed.
     num_prefill_tokens: prompt tokens (after a preemption, also recomputed output); num_decode_tokens: the others.
     num_sampled: tokens generated and received.
@@ -49,13 +48,13 @@ class StepRecord(NamedTuple):
 
 
 class RunRecord:
-    """Everything that a run leaves: its steps, its requests, and who received a token when."""
+    """The steps of a run, its requests, and who received a token when."""
 
     def __init__(self) -> None:
         self.steps: list[StepRecord] = []
         self.requests: list[Request] = []  # in the order of their ends
         self.receivers: list[Ints] = []  # ids of the requests that received a token, of each step
-        self.copies: list[CopyTimes] = []  # of each step, if the executor told
+        self.copies: list[CopyTimes] = []  # of each step, if the executor times copies
 
     def add_step(self, step: StepRecord, receivers: Ints) -> None:
         """receivers: ids of the requests that received a token, [receivers]."""
@@ -63,9 +62,9 @@ class RunRecord:
         self.receivers.append(receivers)
 
     def tokens(self) -> tuple[Ints, NDArray[np.float64]]:
-        """Every generated token that reached its request: (request id, seconds when it was on the host), [tokens] each.
+        """Returns every generated token that reached its request: (request id, seconds when on the host), [tokens] each.
 
-        Ordered by time. Tokens generated past a request's end-of-sequence token are not among them.
+        Ordered by time; without overshoot (tokens past a request's end-of-sequence token).
         """
         if not self.steps:
             return np.zeros(0, np.int64), np.zeros(0)

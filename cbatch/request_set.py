@@ -1,4 +1,4 @@
-"""Requests in order, as the engine changes them and a policy sees them."""
+"""The ordered sets of requests that the engine changes and a policy sees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbatch.request_table import Ints
 
 
 class RequestSet:
-    """An ordered set of requests, with a list and the rows of them that are built again only after a change.
+    """An ordered set of requests; their list and table rows are rebuilt only after a change.
 
     To a policy it is a read-only `Collection[Request]`; `State` alone adds and removes.
     """
@@ -50,11 +50,11 @@ class RequestSet:
         return self._rows
 
     def among(self, requests: Iterable[Request]) -> list[Request]:
-        """Those of `requests` that are members, in the order given."""
+        """Returns the `requests` that are members, in the order given."""
         return [request for request in requests if request in self._members]
 
     def without(self, requests: set[Request]) -> set[Request]:
-        """Those of `requests` that are not members."""
+        """Returns the `requests` that are not members."""
         return requests.difference(self._members)
 
     def add(self, request: Request) -> None:

@@ -1,7 +1,7 @@
-"""The counters of admitted requests, a column each, so that the engine updates a whole batch with one array operation.
+"""The counters of admitted requests, one column each, so that the engine updates a whole batch with one array operation.
 
-Counters are *predicted*: what iterations in flight will have done is counted as done, so that a policy plans the next
-iteration without knowing whether the engine runs asynchronously.
+Counters are *predicted*: the work of iterations in flight is counted as done, so that a policy plans the next iteration
+without knowing whether the engine runs asynchronously.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from cbatch.request_spec import RequestSpec
 Ints = NDArray[np.int64]
 
 NEVER = -1
-"""The row of a request that has none, and the iteration of what has not happened."""
+"""Stands for "no row" and "in no iteration"."""
 
 ZERO, ONE, NONE = np.array(0), np.array(1), np.array(NEVER)
-"""For arithmetic on the columns of a batch: numpy converts a Python integer anew each time, which takes as long as the rest."""
+"""Operands for columns of a batch: converting a Python integer to an array takes numpy as long as the operation."""
 
 
 class Counters(NamedTuple):
@@ -35,13 +35,13 @@ class Counters(NamedTuple):
 
 
 class RequestTable:
-    """Counters of the requests that have been admitted, a row each, from the first admission until the end.
+    """Counters of the requests that have been admitted, one row each, from the first admission until the end.
 
-    Owner and only writer: `State`. A row is given back when no iteration in flight refers to it any more, as its KV
-    blocks are, so a step in flight can name its rows without holding a lock on them.
+    Owner and only writer: `State`. Like KV blocks, a row is freed once no iteration in flight refers to it, so a step in
+    flight can name its rows.
 
-    carries: whether an executor asks which iteration samples an input token; `sampled_at` and `sampled_row` are kept only
-        then. A simulation of one stage does not.
+    carries: whether the executor needs to know which iteration samples an input token; only then are `sampled_at` and
+        `sampled_row` kept. A simulation of one stage does not need them.
 
     Columns, all int64 [rows] unless noted:
         known: prompt tokens plus generated tokens whose values the host has.
@@ -59,7 +59,7 @@ class RequestTable:
     """
 
     def __init__(self, num_rows: int, num_stages: int, token_width: int | None = None) -> None:
-        """num_stages: how many iterations lie between sampling a token and being able to feed it back on the device."""
+        """num_stages: iterations from sampling a token to feeding it back on the device."""
         self.num_stages = num_stages
         self.carries = num_stages > 1 or token_width is not None
         self.iteration = 0  # the iteration that is being planned
@@ -87,16 +87,16 @@ class RequestTable:
         return len(self.known)
 
     def counters(self, rows: Ints) -> Counters:
-        """What plans are checked against and carried out from."""
+        """Copies of the counters of these rows."""
         return Counters(self.known[rows], self.total[rows], self.computed[rows])
 
     def ready(self, rows: Ints, counters: Counters | None = None) -> Ints:
-        """Tokens that each of these requests, which run or wait, could compute in the iteration being planned, [len(rows)].
+        """Tokens that each of these running or waiting requests could compute in the iteration being planned, [len(rows)].
 
         The rest of the prompt (after a preemption, of prompt and output); 1 for a decode whose input the host knows or
         the device can carry over; 0 while that input is still deeper in the pipeline.
 
-        counters: those of `rows`, if they are at hand.
+        counters: those of `rows`, if already read.
         """
         known, total, computed = counters or self.counters(rows)
         ready = total - computed

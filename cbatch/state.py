@@ -1,7 +1,7 @@
 """The engine's state: queues, counters and KV blocks, and the two ways in which they change.
 
-`apply` carries a validated plan out and returns the `Step` to compute; `absorb` takes in the tokens that a step brought.
-Between the two, the step is in flight. Knows nothing of policies, executors or clocks.
+`apply` carries out a checked plan and returns the `Step` to compute; `absorb` takes in the step's tokens. Between the two,
+the step is in flight. Knows nothing of policies, executors or clocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cbatch.request_table import NEVER, NONE, ONE, Counters, Ints, RequestTable
 
 
 class CheckedPlan(NamedTuple):
-    """A legal plan, and what checking it found out.
+    """A legal plan, with intermediate results of the check that carrying it out needs.
 
     newcomers: the waiting requests among `plan.requests`, in plan order.
     rows: int64 [batch], table rows; -1 before the first admission.
@@ -44,14 +44,14 @@ class CheckedPlan(NamedTuple):
 
 
 class Absorbed(NamedTuple):
-    """What a step's tokens brought: ids of the requests that received one, [receivers], and the requests that ended."""
+    """The effect of a step's tokens: ids of the requests that received one, [receivers], and the requests that ended."""
 
     receivers: Ints
     finished: list[Request]
 
 
 class State:
-    """Who waits, who runs, who holds which blocks.
+    """The requests that wait and run, and the blocks that they hold.
 
     waiting: in arrival order.
     running: admitted requests with tokens left to compute, in admission order. A request whose last token by length is
@@ -68,7 +68,7 @@ class State:
         self.decoding = RequestSet()
         self.prefilling = RequestSet()
         self.num_ended = 0
-        self.num_overshoot_tokens = 0  # computed for requests that had ended before they were in
+        self.num_overshoot_tokens = 0  # generated for requests that had already ended
         self._ending: dict[int, list[Request]] = {}  # by the iteration in flight that samples their last token
         self._leaving_rows: dict[int, list[int]] = {}  # by the iteration in flight that still uses them
 
@@ -90,7 +90,7 @@ class State:
     # -- a plan becomes a step ----------------------------------------------------------------------------------------
 
     def apply(self, checked: CheckedPlan, now: float) -> Step:
-        """Carry out a validated plan that computes something."""
+        """Carry out a checked plan that computes something."""
         plan, newcomers, rows, num_tokens, end, taking, num_blocks, num_batch_tokens, num_decodes, counters = checked
         known, total, start = counters
         if newcomers:
@@ -137,7 +137,7 @@ class State:
         self.prefilling.add(request)
 
     def _extend(self, rows: Ints, taking: Ints, num_blocks: list[int]) -> None:
-        """Take the KV blocks of a step: mostly one for a few of the requests, and several for a chunk."""
+        """Take the KV blocks of a step: usually one for a few of the requests, and several for a chunk."""
         if not num_blocks:
             return
         takers = rows[taking]
@@ -148,7 +148,7 @@ class State:
                     self.pool.extend(row, number - 1)
 
     def _expect_samples(self, step: Step) -> None:
-        """Count the tokens that the step will sample, and move the requests that thereby change their part."""
+        """Count the tokens that the step will sample, and move requests from prefilling to decoding, or out of both."""
         table, places = self.table, step.sampled
         rows = step.rows[places]
         total = table.total[rows] + ONE
@@ -156,7 +156,7 @@ class State:
         if table.carries:
             table.sampled_at[rows] = step.index
             table.sampled_row[rows] = places
-        if len(places) > step.num_decode_tokens:  # every decode samples; the others have their prompts behind them
+        if len(places) > step.num_decode_tokens:  # every decode samples; the others have completed their prompts
             for request in self.prefilling.among(map(step.requests.__getitem__, places.tolist())):
                 self.prefilling.discard(request)
                 self.decoding.add(request)
@@ -184,7 +184,7 @@ class State:
         """
         table, places = self.table, step.sampled
         rows = step.rows[places]
-        if self._leaving_rows:  # while this was in flight a request met its end, or was preempted and then rejected
+        if self._leaving_rows:  # a request of this step ended, or was preempted and rejected, while it was in flight
             ended = table.ended[rows]
             self.num_overshoot_tokens += int(np.count_nonzero(ended))
             places, rows = places[~ended], rows[~ended]
@@ -222,13 +222,13 @@ class State:
         return list(done)
 
     def reject(self, request: Request, why: str, now: float) -> None:
-        """End a waiting request without (further) serving it."""
+        """End a waiting request without serving it (further)."""
         self.waiting.remove(request)
         request.reject_reason = why
         self._end(request, FinishReason.REJECTED, now)
 
     def _end(self, request: Request, reason: FinishReason, now: float) -> None:
-        """The request holds no blocks any more. Its row stays taken while an iteration in flight refers to it."""
+        """End a request that holds no blocks. Its row stays taken while an iteration in flight refers to it."""
         if request.table is not None:
             row, last = request.row, self.in_flight_until(request)
             request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)

@@ -144,11 +144,11 @@ class View(ABC):
 class PlanBuilder:
     """Fills a plan up to the limits of batch, tokens and KV cache.
 
-    Every `add` grants what fits and says how much that was; it never grants what the engine would refuse. A policy asks
-    in the order of its priorities.
+    Every `add` grants as many tokens as fit and returns their number; it never grants more than the host accepts. A policy
+    adds requests in the order of its priorities.
 
     Attributes:
-        plan: what is planned so far.
+        plan: the plan so far.
         num_tokens: tokens in it. tokens_left, rows_left: tokens and requests that this iteration can still take.
         free_blocks: KV blocks that are left.
     """
@@ -237,7 +237,7 @@ class PlanBuilder:
         return num_ready
 
     def preempt(self, request: Request) -> None:
-        """Take the request's KV blocks; it waits again and will be recomputed.
+        """Preempt a running request: it loses its KV blocks, waits again and will be recomputed.
 
         Blocks that an iteration in flight still uses come free when it has ended, too late for this plan.
         """
@@ -277,7 +277,7 @@ class PlanBuilder:
         return added
 
     def _add_by_preempting(self, request: Request) -> int:
-        """Free a block for `request` at the cost of newer ones. Blocks about to come free are worth waiting for."""
+        """Free a block for `request` at the cost of newer ones, unless enough blocks are about to come free."""
         while self.free_blocks == 0:
             if self._coming_blocks > 0:
                 self._coming_blocks -= 1

@@ -1,8 +1,8 @@
-"""`python -m experiments.replay FOLDER [key=value ...]`: follow a run recorded with decisions=true, on any machine.
+"""`python -m experiments.replay FOLDER [key=value ...]`: replay a run recorded with decisions=true, on any machine.
 
-Without keys, the run's own policy is asked again for every plan, and must say the same. With keys, as for experiments.run, the
-policy that they describe is asked what it would have done at each view of the run: policy=orca, or chunk=512. The status is
-that of `diff`: 0 if all plans are the same, 1 if some differ.
+Without keys, the run's own policy plans again at every view and must plan the same. With keys, as for experiments.run, the
+policy that they describe plans at each view instead: policy=orca, or chunk=512. The status is that of `diff`: 0 if all plans
+are the same, 1 if some differ.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from cbatch import PlanError
 from cbatch.errors import ReplayError
-from cbatch.replay.counterfactual import Followed, follow
+from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided, Seen
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
@@ -30,11 +30,11 @@ from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS
 
 _SHOWN = 12
-"""Requests of a view or plan that are printed before the rest is counted."""
+"""Requests of a view or plan that are printed; the rest is counted."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line; returns the exit status: 0 or 1 as `diff`, 2 for an error of the user's, 130 after Ctrl-C."""
+    """Run the command line; returns the exit status: 0 or 1 as `diff`, 2 for a user error, 130 after Ctrl-C."""
     return run(_replay, arguments, lambda: str(__doc__))
 
 
@@ -46,7 +46,7 @@ def _replay(run_folder: str, *overrides: str) -> int:
     cost = ProfileCost(load_profile(str(settings["hardware"])), make_model(settings, {}))
     found = Differences(type(policy).__name__)
     try:
-        follow(file.recorded, file.requests, policy, cost, found.hear)
+        replay(file.recorded, file.requests, policy, cost, found.add)
     except PlanError as error:
         print(f"the recorded run ended here: {error}\n")
     print(found.text(folder))
@@ -54,19 +54,19 @@ def _replay(run_folder: str, *overrides: str) -> int:
 
 
 class Differences:
-    """Counts how often a policy would have decided otherwise, and keeps the first time."""
+    """Counts the plans in which a policy differs from the recorded one, and keeps the first."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.num_plans = self.num_different = self.num_illegal = 0
-        self.first: Followed | None = None
+        self.first: Comparison | None = None
 
-    def hear(self, followed: Followed) -> None:
+    def add(self, comparison: Comparison) -> None:
         self.num_plans += 1
-        if not followed.same:
+        if not comparison.same:
             self.num_different += 1
-            self.num_illegal += bool(followed.answer.problem)
-            self.first = self.first or followed
+            self.num_illegal += bool(comparison.answer.problem)
+            self.first = self.first or comparison
 
     def text(self, folder: Path) -> str:
         if self.first is None:
@@ -76,9 +76,9 @@ class Differences:
         return f"{counts}\n\n{_difference(self.first, self.name)}"
 
 
-def _difference(followed: Followed, name: str) -> str:
-    """The view at which two policies part, and what each makes of it."""
-    recorded, answer = followed.recorded, followed.answer
+def _difference(comparison: Comparison, name: str) -> str:
+    """Describes the view at which two policies differ, and both plans."""
+    recorded, answer = comparison.recorded, comparison.answer
     rows = [
         *_view_rows(recorded.seen),
         ("recorded plans", _words(recorded.decided)),
@@ -121,14 +121,14 @@ def _settings(folder: Path) -> dict[str, Any]:
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ReplayError(f"{folder / CONFIG}: cannot be read ({error}); give the folder of a run") from error
     if not isinstance(settings, dict) or not {"policy", "hardware", "model"} <= settings.keys():
-        raise ReplayError(f"{folder / CONFIG}: holds no run's settings; give the folder of a run")
+        raise ReplayError(f"{folder / CONFIG}: does not hold a run's settings; give the folder of a run")
     return settings
 
 
 def _policy_settings(
     settings: Mapping[str, Any], file: DecisionsFile, overrides: Sequence[str]
 ) -> tuple[Mapping[str, Any], Settings]:
-    """The run's settings, with the policy's section as the overrides make it."""
+    """Returns the run's settings, with the overrides applied to the policy's section."""
     if not overrides:
         return settings, read_settings(settings)
     given = {_key(override) for override in overrides}

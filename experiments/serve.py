@@ -97,9 +97,9 @@ def _decisions_of(run: Run, command: Command, folder: Path) -> AbstractContextMa
         return nullcontext()
     if len(run.engine.engines) > 1:
         raise ConfigError("decisions=true records the decisions of one replica; set backend.replicas=1")
-    from experiments.store.decisions_file import written_decisions  # loaded only where needed
+    from experiments.store.decisions_file import write_decisions  # loaded only where needed
 
-    return written_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, command.overrides)
+    return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, command.overrides)
 
 
 def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:

@@ -14,9 +14,9 @@ from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import Engine, Executor, FinishReason, Plan, Policy, PolicyError, Request, View
 from cbatch.errors import ReplayError
-from cbatch.replay.counterfactual import STOP_TOKEN, Followed, Recorded, follow
-from cbatch.replay.decisions import Decision, StepEnd, recorded_decisions
-from experiments.store.decisions_file import read_decisions, written_decisions
+from cbatch.replay.counterfactual import STOP_TOKEN, Comparison, Recorded, replay
+from cbatch.replay.decisions import Decision, StepEnd, record_decisions
+from experiments.store.decisions_file import read_decisions, write_decisions
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 
@@ -27,15 +27,15 @@ def record(policy: Policy, executor: Executor, chosen: list[Request], asynchrono
     )
     events: list[Decision | StepEnd] = []
     engine.submit(chosen)
-    with recorded_decisions(engine, events.append) as recording:
+    with record_decisions(engine, events.append) as recording:
         engine.run()
     assert engine.policy is policy and engine.executor is executor
     return Recorded(LIMITS, NUM_BLOCKS, BLOCK, 1, asynchronous, events, recording.take_times())
 
 
-def ask(policy: Policy, recorded: Recorded, chosen: list[Request]) -> list[Followed]:
-    heard: list[Followed] = []
-    follow(recorded, chosen, policy, LinearCost(), heard.append)
+def ask(policy: Policy, recorded: Recorded, chosen: list[Request]) -> list[Comparison]:
+    heard: list[Comparison] = []
+    replay(recorded, chosen, policy, LinearCost(), heard.append)
     return heard
 
 
@@ -124,7 +124,7 @@ def write(path: Path, policy: Policy) -> Engine:
     engine = Engine(policy, simulated(), LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK)
     chosen = requests()
     engine.submit(chosen)
-    with written_decisions(path, engine, chosen, ["policy=orca", "chunk=8"]):
+    with write_decisions(path, engine, chosen, ["policy=orca", "chunk=8"]):
         engine.run()
     return engine
 

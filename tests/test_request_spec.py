@@ -15,9 +15,9 @@ from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, sim
 from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import SLO, Engine, FinishReason, Limits, Plan, Policy, Request, RequestSpec, Sampling, View
-from cbatch.replay.counterfactual import follow
+from cbatch.replay.counterfactual import replay
 from cbatch.request import limits_tell_lengths, spec_of
-from experiments.store.decisions_file import read_decisions, written_decisions
+from experiments.store.decisions_file import read_decisions, write_decisions
 from experiments.store.run_folder import REQUEST_COLUMNS
 from policies.orca import Orca
 
@@ -166,13 +166,13 @@ def test_a_decision_file_keeps_the_record_and_replays_hidden_lengths(tmp_path: P
     requests = [Request.from_spec(FULL), *(Request(id_, 5, 9, true_new_tokens=2) for id_ in range(3))]
     engine = Engine(Orca(), simulated(), LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK)
     engine.submit(requests)
-    with written_decisions(tmp_path / "file", engine, requests, []):
+    with write_decisions(tmp_path / "file", engine, requests, []):
         engine.run()
     file = read_decisions(tmp_path / "file")
     omitted = {"sampling", "prompt"}  # token values do not matter when a run is followed
     for name in set(FULL.__dataclass_fields__) - omitted:
         assert getattr(spec_of(file.requests[0]), name) == getattr(FULL, name), name
-    follow(file.recorded, file.requests, Orca(), LinearCost(), lambda followed: None)
+    replay(file.recorded, file.requests, Orca(), LinearCost(), lambda followed: None)
     assert [request.num_output_tokens for request in file.requests] == [5, 2, 2, 2]
 
 

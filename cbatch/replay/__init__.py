@@ -1,1 +1,1 @@
-"""Recorded runs: what a policy saw and decided, and what another policy would have decided."""
+"""Recorded decisions of a run, and the decisions that another policy would have made."""

@@ -1,8 +1,8 @@
-"""A recorded run, followed again: the engine carries the recorded plans out, and any policy may say what it would have done.
+"""Replays a recorded run and compares another policy's plans with the recorded ones, view by view.
 
-The recorded clock and step ends take the executor's place, so nothing is computed, the same views come up in the same
-order on any machine, and two policies can be compared view by view. A policy that is asked does not get its own way: what
-it remembers of its plans rather than finds in the view may therefore be wrong.
+The engine carries out the recorded plans; the recorded clock and step ends replace the executor. So nothing is computed,
+and the same views appear in the same order on any machine. The other policy's plans are not carried out: one that
+remembers its own plans, rather than reading the view, may go wrong here.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from cbatch.validate import validate
 from cbatch.view import View
 
 STOP_TOKEN = 1
-"""Stands for each request's end-of-sequence token; a followed run knows only where it came."""
+"""Stands for each request's end-of-sequence token: a recording keeps only its position."""
 
 
 class Recorded(NamedTuple):
-    """A run's decisions and all that they depend on.
+    """A run's decisions and everything that they depend on except its requests.
 
-    events: in their order. times: the clock's answers after the last of them. asynchronous, num_blocks, block_size,
-    num_stages: as given to the engine and its executor.
+    events: in order. times: the clock's readings after the last event. The others are as given to the engine and executor.
     """
 
     limits: Limits
@@ -47,14 +46,14 @@ class Recorded(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a policy would have planned. problem: why that could not have been carried out; empty if it could."""
+    """The plan that the other policy makes. problem: why it is illegal or failed; empty if it could be carried out."""
 
     decided: Decided
     problem: str
 
 
-class Followed(NamedTuple):
-    """One view of a recorded run: what was decided, and what the policy that was asked says."""
+class Comparison(NamedTuple):
+    """The recorded decision at one view, and the other policy's answer."""
 
     recorded: Decision
     answer: Answer
@@ -62,31 +61,34 @@ class Followed(NamedTuple):
     @property
     def same(self) -> bool:
         """Whether both compute, preempt, reject and reserve the same; notes do not count."""
-        return not self.answer.problem and self.answer.decided._replace(note="") == self.recorded.decided._replace(
-            note=""
-        )
+        recorded, answer = self.recorded.decided, self.answer.decided
+        return not self.answer.problem and answer._replace(note="") == recorded._replace(note="")
 
 
-def follow(
-    recorded: Recorded, requests: Sequence[Request], asked: Policy, cost: CostModel, heard: Callable[[Followed], None]
+def replay(
+    recorded: Recorded,
+    requests: Sequence[Request],
+    policy: Policy,
+    cost: CostModel,
+    report: Callable[[Comparison], None],
 ) -> None:
-    """Go through a recorded run and tell `heard`, view by view, what was decided and what `asked` says.
+    """Replay a recorded run and call `report` with what `policy` plans at each of its views.
 
     Args:
-        requests: of the run, not begun; those that may end with an end-of-sequence token have `STOP_TOKEN` for it.
-        cost: as the recorded policy found it in its view.
+        requests: those of the run, not begun; requests that may end with an end-of-sequence token stop at `STOP_TOKEN`.
+        cost: the cost model of the recorded run.
 
     Raises:
-        ReplayError: a view is not as it was recorded, so that plans cannot be compared from there on.
+        ReplayError: a view differs from the recorded one, so that plans cannot be compared from there on.
         PlanError: the recorded run ended with this error.
     """
     decisions = [event for event in recorded.events if isinstance(event, Decision)]
     step_ends = [event for event in recorded.events if isinstance(event, StepEnd)]
     times = chain(chain.from_iterable(event.times for event in recorded.events), recorded.times)
-    follower = Follower(asked, decisions, heard)
+    replayed = ReplayPolicy(policy, decisions, report)
     engine = Engine(
-        follower,
-        FollowedExecutor(times, step_ends, recorded.num_stages),
+        replayed,
+        ReplayExecutor(times, step_ends, recorded.num_stages),
         recorded.limits,
         cost,
         num_blocks=recorded.num_blocks,
@@ -94,13 +96,13 @@ def follow(
         asynchronous=recorded.asynchronous,
     )
     engine.submit(requests)
-    follower.bind(engine, requests)
-    with suppress(_CutShortError):  # a run that did not get to its end
+    replayed.bind(engine, requests)
+    with suppress(_EndOfRecordingError):  # the recorded run did not finish
         engine.run()
 
 
-class FollowedExecutor:
-    """Gives the recorded answers, in the recorded order."""
+class ReplayExecutor:
+    """Returns the recorded times and stops, in order."""
 
     needs_tokens = False
 
@@ -115,12 +117,12 @@ class FollowedExecutor:
     def wait(self, in_flight: Step) -> StepResult:
         end = next(self._step_ends, None)
         if end is None or end.iteration != in_flight.index:
-            raise _CutShortError
+            raise _EndOfRecordingError
         stopped = [request.id in end.stopped for request in in_flight.requests]
         return StepResult(np.array(stopped, np.int32) * STOP_TOKEN, end.started, end.ended)
 
     def now(self) -> float:
-        """After the last recorded answer the clock stands still."""
+        """After the last recorded time the clock stands still."""
         self._last = next(self._times, self._last)
         return self._last
 
@@ -128,38 +130,39 @@ class FollowedExecutor:
         """The recorded clock has passed it already."""
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
 
-class Follower:
-    """A policy that repeats recorded plans and tells `heard` what another one says to each view."""
+class ReplayPolicy:
+    """Repeats recorded plans, and reports what another policy plans at each view."""
 
-    def __init__(self, asked: Policy, decisions: Iterable[Decision], heard: Callable[[Followed], None]) -> None:
-        self.asked = asked
-        self._decisions, self._heard = iter(decisions), heard
+    def __init__(self, policy: Policy, decisions: Iterable[Decision], report: Callable[[Comparison], None]) -> None:
+        self.policy = policy
+        self._decisions, self._report = iter(decisions), report
         self._requests: dict[int, Request] = {}
         self._check: Callable[[Plan], object] = lambda plan: None
 
     def bind(self, engine: Engine, requests: Sequence[Request]) -> None:
-        """The engine that follows; before it begins."""
+        """Set the engine that replays, before it begins."""
         self._requests = {request.id: request for request in requests}
-        self._check = lambda plan: validate(plan, engine.view, type(self.asked).__name__)
+        self._check = lambda plan: validate(plan, engine.view, type(self.policy).__name__)
 
     def plan(self, view: View) -> Plan:
         recorded = next(self._decisions, None)
         if recorded is None:
-            raise _CutShortError
+            raise _EndOfRecordingError
         _check_same_view(recorded, view)
-        self._heard(Followed(recorded, self._ask(view)))
+        self._report(Comparison(recorded, self._ask(view)))
         return self._rebuild(recorded.decided)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.asked, name)  # on_arrival, on_step and on_finish
+        return getattr(self.policy, name)  # on_arrival, on_step and on_finish
 
     def _ask(self, view: View) -> Answer:
+        """Returns the other policy's plan, or why it made none."""
         decided = Decided(())
         try:
-            plan = self.asked.plan(view)
+            plan = self.policy.plan(view)
             decided = read(plan)
             self._check(plan)
         except CbatchError as error:
@@ -178,18 +181,16 @@ class Follower:
         return plan
 
 
-class _CutShortError(CbatchError):
-    """The recording ends here, before its run did."""
+class _EndOfRecordingError(CbatchError):
+    """The recording ends before the run does."""
 
 
 def _check_same_view(recorded: Decision, view: View) -> None:
     """
     Raises:
-        ReplayError: naming the first field that is not as it was.
+        ReplayError: naming the first field that differs.
     """
     for name, before, now in zip(recorded.seen._fields, recorded.seen, look(view), strict=True):
         if before != now:
-            raise ReplayError(
-                f"iteration {recorded.iteration}: the view's {name} was {before} and is now {now}; the run was "
-                "recorded with other code, or its requests are not the same; record it anew"
-            )
+            found = f"iteration {recorded.iteration}: the view's {name} was {before} and is now {now}"
+            raise ReplayError(f"{found}; the run was recorded with other code or other requests; record it again")

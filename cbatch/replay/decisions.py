@@ -1,11 +1,10 @@
-"""What a policy saw and what it decided, plan by plan, written down while an engine runs.
+"""Records the views that a policy saw and the plans that it made, while an engine runs.
 
     engine ---- plan(view) ----> policy          each view and plan,
            ---- wait(step) ----> executor        each step's end,
-           ---- now() ---------> clock           and each answer of the clock go to a sink, in this order
+           ---- now() ---------> clock           and each reading of the clock go to a sink, in this order
 
-That is everything that the course of a run depends on besides its requests: see `following` for the way back. Knows
-nothing of files.
+Together with its requests that determines a run: `counterfactual` replays it. Knows nothing of files.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Ids = tuple[int, ...]
 
 
 class Seen(NamedTuple):
-    """A view: times in seconds, KV in blocks.
+    """A copy of a view; times in seconds, KV in blocks.
 
     waiting: ids in arrival order. running: (id, tokens computed, tokens ready) in admission order.
     """
@@ -40,7 +39,7 @@ class Seen(NamedTuple):
 
 
 class Decided(NamedTuple):
-    """A plan, by the ids of its requests; see `Plan`.
+    """A copy of a `Plan`, by the ids of its requests.
 
     entries: (id, tokens). reject: (id, reason). reserve: (id, tokens).
     """
@@ -54,7 +53,7 @@ class Decided(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        """As in `0:64 1:1`, preempted requests with a minus and what was rejected behind an exclamation mark."""
+        """As in `0:64 1:1 -2 !3`: minus marks preempted requests, an exclamation mark rejected ones."""
         words = [
             *(f"{id_}:{count}" for id_, count in self.entries),
             *(f"-{id_}" for id_ in self.preempt),
@@ -66,7 +65,7 @@ class Decided(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """One plan. times: the clock's answers since the event before, the one that the view shows counted."""
+    """One plan. times: the clock's readings since the previous event, the view's `now` included."""
 
     iteration: int
     seen: Seen
@@ -75,7 +74,7 @@ class Decision(NamedTuple):
 
 
 class StepEnd(NamedTuple):
-    """A step's tokens came in. stopped: ids whose end-of-sequence token was among them. times: as in `Decision`."""
+    """The end of a step. stopped: ids whose end-of-sequence token was sampled. times: as in `Decision`."""
 
     iteration: int
     started: float
@@ -88,7 +87,7 @@ Sink = Callable[[Decision | StepEnd], None]
 
 
 def look(view: View) -> Seen:
-    """A copy of what a view shows now."""
+    """Returns a copy of the view."""
     return Seen(
         now=view.now,
         num_in_flight=view.num_in_flight,
@@ -100,7 +99,7 @@ def look(view: View) -> Seen:
 
 
 def read(plan: Plan) -> Decided:
-    """A copy of what a plan says."""
+    """Returns a copy of the plan."""
     return Decided(
         entries=tuple((request.id, int(count)) for request, count in plan),
         preempt=tuple(request.id for request in plan.preempt),
@@ -113,8 +112,8 @@ def read(plan: Plan) -> Decided:
 
 
 @contextmanager
-def recorded_decisions(engine: Engine, sink: Sink) -> Iterator[Recording]:
-    """Within, an engine that has not begun before tells `sink` of each plan and step. Costs a copy of each view."""
+def record_decisions(engine: Engine, sink: Sink) -> Iterator[Recording]:
+    """Send each plan and step of an engine that has not begun to `sink`. Copies every view."""
     recording, policy, executor = Recording(sink), engine.policy, engine.executor
     engine.policy = RecordedPolicy(policy, recording)
     engine.executor = RecordedExecutor(executor, recording)
@@ -125,7 +124,7 @@ def recorded_decisions(engine: Engine, sink: Sink) -> Iterator[Recording]:
 
 
 class Recording:
-    """The clock's answers that have not been told yet. At the end of a run those that nothing came after are left."""
+    """The sink, and the clock's readings since the last event; at the end of a run those after it."""
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
@@ -140,7 +139,7 @@ class Recording:
 
 
 class RecordedPolicy:
-    """A policy whose plans are written down, illegal ones too. What else it has is its own."""
+    """Records a policy's plans, illegal ones too; everything else is passed on."""
 
     def __init__(self, inner: Policy, recording: Recording) -> None:
         self.inner = inner
@@ -163,7 +162,7 @@ class _Launched(NamedTuple):
 
 
 class RecordedExecutor:
-    """An executor whose clock and steps are written down. What else it has is its own."""
+    """Records an executor's clock and step ends; everything else is passed on."""
 
     def __init__(self, inner: Executor, recording: Recording) -> None:
         self.inner = inner
@@ -196,7 +195,7 @@ class RecordedExecutor:
 
 
 def _stopped(step: Step, result: StepResult) -> Ids:
-    """Requests of which the step sampled a stop token."""
+    """Returns the ids of the requests of which the step sampled a stop token."""
     if result.tokens is None:
         return ()
     places = step.sampled[np.flatnonzero(step.table.can_stop[step.rows[step.sampled]])].tolist()

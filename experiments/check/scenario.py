@@ -8,7 +8,7 @@ from functools import cached_property
 
 from cbatch import BatchShape, CbatchError, Engine, Limits, Policy, PolicyError, Request
 from cbatch.kv import blocks_for
-from cbatch.replay.decisions import Decision, StepEnd, recorded_decisions
+from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.sim.executor import SimExecutor
 
 
@@ -115,7 +115,7 @@ def play(policy: Policy, scenario: Scenario) -> History:
         engine.submit(
             Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in enumerate(scenario.asks)
         )
-        with recorded_decisions(engine, hear):
+        with record_decisions(engine, hear):
             engine.run()
     except CbatchError as raised:
         error = raised

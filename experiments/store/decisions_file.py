@@ -1,13 +1,13 @@
-"""The file of a run's decisions, `decisions.jsonl.gz`: one JSON object a line, written while the run goes on.
+"""The file of a run's decisions, `decisions.jsonl.gz`: one JSON object per line, written during the run.
 
-    {"run": ...}        limits, KV cache, the command line, how many are in flight
-    {"request": ...}    one for each request of the workload
-    {"plan": ...}       a `cbatch.replay.decisions.Decision`, by the names of its fields
-    {"step": ...}       a `cbatch.replay.decisions.StepEnd`
-    {"end": ...}        the clock's last answers; missing if the run did not get to its end
+    {"run": ...}        limits, KV cache, number of stages, the command line
+    {"request": ...}    a request of the workload, by the fields of `cbatch.RequestSpec`
+    {"plan": ...}       a `cbatch.replay.decisions.Decision`, by its fields
+    {"step": ...}       a `cbatch.replay.decisions.StepEnd`, by its fields
+    {"end": ...}        the clock's last readings; missing if the run did not finish
 
-It is all that following a run needs, beside the policy and the cost model that config.yaml describes: no workload's files, no
-weights, no GPU.
+With the policy and the cost model that config.yaml describes, it suffices to replay the run without the workload's files,
+weights or a GPU.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import Any, NamedTuple
 from cbatch import SLO, Engine, Limits, Request
 from cbatch.errors import ReplayError, ResultsError
 from cbatch.replay.counterfactual import STOP_TOKEN, Recorded
-from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, recorded_decisions
+from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, record_decisions
 from cbatch.request import spec_of
 
 _OMITTED = {"prompt", "sampling", "stop_tokens"}
-"""Fields of a `RequestSpec` that are not written: token values do not matter when a run is followed."""
+"""Fields of a `RequestSpec` that are not written: a replay needs no token values."""
 
 
 class DecisionsFile(NamedTuple):
-    """What a file holds. overrides: of the command line, as in `policy=orca`."""
+    """The contents of a file. overrides: the command line's, as in `policy=orca`."""
 
     recorded: Recorded
     requests: list[Request]
@@ -40,14 +40,14 @@ class DecisionsFile(NamedTuple):
 
 
 @contextmanager
-def written_decisions(
+def write_decisions(
     path: Path, engine: Engine, requests: Sequence[Request], overrides: Sequence[str]
 ) -> Iterator[None]:
-    """Write what an engine decides inside the `with` to a file. What was decided before an error is in it too."""
+    """Write the decisions that an engine makes inside the `with` to a file, up to an error if there is one."""
     with _writing(path), gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as file:
 
         def write(**line: Any) -> None:
-            with _writing(path):  # an error of the disk, not of the policy that is being asked
+            with _writing(path):  # inside a call of the policy: its error would name the policy
                 file.write(json.dumps(line) + "\n")
 
         pool = engine.state.pool
@@ -65,7 +65,7 @@ def written_decisions(
             fields = asdict(replace(spec_of(request), prompt=None))
             kept = {name: value for name, value in fields.items() if name not in _OMITTED}
             write(request={**kept, "can_stop": bool(request.stop_tokens)})
-        with recorded_decisions(engine, lambda event: write(**_line(event))) as recording:
+        with record_decisions(engine, lambda event: write(**_line(event))) as recording:
             yield
         write(end=recording.take_times())
 
@@ -81,7 +81,7 @@ def _writing(path: Path) -> Iterator[None]:
 def read_decisions(path: Path) -> DecisionsFile:
     """
     Raises:
-        ReplayError: there is no such file, or it is not one of decisions. A file that was cut off is read as far as it goes.
+        ReplayError: no such file, or not a file of decisions. A truncated file is read as far as it goes.
     """
     run: dict[str, Any] = {}
     requests: list[Request] = []
@@ -101,13 +101,13 @@ def read_decisions(path: Path) -> DecisionsFile:
                 case "end":
                     end = _times(fields)
         except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ReplayError(f"{path}, line {number}: not as written ({error}); record the run anew") from error
+            raise ReplayError(f"{path}, line {number}: not as written ({error}); record the run again") from error
     try:
         overrides = run.pop("overrides")
         _check_whole(run, "num_blocks", "block_size", "num_stages")
         recorded = Recorded(**{**run, "limits": _limits(run["limits"])}, events=events, times=end)
     except (TypeError, KeyError, AttributeError) as error:
-        raise ReplayError(f"{path}: its first line is not a run's ({error}); record the run anew") from error
+        raise ReplayError(f"{path}: its first line does not describe a run ({error}); record the run again") from error
     return DecisionsFile(recorded, requests, overrides)
 
 
@@ -118,7 +118,7 @@ def _line(event: Decision | StepEnd) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """The kind and the fields of each line, up to where the file was cut off."""
+    """Yields the kind and the fields of each line, up to where the file is truncated."""
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
@@ -129,7 +129,7 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     except FileNotFoundError as error:
         raise ReplayError(f"{path}: no such file; record a run's decisions with decisions=true") from error
     except (OSError, ValueError, AttributeError, RecursionError, zlib.error) as error:
-        raise ReplayError(f"{path}: cannot be read ({error}); record the run anew") from error
+        raise ReplayError(f"{path}: cannot be read ({error}); record the run again") from error
 
 
 def _request(fields: dict[str, Any]) -> Request:
@@ -174,5 +174,5 @@ def _limits(fields: dict[str, Any]) -> Limits:
 
 
 def _tuples(value: Any) -> Any:
-    """JSON's lists as tuples, so that they compare with what was written."""
+    """Turns JSON's lists back into the tuples that were written."""
     return tuple(map(_tuples, value)) if not isinstance(value, (str, int, float, type(None))) else value
