@@ -1,4 +1,4 @@
-"""Scheduling policies, one a file, and the chunk selectors that the chunked ones share.
+"""Scheduling policies, one per file, and the chunk selectors that the chunked ones share.
 
 Each imports the public face of `cbatch` alone. A policy of your own needs no entry here: name it by its import path,
 `policy._target_=my_package.MyPolicy`.

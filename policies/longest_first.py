@@ -1,11 +1,11 @@
 """Sarathi-Serve with the longest output admitted first: the LPT rule (Graham, SIAM J. Appl. Math. 17(2), 1969).
 
-For a queue that is all there, where only the end of the last request counts. First come, first served lets a long output
-begin late, and the batch runs nearly empty until it has ended; the longest first, the batch stays full to the end. The
-length that counts is the client's: `predicted_new_tokens` where there is one, else `max_new_tokens`. Under steady arrivals
-short requests may starve.
+For a queue that is complete from the start, where only the end of the last request counts. First come, first served may
+start a long output late, so that the batch runs nearly empty until it ends; with the longest first the batch stays full.
+The length is `predicted_new_tokens` where there is one, else `max_new_tokens`. Under steady arrivals short requests may
+starve.
 
-Ranked by output per prompt token instead, the batch fills with decodes sooner and the long prompts come later, beside them.
+Ranked by output per prompt token instead, the batch fills with decodes sooner, and long prompts come later beside them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LongestFirst(SarathiServe):
         return chain(view.prefilling, self._ranked(view))
 
     def _ranked(self, view: View) -> Iterator[Request]:
-        """The waiting requests, highest rank first; sorted only if one can be admitted."""
+        """Yields the waiting requests, highest rank first; sorts only if one can be admitted."""
         if len(view.running) < view.limits.max_running:
             yield from sorted(view.waiting, key=self._rank, reverse=True)
 

@@ -1,6 +1,6 @@
 """Request-level batching: NVIDIA FasterTransformer, as described in Orca (Yu et al., OSDI 2022, section 2).
 
-A batch is formed from the requests that wait, its prompts are computed, then all decode together until the last one has
+A batch is formed from the waiting requests, its prompts are computed, then all decode together until the last one has
 ended; only then is the next batch formed. KV cache is reserved to each request's maximum length. It is the baseline of
 SARATHI (arXiv 2308.16369): prefill-only iterations, then decode-only ones.
 """

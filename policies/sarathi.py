@@ -1,7 +1,7 @@
 """Chunked prefills with decode-maximal batches: SARATHI (Agrawal et al., arXiv 2308.16369, sections 4.1 to 4.4).
 
-Every iteration holds one chunk of one prompt and as many decodes as there are, at most B - 1, which ride along at the
-marginal cost of a few more rows in the matrix products. KV cache is reserved to the maximum length at admission.
+Every iteration holds one chunk of one prompt and all decodes, at most B - 1, which piggyback at the marginal cost of a few
+more rows in the matrix products. KV cache is reserved to the maximum length at admission.
 """
 
 from __future__ import annotations

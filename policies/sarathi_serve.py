@@ -1,6 +1,6 @@
 """Stall-free batching under a token budget: Sarathi-Serve (Agrawal et al., OSDI 2024, algorithm 3).
 
-Running decodes come first and never stall; what the budget leaves goes to prompts already begun, then to new ones, and
+Running decodes come first and never stall; the rest of the budget goes to prompts already begun, then to new ones, and
 several prompts may share an iteration. A prompt's KV cache is allocated at its admission, that of its output grows block
 by block, with preemption of the newest request.
 """

@@ -130,7 +130,7 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
             "chunk=512 exceeds max_tokens=256 of an iteration; lower chunk or raise max_tokens",
         ),
         ("chunk=128 batch=129 workload.batch=18", "chunk=128 leaves no room for a prompt beside 128 decodes; "),
-        ("chunk=300", "chunk=300 is no multiple of the tile of 128 tokens; use chunk=256, or chunking=fixed"),
+        ("chunk=300", "chunk=300 must be a multiple of the tile of 128 tokens; use chunk=256, or chunking=fixed"),
         ("batch=0", "batch=0: give a whole number from 1 to 1000000"),
         ("batch=1.5", "batch=1.5: give a whole number from 1 to 1000000"),
         ("seed=-1", "seed=-1: give a whole number, at least 0"),

@@ -108,7 +108,7 @@ class Raising(Orca):
         (Greedy(), "kv", "rule: the KV blocks that a plan takes must be free", 2),
         (Restless(), "ends", "requests are planned and preempted again and again, and none ends", 1),
         (Forgetful(), "legal", "policy Forgetful, iteration 1: empty plan with 0 waiting and 1 running", 1),
-        (Hesitant(), "work_conserving", "nothing is computed, although whoever waits would fit", 1),
+        (Hesitant(), "work_conserving", "nothing is computed, although any waiting request would fit", 1),
         (Raising(), "legal", "policy Raising, iteration 0: plan() raised KeyError: 'nothing'", 2),
     ],
     ids=lambda value: type(value).__name__ if hasattr(value, "plan") else None,
@@ -119,7 +119,7 @@ def test_the_smallest_schedule_that_denies_a_property_is_found(
     asked = [prop for prop in PROPERTIES if prop.name == name]
     counterexample = search(policy, asked, CHUNK, num_random=0)[name]
     assert counterexample is not None
-    assert says in counterexample.denial.why
+    assert says in counterexample.violation.why
     assert len(counterexample.history.scenario.asks) == num_requests
 
 

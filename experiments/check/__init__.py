@@ -1,1 +1,1 @@
-"""Whether a policy has the properties that the field speaks of, and the smallest schedule that shows it where it has not."""
+"""Checks a policy for the properties that the literature names, and finds the smallest schedule that violates one."""

@@ -1,10 +1,10 @@
 """`python -m experiments.check policy=NAME [key=value ...]`: which properties a scheduling policy has.
 
 The policy is described as for experiments.run: policy=sarathi chunking=fixed, or policy=external policy._target_=my_package.Mine
-+policy.argument=3. It serves all tiny workloads, and larger random ones, in simulation; for each property that it does not have
-the smallest schedule that shows it is printed. chunk=4 unless given: sizes of requests are told in chunks, so nothing is lost.
++policy.argument=3. It serves all tiny workloads, and larger random ones, in simulation; for each property that it lacks, the
+smallest schedule that shows it is printed. chunk=4 unless given; request sizes scale with the chunk.
 
-  random=200          random workloads for each property that no tiny one denies
+  random=200          random workloads for each property that no tiny one violates
   require=a,b         properties that the policy must have, besides legal, kv and ends
 
 The status is 0, or 1 if the policy lacks a property that it must have.
@@ -34,14 +34,14 @@ CHUNK = 4
 
 
 class Options(NamedTuple):
-    """What the command itself takes; the rest of the command line describes the policy."""
+    """The command's own keys; the rest of the command line describes the policy."""
 
     num_random: int = 200
     required: tuple[str, ...] = ()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line; returns the exit status: 0 or 1 as above, 2 for an error of the user's, 130 after Ctrl-C."""
+    """Run the command line; returns the exit status: 0 or 1 as above, 2 for a user error, 130 after Ctrl-C."""
     return run(_check, arguments, _usage)
 
 
@@ -61,7 +61,7 @@ def _check(*arguments: str) -> int:
 
 
 def _options(arguments: Sequence[str]) -> tuple[Options, list[str]]:
-    """This command's own keys, and the others."""
+    """Splits the command line into this command's own keys and the others."""
     options, overrides = Options(), []
     for argument in arguments:
         key, _, value = argument.partition("=")
@@ -81,7 +81,7 @@ def _options(arguments: Sequence[str]) -> tuple[Options, list[str]]:
 
 
 def _policy(overrides: Sequence[str]) -> tuple[Policy, int]:
-    """The policy that the overrides describe, and its chunk."""
+    """Returns the policy that the overrides describe, and its chunk."""
     given = [f"chunk={CHUNK}", *overrides] if not any(item.startswith("chunk=") for item in overrides) else overrides
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         config = compose("config", [*given, "sweep=none"])

@@ -1,7 +1,7 @@
-"""The properties, each a question to a history: the place of the first decision that denies it, and why.
+"""The properties: each is a function of a history that returns the first decision that violates it, and why.
 
-A property holds for a policy if no history denies it. The first three are asked of every policy; the others tell policies
-apart, and lacking one is no mistake.
+A property holds for a policy if no history violates it. Every policy needs the first three; the others distinguish
+policies, and lacking one is not an error.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from cbatch.replay.decisions import Decision
 from experiments.check.scenario import History
 
 OVERTAKEN_LIMIT = 8
-"""A request that waits while more than this many times `batch` later ones are admitted is taken to starve."""
+"""A waiting request starves if more than this many times `batch` later ones are admitted before it."""
 
 
-class Denial(NamedTuple):
-    """place: of the decision that denies a property. why: in words."""
+class Violation(NamedTuple):
+    """place: index of the decision that violates a property."""
 
     place: int
     why: str
@@ -26,37 +26,39 @@ class Denial(NamedTuple):
 
 class Property(NamedTuple):
     """
-    name: for the command line. text: what holds, in a few words. needed: whether every policy must have it.
-    denied: asked with a history and the chunk that the policy was given.
+    name: for the command line. text: the property in a few words. needed: whether every policy must have it.
+    violation: called with a history and the policy's chunk; None if the history satisfies the property.
     """
 
     name: str
     text: str
     needed: bool
-    denied: Callable[[History, int], Denial | None]
+    violation: Callable[[History, int], Violation | None]
 
 
-def _legal(history: History, chunk: int) -> Denial | None:
+def _legal(history: History, chunk: int) -> Violation | None:
     error = history.error
     if error is None or _over_committed(history, chunk):
         return None
-    return Denial(len(history.decisions) - 1, str(error))
+    return Violation(len(history.decisions) - 1, str(error))
 
 
-def _over_committed(history: History, chunk: int) -> Denial | None:
+def _over_committed(history: History, chunk: int) -> Violation | None:
     if isinstance(history.error, PlanError) and "KV blocks" in str(history.error):
-        return Denial(len(history.decisions) - 1, str(history.error))
+        return Violation(len(history.decisions) - 1, str(history.error))
     return None
 
 
-def _ends(history: History, chunk: int) -> Denial | None:
+def _ends(history: History, chunk: int) -> Violation | None:
     if history.endless:
-        return Denial(len(history.decisions) - 1, "requests are planned and preempted again and again, and none ends")
+        return Violation(
+            len(history.decisions) - 1, "requests are planned and preempted again and again, and none ends"
+        )
     return None
 
 
-def _starves(history: History, chunk: int) -> Denial | None:
-    """The first time that one request too many is admitted ahead of another that waits and came before it."""
+def _starves(history: History, chunk: int) -> Violation | None:
+    """Finds the first admission that makes an earlier, waiting request starve."""
     ahead: dict[int, set[int]] = {}  # by waiting request, the later ones that were admitted meanwhile
     limit = OVERTAKEN_LIMIT * history.scenario.batch
     for place, decision in enumerate(history.decisions):
@@ -67,47 +69,46 @@ def _starves(history: History, chunk: int) -> Denial | None:
         for id_ in left:
             ahead[id_].update(other for other in admitted if history.arrived_at[other] > history.arrived_at[id_])
             if len(ahead[id_]) > limit:
-                return Denial(place, f"request {id_} waits while {len(ahead[id_])} that came after it are admitted")
+                return Violation(place, f"request {id_} waits while {len(ahead[id_])} that came after it are admitted")
     return None
 
 
-def _idles(history: History, chunk: int) -> Denial | None:
-    """An iteration that computes nothing, although a running request could be, or any that waits."""
+def _idles(history: History, chunk: int) -> Violation | None:
+    """Finds an iteration that computes nothing, although a running request or any waiting one could compute."""
     for place, decision in enumerate(history.decisions):
         if decision.decided.entries or decision.decided.preempt or decision.decided.reject:
             continue
         for id_, computed, ready in decision.seen.running:
             if ready and _free_after(history, decision) >= _blocks_of_next(history, computed):
-                return Denial(place, f"nothing is computed, although request {id_} has {ready} tokens to compute")
+                return Violation(place, f"nothing is computed, although request {id_} has {ready} tokens to compute")
         if _all_fit(history, decision):
-            return Denial(place, "nothing is computed, although whoever waits would fit")
+            return Violation(place, "nothing is computed, although any waiting request would fit")
     return None
 
 
-def _decodes_alone(history: History, chunk: int) -> Denial | None:
-    """An iteration of decodes alone, although whoever waits would find a place."""
+def _decodes_alone(history: History, chunk: int) -> Violation | None:
+    """Finds an iteration of decodes only, although any waiting request could be admitted."""
     for place, decision in enumerate(history.decisions):
         planned, decoding = dict(decision.decided.entries), dict(_decoding(history, decision))
         free_places = history.scenario.batch - len(planned)
         if planned and planned.keys() <= decoding.keys() and free_places > 0 and _all_fit(history, decision):
-            return Denial(
-                place, f"only decodes are computed, although {free_places} places are free and whoever waits would fit"
-            )
+            why = f"only decodes are computed, although {free_places} places are free and any waiting request would fit"
+            return Violation(place, why)
     return None
 
 
-def _stalls(history: History, chunk: int) -> Denial | None:
-    """A running request whose next token is left out, although the KV cache has room for it."""
+def _stalls(history: History, chunk: int) -> Violation | None:
+    """Finds a running request whose next token is left out, although the KV cache has room for it."""
     for place, decision in enumerate(history.decisions):
         planned = {id_ for id_, _ in decision.decided.entries} | set(decision.decided.preempt)
         for id_, computed in _decoding(history, decision):
             if planned and id_ not in planned and _free_after(history, decision) >= _blocks_of_next(history, computed):
-                return Denial(place, f"request {id_} has a token to compute and is left out")
+                return Violation(place, f"request {id_} has a token to compute and is left out")
     return None
 
 
-def _delays(history: History, chunk: int) -> Denial | None:
-    """Prompt tokens that are computed between two tokens of a request, its own iteration counted, beyond a chunk."""
+def _delays(history: History, chunk: int) -> Violation | None:
+    """Finds more than a chunk of prompt tokens between two tokens of a request, its own iteration counted."""
     between: dict[int, int] = {}
     for place, decision in enumerate(history.decisions):
         decoding = dict(_decoding(history, decision))
@@ -116,7 +117,7 @@ def _delays(history: History, chunk: int) -> Denial | None:
         between = {id_: between.get(id_, 0) + prompts for id_ in decoding}
         for id_, tokens in between.items():
             if tokens > chunk:
-                return Denial(place, f"{tokens} prompt tokens are computed between two tokens of request {id_}")
+                return Violation(place, f"{tokens} prompt tokens are computed between two tokens of request {id_}")
         for id_ in planned.keys() & decoding.keys():
             between[id_] = 0
     return None
@@ -129,10 +130,12 @@ PROPERTIES = (
     Property(
         "fair", f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits", False, _starves
     ),
-    Property("work_conserving", "work-conserving: no iteration is empty while whoever waits would fit", False, _idles),
+    Property(
+        "work_conserving", "work-conserving: no iteration is empty while any waiting request would fit", False, _idles
+    ),
     Property(
         "iteration_level",
-        "admission at every iteration: no decodes alone while whoever waits would fit",
+        "admission at every iteration: no decodes alone while any waiting request would fit",
         False,
         _decodes_alone,
     ),
@@ -145,14 +148,14 @@ NAMES = tuple(prop.name for prop in PROPERTIES)
 
 
 def _decoding(history: History, decision: Decision) -> Iterator[tuple[int, int]]:
-    """(id, tokens computed) of the running requests that have nothing but their newest token left to compute."""
+    """Yields (id, tokens computed) of the running requests that have only their newest token left to compute."""
     for id_, computed, ready in decision.seen.running:
         if ready == 1 and computed >= history.scenario.asks[id_].prompt:
             yield id_, computed
 
 
 def _all_fit(history: History, decision: Decision) -> bool:
-    """Whether any of the waiting requests, if there are some, finds a place, and room for its longest length."""
+    """Returns whether there are waiting requests, and each could be admitted with room for its longest length."""
     scenario = history.scenario
     if not decision.seen.waiting or len(decision.seen.running) >= scenario.limits.max_running:
         return False
@@ -162,7 +165,7 @@ def _all_fit(history: History, decision: Decision) -> bool:
 
 
 def _free_after(history: History, decision: Decision) -> int:
-    """KV blocks that are free when a plan has taken its own."""
+    """Returns the KV blocks that are free after the plan has taken its own."""
     scenario, before = history.scenario, {id_: computed for id_, computed, _ in decision.seen.running}
     reserved = dict(decision.decided.reserve)
     taken = 0
@@ -173,5 +176,5 @@ def _free_after(history: History, decision: Decision) -> int:
 
 
 def _blocks_of_next(history: History, computed: int) -> int:
-    """KV blocks that one more token takes."""
+    """Returns the KV blocks (0 or 1) that one more token takes."""
     return history.scenario.blocks_for(computed + 1) - history.scenario.blocks_for(computed)

@@ -1,4 +1,4 @@
-"""Small workloads with the limits that they are served under, and what a policy makes of one."""
+"""Small workloads with the limits that they are served under, and the history of a policy serving one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbatch.sim.executor import SimExecutor
 
 @dataclass(frozen=True)
 class Ask:
-    """A request: tokens of prompt and output, and the iteration from which on it is there."""
+    """A request: tokens of prompt and output, and the iteration at which it arrives."""
 
     prompt: int
     output: int
@@ -56,7 +56,7 @@ class Scenario:
 
 
 class EvenCost:
-    """A device that takes as long for any token, and something for the iteration itself."""
+    """A device with a constant time per token and per iteration."""
 
     def predict(self, shape: BatchShape) -> float:
         return 1e-3 + 1e-5 * shape.num_tokens
@@ -64,9 +64,9 @@ class EvenCost:
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """What a policy made of a scenario: its plans with the views that they were made from, and how it ended.
+    """A policy's plans for a scenario, with the views that they were made from, and how the run ended.
 
-    error: what ended the run before all requests had; None if nothing did.
+    error: why the run ended early; None if all requests ended.
     endless: whether it was given up, because it had not ended after many times the plans that it takes.
     """
 
@@ -77,7 +77,7 @@ class History:
 
     @cached_property
     def arrived_at(self) -> dict[int, int]:
-        """The place in `decisions` of the first view that each request was in."""
+        """The index into `decisions` of the first view that shows each request."""
         found: dict[int, int] = {}
         for place, decision in enumerate(self.decisions):
             for id_ in (*decision.seen.waiting, *(id_ for id_, *_ in decision.seen.running)):
@@ -86,11 +86,11 @@ class History:
 
 
 class _EndlessError(CbatchError):
-    """The run is given up."""
+    """The run is abandoned."""
 
 
 def play(policy: Policy, scenario: Scenario) -> History:
-    """Have a copy of the policy serve a scenario, in simulation."""
+    """Serve a scenario with a copy of the policy, in simulation."""
     cost = EvenCost()
     decisions: list[Decision] = []
     patience = 50 + 5 * sum(ask.tokens for ask in scenario.asks)  # plans

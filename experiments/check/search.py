@@ -1,7 +1,7 @@
-"""Looks for histories that deny properties: all tiny scenarios in the order of their size, then larger random ones.
+"""Searches for histories that violate properties: all tiny scenarios by size, then larger random ones.
 
-The first tiny scenario that denies a property is thereby the smallest there is; a random one is shrunk (by hypothesis).
-Sizes are told in chunks of the policy, so that prompts of less and more than a chunk are among them.
+The first tiny scenario that violates a property is therefore the smallest; a random one is shrunk (by hypothesis).
+Sizes scale with the policy's chunk, so that prompts shorter and longer than a chunk are among them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from cbatch import ConfigError, Policy
 from cbatch.errors import Interruption
 from cbatch.kv import blocks_for
-from experiments.check.properties import OVERTAKEN_LIMIT, Denial, Property
+from experiments.check.properties import OVERTAKEN_LIMIT, Property, Violation
 from experiments.check.scenario import Ask, History, Scenario, play
 
 LARGEST_BATCH = 4
@@ -24,11 +24,11 @@ LARGEST_BATCH = 4
 
 class Counterexample(NamedTuple):
     history: History
-    denial: Denial
+    violation: Violation
 
 
 Found = dict[str, Counterexample | None]
-"""By the name of a property: what denies it, None if nothing does."""
+"""By the name of a property: what violates it, None if nothing was found."""
 
 
 def search(
@@ -40,16 +40,16 @@ def search(
     tiny: Iterable[Scenario] | None = None,
     tick: Callable[[int], object] = lambda number: None,
 ) -> Found:
-    """Look for the smallest history that denies each property.
+    """Search for the smallest history that violates each property.
 
     Args:
         chunk: the policy's, in tokens.
-        num_random: random scenarios to try for each property that no tiny one denies.
-        tiny: scenarios to try before; all of `tiny_scenarios` unless given.
-        tick: called with the number of scenarios that were just tried.
+        num_random: random scenarios to try for each property that no tiny one violates.
+        tiny: scenarios to try first; default `tiny_scenarios`.
+        tick: called with the number of scenarios just tried.
 
     Raises:
-        ConfigError: random scenarios are asked for, and hypothesis is not installed; or the policy cannot be copied.
+        ConfigError: random scenarios are requested and hypothesis is not installed; or the policy cannot be copied.
     """
     _check_copies(policy)
     found: Found = {prop.name: None for prop in properties}
@@ -60,8 +60,8 @@ def search(
         history = play(policy, scenario)
         tick(1)
         for prop in list(left):
-            if denial := prop.denied(history, chunk):
-                found[prop.name] = Counterexample(history, denial)
+            if violation := prop.violation(history, chunk):
+                found[prop.name] = Counterexample(history, violation)
                 left.remove(prop)
     for prop in left if num_random else ():
         found[prop.name] = _search_random(policy, prop, chunk, num_random)
@@ -84,7 +84,7 @@ def tiny_scenarios(chunk: int) -> Iterator[Scenario]:
 def _all(
     count: int, chunk: int, prompts: Sequence[int], outputs: Sequence[int], arrivals: Sequence[int]
 ) -> Iterator[Scenario]:
-    """All scenarios of `count` requests, the first of which is there from the start; the fewest tokens first."""
+    """All scenarios of `count` requests, the first of which arrives at the start; the fewest tokens first."""
     block_size = max(chunk // 2, 1)
     kinds = [Ask(*kind) for kind in product(prompts, outputs, arrivals)]
     first = [ask for ask in kinds if ask.arrival == 0]
@@ -133,19 +133,19 @@ def _search_random(policy: Policy, prop: Property, chunk: int, num_random: int) 
         raise ConfigError("random scenarios need hypothesis; pip install -e '.[dev]', or give random=0") from error
 
     @lru_cache(maxsize=256)
-    def asked(scenario: Scenario) -> Counterexample | None:
+    def try_once(scenario: Scenario) -> Counterexample | None:
         history = play(policy, scenario)
-        denial = prop.denied(history, chunk)
-        return denial and Counterexample(history, denial)
+        violation = prop.violation(history, chunk)
+        return violation and Counterexample(history, violation)
 
     quiet = settings(max_examples=num_random, database=None, deadline=None)
     try:
         smallest = find(
-            _scenarios(chunk), lambda scenario: asked(scenario) is not None, settings=quiet, random=random.Random(0)
+            _scenarios(chunk), lambda scenario: try_once(scenario) is not None, settings=quiet, random=random.Random(0)
         )
     except NoSuchExample:
         return None
-    return asked(smallest)
+    return try_once(smallest)
 
 
 def _scenarios(chunk: int) -> Any:

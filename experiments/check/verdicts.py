@@ -1,4 +1,4 @@
-"""What was found out about a policy, as text: a line a property, and under each that it lacks the smallest schedule that shows it."""
+"""The verdict as text: one line per property, with the smallest schedule that violates it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from experiments.check.properties import Property
 from experiments.check.search import Counterexample, Found
 
 _SHOWN = 30
-"""Iterations of a schedule that are printed before the first are left out."""
+"""Iterations of a schedule that are printed; the first ones of a longer schedule are left out."""
 
 
 def text(found: Found, properties: Sequence[Property]) -> str:
@@ -25,17 +25,17 @@ def text(found: Found, properties: Sequence[Property]) -> str:
 
 
 def _schedule(counterexample: Counterexample) -> Iterator[str]:
-    history, denial = counterexample
+    history, violation = counterexample
     yield str(history.scenario)
     for id_, ask in enumerate(history.scenario.asks):
         yield f"request {id_}: {ask}"
-    decisions = history.decisions[: denial.place + 1]
+    decisions = history.decisions[: violation.place + 1]
     left_out = max(len(decisions) - _SHOWN, 0)
     if left_out:
         yield f"... {left_out} plans"
     width = max((len(str(decision.decided)) for decision in decisions[left_out:]), default=0)
     for place, decision in enumerate(decisions[left_out:], left_out):
-        mark = f"{'':{width - len(str(decision.decided))}}  <- {denial.why}" if place == denial.place else ""
+        mark = f"{'':{width - len(str(decision.decided))}}  <- {violation.why}" if place == violation.place else ""
         yield f"iteration {decision.iteration}: {decision.decided}{mark}"
     if not decisions:
-        yield denial.why
+        yield violation.why

@@ -1,4 +1,4 @@
-"""Chunk selectors: how many prompt tokens an iteration takes beside its decodes."""
+"""Chunk selectors: how many prompt tokens an iteration computes beside its decodes."""
 
 from policies.chunking.fixed import Fixed
 from policies.chunking.pd_aware import PDAware

@@ -11,7 +11,7 @@ from policies.chunking.selector import ChunkSelector
 
 class Fixed(ChunkSelector):
     def __init__(self, chunk: int) -> None:
-        """chunk: prompt tokens an iteration, at least 1.
+        """chunk: prompt tokens per iteration, at least 1.
 
         Raises:
             ConfigError: chunk below 1.

@@ -1,7 +1,7 @@
-"""The chunk that the ratio of prompt to output tokens asks for: SARATHI, sections 4.3 and 5.1.3 (arXiv 2308.16369).
+"""The best chunk for the workload's P:D ratio: SARATHI, sections 4.3 and 5.1.3 (arXiv 2308.16369).
 
-Each tile-aligned total is judged by the steady state it leads to (`steady_state`), with iteration times from the cost
-model: no sweep. Lengths are those stated, or those seen.
+Each tile-aligned total is judged by its steady state (`steady_state`), with iteration times from the cost model, without a
+sweep. Lengths are configured, or estimated from ended requests.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from policies.chunking.selector import ChunkSelector
 from policies.chunking.steady_state import best_total
 
 TYPICAL = 8
-"""Prompts that stand for all lengths seen: the time to choose in grows with their number."""
+"""Prompts that stand for all lengths seen: the time to choose a total grows with their number."""
 
 
 class PDAware(ChunkSelector):
@@ -22,8 +22,8 @@ class PDAware(ChunkSelector):
         """
         Args:
             pd_ratio: prompt tokens / output tokens of the workload, if known; None = estimate from ended requests.
-            window: ended requests that the estimate looks back on.
-            tolerance: choose anew when an estimated length has moved by more than this share.
+            window: ended requests that the estimate is based on.
+            tolerance: choose again when an estimated length has changed by more than this share.
         """
         if pd_ratio is not None and not pd_ratio > 0:
             raise ConfigError(f"chunking.pd_ratio={pd_ratio} must be above 0, or null to estimate it")
@@ -34,7 +34,7 @@ class PDAware(ChunkSelector):
         self.total = 0  # tokens of an iteration, decodes included; 0 = not chosen yet
         self._seen: deque[tuple[int, int]] = deque(maxlen=window)  # (prompt, output) tokens of ended requests
         self._chosen_for = (0.0, 0.0)
-        self._news = True  # lengths were seen that the choice does not know yet
+        self._news = True  # requests have ended since the last choice
 
     def num_tokens(self, view: View, num_decodes: int) -> int:
         if self._news:
@@ -44,7 +44,7 @@ class PDAware(ChunkSelector):
     def check(self, limits: Limits) -> None:
         if limits.max_tokens < max(limits.tile, limits.max_batch):
             raise ConfigError(
-                f"max_tokens={limits.max_tokens} holds no tile of {limits.tile} tokens beside "
+                f"max_tokens={limits.max_tokens} has no room for a tile of {limits.tile} tokens beside "
                 f"{limits.max_batch - 1} decodes; raise max_tokens"
             )
 
@@ -54,9 +54,9 @@ class PDAware(ChunkSelector):
             self._news = True
 
     def _choose(self, view: View) -> None:
-        """Choose a total if the mean prompt and output have moved since the last choice."""
+        """Choose a total if the mean prompt or output has changed since the last choice."""
         self._news = False
-        # those ended; before the first end, those at hand
+        # before the first request ends, the lengths of those running or waiting
         lengths = self._seen or _expected(view.running) or _expected(view.waiting[: view.limits.max_batch]) or [(1, 1)]
         prompts = [prompt for prompt, _ in lengths]
         prompt = sum(prompts) / len(prompts)
@@ -67,12 +67,12 @@ class PDAware(ChunkSelector):
 
 
 def _expected(requests: Iterable[Request]) -> list[tuple[int, int]]:
-    """(prompt, output) tokens, as far as they are known before the end."""
+    """Returns (prompt, output) tokens as expected before the end."""
     return [(request.num_prompt_tokens, request.predicted_new_tokens or request.max_new_tokens) for request in requests]
 
 
 def _typical(lengths: list[int]) -> list[int]:
-    """The middle one of each eighth by length; one if all are equal."""
+    """Returns the median of each eighth by length; one length if all are equal."""
     if min(lengths) == max(lengths):
         return lengths[:1]
     ordered = sorted(lengths)

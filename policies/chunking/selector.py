@@ -1,4 +1,4 @@
-"""What a chunk selector is."""
+"""The interface of chunk selectors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbatch import Limits, Request, View
 
 
 class ChunkSelector(ABC):
-    """Chooses the prompt tokens of each iteration. May keep state of its own, fed by `observe`."""
+    """Chooses the prompt tokens of each iteration. May keep state, updated by `observe`."""
 
     @abstractmethod
     def num_tokens(self, view: View, num_decodes: int) -> int:
@@ -18,8 +18,8 @@ class ChunkSelector(ABC):
         """Called once, before anything runs.
 
         Raises:
-            ConfigError: the chunk does not go with these limits.
+            ConfigError: the chunk does not fit these limits.
         """
 
     def observe(self, request: Request) -> None:  # noqa: B027 - optional
-        """A request has ended: its lengths are known."""
+        """Called when a request has ended and its lengths are known."""

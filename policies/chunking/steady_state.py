@@ -1,14 +1,14 @@
-"""The steady state that a total of tokens an iteration leads to: SARATHI, sections 4.3 and 5.1.3 (arXiv 2308.16369).
+"""The steady state of a total of tokens per iteration: SARATHI, sections 4.3 and 5.1.3 (arXiv 2308.16369).
 
     B = 3, a prompt in 2 chunks, 4 decodes      iteration   0  1  2  3  4  5  6  7  8  9 10 11
                                                 slot 0      P  P  d  d  d  d  P  P  d  d  d  d
                                                 slot 1      d  d  P  P  d  d  d  d  P  P  d  d
                                                 slot 2      d  d  d  d  P  P  d  d  d  d  P  P
 
-Too small a total computes prompts inefficiently; too large a one spends the prompts before the decodes, which then run
-alone. The paper's optimum balances both: P:D = C / (B - 1). Here it is worked out in whole iterations, with times from the
-cost model, so that the steps of the hardware at hand weigh in - and attention, a last chunk that is nearly empty, and a
-batch that prompts cannot fill.
+Too small a total computes prompts inefficiently; too large a one finishes the prompts before the decodes, which then run
+alone. The paper's optimum balances both: P:D = C / (B - 1). Here it is computed in whole iterations with times from the
+cost model, which include the hardware's tile steps, attention, a nearly empty last chunk, and a batch that prompts cannot
+fill.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cbatch import BatchShape, CostModel, Limits
 
 
 def best_total(cost: CostModel, limits: Limits, prompts: Collection[float], output: float) -> int:
-    """The tokens of an iteration with the highest steady-state throughput, among multiples of the tile.
+    """Returns the tokens per iteration with the highest steady-state throughput, among multiples of the tile.
 
     Args:
-        prompts: tokens of typical prompts. What suits the mean one may leave all others a nearly empty last chunk.
+        prompts: tokens of typical prompts. The best total for the mean prompt may leave others a nearly empty last chunk.
         output: mean tokens of an output.
     """
     mean = sum(prompts) / len(prompts)
@@ -33,7 +33,7 @@ def best_total(cost: CostModel, limits: Limits, prompts: Collection[float], outp
         return limits.max_tokens
 
     def seconds(total: int) -> float:
-        """Of all prompts, each with its share of the decodes."""
+        """Sums over all prompts, each with its share of the decodes."""
         return sum(
             steady_state_seconds(cost, total, limits.max_batch, prompt, 1 + (output - 1) * prompt / mean)
             for prompt in prompts
@@ -43,7 +43,7 @@ def best_total(cost: CostModel, limits: Limits, prompts: Collection[float], outp
 
 
 def steady_state_seconds(cost: CostModel, total: int, batch: int, prompt: float, output: float) -> float:
-    """Seconds of the device for each request when `batch` equal ones are served at a time, without pause.
+    """Returns the device's seconds per request when `batch` equal ones are served at a time, without pause.
 
     Prompts come one after the other, each in k iterations of `total` tokens, the last of which samples the first of
     `output` tokens. Either the decodes run out - then those k hold output - 1 of them, one request's worth - or there are

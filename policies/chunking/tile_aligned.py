@@ -18,7 +18,7 @@ class TileAligned(Fixed):
         if self.chunk % limits.tile:
             nearest = max(round(self.chunk / limits.tile), 1) * limits.tile
             raise ConfigError(
-                f"chunk={self.chunk} is no multiple of the tile of {limits.tile} tokens; "
+                f"chunk={self.chunk} must be a multiple of the tile of {limits.tile} tokens; "
                 f"use chunk={nearest}, or chunking=fixed"
             )
         if self.chunk < limits.max_batch:
