@@ -11,7 +11,7 @@ from cbatch.model import ModelSpec
 
 
 class Vocabulary:
-    """What a workload needs to make prompts.
+    """What a workload needs to generate prompts.
 
     size: token ids are 0 to size - 1.
     stop_tokens: ids that end a request; none for a model with random weights.

@@ -1,10 +1,10 @@
-"""Streams whose work the host's own thread does, in any order that streams and events allow, drawn from random numbers.
+"""Streams that run on the host's thread, in a random order among all those that streams and events allow.
 
-Threads show few of the orders that a device may choose, and never the same again. Here an adversary chooses: the host and
-the streams are ranked, the highest that need not wait goes on, and the ranking changes at random moments (probabilistic
+Threads show few of the orders that a device may choose, and not reproducibly. Here an adversary chooses: the host and the
+streams are ranked, the highest that need not wait goes on, and the ranking changes at random moments (probabilistic
 concurrency testing, Burckhardt et al., ASPLOS 2010). A missing wait then shows as wrong tokens. The same random numbers
-make the same order; numbers that hypothesis draws make a failing order shrink, since zeros change nothing: every operation
-is done as soon as it is enqueued.
+give the same order, and a failing order that hypothesis found shrinks, because zeros change nothing: every operation then
+runs as soon as it is enqueued.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cbatch.runtime.streams import Failure, Operation, Reached, StreamError, Str
 def any_order(random: Random, every: int = 8) -> Streams:
     """Three streams in an order drawn from `random`.
 
-    every: steps of streams and calls of the host, on average, from one change of the ranking to the next; 0 for none, and
-        all work done at once.
+    every: steps of streams and calls of the host, on average, from one change of the ranking to the next; 0 for no changes:
+        every operation then runs at once.
     """
     order = Order(random, every)
     streams = Streams(*(AnyOrderStream(name, order) for name in Streams._fields))
@@ -45,7 +45,7 @@ class Wait(NamedTuple):
 
 
 class Order:
-    """Decides who goes on: the host, or one of the streams."""
+    """Decides which agent goes on: the host or one of the streams."""
 
     def __init__(self, random: Random, every: int) -> None:
         self._random, self._every = random, every
@@ -71,11 +71,11 @@ class Order:
         return record.reached
 
     def change(self) -> None:
-        """Somebody ranks highest from now on."""
+        """Move a randomly chosen agent to the top of the ranking."""
         self._ranking.insert(0, self._ranking.pop(self._random.randrange(len(self._ranking))))
 
     def _highest(self, *, host_waits: bool) -> AnyOrderStream | None:
-        """The highest stream that can go on; None if that is the host, or nobody."""
+        """The highest-ranked stream that can go on; None if the host ranks above it or no stream can."""
         if self._every and self._random.randrange(self._every) == self._every - 1:
             self.change()
         for agent in self._ranking:
@@ -145,7 +145,7 @@ class AnyOrderStream:
         return not isinstance(first, Wait) or first.record.reached is not None
 
     def go(self) -> None:
-        """Do the next thing."""
+        """Process the next item of the queue."""
         match self._queue.popleft():
             case Record() as record:
                 record.reached = Reached(time.perf_counter(), self._failure)

@@ -1,7 +1,7 @@
 """Captured graphs on a CPU: an iteration's tensor operations, recorded once and replayed on the same memory.
 
-As in a CUDA graph, all that Python decided while it was recorded is part of it for good: which buffers, which branches, and
-every number. So a mistake in what a graph may depend on shows here as it does on a GPU.
+As in a CUDA graph, everything that Python decides while recording is fixed: buffers, branches and numbers. So a mistake in
+what a graph may depend on shows here as it does on a GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -26,15 +27,8 @@ class FixedShapeAttention:
     name = "fixed shape"
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        batch: Fields[torch.Tensor],
-        bounds: Bounds,
-        *,
-        scaling: float,
-    ) -> torch.Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
+    ) -> Tensor:
         """See `Attention`. Each query sees its row's pages up to `bounds.max_context_len`, masked to its own position."""
         place = torch.arange(query.shape[0])
         row = torch.searchsorted(batch.query_starts[1:], place, right=True)  # [tokens]
@@ -71,7 +65,7 @@ class CpuGraphs:
         )
 
     @torch.inference_mode()
-    def __call__(self, slot: Slot, source: torch.Tensor, work: Work) -> None:
+    def __call__(self, slot: Slot, source: Tensor, work: Work) -> None:
         self.num_replayed += 1
         self.graphs[work.shape, slot.index]()
 

@@ -11,7 +11,7 @@ from cbatch import Limits, Server
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.graphs import CaptureReport
-from cbatch.runtime.options import DEFAULT_OPTIONS, Options
+from cbatch.runtime.options import Options
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
 from experiments.config.servers import PROFILE
@@ -19,7 +19,7 @@ from experiments.config.servers import PROFILE
 BLOCK_SIZE = 16
 
 
-def cpu_server(spec: ModelSpec, limits: Limits, options: Options = DEFAULT_OPTIONS) -> Server[Any]:
+def cpu_server(spec: ModelSpec, limits: Limits, options: Options = Options()) -> Server[Any]:
     """Stands in for `experiments.bench.serving.gpu_server`; every iteration runs without a graph."""
     kv = KVSize(limits.max_batch * blocks_for(limits.max_request_tokens, BLOCK_SIZE), BLOCK_SIZE)
     executor: Any = make_executor(spec, limits, *kv)

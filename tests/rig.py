@@ -134,9 +134,9 @@ def stress(
     asynchronous: bool = True,
     num_stages: int = 1,
 ) -> Rig:
-    """A run in which requests stop early, are preempted and reordered, and blocks and rows are soon used again.
+    """A run in which requests stop early, are preempted and reordered, and blocks and table rows are soon reused.
 
-    Not poisoned: what goes wrong is to be found by others.
+    Not poisoned: errors are for other checks to find.
     """
     numbers = random.Random(seed)
     references = greedy_references(LLAMA)

@@ -1,4 +1,4 @@
-"""Streams in any order: all orders that the rules allow, and no other; the same numbers make the same order."""
+"""Streams in any order: all orders that the rules allow and no others; the same random numbers give the same order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbatch.runtime.streams import Operation, StreamError
 def test_any_program_runs_in_an_order_that_the_rules_allow(
     calls: list[tuple[str, int, int]], numbers: random.Random
 ) -> None:
-    """Each operation notes what had run before it; that must hold all that the rules put before it."""
+    """Each operation records what had run before it, which must include all that the rules put before it."""
     streams = any_order(numbers)
     events = [streams.h2d.event() for _ in range(NUM_EVENTS)]
     behind: list[set[int]] = [set() for _ in streams]  # operations that must come before the stream's next one
@@ -108,7 +108,7 @@ def test_a_failing_order_shrinks_to_few_changes_from_doing_all_at_once() -> None
     assert failing[0] > failing[-1] == 2
 
 
-def test_an_exception_surfaces_at_the_next_synchronize_of_whoever_depends_on_it() -> None:
+def test_an_exception_surfaces_at_the_next_synchronize_that_depends_on_it() -> None:
     streams = any_order(random.Random(0))
     done: list[int] = []
     computed, downloaded, other = streams.compute.event(), streams.d2h.event(), streams.h2d.event()

@@ -1,6 +1,6 @@
-"""What operations declare is what they do: every tensor operation is watched, in whole runs.
+"""Operations access the memory that they declare: every tensor operation is watched, in whole runs.
 
-The check of races sees declarations alone, so one that lies would blind it.
+The race checker sees only declarations, so a wrong one would hide races from it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cbatch.runtime.streams import Items, Operation, Streams
 
 
 class Watch(TorchDispatchMode):
-    """Notes the memory that tensor operations read and write, and the KV blocks among it."""
+    """Records the memory and the KV blocks that tensor operations read and write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,9 +46,9 @@ def memory(tensor: torch.Tensor) -> int:
 
 
 class WatchedStream(AnyOrderStream):
-    """Compares what each operation does with what was declared of it."""
+    """Compares the accesses of each operation with its declaration."""
 
-    known: dict[int, str]  # memory that declarations are about, by address
+    known: dict[int, str]  # names of declared memory, by address
     block_size: int
 
     def run(self, operation: Operation) -> None:
@@ -73,7 +73,7 @@ class WatchedStream(AnyOrderStream):
         assert self.names(watch.writes) == self.names(writes)
         assert self.names(watch.reads - writes) == self.names(reads - writes)
         assert {index // self.block_size for index in watch.indices_written} == new_blocks
-        # Rows are read up to the longest context of the batch and masked beyond their own: more than what matters.
+        # Rows are read up to the longest context of the batch and masked beyond their own: a superset.
         assert old_blocks <= watch.blocks_read | new_blocks
 
     def names(self, addresses: set[int]) -> set[str]:
@@ -100,7 +100,7 @@ def test_operations_touch_what_they_declare(asynchronous: bool) -> None:
         stress(watched, seed, asynchronous=asynchronous).run()
 
 
-def test_a_declaration_that_lies_is_found() -> None:
+def test_a_wrong_declaration_is_found() -> None:
     rig = stress(watched, 0)
     done_by = rig.slots[0].download
     for slot in rig.slots:

@@ -1,9 +1,9 @@
-"""What checks the runtime is checked itself: each of its rules is broken in turn, and somebody must notice.
+"""Tests of the tests: each rule of the runtime is broken in turn, and one of two watchers must notice.
 
     checker     checked streams, all work done in order and at once: a race is reported, harmful or not
     adversary   streams in any order: tokens come out wrong, or the accounts do not add up
 
-Nobody may notice anything in the runtime as it is.
+Neither may notice anything in the unbroken runtime.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CHECKER, ADVERSARY = "checker", "adversary"
 
 
 def in_order(_: random.Random) -> Streams:
-    """Checked streams without a surprise."""
+    """Checked streams that run every operation at once."""
     return checked(any_order(random.Random(0), every=0))
 
 
@@ -47,7 +47,7 @@ Break = Callable[[Rig, pytest.MonkeyPatch], object]
 
 
 def deaf(rig: Rig, stream: str) -> None:
-    """The stream waits for nobody."""
+    """The stream ignores waits."""
     getattr(rig.streams, stream).wait = lambda event: None
 
 
@@ -148,8 +148,8 @@ class Altered:
     def __init__(self, inner: Any, source: Callable[[Slot, torch.Tensor], torch.Tensor]) -> None:
         self.inner, self.source, self.shape = inner, source, inner.shape
 
-    def __call__(self, slot: Slot, previous: torch.Tensor, work: Work) -> None:
-        self.inner(slot, self.source(slot, previous), work)
+    def __call__(self, slot: Slot, source: torch.Tensor, work: Work) -> None:
+        self.inner(slot, self.source(slot, source), work)
 
 
 def carry_from(rig: Rig, source: Callable[[Slot, torch.Tensor], torch.Tensor]) -> None:
@@ -162,11 +162,11 @@ def after_packing(patch: pytest.MonkeyPatch, change: Callable[[Any, Any], object
     patch.setattr(slots_module, "pack", lambda step, shape, out: (pack(step, shape, out), change(step, out)))
 
 
-def pad_into_live_page(step: Any, packed: Any) -> None:
-    """Padding writes to the first page of the batch's first request."""
+def pad_into_live_block(step: Any, packed: Any) -> None:
+    """Padding writes to the first block of the batch's first request."""
     num_tokens = int(step.num_tokens.sum())
-    page = int(step.pool.tables[step.rows[0], 0])
-    packed.kv_indices[num_tokens:] = page * step.pool.block_size
+    block = int(step.pool.tables[step.rows[0], 0])
+    packed.kv_indices[num_tokens:] = block * step.pool.block_size
 
 
 def recaptured(rig: Rig, work: Callable[[Any], Work]) -> None:
@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant("downloaded is recorded after the copy", BOTH, lambda rig, patch: early_record(rig, "d2h")),
     Mutant("compute waits for its own slot's upload", BOTH, lambda rig, patch: other_event(rig, "compute", "uploaded")),
     Mutant("d2h waits for its own slot's sampling", BOTH, lambda rig, patch: other_event(rig, "d2h", "computed")),
-    Mutant("there are two slots", BOTH, lambda rig, patch: (unguarded(rig), one_slot(rig))),
+    Mutant("each iteration in flight has its own slot", BOTH, lambda rig, patch: (unguarded(rig), one_slot(rig))),
     Mutant("one iteration is in flight beside the next", BOTH, lambda rig, patch: (unguarded(rig), deeper(rig))),
     Mutant("a slot has a pinned buffer of its own", BOTH, lambda rig, patch: share(rig, "host", "host_array")),
     Mutant("a slot has a device buffer of its own", BOTH, lambda rig, patch: share(rig, "device")),
@@ -227,7 +227,7 @@ MUTANTS = (
     Mutant(
         "carry-over comes from the iteration before",
         (ADVERSARY,),
-        lambda rig, patch: carry_from(rig, lambda slot, previous: slot.sampled),
+        lambda rig, patch: carry_from(rig, lambda slot, source: slot.sampled),
     ),
     Mutant(
         "only inputs that the host does not know are carried",
@@ -235,12 +235,12 @@ MUTANTS = (
         lambda rig, patch: after_packing(patch, lambda step, packed: packed.carry.clip(0, out=packed.carry)),
     ),
     Mutant(
-        "padding writes to a page of its own", (ADVERSARY,), lambda rig, patch: after_packing(patch, pad_into_live_page)
+        "padding writes to the dummy block", (ADVERSARY,), lambda rig, patch: after_packing(patch, pad_into_live_block)
     ),
     Mutant(
         "a token is counted for the iteration that made it", (ADVERSARY,), lambda rig, patch: swap(rig, "token_array")
     ),
-    Mutant("a token after the end of its request is nobody's", (ADVERSARY,), lambda rig, patch: ends_forgotten(rig)),
+    Mutant("a token after the end of its request is dropped", (ADVERSARY,), lambda rig, patch: ends_forgotten(rig)),
     Mutant(
         "a graph holds the largest context that it may meet",
         (ADVERSARY,),
@@ -287,6 +287,6 @@ def test_a_broken_runtime_is_noticed(mutant: Mutant, watcher: str, monkeypatch: 
 
 @pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
 @pytest.mark.parametrize("watcher", WATCHERS)
-def test_nobody_notices_anything_in_the_runtime_as_it_is(watcher: str, graphs: bool) -> None:
+def test_neither_notices_anything_in_the_unbroken_runtime(watcher: str, graphs: bool) -> None:
     for rig in rigs(watcher, graphs):
         rig.run()

@@ -208,7 +208,7 @@ def test_products_head_and_the_rest_share_what_attention_leaves(tmp_path: Path) 
 
 def test_kernels_are_told_apart_by_name_and_place() -> None:
     kernels = [
-        ("_skinny_kernel", 4.0),
+        ("_small_batch_gemm_kernel", 4.0),
         ("kernel_cutlass_flash_attn", 9.0),
         ("_decode_kernel", 9.0),
         ("elementwise", 1.0),

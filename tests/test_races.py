@@ -1,4 +1,4 @@
-"""Checked streams report a race exactly where two conflicting accesses are in no order, and say which two."""
+"""Checked streams report a race exactly where two conflicting accesses are not ordered, and name both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from policies.orca import Orca
 
 @pytest.fixture
 def streams() -> CheckedStreams:
-    """Checked streams that do nothing before the host waits for them."""
+    """Checked streams that run nothing before the host waits for them."""
     return checked(any_order(random.Random(0)))
 
 
@@ -38,8 +38,8 @@ def nothing() -> None:
     """An operation that declares accesses and makes none."""
 
 
-def pages(*numbers: int) -> Items:
-    return Items("page", lambda: np.array(numbers, np.int64))
+def blocks(*numbers: int) -> Items:
+    return Items("KV block", lambda: np.array(numbers, np.int64))
 
 
 def test_a_wait_orders_two_streams(streams: CheckedStreams) -> None:
@@ -111,11 +111,11 @@ def test_an_event_stands_for_what_its_stream_had_waited_for(streams: CheckedStre
     streams.run_on_host(Operation(nothing, writes=(buffer,)))
 
 
-def test_items_are_told_apart(streams: CheckedStreams) -> None:
-    streams.compute.run(Operation(nothing, writes=(pages(1, 2),)))
-    streams.h2d.run(Operation(nothing, writes=(pages(0, 3),)))
-    with pytest.raises(RaceError, match="race on page 3: d2h's read"):
-        streams.d2h.run(Operation(nothing, reads=(pages(3, 4),)))
+def test_items_are_distinguished(streams: CheckedStreams) -> None:
+    streams.compute.run(Operation(nothing, writes=(blocks(1, 2),)))
+    streams.h2d.run(Operation(nothing, writes=(blocks(0, 3),)))
+    with pytest.raises(RaceError, match="race on KV block 3: d2h's read"):
+        streams.d2h.run(Operation(nothing, reads=(blocks(3, 4),)))
 
 
 def test_a_stream_goes_on_after_it_was_checked(streams: CheckedStreams) -> None:
@@ -187,7 +187,7 @@ def test_the_first_race_of_any_program_is_found_and_nothing_else(program: list[t
     assert first_race(program) is None
 
 
-def test_where_accesses_came_from_is_forgotten_once_they_can_race_no_more(streams: CheckedStreams) -> None:
+def test_sites_of_accesses_that_can_no_longer_race_are_deleted(streams: CheckedStreams) -> None:
     buffer = torch.zeros(1)
     events = [stream.event() for stream in streams]
     for _ in range(5000):

@@ -1,4 +1,4 @@
-"""The reference attention against attention written out query by query."""
+"""The reference attention against attention computed query by query."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ HEAD_DIM = 8
 SCALING = 0.3
 
 
-def paged_batch(lengths: list[tuple[int, int]], page_size: int, kv_heads: int, random: np.random.Generator) -> tuple:
-    """Rows of (queries, context) over pages in random order; NaN wherever no context reaches."""
-    rows, needed = len(lengths), [-(-context // page_size) for _, context in lengths]
-    pages = torch.from_numpy(random.permutation(sum(needed) + 3)).int()
-    tables = torch.full((rows, max(needed) + 1), int(pages[-1]), dtype=torch.int32)
-    keys = torch.full((len(pages) + 1, page_size, kv_heads, HEAD_DIM), torch.nan)
+def paged_batch(lengths: list[tuple[int, int]], block_size: int, kv_heads: int, random: np.random.Generator) -> tuple:
+    """Rows of (queries, context) over blocks in random order; NaN outside all contexts."""
+    rows, needed = len(lengths), [-(-context // block_size) for _, context in lengths]
+    blocks = torch.from_numpy(random.permutation(sum(needed) + 3)).int()
+    tables = torch.full((rows, max(needed) + 1), int(blocks[-1]), dtype=torch.int32)
+    keys = torch.full((len(blocks) + 1, block_size, kv_heads, HEAD_DIM), torch.nan)
     values = keys.clone()
     contexts, taken = [], 0
     for row, (_, context) in enumerate(lengths):
-        tables[row, : needed[row]] = pages[taken : taken + needed[row]]
+        tables[row, : needed[row]] = blocks[taken : taken + needed[row]]
         taken += needed[row]
         pair = torch.from_numpy(random.normal(size=(2, context, kv_heads, HEAD_DIM))).float()
-        slots = tables[row, torch.arange(context) // page_size].long() * page_size + torch.arange(context) % page_size
-        keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots] = pair
+        indices = (
+            tables[row, torch.arange(context) // block_size].long() * block_size + torch.arange(context) % block_size
+        )
+        keys.flatten(0, 1)[indices], values.flatten(0, 1)[indices] = pair
         contexts.append(pair)
     starts = torch.tensor([0, *np.cumsum([queries for queries, _ in lengths])], dtype=torch.int32)
     unused = torch.zeros(0)
@@ -65,14 +67,14 @@ def row_lengths(draw: st.DrawFn) -> list[tuple[int, int]]:
     return [(draw(st.sampled_from((1, context)) | st.integers(0, context)), context) for context in contexts]
 
 
-@given(lengths=row_lengths(), page_size=st.sampled_from((1, 3, 16)), heads=st.sampled_from(((4, 4), (4, 2), (6, 1))))
+@given(lengths=row_lengths(), block_size=st.sampled_from((1, 3, 16)), heads=st.sampled_from(((4, 4), (4, 2), (6, 1))))
 def test_it_is_causal_attention_of_the_last_queries(
-    lengths: list[tuple[int, int]], page_size: int, heads: tuple[int, int]
+    lengths: list[tuple[int, int]], block_size: int, heads: tuple[int, int]
 ) -> None:
     """Decodes, chunks and whole prompts in one batch; what lies beyond a context is NaN and must not be read."""
     random = np.random.default_rng(1)
     num_heads, kv_heads = heads
-    keys, values, batch, contexts = paged_batch(lengths, page_size, kv_heads, random)
+    keys, values, batch, contexts = paged_batch(lengths, block_size, kv_heads, random)
     query = torch.from_numpy(random.normal(size=(sum(queries for queries, _ in lengths), num_heads, HEAD_DIM))).float()
     output = ReferenceAttention()(query, keys, values, batch, Bounds(99, 99, 99), scaling=SCALING)
     assert output.shape == query.shape

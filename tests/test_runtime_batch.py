@@ -1,4 +1,4 @@
-"""Packing: every step of fuzzed runs, taken apart again and compared with the table and the pool that it came from."""
+"""Packing: every packed step of fuzzed runs is compared with the request table and the block pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from schedules import UnitCost
 
 from cbatch import Engine, Limits, Request, Sampling, Step, StepResult
 from cbatch.runtime.batch import NOT_CARRIED, PLACEHOLDER, Fields, Shape, Work, device_views, host_views, pack, uniform
-from cbatch.runtime.iteration import smallest_shape
 from cbatch.sim.executor import SimExecutor
 
 VOCABULARY = 1000
@@ -22,12 +21,12 @@ MAX_TOKENS, MAX_BATCH, LONGEST = 40, 5, 60
 
 
 class PackingExecutor(SimExecutor):
-    """Packs each step into a buffer full of rubbish, checks what it finds there, and makes tokens up."""
+    """Packs each step into a buffer of random words, checks the result, and returns random tokens."""
 
     needs_tokens = True
 
     def __init__(self, extra: Shape) -> None:
-        """extra: padding beyond the smallest shape, where the step is padded at all."""
+        """extra: padding beyond the step's own shape, where the step is padded at all."""
         super().__init__(UnitCost())
         self.extra = extra
         self.random = np.random.default_rng(1)
@@ -35,7 +34,7 @@ class PackingExecutor(SimExecutor):
         self.sampled: list[np.ndarray] = []
 
     def launch(self, step: Step) -> Any:
-        shape = smallest_shape(step)
+        shape = Shape.of(step)
         if shape.num_tokens > step.num_batch_tokens:
             shape = Shape(*(size + more for size, more in zip(shape, self.extra, strict=True)))
         buffer = self.random.integers(-(2**31), 2**31, shape.size).astype(np.int32)
@@ -74,7 +73,7 @@ class PackingExecutor(SimExecutor):
                 assert packed.uniform[place] == expected[0]
 
     def check_inputs(self, step: Step, packed: Fields[np.ndarray], place: int) -> None:
-        """Token values, those taken from the iteration before among them, are prompt and output of the request."""
+        """Token values, the carried ones included, are the request's prompt and output."""
         request, (begin, end) = step.requests[place], packed.query_starts[place : place + 2]
         ids, carry = packed.token_ids[begin:end], packed.carry[begin:end]
         assert (carry[:-1] == NOT_CARRIED).all()
@@ -101,7 +100,7 @@ def check_padding(step: Step, shape: Shape, packed: Fields[np.ndarray]) -> None:
     assert (packed.kv_indices[num_tokens:] // page == dummy).all()
     assert (packed.block_tables[num_rows:] == dummy).all()
     assert packed.block_tables.min() >= 0
-    assert packed.block_tables.max() <= dummy  # beyond a request's own blocks any page that exists will do
+    assert packed.block_tables.max() <= dummy  # beyond a request's own blocks any existing block will do
     assert (packed.temperature[num_rows:] == 0).all()
     assert (packed.context_lens[num_rows:] == 0).all()
 

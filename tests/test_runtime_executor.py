@@ -1,4 +1,4 @@
-"""The executor: every one of its waits is needed, failures reach the host, and the clock tells the truth."""
+"""The executor: each of its waits is necessary, failures reach the host, and its times are right."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def delay() -> None:
 
 
 class TimelessEvent(ThreadEvent):
-    """Can be asked for its time before it was reached, which a missing wait leads to."""
+    """Has a time even before it was reached, as happens where a wait is missing."""
 
     def time(self) -> float:
         return 0.0
 
 
 class UnheededEvent(TimelessEvent):
-    """The host does not wait for it."""
+    """An event that the host does not wait for."""
 
     def synchronize(self) -> None:
         pass
 
 
 class OddStream(ThreadStream):
-    """A thread stream with defects of choice."""
+    """A thread stream with chosen defects."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ Defects = dict[str, dict[str, Any]]  # of h2d, compute and d2h
 
 
 def executor_on(defects: Defects) -> StreamExecutor:
-    """Not poisoned: what goes wrong is to show in the tokens, not to be caught on the way."""
+    """Not poisoned: errors must show in the tokens."""
     streams = Streams(*(OddStream(name, **defects.get(name, {})) for name in Streams._fields))
     slots = make_slots(LIMITS, BLOCK_SIZE, CPU, streams)
     model = PagedModel(
@@ -140,14 +140,14 @@ def test_slowness_of_any_stream_changes_no_token(name: str) -> None:
     ["compute does not wait for uploaded", "d2h does not wait for computed", "the host does not wait for downloaded"],
 )
 def test_a_missing_wait_shows(name: str) -> None:
-    """As wrong tokens; or as an error, where an input of another iteration is no index in this one."""
+    """As wrong tokens, or as an error where another iteration's input is out of range in this one."""
     chosen = greedy_references(LLAMA)[4:8]
     with suppress(StreamError):
         assert outputs(without_a_wait(name), chosen) != [reference.output for reference in chosen]
 
 
 def test_poison_reports_what_was_read_before_it_was_written() -> None:
-    """A page that a request never wrote is NaN, and so is every logit that depends on it."""
+    """A block that a request never wrote is NaN, and so is every logit that depends on it."""
     executor = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK_SIZE)
     engine = Engine(
         Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, asynchronous=False
@@ -206,8 +206,8 @@ def test_the_clock_starts_with_the_run() -> None:
 
 
 @pytest.mark.parametrize("slow", ["h2d", "d2h"])
-def test_copies_are_timed_for_who_asks(slow: str) -> None:
-    """Each begins behind what it waits for, and takes as long as its operation."""
+def test_copies_are_timed_if_asked(slow: str) -> None:
+    """Each starts after what it waits for, and takes as long as its operation."""
     executor = executor_on({slow: {"gate": delay}})
     executor.times_copies = True
     engine = Engine(Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
@@ -233,7 +233,7 @@ def test_copies_are_not_timed_unasked() -> None:
 
 
 def test_an_executor_serves_one_run_after_the_other() -> None:
-    """Nothing of a run is left in slots or pages that a later one would notice, whichever slot it ended on."""
+    """A run leaves nothing in slots or blocks that changes a later one, whichever slot it ended on."""
     executor = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK_SIZE)
     for length in (1, 2, 3, 6):
         requests = [reference.request(id_, length) for id_, reference in enumerate(greedy_references(LLAMA)[8:12])]

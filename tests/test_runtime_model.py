@@ -1,4 +1,4 @@
-"""The paged model against `transformers`' own, for every family, and what cannot be built."""
+"""The paged model against `transformers`' own, for every family, and models that cannot be built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which captured shape takes a step: what can be decided without a GPU."""
+"""Which captured shape takes a step; tests that need no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thread streams keep CUDA's ordering rules: the ones they promise, and none that CUDA does not."""
+"""Thread streams follow CUDA's ordering rules and add none."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_enqueueing_returns_at_once_and_synchronize_blocks(first: ThreadStream) 
 
 
 def test_two_streams_run_at_the_same_time(first: ThreadStream, second: ThreadStream) -> None:
-    """Each waits for the other; one thread for both would never get past."""
+    """Each waits for the other; a single thread for both would deadlock."""
     meeting = threading.Barrier(2, timeout=PATIENCE)
     first.run(Operation(meeting.wait))
     second.run(Operation(meeting.wait))
@@ -101,7 +101,7 @@ def test_a_wait_holds_later_work_of_its_stream_only(first: ThreadStream, second:
 def test_an_event_stands_for_the_work_enqueued_before_its_record(first: ThreadStream, second: ThreadStream) -> None:
     gate, event = threading.Event(), first.event()
     first.record(event)
-    first.run(Operation(gate.wait))  # enqueued after the record: nobody waits for it
+    first.run(Operation(gate.wait))  # enqueued after the record: no stream waits for it
     second.wait(event)
     finish(second)
     event.synchronize()
@@ -226,7 +226,7 @@ calls = st.lists(
 @settings(max_examples=60)
 @given(calls=calls)
 def test_any_program_runs_in_an_order_that_the_rules_allow(calls: list[tuple[str, int, int]]) -> None:
-    """Each operation notes what had run before it; that must hold all that the rules put before it."""
+    """Each operation records what had run before it, which must include all that the rules put before it."""
     streams = [ThreadStream(str(index)) for index in range(NUM_STREAMS)]
     events = [ThreadEvent() for _ in range(NUM_EVENTS)]
     behind: list[set[int]] = [set() for _ in streams]  # operations that must come before the stream's next one

@@ -29,7 +29,7 @@ NUM_REFERENCES = 24
 LONGEST_PROMPT = 40
 LONGEST_OUTPUT = 16
 TIE = 1e-4
-"""Logits, or probabilities, this close are a tie that float32 may decide either way; such a prompt is no reference."""
+"""Logits or probabilities this close may be ordered either way in float32; such prompts are not used."""
 
 LLAMA = ModelSpec("tiny-llama", "llama", 2, 32, 4, 2, 8, 64, 96, 512, "float32")
 QWEN3 = ModelSpec("tiny-qwen3", "qwen3", 2, 32, 4, 1, 16, 64, 96, 512, "float32")
@@ -75,7 +75,7 @@ def paged_weights(spec: ModelSpec) -> PreTrainedModel:
 
 
 def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int) -> StreamExecutor:
-    """As `cpu.build`, with weights that are made once for all tests."""
+    """Like `cpu.build`, poisoned, with weights that are shared by all tests."""
     cache = PagedCache(spec, KVSize(num_blocks, block_size), CPU)
     model = PagedModel(paged_weights(spec), cache, ReferenceAttention())
     return assemble(model, Vocabulary(spec), limits, Options(check="poison"))
@@ -83,7 +83,7 @@ def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: 
 
 @cache
 def greedy_references(spec: ModelSpec) -> list[Reference]:
-    """Prompts of 1 to `LONGEST_PROMPT` tokens with what `generate` makes of them."""
+    """Prompts of 1 to `LONGEST_PROMPT` tokens with the tokens of `generate`."""
     model = plain_model(spec, CPU)
     random = np.random.default_rng(7)
     references: list[Reference] = []
@@ -105,7 +105,7 @@ def greedy_references(spec: ModelSpec) -> list[Reference]:
 
 @cache
 def sampled_references(spec: ModelSpec) -> list[Reference]:
-    """Prompts with what is drawn for them when each token is computed from scratch, one request at a time."""
+    """Prompts with tokens sampled one request at a time, each computed from scratch."""
     model = plain_model(spec, CPU)
     random = np.random.default_rng(8)
     ways = [(1.0, 0, 1.0), (0.7, 5, 1.0), (1.5, 0, 0.8), (1.0, 20, 0.6), (0.0, 0, 1.0)]

@@ -37,6 +37,11 @@ class Shape(NamedTuple):
     num_blocks: int
 
     @classmethod
+    def of(cls, step: Step) -> Shape:
+        """The step's own shape, with the padding that the plan asks for."""
+        return cls(step.pad_to, len(step.rows), step.pool.blocks_for(int((step.start + step.num_tokens).max())))
+
+    @classmethod
     def largest(cls, limits: Limits, block_size: int) -> Shape:
         """The largest iteration within the limits, also of decodes alone."""
         width = blocks_for(limits.max_request_tokens, block_size)

@@ -16,14 +16,14 @@ from cbatch.runtime.checks.races import checked
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.options import DEFAULT_OPTIONS, Options
+from cbatch.runtime.options import Options
 from cbatch.runtime.slots import make_slots
 from cbatch.runtime.streams import Streams, ThreadStream
 from cbatch.runtime.weights import load_model
 from cbatch.vocabulary import Vocabulary
 
 
-def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = DEFAULT_OPTIONS) -> StreamExecutor:
+def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> StreamExecutor:
     """Return an executor that computes `spec` on this machine's CPU. Option `compiled` needs a C++ compiler.
 
     Raises:
@@ -40,9 +40,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = DEFAUL
     return assemble(model, vocabulary, limits, options)
 
 
-def assemble(
-    model: PagedModel, vocabulary: Vocabulary, limits: Limits, options: Options = DEFAULT_OPTIONS
-) -> StreamExecutor:
+def assemble(model: PagedModel, vocabulary: Vocabulary, limits: Limits, options: Options = Options()) -> StreamExecutor:
     """Combine a model on the CPU with streams and slots."""
     streams = Streams(*map(ThreadStream, Streams._fields))
     if options.check == "races":

@@ -23,7 +23,7 @@ from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes
 from cbatch.runtime.iteration import EagerIteration, Model
 from cbatch.runtime.memory import check_memory, kv_tokens_that_fit
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.options import DEFAULT_OPTIONS, Options
+from cbatch.runtime.options import Options
 from cbatch.runtime.slots import Slot, make_slots
 from cbatch.runtime.streams import Operation, StreamError, Streams
 from cbatch.runtime.weights import load_model
@@ -107,7 +107,7 @@ class GpuExecutor(StreamExecutor):
         self.iteration = iteration
 
 
-def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = DEFAULT_OPTIONS) -> GpuExecutor:
+def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> GpuExecutor:
     """Return an executor that computes `spec` on the current GPU.
 
     Poison fills the token buffers only: attention libraries multiply masked keys and values, so these must be finite.

@@ -85,13 +85,10 @@ class GraphedIteration:
             CapacityError: the device's memory does not suffice.
             ModelError: an operation cannot be captured.
         """
-        self._eager = eager
-        self._slots = slots
-        self._stream = stream
+        self._eager, self._slots, self._stream = eager, slots, stream
         self.cache = cache
         self.graphs: dict[tuple[Shape, int], Captured] = {}
-        self.num_replayed = 0
-        self.num_eager = 0
+        self.num_replayed = self.num_eager = 0
         self.report = self._capture_all(sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True))
         self._shapes = sorted(shapes)
 

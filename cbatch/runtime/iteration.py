@@ -40,12 +40,6 @@ class Iteration(Protocol):
         ...
 
 
-def smallest_shape(step: Step) -> Shape:
-    """The step's own shape, with the padding that the plan asks for."""
-    num_blocks = step.pool.blocks_for(int((step.start + step.num_tokens).max()))
-    return Shape(step.pad_to, len(step.rows), num_blocks)
-
-
 class EagerIteration:
     """Runs an iteration operation by operation."""
 
@@ -55,7 +49,7 @@ class EagerIteration:
         self._greedy = greedy
 
     def shape(self, step: Step) -> Shape:
-        return smallest_shape(step)
+        return Shape.of(step)
 
     @torch.inference_mode()
     def __call__(self, slot: Slot, source: torch.Tensor, work: Work) -> None:

@@ -35,13 +35,7 @@ def needs(spec: ModelSpec, limits: Limits, kv_tokens: int) -> Needs:
 
 
 def check_memory(spec: ModelSpec, limits: Limits, kv_tokens: int, free: int) -> None:
-    """
-    Args:
-        free: unused bytes of the device's memory.
-
-    Raises:
-        CapacityError: they do not suffice; lists what is needed and what to lower.
-    """
+    """Raise CapacityError, with what is needed and what to lower, if `free` bytes of the device do not suffice."""
     need = needs(spec, limits, kv_tokens)
     if sum(need) + SPARE <= free:
         return

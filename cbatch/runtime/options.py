@@ -25,6 +25,3 @@ class Options:
     graphs: Literal["off", "decode", "all"] = "all"
     attention: str = "auto"
     times_copies: bool = False
-
-
-DEFAULT_OPTIONS = Options()

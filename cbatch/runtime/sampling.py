@@ -1,7 +1,7 @@
 """From logits to tokens: greedy, or drawn from the tempered, filtered distribution.
 
-Each row is sampled by itself from its own logits and its own random number, so a request gets the same tokens in any
-batch. Fixed shapes, no synchronization: both functions can be captured in a graph.
+Each row is sampled from its own logits and its own random number, so a request gets the same tokens in any batch. Shapes
+are fixed and the device is not read, so both functions can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
         logits: [rows, vocabulary].
 
     Returns:
-        int32 [rows]; among equals the lowest token id.
+        int32 [rows]; the lowest token id of equals.
     """
     return logits.argmax(dim=-1).to(torch.int32)
 
@@ -27,7 +27,7 @@ def sample(logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
     """Draw a token for each row by the inverse of the cumulative distribution; rows of temperature 0 are greedy.
 
     The distribution is softmax(logits / temperature) in descending order. Top-k keeps its first k tokens (0: all); top-p
-    then keeps the fewest tokens whose share of what top-k left reaches p (Holtzman et al., ICLR 2020), never none.
+    then keeps the fewest tokens, at least one, whose share of the remaining weight reaches p (Holtzman et al., ICLR 2020).
 
     Args:
         logits: [rows, vocabulary].
@@ -42,8 +42,8 @@ def sample(logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
     rank = torch.arange(weights.shape[-1], device=weights.device)
     weights = weights.masked_fill((rank >= batch.top_k[:, None]) & (batch.top_k[:, None] > 0), 0)
     reached = weights.cumsum(dim=-1)
-    likelier = reached - weights  # the weight of the tokens before each
-    weights = weights.masked_fill((likelier >= batch.top_p[:, None] * reached[:, -1:]) & (rank > 0), 0)
+    before = reached - weights  # the weight of the likelier tokens
+    weights = weights.masked_fill((before >= batch.top_p[:, None] * reached[:, -1:]) & (rank > 0), 0)
     reached = weights.cumsum(dim=-1)
     passed = reached <= batch.uniform[:, None] * reached[:, -1:]
     place = torch.minimum(passed.sum(dim=-1), (weights > 0).sum(dim=-1) - 1).clamp(min=0)

@@ -132,14 +132,11 @@ class Reached(NamedTuple):
     failure: Failure | None
 
 
-_Record = Future[Reached]
-
-
 class ThreadEvent:
     """An event of `ThreadStream`s. Owner and only writer: the host's thread, which records it."""
 
     def __init__(self) -> None:
-        self._latest: _Record | None = None
+        self._latest: Future[Reached] | None = None
 
     def synchronize(self) -> None:
         if self._latest is None:
@@ -180,7 +177,7 @@ class ThreadStream:
         self._enqueue(partial(self._run, operation))
 
     def record(self, event: ThreadEvent) -> None:
-        record: _Record = Future()
+        record: Future[Reached] = Future()
         self._enqueue(lambda: record.set_result(Reached(time.perf_counter(), self._failure)))
         event._latest = record
 
@@ -218,7 +215,7 @@ class ThreadStream:
         if not self._failure:
             operation.body()
 
-    def _await(self, record: _Record) -> None:
+    def _await(self, record: Future[Reached]) -> None:
         """Block the worker until the record is reached or the stream closes; adopt the failure behind the record."""
         if not record.done():
             either: tuple[Future[Any], ...] = (record, self._closing)

@@ -48,9 +48,7 @@ def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
         "tie_word_embeddings": spec.tied_embeddings,
         "initializer_range": spec.hidden_size**-0.5,
         "rope_parameters": {"rope_type": "default", "rope_theta": spec.rope_theta},
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
     }
     if nanogpt:
         _check_nanogpt(spec)

@@ -9,7 +9,7 @@ import numpy as np
 
 from cbatch import Limits, Policy, Request, RunRecord, Server
 from cbatch.model import ModelSpec
-from cbatch.runtime.options import DEFAULT_OPTIONS, Options
+from cbatch.runtime.options import Options
 from experiments.config.backends import Cuda
 from experiments.config.servers import real_server
 from experiments.store.benchmark_file import spread
@@ -17,7 +17,7 @@ from experiments.store.benchmark_file import spread
 MakeServer = Callable[[ModelSpec, Limits, Options], Server[Any]]
 
 
-def gpu_server(spec: ModelSpec, limits: Limits, options: Options = DEFAULT_OPTIONS) -> Server[Any]:
+def gpu_server(spec: ModelSpec, limits: Limits, options: Options = Options()) -> Server[Any]:
     """Builds a server on the GPU with as much KV cache as its largest batch can use, if there is room."""
     return real_server(Cuda(), spec, limits, options)
 

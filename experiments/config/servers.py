@@ -10,7 +10,7 @@ import numpy as np
 from cbatch import Limits, Request, Server
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
-from cbatch.runtime.options import DEFAULT_OPTIONS, Options
+from cbatch.runtime.options import Options
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
 from experiments.config.backends import Backend, Cpu, Cuda
@@ -25,7 +25,7 @@ def make_server(
     cost: ProfileCost,
     limits: Limits,
     kv: KVSize,
-    options: Options = DEFAULT_OPTIONS,
+    options: Options = Options(),
     *,
     asynchronous: bool = True,
 ) -> Server[Any]:
@@ -35,12 +35,7 @@ def make_server(
 
 
 def real_server(
-    backend: Cpu | Cuda,
-    spec: ModelSpec,
-    limits: Limits,
-    options: Options = DEFAULT_OPTIONS,
-    *,
-    kv_tokens: int | None = None,
+    backend: Cpu | Cuda, spec: ModelSpec, limits: Limits, options: Options = Options(), *, kv_tokens: int | None = None
 ) -> Server[Any]:
     """Builds a server of real tokens.
 

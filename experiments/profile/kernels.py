@@ -12,13 +12,13 @@ from typing import NamedTuple
 from experiments.profile.kernel_trace import KernelTrace
 
 ATTENTION = re.compile(r"flash|_decode_kernel|_chunk_kernel")
-PRODUCT = re.compile(r"skinny|gemm|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECASE)
+PRODUCT = re.compile(r"gemm|nvjet|cutlass|xmma|cublas|splitk", re.IGNORECASE)
 NORM = "_add_norm_kernel"
 COPIES = ("Memcpy", "Memset")
 
 
 class Shares(NamedTuple):
-    """Of an iteration without its attention: matrix products of the layers, output head and sampling, all else."""
+    """Shares of an iteration without its attention: the layers' matrix products, output head and sampling, all else."""
 
     linear: float
     head: float

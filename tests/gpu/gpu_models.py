@@ -13,7 +13,7 @@ from cbatch.model import ModelSpec
 from cbatch.runtime.batch import Fields, Shape, device_views
 
 CUDA = torch.device("cuda")
-PAGE = 16
+BLOCK_SIZE = 16
 LIMITS = Limits(max_batch=4, max_tokens=256, max_request_tokens=LONGEST_PROMPT + LONGEST_OUTPUT, tile=32)
 TINY_LLAMA = ModelSpec("gpu-llama", "llama", 2, 64, 4, 2, 16, 128, 96, 512, "float32")
 TINY_QWEN3 = ModelSpec("gpu-qwen3", "qwen3", 2, 64, 4, 1, 32, 128, 96, 512, "float32", tied_embeddings=True)
@@ -29,8 +29,8 @@ def with_same_weights(spec: ModelSpec, folder: Path) -> ModelSpec:
     return replace(spec, path=str(path))
 
 
-def make_batch(rows: list[tuple[int, int]], page: int, table_width: int) -> Fields[torch.Tensor]:
-    """Inputs of an iteration on the GPU, pages scattered.
+def make_batch(rows: list[tuple[int, int]], block_size: int, table_width: int) -> Fields[torch.Tensor]:
+    """Inputs of an iteration on the GPU, blocks scattered.
 
     rows: (queries, context) of each request; a request without queries is padding.
     """
@@ -44,14 +44,14 @@ def make_batch(rows: list[tuple[int, int]], page: int, table_width: int) -> Fiel
     positions = [torch.arange(context - queries, context) for queries, context in rows]
     owners = torch.arange(len(rows)).repeat_interleave(num_queries)
     batch.positions.copy_(torch.cat(positions))
-    pages = batch.block_tables.cpu()[owners, torch.cat(positions) // page]
-    batch.kv_indices.copy_(pages * page + torch.cat(positions) % page)
+    blocks = batch.block_tables.cpu()[owners, torch.cat(positions) // block_size]
+    batch.kv_indices.copy_(blocks * block_size + torch.cat(positions) % block_size)
     batch.carry.fill_(-1)
     return batch
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative error in the norm, reckoned in float64."""
+    """Relative error in the norm, computed in float64."""
     difference = got.double() - expected.double()
     assert not got.isnan().any(), "not a number"
     return float(difference.norm() / expected.double().norm())

@@ -1,4 +1,4 @@
-"""Building an executor: what is chosen, what it costs, and what is said when it cannot be."""
+"""Building a GPU executor: what is chosen, what it costs, and the errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from gpu_models import CUDA, LARGE, PAGE, TINY_LLAMA
+from gpu_models import BLOCK_SIZE, CUDA, LARGE, TINY_LLAMA
 
 from cbatch import Limits
 from cbatch.errors import CapacityError, ConfigError
@@ -22,18 +22,18 @@ def test_too_large_a_cache_says_what_to_lower() -> None:
 
 
 def test_float32_runs_on_our_own_kernel_and_says_why() -> None:
-    choice = choose_attention(TINY_LLAMA, PAGE, CUDA)
+    choice = choose_attention(TINY_LLAMA, BLOCK_SIZE, CUDA)
     assert choice.attention.name.startswith("triton")
     assert "no flash4: it computes 16-bit floats" in str(choice)
     with pytest.raises(ConfigError, match=r"backend\.attention=flash4 cannot serve gpu-llama .* 16-bit"):
-        choose_attention(TINY_LLAMA, PAGE, CUDA, "flash4")
+        choose_attention(TINY_LLAMA, BLOCK_SIZE, CUDA, "flash4")
 
 
 def test_sizes_that_no_kernel_takes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"block_size=48: attention on a GPU takes 16, 32, or a multiple of 64"):
         choose_attention(TINY_LLAMA, 48, CUDA)
     with pytest.raises(ConfigError, match=r"model=gpu-llama: .* this one has 80"):
-        choose_attention(replace(TINY_LLAMA, head_dim=80), PAGE, CUDA)
+        choose_attention(replace(TINY_LLAMA, head_dim=80), BLOCK_SIZE, CUDA)
 
 
 FAILING_CAPTURE = """
@@ -52,7 +52,7 @@ gpu.build(ModelSpec("small", "llama", 1, 64, 4, 2, 16, 128, 96, 512, "float32"),
 
 
 def test_a_failed_capture_names_the_shape() -> None:
-    """In a process of its own: PyTorch's random numbers do not survive a failed capture."""
+    """In its own process: PyTorch's random number generator does not survive a failed capture."""
     process = subprocess.run([sys.executable, "-c", FAILING_CAPTURE], capture_output=True, text=True, check=False)
     assert "ModelError: a CUDA graph of 256 tokens and 4 requests cannot be captured" in process.stderr
     assert process.stderr.strip().endswith("set runtime.graphs=off")

@@ -1,4 +1,4 @@
-"""Each kernel against plain PyTorch in float64, on random inputs at every kind of size it meets."""
+"""Each kernel against plain PyTorch in float64, on random inputs of every kind of size that occurs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cbatch.runtime.fast.attention.decode import Chunks, SplitAttention
 from cbatch.runtime.fast.attention.triton_chunks import TritonChunks
 from cbatch.runtime.fast.attention.triton_decodes import Decodes
 from cbatch.runtime.fast.fused_ops import add_norm, gate, rotate_and_store
-from cbatch.runtime.fast.small_batch_gemm import skinny_product, tiling_for
+from cbatch.runtime.fast.small_batch_gemm import small_batch_product, tiling_for
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-"""Relative errors that rounding to the type explains."""
+"""Largest relative errors that rounding to the type explains."""
 
 PROCESSORS = torch.cuda.get_device_properties(CUDA).multi_processor_count
 DEPENDENT = torch.cuda.get_device_capability(CUDA) >= (9, 0)
@@ -94,21 +94,21 @@ def test_rotate_and_store(heads: int, kv_heads: int, dim: int, kind: str) -> Non
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(6144, 4096), (4096, 4096), (4096, 14336), (5120, 5120), (4096, 11008)]
 )
-def test_skinny_product(rows: int, outputs: int, inputs: int) -> None:
+def test_small_batch_product(rows: int, outputs: int, inputs: int) -> None:
     x, weight = random(rows, inputs, dtype=torch.bfloat16), random(outputs, inputs, dtype=torch.bfloat16)
     tiling = tiling_for(outputs, inputs, PROCESSORS, gated=False)
     assert tiling is not None
-    out = skinny_product(x, weight, tiling, dependent=DEPENDENT)
+    out = small_batch_product(x, weight, tiling, dependent=DEPENDENT)
     assert error(out.double().sum(0), x.double() @ weight.double().T) < 1e-5
 
 
 @pytest.mark.parametrize("rows", [1, 32, 64])
 @pytest.mark.parametrize(("outputs", "inputs"), [(14336, 4096), (11008, 4096), (13824, 5120)])
-def test_gated_skinny_product(rows: int, outputs: int, inputs: int) -> None:
+def test_gated_small_batch_product(rows: int, outputs: int, inputs: int) -> None:
     x, weight = random(rows, inputs, dtype=torch.bfloat16), 0.02 * random(2 * outputs, inputs, dtype=torch.bfloat16)
     tiling = tiling_for(outputs, inputs, PROCESSORS, gated=True)
     assert tiling is not None
-    out = skinny_product(x, weight, tiling, gated=True, dependent=DEPENDENT)
+    out = small_batch_product(x, weight, tiling, gated=True, dependent=DEPENDENT)
     gates, ups = (x.double() @ weight.double().T).chunk(2, dim=1)
     assert error(out[0], silu(gates) * ups) < 1e-2
 
@@ -155,16 +155,16 @@ def test_attention(kind: str, heads: int, kv_heads: int, dim: int, chunks: Chunk
     if dtype is torch.float32 and chunks.name != "triton":
         pytest.skip("the library computes 16-bit floats")
     rows = ROWS[kind]
-    page = 128
-    width = max(8, -(-max(context for _, context in rows) // page))
-    batch = make_batch(rows, page, width)
+    block_size = 128
+    width = max(8, -(-max(context for _, context in rows) // block_size))
+    batch = make_batch(rows, block_size, width)
     query = random(sum(queries for queries, _ in rows), heads, dim, dtype=dtype)
-    keys, values = random(2, len(rows) * width + 1, page, kv_heads, dim, dtype=dtype)
+    keys, values = random(2, len(rows) * width + 1, block_size, kv_heads, dim, dtype=dtype)
     longest = max(queries for queries, _ in rows)
     max_chunks = min(sum(queries > 1 for queries, _ in rows) + 1, len(rows))  # one of them empty
-    attention, bounds = SplitAttention(chunks, Decodes(CUDA)), Bounds(longest, page * width, max_chunks)
+    attention, bounds = SplitAttention(chunks, Decodes(CUDA)), Bounds(longest, block_size * width, max_chunks)
     out, again = (attention(query, keys, values, batch, bounds, scaling=dim**-0.5) for _ in range(2))
-    assert torch.equal(out, again)  # nothing is left of a call for the next one
+    assert torch.equal(out, again)  # a call leaves nothing behind for the next one
     real = [row for row, (queries, _) in enumerate(rows) if queries]
     exact_query, exact_keys, exact_values = query.double(), keys.double(), values.double()
     expected = torch.empty_like(exact_query)

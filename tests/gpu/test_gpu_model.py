@@ -1,4 +1,4 @@
-"""The fused model at full size, bfloat16: the way in which a text is cut into iterations changes rounding and no more."""
+"""The fused model at full size, bfloat16: how a text is divided into iterations changes only rounding."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cbatch.runtime.fast.fused_model import FusedModel
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.weights import load_model
 
-PAGE, WIDTH, LENGTH = 128, 4, 512
+BLOCK_SIZE, WIDTH, LENGTH = 128, 4, 512
 TOLERANCE = 0.1
-"""Of a log-probability. One bfloat16 rounding of a logit near 4 is 0.016; 32 layers of them add up to a few."""
+"""Largest error of a log-probability. Rounding a logit near 4 to bfloat16 changes it by 0.016; 32 layers add up to a few times that."""
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +29,21 @@ def fused() -> Iterator[FusedModel]:
 
 
 def make_model(spec) -> FusedModel:  # type: ignore[no-untyped-def]
-    cache = PagedCache(spec, KVSize(2 * WIDTH, PAGE), CUDA)
-    attention = choose_attention(spec, PAGE, CUDA).attention
+    cache = PagedCache(spec, KVSize(2 * WIDTH, BLOCK_SIZE), CUDA)
+    attention = choose_attention(spec, BLOCK_SIZE, CUDA).attention
     return FusedModel(load_model(spec, CUDA), spec, cache, attention, max_rows=4, max_positions=LENGTH)
 
 
 def log_probabilities(model: FusedModel, text: torch.Tensor, cuts: list[int]) -> torch.Tensor:
-    """Of the text's tokens that follow each cut: the text up to the last cut is computed in pieces that end at the cuts."""
+    """Log-probabilities of the tokens that follow each cut; the text is computed in pieces that end at the cuts."""
     table = torch.randperm(2 * WIDTH)[:WIDTH]
     found = []
     for begin, end in zip([0, *cuts[:-1]], cuts, strict=True):
-        batch = make_batch([(end - begin, end)], PAGE, WIDTH)
+        batch = make_batch([(end - begin, end)], BLOCK_SIZE, WIDTH)
         batch.block_tables.copy_(table[None])
         positions = torch.arange(begin, end)
-        batch.kv_indices.copy_(table[positions // PAGE] * PAGE + positions % PAGE)
-        logits = model(text[begin:end], batch, Bounds(end - begin, WIDTH * PAGE, 1))
+        batch.kv_indices.copy_(table[positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE)
+        logits = model(text[begin:end], batch, Bounds(end - begin, WIDTH * BLOCK_SIZE, 1))
         found.append(logits[0].log_softmax(-1)[text[end]])
     return torch.stack(found)
 
@@ -59,11 +59,11 @@ def test_log_probabilities_do_not_depend_on_the_chunks(fused: FusedModel) -> Non
 def test_the_fused_model_is_the_model_of_transformers() -> None:
     spec = replace(LARGE, num_layers=4)
     weights = load_model(spec, CUDA)
-    attention = choose_attention(spec, PAGE, CUDA).attention
-    caches = [PagedCache(spec, KVSize(3 * WIDTH, PAGE), CUDA) for _ in range(2)]
+    attention = choose_attention(spec, BLOCK_SIZE, CUDA).attention
+    caches = [PagedCache(spec, KVSize(3 * WIDTH, BLOCK_SIZE), CUDA) for _ in range(2)]
     plain = PagedModel(weights, caches[0], attention)
     fused = FusedModel(weights, spec, caches[1], attention, max_rows=4, max_positions=LENGTH)
-    batch = make_batch([(200, 200), (300, 300), (1, 1)], PAGE, WIDTH)
+    batch = make_batch([(200, 200), (300, 300), (1, 1)], BLOCK_SIZE, WIDTH)
     tokens = torch.randint(0, spec.vocab_size, (501,), device=CUDA, dtype=torch.int32)
     bounds = Bounds(300, 300, 2)
     with torch.inference_mode():

@@ -1,7 +1,7 @@
-"""At full size, bfloat16, on captured graphs: policies cut and batch the same texts differently, and that changes rounding.
+"""At full size, bfloat16, on captured graphs: policies chunk and batch the same texts differently, which changes only rounding.
 
-The first policy's tokens are forced upon the others, so that all compute the same texts; what each would have thought of
-the tokens is compared.
+The first policy's tokens are forced upon the others, so that all compute the same texts; the log-probabilities that each
+gives to the tokens are compared.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from policies.sarathi_serve import SarathiServe
 
 LIMITS = Limits(max_batch=8, max_tokens=2048, max_request_tokens=1024)
 PROMPTS = (700, 40, 333, 128, 512, 1, 257, 600)
-NUM_NEW, NUM_BLOCKS, PAGE = 24, 64, 128
+NUM_NEW, NUM_BLOCKS, BLOCK_SIZE = 24, 64, 128
 DEVIATION, TOLERANCE = 0.06, 0.2
-"""Of log-probabilities under two policies: standard deviation and greatest difference.
+"""Bounds on differences of log-probabilities under two policies: standard deviation and maximum.
 
 Two orders of rounding through 32 bfloat16 layers of random weights differ by 0.03 (standard deviation, in plain PyTorch at
 a smaller width); of 1152 pairs the greatest is then expected at 4 times that. A wrong or missing key changes them by ones.
@@ -45,10 +45,10 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 class Forcing:
-    """An `Iteration` before another: notes what the model thinks of the tokens, and may replace them.
+    """An `Iteration` around another: records the log-probabilities of the tokens, and may replace the tokens.
 
     found: log-probability of each token by (request, place in its output); tensors, which the host reads after the run.
-    forced: the outputs, by request; None: what the model samples stands.
+    forced: the outputs, by request; None: the model's own samples are kept.
     """
 
     def __init__(self, inner: GraphedIteration) -> None:
@@ -62,8 +62,8 @@ class Forcing:
         return self._inner.shape(step)
 
     @torch.inference_mode()
-    def __call__(self, slot: Slot, previous: torch.Tensor, work: Work) -> None:
-        self._inner(slot, previous, work)
+    def __call__(self, slot: Slot, source: torch.Tensor, work: Work) -> None:
+        self._inner(slot, source, work)
         step = self._steps.popleft()
         places = step.sampled.tolist()
         if not places:
@@ -81,7 +81,7 @@ class Forcing:
 
 @pytest.fixture(scope="module")
 def executor() -> gpu.GpuExecutor:
-    return gpu.build(LARGE, LIMITS, KVSize(NUM_BLOCKS, PAGE))
+    return gpu.build(LARGE, LIMITS, KVSize(NUM_BLOCKS, BLOCK_SIZE))
 
 
 def serve(executor: gpu.GpuExecutor, policy: Policy, forcing: Forcing) -> tuple[dict[int, list[int]], torch.Tensor]:
@@ -89,7 +89,7 @@ def serve(executor: gpu.GpuExecutor, policy: Policy, forcing: Forcing) -> tuple[
     random = torch.Generator().manual_seed(11)
     prompts = [torch.randint(LARGE.vocab_size, (length,), generator=random).tolist() for length in PROMPTS]
     requests = [Request(id_, len(prompt), NUM_NEW, prompt=prompt) for id_, prompt in enumerate(prompts)]
-    engine = Engine(policy, executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=PAGE)
+    engine = Engine(policy, executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
     engine.submit(requests)
     engine.run()
     keys = [(request.id, place) for request in requests for place in range(NUM_NEW)]

@@ -1,4 +1,4 @@
-"""On the GPU as on the CPU: whatever the policy, loop and graphs, each request gets the tokens that it gets alone."""
+"""On the GPU as on the CPU: with any policy, loop and graphs, each request gets the tokens that it gets alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fuzz_policy import FuzzPolicy
-from gpu_models import CUDA, LIMITS, PAGE, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
+from gpu_models import BLOCK_SIZE, CUDA, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
 from schedules import UnitCost
 from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, plain_model, sampled_references
 
@@ -34,7 +34,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "fuzz": lambda: FuzzPolicy(seed=3),
 }
 AMPLE, SCARCE = 32, 7  # blocks of KV cache; the second leads to preemptions
-KV = KVSize(AMPLE, PAGE)
+KV = KVSize(AMPLE, BLOCK_SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def serve(
 ) -> tuple[list[list[int]], int]:
     """Tokens of each request, and the number of preemptions."""
     engine = Engine(
-        policy, executor, LIMITS, UnitCost(), num_blocks=num_blocks, block_size=PAGE, asynchronous=asynchronous
+        policy, executor, LIMITS, UnitCost(), num_blocks=num_blocks, block_size=BLOCK_SIZE, asynchronous=asynchronous
     )
     requests = [
         reference.request(index, 1 + index % LONGEST_OUTPUT, arrival_iteration=index // 2)
@@ -97,7 +97,7 @@ def test_a_model_that_is_not_fused(graphs: str) -> None:
 
 
 def generated(spec: ModelSpec, *lengths: int) -> list[Reference]:
-    """Random prompts of these lengths, and what `generate` makes of them."""
+    """Random prompts of these lengths, with the tokens of `generate`."""
     weights = plain_model(spec, CUDA)
     references = []
     for length in lengths:
@@ -109,10 +109,10 @@ def generated(spec: ModelSpec, *lengths: int) -> list[Reference]:
 
 def test_more_chunks_than_a_graph_takes_at_exactly_its_size(checkpoints: Path) -> None:
     spec = with_same_weights(TINY_LLAMA, checkpoints)
-    limits = Limits(max_batch=8, max_tokens=64, max_request_tokens=PAGE, tile=32)
+    limits = Limits(max_batch=8, max_tokens=64, max_request_tokens=BLOCK_SIZE, tile=32)
     references = generated(spec, *[8] * 8)
     executor = gpu.build(spec, limits, KV, Options(check="poison"))
-    engine = Engine(Orca(), executor, limits, UnitCost(), num_blocks=AMPLE, block_size=PAGE, asynchronous=True)
+    engine = Engine(Orca(), executor, limits, UnitCost(), num_blocks=AMPLE, block_size=BLOCK_SIZE, asynchronous=True)
     requests = [reference.request(index, 5) for index, reference in enumerate(references)]
     engine.submit(requests)
     engine.run()

@@ -1,1 +1,1 @@
-"""What only checks the runtime: data races, happens-before, ownership of pages and rows."""
+"""What only checks the runtime: races, ownership of KV blocks and table rows, poisoned buffers."""

@@ -1,10 +1,10 @@
-"""Which accesses to memory come before which others: vector clocks, as race detectors for threads use them.
+"""Which accesses to memory come before which others: vector clocks, as in race detectors for threads.
 
-Agents are the host and the streams. Each counts its own accesses, and knows of every other agent's how many have come
-before whatever it does next. Two accesses to the same memory, one of them a write, race if neither comes before the other.
+Agents are the host and the streams. Each counts its own accesses, and knows how many accesses of every other agent come
+before its own next one. Two accesses to the same memory, one of them a write, race if neither comes before the other.
 
-Only the last write and each agent's last read of an item are remembered: an access that does not race with those races
-with none before them (FastTrack, Flanagan and Freund, PLDI 2009). Knows nothing of streams, tensors or requests.
+Only the last write and each agent's last read of an item are stored: an access that does not race with those does not race
+with any earlier one (FastTrack, Flanagan and Freund, PLDI 2009). Knows nothing of streams, tensors or requests.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from numpy.typing import NDArray
 from cbatch.request_table import Ints
 
 HOST = 0
-"""The host's number among the agents."""
+"""The host's index among the agents."""
 
 WHOLE = np.zeros(1, np.int64)
-"""The one item of memory that is not divided into items."""
+"""The only item of memory that is not divided into items."""
 
-_TIDY_INTERVAL = 1024  # accesses of one agent after which those that can no longer race are forgotten
+_TIDY_INTERVAL = 1024  # accesses of an agent between two deletions of those that can no longer race
 
 Clock = Ints
-"""[agents]; of how many accesses of each agent something comes after."""
+"""[agents]; how many accesses of each agent come before something."""
 
 
 class Access(NamedTuple):
     """One access, for messages.
 
-    what: as in "h2d's read". iteration: None outside any. site: the place in the host's program that asked for it.
+    iteration: None outside any. site: the line of the host's program that enqueued it.
     """
 
     agent: str
@@ -56,31 +56,31 @@ class Race(NamedTuple):
 
 
 class Clocks:
-    """What each agent knows: `known[a, b]` accesses of agent b come before whatever agent a does next."""
+    """The clocks of all agents: `known[a, b]` accesses of agent b come before the next one of agent a."""
 
     def __init__(self, num_agents: int) -> None:
         self.known = np.zeros((num_agents, num_agents), np.int64)
 
     def tick(self, agent: int) -> int:
-        """Count an access of the agent; returns its number, from 1."""
+        """Count an access of the agent and return its number, from 1."""
         self.known[agent, agent] += 1
         return int(self.known[agent, agent])
 
     def of(self, agent: int) -> Clock:
-        """What the agent knows now; a copy."""
+        """Return a copy of the agent's clock."""
         return cast(Clock, self.known[agent].copy())
 
     def learn(self, agent: int, clock: Clock) -> None:
-        """From here on the agent comes after all that `clock` stands for."""
+        """Order the agent's next accesses after all those that `clock` counts."""
         np.maximum(self.known[agent], clock, out=self.known[agent])
 
     def known_to_all(self) -> Clock:
-        """Accesses that come before whatever anybody does next."""
+        """Accesses that come before every agent's next one."""
         return cast(Clock, self.known.min(axis=0))
 
 
 class History:
-    """The accesses that a later one may still race with."""
+    """The accesses with which a later one may still race."""
 
     def __init__(self, agents: Sequence[str]) -> None:
         """agents: names, the host's first."""
@@ -98,7 +98,7 @@ class History:
         reads: Sequence[tuple[Hashable, Ints]] = (),
         writes: Sequence[tuple[Hashable, Ints]] = (),
     ) -> Race | None:
-        """An agent reads and writes items of memories, all in one go. Returns a race with what came before, if any."""
+        """Note that an agent reads and writes items of memories, as one access; return a race with an earlier one, if any."""
         number = self.clocks.tick(agent)
         self._accesses[agent][number] = iteration, site
         if number % _TIDY_INTERVAL == 0:
@@ -123,7 +123,7 @@ class History:
         return Access(self._agents[agent], "write" if wrote else "read", *self._accesses[agent][number])
 
     def _tidy(self) -> None:
-        """Forget where accesses came from that everybody knows: they can be in no race any more."""
+        """Delete the sites of accesses that come before every agent's next one: they can no longer race."""
         for accesses, known in zip(self._accesses, self.clocks.known_to_all().tolist(), strict=True):
             for number in [number for number in accesses if number <= known]:
                 del accesses[number]
@@ -133,7 +133,7 @@ class _Memory:
     """The last accesses to the items of one memory.
 
     wrote_by, wrote_at: int64 [items]; the agent that wrote last, and the number of that access, 0 if none did.
-    read_at: int64 [agents, items]; number of each agent's last read, 0 if it has not.
+    read_at: int64 [agents, items]; number of each agent's last read, 0 if there is none.
     """
 
     def __init__(self, num_agents: int) -> None:
@@ -142,14 +142,14 @@ class _Memory:
         self.read_at = np.zeros((num_agents, 0), np.int64)
 
     def hold(self, items: Ints) -> None:
-        """Make room for items up to the largest number."""
+        """Extend the columns up to the largest item."""
         missing = int(items.max(initial=-1)) + 1 - len(self.wrote_at)
         if missing > 0:
             self.wrote_by, self.wrote_at = (np.pad(column, (0, missing)) for column in (self.wrote_by, self.wrote_at))
             self.read_at = np.pad(self.read_at, ((0, 0), (0, missing)))
 
     def conflict(self, clock: Clock, items: Ints, writing: bool) -> tuple[int, int, int, bool] | None:
-        """The first access that `clock` does not come after: (item, agent, number, whether it was a write)."""
+        """Return the first access that is not before `clock`: (item, agent, number, whether it was a write)."""
         by, at = self.wrote_by[items], self.wrote_at[items]
         unknown: NDArray[np.bool_] = at > clock[by]
         if unknown.any():

@@ -1,1 +1,1 @@
-"""What only makes the runtime fast: fused model and kernels, attention kernels, small-batch matrix products."""
+"""What only makes the runtime fast: fused model and kernels, attention kernels, matrix products of few rows, graph shapes."""

@@ -1,4 +1,4 @@
-"""The likeliest token of each row, found by many programs a row: the library's search gives a row to one of them."""
+"""The likeliest token of each row, found by many programs per row; PyTorch's own search uses one per row."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def _choose_kernel(  # type: ignore[no-untyped-def]
     tokens_ptr,  # [rows, CHUNKS]
     out_ptr,  # [rows]
     CHUNKS: tl.constexpr,
-    SLOTS: tl.constexpr,  # the next power of two
+    PADDED_CHUNKS: tl.constexpr,  # the next power of two
     VOCABULARY: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     row = tl.program_id(0)
-    chunks = tl.arange(0, SLOTS)
+    chunks = tl.arange(0, PADDED_CHUNKS)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
@@ -63,13 +63,13 @@ def _choose_kernel(  # type: ignore[no-untyped-def]
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """As `sampling.greedy`, on a GPU.
+    """Same as `sampling.greedy`, on a GPU.
 
     Args:
         logits: [rows, vocabulary], contiguous.
 
     Returns:
-        int32 [rows]; among equals the lowest token id. Logits that are not numbers are passed over.
+        int32 [rows]; the lowest token id of equals. NaN logits are ignored.
     """
     num_rows, vocabulary = logits.shape
     dependent = torch.cuda.get_device_capability(logits.device) >= (9, 0)
@@ -93,7 +93,7 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
         tokens,
         out,
         CHUNKS=chunks,
-        SLOTS=triton.next_power_of_2(chunks),
+        PADDED_CHUNKS=triton.next_power_of_2(chunks),
         VOCABULARY=vocabulary,
         DEPENDENT=dependent,
         num_warps=1,

@@ -1,10 +1,10 @@
-"""The decoders of the Llama family at serving speed: `transformers`' weights, projections fused, eight kernels a layer.
+"""The decoders of the Llama family at serving speed: `transformers`' weights, projections fused, eight kernels per layer.
 
     add to residual, normalise | q, k, v | rotate, write keys and values | attend | project |
     add to residual, normalise | SiLU(gate) * up | down
 
-The modules stay valid: their projections become views of the fused matrices, so one set of weights serves both this model
-and `PagedModel`, its reference.
+The modules stay valid: their projections become views of the fused matrices, so this model and `PagedModel`, its
+reference, share one set of weights.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Layer(NamedTuple):
 
 
 class FusedModel:
-    """Same calls and same tokens as `PagedModel`; at bfloat16 the same up to rounding."""
+    """Same interface and tokens as `PagedModel`; in bfloat16 equal up to rounding."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class FusedModel:
     ) -> None:
         """
         Args:
-            model: on a GPU, as `weights.load_model` makes it; its projections are fused in place.
-            max_rows: requests in an iteration.
-            max_positions: of the longest request.
+            model: on a GPU, from `weights.load_model`; its projections are fused in place.
+            max_rows: most requests in an iteration.
+            max_positions: tokens of the longest request.
         """
         assert can_fuse(spec), "the caller chooses PagedModel for other models"
         body: Any = model.model
@@ -84,8 +84,8 @@ class FusedModel:
         """See `PagedModel`.
 
         Returns:
-            Logits, float32 [rows, vocabulary], in a buffer of the model's own: they stand until the next call, and a captured
-            graph always leaves them at the same place. Those of empty rows mean nothing.
+            Logits, float32 [rows, vocabulary], in the model's own buffer: valid until the next call, and always at the same
+            address, as a captured graph needs. Those of empty rows are undefined.
         """
         residual = embedding(token_ids, self._embedding)  # [tokens, hidden]
         parts: torch.Tensor | None = None
@@ -142,12 +142,12 @@ class FusedModel:
 
 
 def can_fuse(spec: ModelSpec) -> bool:
-    """Whether `FusedModel` computes this model; `PagedModel` computes all of them."""
+    """Whether `FusedModel` supports this model; `PagedModel` supports all."""
     return spec.family in FAMILIES and spec.head_dim & (spec.head_dim - 1) == 0
 
 
 def join(projections: list[Any]) -> torch.Tensor:
-    """One matrix of the weights of several projections, [all outputs, inputs], of which theirs become views."""
+    """Concatenate the weights of several projections, [all outputs, inputs]; theirs become views of the result."""
     sizes = [projection.weight.shape[0] for projection in projections]
     fused = torch.cat([projection.weight for projection in projections])
     for projection, part in zip(projections, fused.split(sizes), strict=True):
@@ -156,7 +156,7 @@ def join(projections: list[Any]) -> torch.Tensor:
 
 
 def rotations(rotary: Any, max_positions: int, device: torch.device) -> torch.Tensor:
-    """Cosines and sines of the rotary embedding for every position, float32 [positions, 2, head dim / 2]."""
+    """Return cosines and sines of the rotary embedding for every position, float32 [positions, 2, head dim / 2]."""
     positions = torch.arange(max_positions, device=device)[None]
     cosines, sines = rotary(torch.zeros(1, device=device), positions)  # [1, positions, head dim], both halves equal
     half = cosines.shape[-1] // 2

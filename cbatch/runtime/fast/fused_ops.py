@@ -1,8 +1,8 @@
-"""The small operations between a decoder layer's products, each in one pass over memory.
+"""The small operations between a decoder layer's matrix products, each in one pass over memory.
 
-Inputs named `parts` are [splits, tokens, width]: partial sums of a product whose inputs were split (`skinny`), or a plain
-product as the one part. Each kernel lets its successor start early and waits itself for its predecessor ("programmatic
-dependent launch"); on GPUs that cannot, both calls do nothing.
+Inputs named `parts` are [splits, tokens, width]: partial sums of a product whose inputs were split (`small_batch_gemm`), or
+a plain product as the only part. Each kernel lets its successor start early and itself waits for its predecessor
+("programmatic dependent launch") if `dependent`, which needs compute capability 9.0.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def add_norm(
     """Add a layer's output to the residual stream, in place, and normalise the sum (RMSNorm).
 
     Args:
-        parts: [splits, tokens, hidden]; None: nothing to add.
+        parts: [splits, tokens, hidden]; None if there is nothing to add.
         residual: [tokens, hidden].
 
     Returns:
@@ -84,7 +84,7 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     key_weight_ptr,  # [2 * HALF]
     bias_ptr,  # [(HEADS + 2 * KV_HEADS) * 2 * HALF]
     query_ptr,  # [tokens, HEADS, 2 * HALF]
-    keys_ptr,  # [slots, KV_HEADS, 2 * HALF]
+    keys_ptr,  # [blocks * block size, KV_HEADS, 2 * HALF]
     values_ptr,
     num_tokens,
     epsilon,
@@ -127,11 +127,11 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     if first_head < HEADS:
         target = query_ptr + (token * HEADS + heads) * DIM + half
     else:
-        slot = tl.load(kv_indices_ptr + token).to(tl.int64)
+        index = tl.load(kv_indices_ptr + token).to(tl.int64)
         if first_head < HEADS + KV_HEADS:
-            target = keys_ptr + (slot * KV_HEADS + heads - HEADS) * DIM + half
+            target = keys_ptr + (index * KV_HEADS + heads - HEADS) * DIM + half
         else:
-            target = values_ptr + (slot * KV_HEADS + heads - HEADS - KV_HEADS) * DIM + half
+            target = values_ptr + (index * KV_HEADS + heads - HEADS - KV_HEADS) * DIM + half
     tl.store(target, low.to(query_ptr.dtype.element_ty))
     tl.store(target + HALF, high.to(query_ptr.dtype.element_ty))
 
@@ -150,6 +150,19 @@ def rotate_and_store(
     epsilon: float = 0.0,
     dependent: bool,
 ) -> torch.Tensor:
+    """Sum a QKV product, rotate queries and keys by their positions, and store keys and values in the cache.
+
+    Args:
+        parts: [splits, tokens, (heads + 2 kv heads) * head dim].
+        rotations: float32 [positions, 2, head dim / 2]; cosines and sines.
+        positions, kv_indices: int32 [tokens].
+        keys, values: [blocks, block size, kv heads, head dim]; written.
+        bias: [(heads + 2 kv heads) * head dim].
+        norms: weights of the RMSNorm of each query and key head, [head dim] each.
+
+    Returns:
+        The queries, [tokens, heads, head dim].
+    """
     splits, num_tokens, _ = parts.shape
     *_, kv_heads, dim = keys.shape
     query = torch.empty((num_tokens, num_heads, dim), dtype=keys.dtype, device=parts.device)

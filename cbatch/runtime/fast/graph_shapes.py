@@ -10,11 +10,8 @@ import torch
 
 from cbatch.executor import Step
 from cbatch.limits import Limits
-from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Shape
-from cbatch.runtime.graphs import GraphedIteration, is_decode, max_chunks
-from cbatch.runtime.iteration import EagerIteration
-from cbatch.runtime.slots import Slot
+from cbatch.runtime.graphs import CaptureReport, GraphedIteration, is_decode, max_chunks
 
 SLOWER = 1.03
 """A shape this many times slower than a larger one is left out: the larger one takes its steps."""
@@ -29,19 +26,13 @@ HIDDEN = 0.75
 class MeasuredGraphs(GraphedIteration):
     """Graphs that are timed once captured: slow shapes are left out, and a step that padding would slow down runs eagerly."""
 
-    def __init__(
-        self,
-        eager: EagerIteration,
-        slots: Sequence[Slot],
-        stream: torch.cuda.Stream,
-        cache: PagedCache,
-        shapes: Sequence[Shape],
-    ) -> None:
-        super().__init__(eager, slots, stream, cache, shapes)
+    def _capture_all(self, shapes: Sequence[Shape]) -> CaptureReport:
+        report = super()._capture_all(shapes)
         self._mixed: dict[Shape, int] = {}  # ascending, with the fewest tokens of the steps that each takes
-        if mixed := [shape for shape in self._shapes if not is_decode(shape)]:
+        if mixed := sorted(shape for shape in shapes if not is_decode(shape)):
             seconds = without_slow({shape: self._replay_seconds(shape) for shape in mixed})
             self._mixed = least_tokens(seconds, self._launch_seconds(mixed[-1]))
+        return report
 
     def shape(self, step: Step) -> Shape:
         """The captured shape that is worth the step's padding, else the step's own."""

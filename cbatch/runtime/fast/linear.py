@@ -1,4 +1,4 @@
-"""A weight matrix and the faster of the two ways to multiply with it: our own for few rows, the library's for many."""
+"""Products with a weight matrix: our own kernel for few rows, the library's for many."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import torch
 from torch.nn.functional import linear
 
 from cbatch.runtime.fast.fused_ops import gate
-from cbatch.runtime.fast.small_batch_gemm import MAX_ROWS, skinny_product, tiling_for
+from cbatch.runtime.fast.small_batch_gemm import MAX_ROWS, small_batch_product, tiling_for
 
 
 class Product:
     """Multiplies rows with one weight matrix.
 
-    weight: [outputs, inputs]; gated: gates and ups one above the other, [2 * outputs, inputs].
-    tiling: for few rows; None where only the library's product can be used.
+    weight: [outputs, inputs]; if gated, the gates and then the ups, [2 * outputs, inputs].
+    tiling: for few rows; None if the matrix needs the library's product.
     """
 
     def __init__(self, weight: torch.Tensor, num_processors: int, *, gated: bool = False, dependent: bool) -> None:
         """
         Args:
             num_processors: multiprocessors of the GPU.
-            dependent: as in `skinny_product`.
+            dependent: as in `small_batch_product`.
         """
         self.weight = weight
         self.gated = gated
         self.dependent = dependent
         outputs, inputs = weight.shape
-        few_bits = weight.dtype in (torch.bfloat16, torch.float16)
+        is_16_bit = weight.dtype in (torch.bfloat16, torch.float16)
         self.tiling = (
-            tiling_for(outputs // (2 if gated else 1), inputs, num_processors, gated=gated) if few_bits else None
+            tiling_for(outputs // (2 if gated else 1), inputs, num_processors, gated=gated) if is_16_bit else None
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -37,17 +37,17 @@ class Product:
             x: [rows, inputs].
 
         Returns:
-            [parts, rows, outputs], to be summed over the parts; gated: SiLU(gate) * up, in one part.
+            [parts, rows, outputs], to be summed over the parts; if gated, SiLU(gate) * up in one part.
         """
         if self.tiling and len(x) <= MAX_ROWS:
-            return skinny_product(x, self.weight, self.tiling, gated=self.gated, dependent=self.dependent)
+            return small_batch_product(x, self.weight, self.tiling, gated=self.gated, dependent=self.dependent)
         out = linear(x, self.weight)
         return gate(out, dependent=self.dependent)[None] if self.gated else out[None]
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> None:
         """Write the summed product of an ungated matrix to `out`, float32 [rows, outputs]."""
         if self.tiling and self.tiling.splits == 1 and len(x) <= MAX_ROWS:
-            skinny_product(x, self.weight, self.tiling, dependent=self.dependent, out=out[None])
+            small_batch_product(x, self.weight, self.tiling, dependent=self.dependent, out=out[None])
         else:
             parts = self(x)
             out.copy_(parts[0] if len(parts) == 1 else parts.sum(0))

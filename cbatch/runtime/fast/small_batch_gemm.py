@@ -1,12 +1,12 @@
 """Products of a few rows with a large weight matrix, at the speed at which the weights can be read.
 
-With up to 64 rows a product takes as long as its weights take to arrive, so what costs time is every moment in which none
-are on their way. Hence three things that a library's product does not do:
+With up to 64 rows a product takes as long as reading its weights, so any moment without a read in flight is lost. Hence
+three differences from a library's product:
 
-* the weights take the place of the tall operand (out^T = weight x^T), so that few rows still fill a tensor core's tile;
-* where the outputs are too few to occupy the GPU the inputs are split too, and the partial sums are left to the kernel
-  that reads the product anyway (`kernels`): no pass of its own, and always the same order of summation;
-* programs take their places while the kernel before still runs ("programmatic dependent launch"): `gdc_wait` returns when
+* the weights are the tall operand (out^T = weight x^T), so that few rows still fill a tensor core's tile;
+* if the outputs are too few to occupy the GPU, the inputs are split too, and the kernel that reads the product sums the
+  parts (`fused_ops`): no extra pass, and always the same order of summation;
+* programs are placed while the preceding kernel still runs ("programmatic dependent launch"): `gdc_wait` returns when
   that kernel has ended and what it wrote can be read.
 """
 
@@ -26,12 +26,12 @@ SHARED_MEMORY = 222 * 1024
 
 
 class Tiling(NamedTuple):
-    """How a product is cut into programs.
+    """How a product is divided into programs.
 
-    outputs: of one program.
-    inputs: that a program takes in one step.
-    splits: parts into which the inputs are divided, each with programs of its own.
-    per_processor: programs that are to fit on one multiprocessor; sets how many steps each may have in flight.
+    outputs: per program.
+    inputs: per step of a program.
+    splits: parts into which the inputs are divided, each with its own programs.
+    per_processor: programs that should fit on one multiprocessor; sets how many steps each may have in flight.
     """
 
     outputs: int
@@ -40,21 +40,21 @@ class Tiling(NamedTuple):
     per_processor: int
 
     def num_stages(self, block_rows: int, gated: bool) -> int:
-        """Steps in flight, as many as the shared memory holds: 16-bit weights and inputs."""
+        """Steps in flight, as many as the shared memory holds; weights and inputs have 16 bits."""
         step = (self.outputs * (2 if gated else 1) + block_rows) * self.inputs * 2
         return min(6, SHARED_MEMORY // self.per_processor // step)
 
 
 def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool) -> Tiling | None:
-    """A tiling for a matrix, or None if none divides it evenly.
+    """Return a tiling for a matrix, or None if none divides it evenly.
 
-    Found by measurement on an H200 (`python -m experiments.bench step`): one program a multiprocessor with a deep pipeline
-    is best, tiles of 128 outputs where they are enough for that, else of 64 and as many splits as it takes.
+    Measured on an H200 (`python -m experiments.bench step`): one program per multiprocessor with a deep pipeline is best,
+    with tiles of 128 outputs if there are enough of them, else tiles of 64 and as many splits as needed.
 
     Args:
-        outputs: of the product; gated: half the matrix's.
+        outputs: of the product; if gated, half the matrix's.
         num_processors: multiprocessors of the GPU.
-        gated: as in `skinny_product`; the inputs of a gated product are not split.
+        gated: as in `small_batch_product`; the inputs of a gated product are not split.
     """
     tile = 128 if outputs // 128 >= 0.8 * num_processors else 64
     step = 128 if inputs % 128 == 0 else 64
@@ -69,7 +69,7 @@ def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool) -
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _skinny_kernel(  # type: ignore[no-untyped-def]
+def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     x_ptr,  # [rows, INPUTS]
     weight_ptr,  # [OUTPUTS, INPUTS]; gated: [2 * OUTPUTS, INPUTS], the gates first
     out_ptr,  # [SPLITS, rows, OUTPUTS]
@@ -109,7 +109,7 @@ def _skinny_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), real)
 
 
-def skinny_product(
+def small_batch_product(
     x: torch.Tensor,
     weight: torch.Tensor,
     tiling: Tiling,
@@ -122,14 +122,14 @@ def skinny_product(
 
     Args:
         x: [rows, inputs], contiguous.
-        weight: [outputs, inputs], contiguous, of x's 16-bit type; gated: [2 * outputs, inputs], the gates first.
-        tiling: one that `tiling_for` gives for these sizes.
+        weight: [outputs, inputs], contiguous, of x's 16-bit type; if gated, [2 * outputs, inputs], the gates first.
+        tiling: from `tiling_for` for these sizes.
         gated: SiLU(x gates^T) * (x ups^T) instead of x weight^T.
-        dependent: start while the kernel before still runs; needs compute capability 9.0.
-        out: where to put the result, contiguous.
+        dependent: start while the preceding kernel still runs; needs compute capability 9.0.
+        out: written instead of a new tensor; contiguous.
 
     Returns:
-        [splits, rows, outputs], partial sums in float32; gated: [1, rows, outputs] of x's type.
+        [splits, rows, outputs], partial sums in float32; if gated, [1, rows, outputs] of x's type.
     """
     num_rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
@@ -137,7 +137,7 @@ def skinny_product(
     if out is None:
         dtype = x.dtype if gated else torch.float32
         out = torch.empty((tiling.splits, num_rows, outputs), dtype=dtype, device=x.device)
-    _skinny_kernel[(outputs // tiling.outputs, tiling.splits)](
+    _small_batch_gemm_kernel[(outputs // tiling.outputs, tiling.splits)](
         x,
         weight,
         out,

@@ -1,4 +1,4 @@
-"""Which attention a GPU runs: the fastest that its age, the packages, the model's type and the pages allow."""
+"""Chooses a GPU's attention: the fastest that its generation, packages, the model's type and the block size allow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cbatch.runtime.fast.attention.triton_decodes import Decodes
 
 
 class Choice(NamedTuple):
-    """An attention, and why the faster ones were passed over, one reason each."""
+    """An attention, and one reason for each faster one that was passed over."""
 
     attention: Attention
     passed_over: tuple[str, ...]
@@ -28,30 +28,30 @@ class Choice(NamedTuple):
 
 
 class _UnfitError(Exception):
-    """An attention cannot serve here; the message says why."""
+    """An attention cannot be used here; the message says why."""
 
 
-class _Place(NamedTuple):
-    """What decides: the model's type, head dimension and page size, and the GPU's compute capability."""
+class _Setting(NamedTuple):
+    """What decides: the model's type and head dimension, the block size, and the GPU's compute capability."""
 
     dtype: str
     head_dim: int
-    page_size: int
+    block_size: int
     capability: tuple[int, int]
 
 
-def choose_attention(spec: ModelSpec, page_size: int, device: torch.device, wanted: str = "auto") -> Choice:
+def choose_attention(spec: ModelSpec, block_size: int, device: torch.device, wanted: str = "auto") -> Choice:
     """
     Args:
-        page_size: tokens of a page of the KV cache.
+        block_size: tokens of a KV block.
         wanted: a name in `NAMES`; "auto" for the first that fits.
 
     Raises:
-        ConfigError: the one wanted is unknown or does not fit, or none does; or the model's or the pages' size fits none.
+        ConfigError: the wanted one is unknown or does not fit, or none fits the model and the block size.
     """
-    _check_sizes(spec, page_size)
+    _check_sizes(spec, block_size)
     properties = torch.cuda.get_device_properties(device)
-    place = _Place(spec.dtype, spec.head_dim, page_size, (properties.major, properties.minor))
+    setting = _Setting(spec.dtype, spec.head_dim, block_size, (properties.major, properties.minor))
     decodes = Decodes(device)
     if wanted not in ("auto", *NAMES):
         raise ConfigError(f"backend.attention={wanted}: give auto, {', '.join(NAMES[:-1])} or {NAMES[-1]}")
@@ -59,7 +59,7 @@ def choose_attention(spec: ModelSpec, page_size: int, device: torch.device, want
     passed_over: list[str] = []
     for name in names:
         try:
-            return Choice(_MAKERS[name](place, decodes), tuple(passed_over))
+            return Choice(_MAKERS[name](setting, decodes), tuple(passed_over))
         except _UnfitError as reason:
             passed_over.append(f"no {name}: {reason}")
     raise ConfigError(
@@ -67,21 +67,21 @@ def choose_attention(spec: ModelSpec, page_size: int, device: torch.device, want
     )
 
 
-def _check_sizes(spec: ModelSpec, page_size: int) -> None:
-    """Raise ConfigError for what our kernel of decodes, a part of every attention, does not take."""
+def _check_sizes(spec: ModelSpec, block_size: int) -> None:
+    """Raise ConfigError for sizes that our decode kernel, a part of every attention, does not take."""
     if spec.head_dim < LEAST_DIM or spec.head_dim.bit_count() > 1:
         raise ConfigError(
             f"model={spec.name}: attention on a GPU takes head dimensions that are powers of two, from {LEAST_DIM} "
             f"on; this one has {spec.head_dim}"
         )
-    if page_size % BLOCK and page_size not in SMALL_PAGES:
+    if block_size % BLOCK and block_size not in SMALL_PAGES:
         small = ", ".join(map(str, SMALL_PAGES))
-        raise ConfigError(f"block_size={page_size}: attention on a GPU takes {small}, or a multiple of {BLOCK}")
+        raise ConfigError(f"block_size={block_size}: attention on a GPU takes {small}, or a multiple of {BLOCK}")
 
 
-def _flash4(place: _Place, decodes: Decodes) -> Attention:
-    _require(place.dtype != "float32", "it computes 16-bit floats")
-    _require(place.capability >= (9, 0), "it needs compute capability 9.0")
+def _flash4(setting: _Setting, decodes: Decodes) -> Attention:
+    _require(setting.dtype != "float32", "it computes 16-bit floats")
+    _require(setting.capability >= (9, 0), "it needs compute capability 9.0")
     try:
         from cbatch.runtime.fast.attention.flash4 import Flash4Chunks
     except ImportError:
@@ -89,31 +89,31 @@ def _flash4(place: _Place, decodes: Decodes) -> Attention:
     return SplitAttention(Flash4Chunks(), decodes)
 
 
-def _flash2(place: _Place, decodes: Decodes) -> Attention:
-    _require(place.dtype != "float32", "it computes 16-bit floats")
-    _require(place.capability >= (8, 0), "it needs compute capability 8.0")
+def _flash2(setting: _Setting, decodes: Decodes) -> Attention:
+    _require(setting.dtype != "float32", "it computes 16-bit floats")
+    _require(setting.capability >= (8, 0), "it needs compute capability 8.0")
     try:
         from cbatch.runtime.fast.attention.flash2 import PAGE_MULTIPLE, Flash2Attention
     except ImportError:
         raise _UnfitError("flash-attn is not installed") from None
-    _require(place.page_size % PAGE_MULTIPLE == 0, f"it needs block_size={PAGE_MULTIPLE}")
+    _require(setting.block_size % PAGE_MULTIPLE == 0, f"it needs block_size={PAGE_MULTIPLE}")
     return DecodeAttention(Flash2Attention(), decodes)
 
 
-def _varlen(place: _Place, decodes: Decodes) -> Attention:
-    _require(place.dtype != "float32", "it computes 16-bit floats")
-    _require(place.capability >= (8, 0), "it needs compute capability 8.0")
+def _varlen(setting: _Setting, decodes: Decodes) -> Attention:
+    _require(setting.dtype != "float32", "it computes 16-bit floats")
+    _require(setting.capability >= (8, 0), "it needs compute capability 8.0")
     try:
         from cbatch.runtime.fast.attention.varlen import PAGE_MULTIPLE, VarlenAttention, takes_pages
     except ImportError:
         raise _UnfitError("this PyTorch has no varlen_attn") from None
     _require(takes_pages(), "this PyTorch's varlen_attn takes no pages")
-    _require(place.page_size % PAGE_MULTIPLE == 0, f"it needs block_size={PAGE_MULTIPLE}")
+    _require(setting.block_size % PAGE_MULTIPLE == 0, f"it needs block_size={PAGE_MULTIPLE}")
     return DecodeAttention(VarlenAttention(), decodes)
 
 
-def _triton(place: _Place, decodes: Decodes) -> Attention:
-    return SplitAttention(TritonChunks(dependent=place.capability >= (9, 0)), decodes)
+def _triton(setting: _Setting, decodes: Decodes) -> Attention:
+    return SplitAttention(TritonChunks(dependent=setting.capability >= (9, 0)), decodes)
 
 
 def _require(fits: bool, otherwise: str) -> None:
@@ -121,7 +121,7 @@ def _require(fits: bool, otherwise: str) -> None:
         raise _UnfitError(otherwise)
 
 
-_MAKERS: dict[str, Callable[[_Place, Decodes], Attention]] = {
+_MAKERS: dict[str, Callable[[_Setting, Decodes], Attention]] = {
     "flash4": _flash4,
     "flash2": _flash2,
     "varlen": _varlen,

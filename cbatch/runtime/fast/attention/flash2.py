@@ -1,9 +1,10 @@
-"""flash-attn 2 (`flash_attn`): Ampere and later. One variable-length call over pages of a multiple of 256 tokens."""
+"""flash-attn 2 (`flash_attn`) for Ampere and later: one variable-length call; block sizes are multiples of 256 tokens."""
 
 from __future__ import annotations
 
 import torch
 from flash_attn import flash_attn_varlen_func
+from torch import Tensor
 
 from cbatch.runtime.batch import Bounds, Fields
 
@@ -11,22 +12,15 @@ PAGE_MULTIPLE = 256
 
 
 class Flash2Attention:
-    """See `Attention`. 16-bit floats, head dimensions up to 256, compute capability 8.0 or above."""
+    """Implements `Attention` for 16-bit floats, head dimensions up to 256, compute capability 8.0 or above."""
 
     name = "flash-attn-2"
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        batch: Fields[torch.Tensor],
-        bounds: Bounds,
-        *,
-        scaling: float,
-    ) -> torch.Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
+    ) -> Tensor:
         ends = torch.nn.functional.pad(batch.context_lens.cumsum(0, dtype=torch.int32), (1, 0))  # read as lengths
-        output: torch.Tensor = flash_attn_varlen_func(
+        output: Tensor = flash_attn_varlen_func(
             query,
             keys,
             values,

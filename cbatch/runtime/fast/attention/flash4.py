@@ -1,35 +1,28 @@
-"""flash-attn-4 (`flash_attn.cute`): one variable-length call over the pages for the chunks of an iteration.
+"""flash-attn-4 (`flash_attn.cute`): one variable-length call for the chunks of an iteration.
 
-Compiles its kernel at the first call of a configuration, about 2 s. Pages of 128 tokens are its fastest on Hopper: they
-are loaded as whole tiles. A tile's rows past the end of a context are masked but must be finite, so the cache may not be
-poisoned with NaN.
+Compiles its kernel at the first call of each configuration, which takes about 2 s. Blocks of 128 tokens are fastest on
+Hopper: they are loaded as whole tiles. A tile's rows past the end of a context are masked but must be finite, so the cache
+may not be poisoned with NaN.
 """
 
 from __future__ import annotations
 
-import torch
 from flash_attn.cute import flash_attn_varlen_func
+from torch import Tensor
 
 from cbatch.runtime.batch import Bounds
 from cbatch.runtime.fast.attention.rows import Rows
 
 
 class Flash4Chunks:
-    """See `Chunks`. 16-bit floats, head dimensions up to 256, compute capability 9.0 or above."""
+    """Implements `Chunks` for 16-bit floats, head dimensions up to 256, compute capability 9.0 or above."""
 
     name = "flash-attn-4"
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        rows: Rows,
-        bounds: Bounds,
-        *,
-        scaling: float,
-    ) -> torch.Tensor:
-        output: torch.Tensor
+        self, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, bounds: Bounds, *, scaling: float
+    ) -> Tensor:
+        output: Tensor
         output, _ = flash_attn_varlen_func(
             query,
             keys,

@@ -1,21 +1,21 @@
-"""What our attention kernels have in common: some queries attend to some blocks of one request's pages."""
+"""The part that our attention kernels share: some queries attend to some blocks of one request's pages."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 BLOCK = 64
-"""Most tokens of context that a program takes in one step. Pages are multiples of it, or `SMALL_PAGES`."""
+"""Tokens of context that a program takes in one step, at most. Pages are multiples of it, or `SMALL_PAGES`."""
 
 SMALL_PAGES = (16, 32)
-"""Smaller pages that a tensor core can take at once."""
+"""Smaller page sizes that a tensor core takes at once."""
 
 LEAST_DIM = 16
-"""Of a head; a power of two."""
+"""Smallest head dimension; head dimensions are powers of two."""
 
 SHARED_MEMORY = 222 * 1024
 """Bytes of shared memory for the blocks in flight on one multiprocessor (Hopper has 228 KB)."""
@@ -30,10 +30,10 @@ def attend_to_blocks(  # type: ignore[no-untyped-def]
     keys_ptr,  # [pages, PAGE, KV_HEADS, DIM]
     values_ptr,  # the same
     table_ptr,  # pages of the request
-    page,  # that of the first block, loaded ahead
+    page,  # page of the first block, loaded ahead
     begin,  # first block
     end,  # the one after the last
-    last,  # block that still has a page
+    last,  # last block that has a page
     context,  # tokens of the request
     kv_head,
     scale,  # scaling * log2(e)
@@ -44,7 +44,7 @@ def attend_to_blocks(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,  # divides PAGE
     STAGES: tl.constexpr,
 ):
-    """Attention to these blocks alone, [PAIRS, DIM], and log2 of its sum of exponentials, [PAIRS]."""
+    """Return the attention to these blocks alone, [PAIRS, DIM], and log2 of its sum of exponentials, [PAIRS]."""
     BLOCKS_A_PAGE: tl.constexpr = PAGE // BLOCK
     tokens = tl.arange(0, BLOCK)
     offsets = tokens[:, None] * (KV_HEADS * DIM) + kv_head * DIM + tl.arange(0, DIM)[None, :]
@@ -71,39 +71,39 @@ def attend_to_blocks(  # type: ignore[no-untyped-def]
 
 
 class Sizes(NamedTuple):
-    """Sizes that our attention kernels are compiled for."""
+    """The sizes that our attention kernels are compiled for."""
 
     kv_heads: int
     group: int  # query heads of one kv head
-    group_slots: int  # the next power of two
+    padded_group: int  # the next power of two
     dim: int
     page: int
     block: int
     fitting: int  # stages of a block's loads that the shared memory holds
 
     @classmethod
-    def of(cls, query: torch.Tensor, keys: torch.Tensor, *, block: int = BLOCK, programs: int = 2) -> Sizes:
+    def of(cls, query: Tensor, keys: Tensor, *, block: int = BLOCK, programs: int = 2) -> Sizes:
         """
         Args:
             query: [tokens, heads, head dim].
             keys: [pages, page size, kv heads, head dim].
-            block: tokens of a step, unless the pages are smaller.
-            programs: that are to fit on one multiprocessor.
+            block: tokens of a step; reduced to the page size if that is smaller.
+            programs: that should fit on one multiprocessor.
         """
         num_heads, dim = query.shape[1:]
         page, kv_heads = keys.shape[1:3]
         block = min(block, page)
-        assert page % block == 0, f"pages of {page} tokens are no multiple of {block}"
+        assert page % block == 0, f"pages of {page} tokens are not a multiple of {block}"
         group = num_heads // kv_heads
         fitting = 1 + SHARED_MEMORY // programs // (2 * block * dim * keys.element_size())
         return cls(kv_heads, group, triton.next_power_of_2(group), dim, page, block, fitting)
 
     def constants(self) -> dict[str, int]:
-        """What the kernels call them."""
+        """The sizes by the kernels' names for them."""
         return {
             "KV_HEADS": self.kv_heads,
             "GROUP": self.group,
-            "GROUP_SLOTS": self.group_slots,
+            "PADDED_GROUP": self.padded_group,
             "DIM": self.dim,
             "PAGE": self.page,
             "BLOCK": self.block,

@@ -1,7 +1,6 @@
 """A Triton kernel for the attention of chunks over pages: any GPU that Triton compiles for, any float type.
 
-In the usual way (FlashAttention-2, Dao 2023), a program for each tile of queries, but not at the speed of a library made
-for it.
+FlashAttention-2 (Dao 2023): one program for each tile of queries. Slower than the libraries made for it.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.runtime.batch import Bounds
@@ -33,7 +33,7 @@ def _chunk_kernel(  # type: ignore[no-untyped-def]
     scale,  # scaling * log2(e)
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_SLOTS: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -44,20 +44,20 @@ def _chunk_kernel(  # type: ignore[no-untyped-def]
     kv_head, row, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()  # before anything is read: the rows too were picked on the device
+        gdc_wait()  # before anything is read: the rows too were selected on the device
     start = tl.load(query_starts_ptr + row)
     num_queries = tl.load(query_lens_ptr + row)
     context = tl.load(context_lens_ptr + row)
-    first = tile * (PAIRS // GROUP_SLOTS)
+    first = tile * (PAIRS // PADDED_GROUP)
     if first >= num_queries:
         return
     pairs = tl.arange(0, PAIRS)
-    queries = first + pairs // GROUP_SLOTS
-    heads = kv_head * GROUP + pairs % GROUP_SLOTS
-    real = ((pairs % GROUP_SLOTS < GROUP) & (queries < num_queries))[:, None]
+    queries = first + pairs // PADDED_GROUP
+    heads = kv_head * GROUP + pairs % PADDED_GROUP
+    real = ((pairs % PADDED_GROUP < GROUP) & (queries < num_queries))[:, None]
     places = ((start + queries) * (KV_HEADS * GROUP) + heads)[:, None] * DIM + tl.arange(0, DIM)[None, :]
     positions = context - num_queries + queries
-    num_blocks = tl.cdiv(tl.minimum(context - num_queries + first + PAIRS // GROUP_SLOTS, context), BLOCK)
+    num_blocks = tl.cdiv(tl.minimum(context - num_queries + first + PAIRS // PADDED_GROUP, context), BLOCK)
     table_ptr = block_tables_ptr + row * table_width
     query = tl.load(query_ptr + places, real, other=0.0)
     out, _ = attend_to_blocks(
@@ -84,29 +84,22 @@ def _chunk_kernel(  # type: ignore[no-untyped-def]
 
 
 class TritonChunks:
-    """See `Chunks`."""
+    """Implements `Chunks`."""
 
     name = "triton"
 
     def __init__(self, *, dependent: bool) -> None:
-        """dependent: start while the kernel before still runs; needs compute capability 9.0."""
+        """dependent: start while the preceding kernel still runs; needs compute capability 9.0."""
         self._dependent = dependent
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        rows: Rows,
-        bounds: Bounds,
-        *,
-        scaling: float,
-    ) -> torch.Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, rows: Rows, bounds: Bounds, *, scaling: float
+    ) -> Tensor:
         out = torch.empty_like(query)
         num_rows, table_width = rows.block_tables.shape
         sizes = Sizes.of(query, keys)
-        pairs = max(64 if keys.element_size() == 2 else 16, sizes.group_slots)
-        num_tiles = triton.cdiv(bounds.max_query_len, pairs // sizes.group_slots)
+        pairs = max(64 if keys.element_size() == 2 else 16, sizes.padded_group)
+        num_tiles = triton.cdiv(bounds.max_query_len, pairs // sizes.padded_group)
         _chunk_kernel[(sizes.kv_heads, num_rows, num_tiles)](
             query,
             keys,

@@ -1,10 +1,10 @@
-"""A Triton kernel for the attention of decodes over pages, as fast as the memory however their contexts are spread.
+"""A Triton kernel for the attention of decodes over pages: memory-bound, however their contexts are distributed.
 
-One query takes as long as the bytes of its keys and values, so what matters is that every multiprocessor reads all the
-time. The blocks of all contexts stand in one line, and each program takes an equal share of the line: a long context is
-spread over many programs ("Flash-decoding", Dao et al., 2023), a short one is a part of one program's share ("Stream-K",
-Osama et al., PPoPP 2023). Each leaves its part of a shared context with the logarithm of its weight, and whoever
-comes last combines them. The number of programs depends on the GPU alone: rows of padding or of chunks cost nothing.
+One query takes as long as reading its keys and values, so every multiprocessor should read all the time. The blocks of
+all contexts form one line, and each program takes an equal share of the line: a long context is spread over many programs
+("Flash-decoding", Dao et al., 2023), a short one is a part of one program's share ("Stream-K", Osama et al., PPoPP 2023).
+Each program stores its part of a shared context with the logarithm of its weight, and the last one to finish combines the
+parts. The number of programs depends on the GPU alone: rows of padding or of chunks cost nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.runtime.batch import Fields
@@ -21,12 +22,12 @@ from cbatch.runtime.fast.attention.triton_blocks import LOG2_E, Sizes, attend_to
 
 
 class Tuning(NamedTuple):
-    """How the work is cut.
+    """How the work is divided.
 
-    programs: on one multiprocessor.
+    programs: per multiprocessor.
     block: tokens of a step.
     stages: steps in flight, if the shared memory holds them.
-    registers: of a thread, at most; None: as many as the compiler likes.
+    registers: per thread, at most; None: the compiler chooses.
     """
 
     programs: int
@@ -37,18 +38,18 @@ class Tuning(NamedTuple):
 
 FEW_HEADS = Tuning(programs=2, block=64, stages=4, registers=None)
 MANY_HEADS = Tuning(programs=4, block=32, stages=3, registers=128)
-"""For models with many kv heads: a program reads one head's keys, which lie a row of all heads apart, and each head's line is
-cut into few shares. Found by measurement on an H200: with the 40 of LLaMA-13B 5% faster than the other way, with the 8 of
-Llama 3.1 8B 3 to 9% slower."""
+"""For models with many kv heads: a program reads one head's keys, whose rows are all heads apart, and each head's line is
+divided into few shares. Measured on an H200: 5% faster than FEW_HEADS with the 40 kv heads of LLaMA-13B, 3 to 9% slower
+with the 8 of Llama 3.1 8B."""
 
 LEAST_FOR_MANY = 16
-"""Kv heads from which on that way is taken; between what was measured."""
+"""Fewest kv heads for which MANY_HEADS is used; between the two that were measured."""
 
 LEAST_BLOCKS = 4
-"""Fewest blocks of a share: where there are too few for that, some programs go without."""
+"""Fewest blocks of a share; with fewer blocks in total, some programs get none."""
 
 LEAST_ROWS = 128
-"""Fewest rows that the kernel is compiled for: all batches up to that share what was compiled."""
+"""Fewest rows that the kernel is compiled for: all smaller batches share one compiled kernel."""
 
 
 @triton.jit(
@@ -65,13 +66,13 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     out_ptr,  # [tokens, heads, DIM]
     parts_ptr,  # [shares + num_rows, heads, DIM]
     weights_ptr,  # [shares + num_rows, heads]: log2 of the sum of exponentials
-    arrived_ptr,  # [shares, KV_HEADS]: parts there of the context that a share is the first of; 0 between calls
+    arrived_ptr,  # [shares, KV_HEADS]: parts stored so far of the context that begins in a share; 0 between calls
     num_rows,
     table_width,
     scale,  # scaling * log2(e)
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_SLOTS: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,  # a power of two, num_rows or more
@@ -117,7 +118,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         row, begin, token, context, page, query = next_row, next_begin, next_token, next_context, next_page, next_query
         end = begin + tl.cdiv(context, BLOCK)
         until = tl.minimum(end, stop)
-        # What comes next is loaded while this context is attended to.
+        # The next context is loaded while this one is attended to.
         next_row, next_begin, next_token, next_context, next_page = _find(
             until,
             blocks,
@@ -156,7 +157,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
         if first_share == last_share:
             tl.store(out_ptr + token * (HEADS * DIM) + places, part.to(out_ptr.dtype.element_ty), real)
         else:
-            place = share + row  # no other part's: along the line both only grow
+            place = share + row  # unique to this part: along the line both only grow
             tl.store(parts_ptr + place * (HEADS * DIM) + places, part, real)
             tl.store(weights_ptr + place * HEADS + heads, weight, tl.arange(0, PAIRS) < GROUP)
             tl.debug_barrier()
@@ -171,7 +172,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
                     out_ptr + (token * HEADS + kv_head * GROUP) * DIM,
                     HEADS,
                     GROUP,
-                    GROUP_SLOTS,
+                    PADDED_GROUP,
                     DIM,
                 )
         at = until
@@ -190,7 +191,7 @@ def _find(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCKS_A_PAGE: tl.constexpr,
 ):
-    """Whose block stands at a place of the line, or at its end: row, its first place, token and context; and the page."""
+    """Return the row whose block is at a place of the line, or at its end; its first place, token and context; and the page."""
     at = tl.minimum(at, num_blocks - 1)
     row = tl.sum((ends <= at).to(tl.int32))
     begin = tl.sum(tl.where(tl.arange(0, ROWS) < row, blocks, 0))
@@ -200,22 +201,22 @@ def _find(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _combine(  # type: ignore[no-untyped-def]
-    parts_ptr,  # first part of a group's heads, [GROUP, DIM]; the next one follows after HEADS * DIM
-    weights_ptr,  # their weights, [GROUP]; the next ones follow after HEADS
+    parts_ptr,  # first part of a group's heads, [GROUP, DIM]; the next part is HEADS * DIM further on
+    weights_ptr,  # their weights, [GROUP]; the next ones are HEADS further on
     num_parts,
     out_ptr,  # [GROUP, DIM]
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
-    GROUP_SLOTS: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
     DIM: tl.constexpr,
 ):
-    """Add up the parts by their weights. Other programs wrote them, so they are read past this multiprocessor's cache."""
-    PARTS: tl.constexpr = 64 // GROUP_SLOTS if GROUP_SLOTS < 32 else 2  # at a time; what the registers hold
-    heads = tl.arange(0, GROUP_SLOTS)
+    """Sum the parts by weight. Other programs wrote them, so the reads bypass this multiprocessor's cache."""
+    PARTS: tl.constexpr = 64 // PADDED_GROUP if PADDED_GROUP < 32 else 2  # as many at a time as the registers hold
+    heads = tl.arange(0, PADDED_GROUP)
     places = heads[:, None] * DIM + tl.arange(0, DIM)[None, :]
-    top = tl.full([GROUP_SLOTS], -1e30, tl.float32)
-    total = tl.zeros([GROUP_SLOTS], tl.float32)
-    out = tl.zeros([GROUP_SLOTS, DIM], tl.float32)
+    top = tl.full([PADDED_GROUP], -1e30, tl.float32)
+    total = tl.zeros([PADDED_GROUP], tl.float32)
+    out = tl.zeros([PADDED_GROUP, DIM], tl.float32)
     for begin in range(0, num_parts, PARTS):
         parts = begin + tl.arange(0, PARTS)
         real = (parts < num_parts)[:, None] & (heads < GROUP)[None, :]
@@ -233,25 +234,19 @@ def _combine(  # type: ignore[no-untyped-def]
 
 
 class Decodes:
-    """Attention of the requests with one query, in any iteration. See `triton_blocks` for the sizes that it takes."""
+    """Attention of the rows with one query, in any iteration. See `triton_blocks` for the sizes that it takes."""
 
     def __init__(self, device: torch.device) -> None:
         properties = torch.cuda.get_device_properties(device)
         self._num_processors = properties.multi_processor_count
-        self._dependent = properties.major >= 9  # start while the kernel before still runs
+        self._dependent = properties.major >= 9  # start while the preceding kernel still runs
         most = max(FEW_HEADS.programs, MANY_HEADS.programs) * self._num_processors
         self._arrived = torch.zeros(most, dtype=torch.int32, device=device)
 
     def write(
-        self,
-        out: torch.Tensor,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        batch: Fields[torch.Tensor],
-        scaling: float,
-    ) -> torch.Tensor:
-        """Write their tokens' rows of `out` and return it. Calls come one after the other, on one stream at a time.
+        self, out: Tensor, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], scaling: float
+    ) -> Tensor:
+        """Write the decodes' tokens of `out` and return it. Calls must not overlap: they share a counter.
 
         Args:
             out, query: [tokens, heads, head dim], contiguous.
@@ -282,7 +277,7 @@ class Decodes:
             **sizes.constants(),
             ROWS=max(LEAST_ROWS, triton.next_power_of_2(num_rows)),
             LEAST_BLOCKS=LEAST_BLOCKS,
-            PAIRS=max(16, sizes.group_slots),
+            PAIRS=max(16, sizes.padded_group),
             STAGES=min(tuning.stages, sizes.fitting),
             DEPENDENT=self._dependent,
             num_warps=4,

@@ -1,10 +1,10 @@
-"""PyTorch's own `varlen_attn` over pages (PyTorch 2.13 and later): needs no package, and pages of a multiple of 256 tokens."""
+"""PyTorch's own `varlen_attn` over pages (PyTorch 2.13 and later): no extra package; blocks of a multiple of 256 tokens."""
 
 from __future__ import annotations
 
 import inspect
 
-import torch
+from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
 from cbatch.runtime.batch import Bounds, Fields
@@ -13,20 +13,13 @@ PAGE_MULTIPLE = 256
 
 
 class VarlenAttention:
-    """See `Attention`. 16-bit floats, compute capability 8.0 or above."""
+    """Implements `Attention` for 16-bit floats, compute capability 8.0 or above."""
 
     name = "torch varlen_attn"
 
     def __call__(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        batch: Fields[torch.Tensor],
-        bounds: Bounds,
-        *,
-        scaling: float,
-    ) -> torch.Tensor:
+        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
+    ) -> Tensor:
         output = varlen_attn(
             query,
             keys,
@@ -42,7 +35,7 @@ class VarlenAttention:
             block_table=batch.block_tables,
             num_splits=1,
         )
-        assert isinstance(output, torch.Tensor)
+        assert isinstance(output, Tensor)
         return output
 
 
