@@ -166,7 +166,11 @@ def test_stop_tokens_are_honoured_only_on_request_and_only_where_there_are_token
 
 
 def test_workloads_load_neither_torch_nor_pandas_nor_hydra() -> None:
-    code = "import sys, experiments.workloads; print({'torch', 'pandas', 'hydra', 'omegaconf'} & set(sys.modules))"
+    code = """if True:
+        import sys
+        from experiments.workloads import ClosedBatch
+        ClosedBatch(length=8, pd_ratio=1, batch=2).requests(None)
+        print({'torch', 'pandas', 'hydra', 'omegaconf'} & set(sys.modules))"""
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
