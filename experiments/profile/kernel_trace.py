@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,7 +36,7 @@ class KernelTrace:
         """Wait for the device, then stop recording."""
         torch.cuda.synchronize()
         self._profiler.stop()
-        flush_cupti()
+        detach_cupti_at_exit()
         self.kernels = sorted(
             Kernel(event.time_range.start, event.time_range.end, event.name)
             for event in self._profiler.events() or []
@@ -49,12 +51,13 @@ class KernelTrace:
         self.stop()
 
 
-def flush_cupti() -> None:
-    """Make CUPTI return its activity buffers to Kineto; does nothing where CUPTI is not loaded."""
-    # At exit the CUDA context's release would return them after Kineto's own state is destroyed, which crashes the process
-    # ("double free or corruption"). 1 is CUPTI_ACTIVITY_FLAG_FLUSH_FORCED: buffers that are not full too.
+@cache
+def detach_cupti_at_exit() -> None:
+    """Detaches CUPTI from the process before it exits; does nothing where CUPTI is not loaded."""
+    # Otherwise the release of the CUDA context, at the end of the process, may make CUPTI ask Kineto for another activity
+    # buffer after Kineto's own state is destroyed, which crashes the process ("free(): invalid pointer").
     if path := loaded_library("libcupti.so"):
-        ctypes.CDLL(path).cuptiActivityFlushAll(1)
+        atexit.register(ctypes.CDLL(path).cuptiFinalize)
 
 
 def loaded_library(name: str) -> str | None:
