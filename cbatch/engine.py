@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any, NamedTuple
 
 from cbatch.check_plan import check_plan
@@ -27,6 +25,7 @@ from cbatch.kv import BlockPool, CountingPool
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.policy import Policy
+from cbatch.policy_calls import check_policy, ignore, optional_method, policy_raised
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
@@ -85,7 +84,7 @@ class Engine:
         self._pending: deque[Request] = deque()  # not arrived yet, in arrival order
         self._in_flight: deque[InFlight] = deque()
         self._on_arrival, self._on_step, self._on_finish = (
-            _optional(policy, name) for name in ("on_arrival", "on_step", "on_finish")
+            optional_method(policy, name) for name in ("on_arrival", "on_step", "on_finish")
         )
 
     @property
@@ -193,7 +192,7 @@ class Engine:
         self.record.add_step(record, absorbed.receivers)
         if result.copies is not None:
             self.record.copies.append(result.copies)
-        if self._on_step is not _ignore:
+        if self._on_step is not ignore:
             self._call(self._on_step, record)
         for request in absorbed.finished:
             self._ended(request)
@@ -239,7 +238,7 @@ class Engine:
             raise
         except BaseException as error:
             where = f"policy {self.policy_name}, iteration {self.state.iteration}"
-            raise _policy_raised(where, method, error) from error
+            raise policy_raised(where, method, error) from error
 
     def check_fits(self, request: Request) -> None:
         """
@@ -260,50 +259,3 @@ class Engine:
                 f"request {request.id}: {request.max_tokens} tokens exceed the KV cache of "
                 f"{pool.num_tokens}; raise kv_tokens or shorten the workload's requests"
             )
-
-
-def check_policy(policy: Policy, limits: Limits) -> None:
-    """Call the policy's `check`, if it defines one.
-
-    Raises:
-        ConfigError: the policy's settings do not fit these limits.
-        PolicyError: the policy raised anything else.
-    """
-    method = _optional(policy, "check")
-    try:
-        method(limits)
-    except (CbatchError, Interruption, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise _policy_raised(f"policy {type(policy).__name__}", method, error) from error
-
-
-def _optional(policy: Policy, name: str) -> Callable[[Any], Any]:
-    """Returns an optional method of the policy, or one that does nothing.
-
-    Raises:
-        PolicyError: reading the attribute raised, or it is not callable.
-    """
-    where = f"policy {type(policy).__name__}"
-    try:
-        found = getattr(policy, name, _ignore)
-    except (Interruption, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise PolicyError(f"{where}: reading {name} raised {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise PolicyError(f"{where}: {name} is a {type(found).__name__}; make it a method, or call it something else")
-    return found
-
-
-def _policy_raised(where: str, method: Callable[[Any], Any], error: BaseException) -> PolicyError:
-    """Names the line in the policy: the first one outside this package, since our own wrappers may call it."""
-    name = getattr(method, "__name__", type(method).__name__)
-    package = Path(__file__).parent
-    frames = ((Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__))
-    line = next((f" ({path.name}:{line})" for path, line in frames if package not in path.parents), "")
-    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}{line}")
-
-
-def _ignore(_: Any) -> None:
-    """Stands in for an optional method that a policy does not define."""

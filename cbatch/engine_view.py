@@ -43,24 +43,13 @@ class EngineKVView(KVView):
 
 class EngineView(View):
     def __init__(self, state: State, limits: Limits, cost: CostModel) -> None:
-        super().__init__(limits, EngineKVView(state), cost)
+        self.now = 0.0
+        self.limits, self.kv, self.cost = limits, EngineKVView(state), cost
+        self.waiting: Sequence[Request] = state.waiting
+        self.running: Requests = state.running
+        self.decoding: Requests = state.decoding
+        self.prefilling: Requests = state.prefilling
         self._state = state
-
-    @property
-    def waiting(self) -> Sequence[Request]:
-        return self._state.waiting
-
-    @property
-    def running(self) -> Requests:
-        return self._state.running
-
-    @property
-    def decoding(self) -> Requests:
-        return self._state.decoding
-
-    @property
-    def prefilling(self) -> Requests:
-        return self._state.prefilling
 
     @property
     def iteration(self) -> int:
@@ -69,10 +58,6 @@ class EngineView(View):
     @property
     def num_in_flight(self) -> int:
         return self._state.iteration - self._state.num_ended
-
-    @property
-    def num_places(self) -> int:
-        return self._limits.max_running - len(self._state.running)
 
     def is_in_flight(self, request: Request) -> bool:
         return self._state.in_flight_until(request) is not None
@@ -83,7 +68,7 @@ class EngineView(View):
     def ready_decodes(self, at_most: int) -> tuple[list[Request], int]:
         table, decoding = self._state.table, self._state.decoding
         requests, rows = decoding.members, decoding.rows
-        if self._limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
+        if self.limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
             ready = table.ready(rows) > 0
             rows, requests = rows[ready], list(compress(requests, ready.tolist()))
         if len(rows) > at_most:

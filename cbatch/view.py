@@ -67,47 +67,24 @@ class KVView(ABC):
 
 
 class View(ABC):
-    """What a policy may look at: the host's state as it is now, read-only and without copies.
+    """What a policy may look at: the host's state as it is now, without copies. The host sets and updates the attributes.
 
-    now: seconds since the start of the run, set by the host before it asks for a plan.
+    now: seconds since the start of the run.
+    limits, kv: capacity. cost: predicts the seconds of an iteration of a given shape.
+    waiting: requests that have arrived and hold nothing, in arrival order; preempted ones are among them.
+    running: admitted requests with tokens left to compute, in admission order.
+    decoding: those of `running` that have only their newest token left to compute.
+    prefilling: those of `running` with prompt tokens (after a preemption, prompt and output) left.
     """
 
-    def __init__(self, limits: Limits, kv: KVView, cost: CostModel) -> None:
-        self.now = 0.0
-        self._limits, self._kv, self._cost = limits, kv, cost
-
-    @property
-    def limits(self) -> Limits:
-        return self._limits
-
-    @property
-    def kv(self) -> KVView:
-        return self._kv
-
-    @property
-    def cost(self) -> CostModel:
-        """Predicts the seconds of an iteration of a given shape."""
-        return self._cost
-
-    @property
-    @abstractmethod
-    def waiting(self) -> Sequence[Request]:
-        """Requests that have arrived and hold nothing, in arrival order; preempted ones are among them."""
-
-    @property
-    @abstractmethod
-    def running(self) -> Requests:
-        """Admitted requests with tokens left to compute, in admission order."""
-
-    @property
-    @abstractmethod
-    def decoding(self) -> Requests:
-        """Those of `running` that have only their newest token left to compute."""
-
-    @property
-    @abstractmethod
-    def prefilling(self) -> Requests:
-        """Those of `running` with prompt tokens (after a preemption, prompt and output) left."""
+    now: float
+    limits: Limits
+    kv: KVView
+    cost: CostModel
+    waiting: Sequence[Request]
+    running: Requests
+    decoding: Requests
+    prefilling: Requests
 
     @property
     @abstractmethod
@@ -129,12 +106,12 @@ class View(ABC):
     @property
     def num_places(self) -> int:
         """Waiting requests that can be admitted before one ends or is preempted."""
-        return self._limits.max_running - len(self.running)
+        return self.limits.max_running - len(self.running)
 
     def ready_decodes(self, at_most: int) -> tuple[list[Request], int]:
         """The first of `decoding` that have a token ready to compute, and the free blocks that those tokens take."""
         requests = list(islice((request for request in self.decoding if request.num_ready), at_most))
-        return requests, sum(self._kv.num_lacking(request, request.num_computed + 1) for request in requests)
+        return requests, sum(self.kv.num_lacking(request, request.num_computed + 1) for request in requests)
 
     def plan(self) -> PlanBuilder:
         """A fresh, empty plan for this iteration."""

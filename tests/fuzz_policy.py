@@ -1,4 +1,4 @@
-"""A policy without sense: anything that the rules allow, drawn from a seed."""
+"""A random policy: any plan that the rules allow, drawn from a seed."""
 
 from __future__ import annotations
 

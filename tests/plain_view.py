@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from cbatch import KVView, Request, View
 from cbatch.request import spec_of
-from cbatch.view import Freed, Requests
+from cbatch.view import Freed
 
 
 class PlainRequest(Request):
@@ -69,27 +69,10 @@ class PlainKVView(KVView):
 
 class PlainView(View):
     def __init__(self, view: View, host: PlainHost) -> None:
-        super().__init__(view.limits, PlainKVView(view.kv), view.cost)
-        self.now = view.now
-        self._waiting, self._running = host.copies(view.waiting, view), host.copies(view.running, view)
-        self._decoding, self._prefilling = host.copies(view.decoding, view), host.copies(view.prefilling, view)
+        self.now, self.limits, self.kv, self.cost = view.now, view.limits, PlainKVView(view.kv), view.cost
+        self.waiting, self.running = host.copies(view.waiting, view), host.copies(view.running, view)
+        self.decoding, self.prefilling = host.copies(view.decoding, view), host.copies(view.prefilling, view)
         self._iteration, self._num_in_flight = view.iteration, view.num_in_flight
-
-    @property
-    def waiting(self) -> Sequence[Request]:
-        return self._waiting
-
-    @property
-    def running(self) -> Requests:
-        return self._running
-
-    @property
-    def decoding(self) -> Requests:
-        return self._decoding
-
-    @property
-    def prefilling(self) -> Requests:
-        return self._prefilling
 
     @property
     def iteration(self) -> int:
@@ -103,7 +86,7 @@ class PlainView(View):
         return isinstance(request, PlainRequest) and request.in_flight
 
     def is_waiting(self, request: Request) -> bool:
-        return request in self._waiting
+        return request in self.waiting
 
 
 class PlainHost:

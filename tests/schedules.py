@@ -1,4 +1,4 @@
-"""Runs a policy in simulation with unit costs and writes its schedule as text, a line an iteration."""
+"""Runs a policy in simulation with unit costs and writes its schedule as text, one line per iteration."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from cbatch import ConfigError, Engine, Limits, Policy, Request, Server
 from cbatch.checkpoint import spec_from_checkpoint
-from cbatch.engine import check_policy
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
+from cbatch.policy_calls import check_policy
 from cbatch.sim.cluster import Cluster, ReplicatedServer
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Profile
