@@ -19,7 +19,7 @@ from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.progress import progress
 from experiments.store.provenance import versions
-from experiments.store.run_folder import DECISIONS, opened, write_results
+from experiments.store.run_folder import DECISIONS, open_run_folder, write_results
 from experiments.store.text import name_of, origin_of
 
 
@@ -57,7 +57,7 @@ def serve(
     began = time.perf_counter()
     run = assemble(settings)
     _say_chosen(run, command, say)
-    with opened(folder, settings, partial(_facts, run), replace=replace):
+    with open_run_folder(folder, settings, partial(_facts, run), replace=replace):
         shown = progress(run.settings.progress if bar else "off", len(run.requests))
         with closing(run.server), _decisions_of(run, command, folder), shown as on_step:
             gc.freeze()  # settings and requests outlive the run: the collector need not traverse them

@@ -38,7 +38,7 @@ from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.progress import progress
 from experiments.run import main
-from experiments.store.run_folder import is_finished, opened
+from experiments.store.run_folder import is_finished, open_run_folder
 from experiments.store.tables import load, load_requests, load_steps, load_tokens, time_between_tokens
 
 POLICIES = sorted(path.stem for path in (ROOT / "conf" / "policy").glob("*.yaml") if path.stem != "external")
@@ -206,7 +206,7 @@ def test_the_same_run_is_not_run_again_and_another_not_written_over(finished: Pa
     assert (again.returncode, again.stdout) == (0, "out holds this run already; remove it to run again\n")
     other = command("run", *same, "batch=3", cwd=finished.parent)
     assert other.returncode == 2
-    assert "out holds a complete run with other settings" in other.stderr
+    assert "out contains a complete run with other settings" in other.stderr
     assert summary(finished)["about"]["limits"]["batch"] == 18
 
 
@@ -350,14 +350,14 @@ def test_progress_shows_requests_speed_and_time_left(
 
 def test_a_folder_whose_run_is_interrupted_is_as_it_was(tmp_path: Path) -> None:
     config = {"batch": 1}
-    with pytest.raises(KeyboardInterrupt), opened(tmp_path / "a" / "b", config, replace=False):
+    with pytest.raises(KeyboardInterrupt), open_run_folder(tmp_path / "a" / "b", config, replace=False):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"run": 1}'])
 def test_a_run_without_a_whole_summary_is_not_finished(tmp_path: Path, content: str) -> None:
-    with opened(tmp_path / "run", {"batch": 1}, replace=False):
+    with open_run_folder(tmp_path / "run", {"batch": 1}, replace=False):
         (tmp_path / "run" / "summary.json").write_text(content)
     assert not is_finished(tmp_path / "run", {"batch": 1})
     with pytest.raises(ConfigError, match="holds no finished run"):
@@ -367,6 +367,9 @@ def test_a_run_without_a_whole_summary_is_not_finished(tmp_path: Path, content: 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("mine: 1")
     (tmp_path / "notes").mkdir()
-    with pytest.raises(ConfigError, match="holds files that are no run's"), opened(tmp_path, {}, replace=True):
+    with (
+        pytest.raises(ConfigError, match="contains files that do not belong to a run"),
+        open_run_folder(tmp_path, {}, replace=True),
+    ):
         pass
     assert (tmp_path / "config.yaml").read_text() == "mine: 1"

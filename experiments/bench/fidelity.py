@@ -21,7 +21,7 @@ from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases
 from experiments.fidelity.compare import compare, error_line, pair, show
 from experiments.store.benchmark_file import write
-from experiments.store.provenance import at_once
+from experiments.store.provenance import atomic_write
 
 Requests = Annotated[int, whole(1, unit="number of requests")]
 
@@ -80,6 +80,6 @@ def main(
 def _stamp(path: Path, error: str) -> None:
     """Write into the profile how far its simulations are from real runs."""
     data = json.loads(path.read_text())
-    with at_once(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(profile_text({**data, "error": error}))
     print(f"{path}: {error}")

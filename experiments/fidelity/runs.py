@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from cbatch import BatchShape, Executor, Request, RunRecord, Step, StepResult
 from cbatch.errors import ConfigError
 from cbatch.results.metrics import collect_served, statistics, step_columns
-from experiments.store.provenance import at_once
+from experiments.store.provenance import atomic_write
 
 Columns = Mapping[str, NDArray[np.int64]]
 
@@ -171,7 +171,7 @@ def save(path: Path, about: Mapping[str, Any], runs: list[ServedRun]) -> None:
     arrays = {
         f"{index}/{name}": _packed(column) for index, run in enumerate(runs) for name, column in run.columns.items()
     }
-    with at_once(path) as partial:
+    with atomic_write(path) as partial:
         np.savez_compressed(partial, head=np.array(json.dumps(head)), **arrays)  # type: ignore[arg-type]
 
 

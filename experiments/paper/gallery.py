@@ -25,7 +25,7 @@ from experiments.paper.claims import Verdict, check, read_claims
 from experiments.paper.machines import Machines
 from experiments.paper.verdicts import write
 from experiments.plots import style
-from experiments.store.provenance import at_once
+from experiments.store.provenance import atomic_write
 
 FOLDER = Path(__file__).parent / "figures"
 
@@ -130,5 +130,5 @@ def _add_origin(figure: Figure, origin: str) -> None:
 
 
 def _write_table(data: pd.DataFrame, path: Path) -> None:
-    with at_once(path) as partial:
+    with atomic_write(path) as partial:
         data.to_csv(partial, index=False, float_format="%.6g")

@@ -9,7 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from experiments.paper.claims import Verdict
-from experiments.store.provenance import stamp, write_json
+from experiments.store.provenance import provenance, write_json
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
@@ -46,5 +46,5 @@ def write(name: str, figures: Mapping[str, Any], machines: Mapping[str, Any], fo
 
     machines: the `provenance` of each machine or cost model.
     """
-    stamped = {**stamp("python -m experiments.paper"), "machines": machines, **figures}
+    stamped = {**provenance("python -m experiments.paper"), "machines": machines, **figures}
     return write_json(folder / "paper" / f"{name}.json", stamped)

@@ -18,7 +18,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from experiments.store.provenance import at_once
+from experiments.store.provenance import atomic_write
 from experiments.store.text import origin_of_row
 
 PAGE = 7.0  # inches: text width of a printed page
@@ -139,7 +139,7 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """
     paths = [folder / f"{name}.pdf", folder / f"{name}.png"]
     for path in paths:
-        with at_once(path) as partial:
+        with atomic_write(path) as partial:
             figure.savefig(partial, dpi=220, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
     plt.close(figure)
     return paths

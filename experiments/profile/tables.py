@@ -16,7 +16,7 @@ from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile_file import profile_text
 from experiments.profile.kernels import Shares
 from experiments.profile.measure import Iterations
-from experiments.store.provenance import at_once
+from experiments.store.provenance import atomic_write
 
 DIGITS = 5
 """Of the numbers in a file."""
@@ -143,5 +143,5 @@ def read_existing(path: Path) -> dict[str, Any]:
 
 def write_profile(path: Path, data: Mapping[str, Any]) -> None:
     """Write the file at once."""
-    with at_once(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(profile_text(data))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.store.provenance import stamp, write_json
+from experiments.store.provenance import provenance, write_json
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -24,8 +24,8 @@ def write(
     command: str = "python -m experiments.bench",
 ) -> Path:
     """Write one benchmark's figures, with their provenance, to `folder`/<hardware>/<name>.json; returns the path."""
-    stamped = {"benchmark": name, "hardware": hardware, **stamp(command), **figures}
-    return write_json(folder / slug(hardware) / f"{name}.json", stamped)
+    content = {"benchmark": name, "hardware": hardware, **provenance(command), **figures}
+    return write_json(folder / slug(hardware) / f"{name}.json", content)
 
 
 def slug(hardware: str) -> str:

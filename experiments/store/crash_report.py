@@ -1,10 +1,10 @@
-"""`unfinished.json`: what a run's folder says until the run is finished, so that it says something however the run ends.
+"""`unfinished.json`: the state of a run that is not complete, whatever ends it.
 
-    begun        by whom and when; if the process is gone, it was killed: by the system for want of memory, or by hand
-    failed       the error with its traceback, and where all requests and KV blocks were then
-    terminated   by SIGTERM, as job schedulers send it when time is up; the same
+    begun        process, host and time; if the process no longer exists, it was killed, perhaps for lack of memory
+    failed       the error with its traceback, and the state of all requests and KV blocks
+    terminated   the same after SIGTERM, which job schedulers send at the time limit
 
-It is gone when the run is complete, which `summary.json` shows.
+It is removed when the run is complete and has a `summary.json`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from experiments.store.provenance import write_json
 UNFINISHED = "unfinished.json"
 
 Facts = Callable[[], Mapping[str, Any]]
-"""What is to be told of a run beside its error, at the time of that error."""
+"""Facts about a run to store with its error, at the time of the error."""
 
 
 class TerminatedError(Interruption):
-    """SIGTERM came. No `Exception`, so that nothing but the folder and the command line deals with it."""
+    """SIGTERM was received. Not an `Exception`: only the run folder and the command line handle it."""
 
 
 @contextmanager
-def told(folder: Path, facts: Facts) -> Iterator[None]:
-    """Keep `unfinished.json` in a run's folder: begun, then failed or terminated if an error passes, else gone at the end.
+def report_crashes(folder: Path, facts: Facts) -> Iterator[None]:
+    """Keep `unfinished.json` in a run's folder: begun, then failed or terminated after an error; removed at the end.
 
     Raises:
-        ResultsError: the folder cannot be written any more.
-        CbatchError: for an error that is none yet; it names the file, which holds the traceback.
-        TerminatedError: SIGTERM came.
+        ResultsError: the folder can no longer be written.
+        CbatchError: in place of any other exception; it names the file, which has the traceback.
+        TerminatedError: SIGTERM was received.
     """
     begun = {"process": os.getpid(), "host": socket.gethostname(), "begun": _now()}
     try:
@@ -52,27 +52,26 @@ def told(folder: Path, facts: Facts) -> Iterator[None]:
     except (Exception, TerminatedError) as error:
         status = "terminated" if isinstance(error, TerminatedError) else "failed"
         with suppress(OSError):  # the disk may be what failed
-            write_json(
-                folder / UNFINISHED,
-                {
-                    "status": status,
-                    **begun,
-                    "ended": _now(),
-                    "error": _message(error),
-                    **facts(),
-                    "traceback": "".join(traceback.format_exception(error)).splitlines(),
-                },
-            )
+            lines = "".join(traceback.format_exception(error)).splitlines()
+            report = {
+                "status": status,
+                **begun,
+                "ended": _now(),
+                "error": _message(error),
+                **facts(),
+                "traceback": lines,
+            }
+            write_json(folder / UNFINISHED, report)
         raise _named(error, folder) from error
 
 
 def was_killed(folder: Path, since: datetime) -> bool:
-    """Whether a run began in this folder at `since` or later, on this machine, and its process is gone without a word."""
+    """Whether a run began in this folder at `since` or later on this machine, and its process ended without a report."""
     try:
         said = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    whole_second = since.astimezone().replace(microsecond=0)  # as it is written
+    whole_second = since.astimezone().replace(microsecond=0)  # as stored
     recent = datetime.fromisoformat(said["begun"]) >= whole_second
     begun_here = said["status"] == "begun" and said["host"] == socket.gethostname()
     return recent and begun_here and not _is_alive(said["process"])
@@ -82,28 +81,27 @@ def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
     except OSError as error:
-        return isinstance(error, PermissionError)  # it is somebody else's
+        return isinstance(error, PermissionError)  # another user's process
     return True
 
 
 def _named(error: BaseException, folder: Path) -> BaseException:
-    """The error to be told on the command line."""
+    """The error for the command line."""
     match error:
         case CbatchError():
             return error
         case TerminatedError():
             return TerminatedError(f"terminated; see {folder / UNFINISHED}")
         case OSError():
-            return ResultsError(
-                f"{folder}: {error.strerror or error}; make room, or choose another folder with output="
-            )
+            why = error.strerror or error
+            return ResultsError(f"{folder}: {why}; make room, or choose another folder with output=")
         case _:
             return CbatchError(f"{_message(error)}; see {folder / UNFINISHED}")
 
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """SIGTERM raises `TerminatedError` where the program stands, unless somebody else handles it already."""
+    """Raise `TerminatedError` in the main thread on SIGTERM, unless another handler is installed."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not ours:
         yield

@@ -1,4 +1,4 @@
-"""What every result carries - the command, the date, the versions - and how its file is written: whole or not at all."""
+"""Provenance of results - command, date, versions - and atomic writing of their files."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-core")
 
 
-def stamp(command: str) -> dict[str, Any]:
-    """Command with this process's arguments, date and versions."""
+def provenance(command: str) -> dict[str, Any]:
+    """The command with this process's arguments, the date and versions."""
     return {"command": f"{command} {arguments()}".rstrip(), "date": today(), "versions": versions()}
 
 
@@ -34,14 +34,14 @@ def commit() -> str | None:
     return None
 
 
-def arguments(*but: str) -> str:
-    """This process's arguments, without the options `but`: where results were written says nothing about them."""
-    left_out = tuple(f"{key}=" for key in but or ("folder", "commit"))
-    return shlex.join(_shortened(argument) for argument in sys.argv[1:] if not argument.startswith(left_out))
+def arguments(*excluded: str) -> str:
+    """This process's arguments without the excluded options, by default those that do not affect results."""
+    left_out = tuple(f"{key}=" for key in excluded or ("folder", "commit"))
+    return shlex.join(_shorten_path(argument) for argument in sys.argv[1:] if not argument.startswith(left_out))
 
 
-def _shortened(argument: str) -> str:
-    """Of a path, its last two parts: where it lies on this machine is nobody's concern."""
+def _shorten_path(argument: str) -> str:
+    """Keep the last two parts of a path: the rest is specific to this machine."""
     key, equals, value = argument.partition("=")
     parts = Path(value).parts
     return argument if len(parts) < 3 else f"{key}{equals}.../{'/'.join(parts[-2:])}"
@@ -62,20 +62,20 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
-    """Write at once, making the folder if need be; returns the path."""
-    with at_once(path) as partial:
+    """Write a file atomically, creating its folder; returns the path."""
+    with atomic_write(path) as partial:
         partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return path
 
 
 def partial_name(name: str) -> str:
-    """What a file is called while `at_once` writes it, and for ever if the process is killed then."""
+    """The name of a file while `atomic_write` writes it; it remains if the process is killed."""
     return f".{name}"
 
 
 @contextmanager
-def at_once(path: Path) -> Iterator[Path]:
-    """A file beside it, of the same suffix, to be written inside the `with`; it takes the path's place if nothing fails."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """A temporary path with the same suffix to write in the `with` block; it replaces `path` unless an error occurs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(partial_name(path.name))
     try:

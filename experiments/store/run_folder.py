@@ -1,17 +1,17 @@
-"""The folder that a run leaves.
+"""The results folder of a run.
 
     config.yaml         every setting, resolved
-    requests.csv        a row a request: times, lengths, latencies, how it ended
-    steps.csv           a row an iteration: the columns of `cbatch.record.StepRecord`
-    copies.csv          with real tokens and a timeline, a row an iteration: the columns of `cbatch.executor.CopyTimes`
+    requests.csv        one row per request: times, lengths, latencies, finish reason
+    steps.csv           one row per iteration: the columns of `cbatch.record.StepRecord`
+    copies.csv          with real tokens and a timeline, one row per iteration: the columns of `cbatch.executor.CopyTimes`
     tokens.npz          request_id and time (seconds) of every generated token
-    outputs.jsonl       the generated token ids by request, where they are real; with a tokenizer, also the text
+    outputs.jsonl       generated token ids by request, if real; with a tokenizer, also the text
     timeline.json.gz    for chrome://tracing or ui.perfetto.dev
-    decisions.jsonl.gz  each view and plan, if asked for (`experiments.store.decisions_file`)
-    unfinished.json     as long as the run is not complete: why not (`experiments.store.crash_report`)
-    summary.json        the figures; written last and at once, so that a run that has it is complete
+    decisions.jsonl.gz  each view and plan, with decisions=true (`experiments.store.decisions_file`)
+    unfinished.json     until the run is complete: its state (`experiments.store.crash_report`)
+    summary.json        the figures; written last and atomically, so its presence means that the run is complete
 
-`experiments.store.tables` reads it.
+Read by `experiments.store.tables`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cbatch.executor import CopyTimes
 from cbatch.request import spec_of
 from cbatch.results.metrics import Served, arrival_of
 from cbatch.results.timeline import write_timeline
-from experiments.store.crash_report import UNFINISHED, Facts, told, was_killed
+from experiments.store.crash_report import UNFINISHED, Facts, report_crashes, was_killed
 from experiments.store.provenance import partial_name, write_json
 
 CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, _ = FILES = (
@@ -53,13 +53,13 @@ CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, 
     UNFINISHED,
 )
 
-_PARTIAL = (partial_name(UNFINISHED), partial_name(SUMMARY))  # of a run that was killed
+_PARTIAL = (partial_name(UNFINISHED), partial_name(SUMMARY))  # left by a killed run
 
 PLOTS = "plots"
-"""Where `experiments.plot` writes, in the folder of a run or of a sweep."""
+"""Subfolder of a run or sweep for the output of `experiments.plot`."""
 
 WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions")
-"""Root keys that change nothing of what a run measures."""
+"""Root keys that do not affect what a run measures."""
 
 _ASKED = [
     field.name
@@ -76,7 +76,7 @@ _ASKED = [
         "prefix_hashes",
     )
 ]
-"""Fields of a request's spec that are columns as they are; its arrival and prompt length are among the others."""
+"""Fields of a request's spec stored as columns; arrival and prompt length have other column names."""
 
 _OBJECTIVES = [field.name for field in fields(SLO)]
 
@@ -108,13 +108,12 @@ def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
         before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return False
-    return isinstance(before, dict) and _with_effect(before) == _with_effect(
-        yaml.safe_load(yaml.safe_dump(dict(config)))
-    )
+    now = yaml.safe_load(yaml.safe_dump(dict(config)))
+    return isinstance(before, dict) and _with_effect(before) == _with_effect(now)
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The figures of a complete run; None where there is none."""
+    """The figures of a complete run; None if there is none."""
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -123,7 +122,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def run_folders(root: Path) -> list[Path]:
-    """The folders of the complete runs in a folder and below, numbers in their names in the order of their values."""
+    """The folders of complete runs in and below a folder, sorted by name with numbers in numerical order."""
     found = [path.parent for path in root.rglob(SUMMARY) if read_summary(path.parent) is not None]
     return sorted(
         found, key=lambda path: [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", str(path))]
@@ -131,41 +130,41 @@ def run_folders(root: Path) -> list[Path]:
 
 
 @contextmanager
-def opened(folder: Path, config: Mapping[str, Any], facts: Facts = dict, *, replace: bool) -> Iterator[None]:
-    """Make the folder and write config.yaml. If the run then fails, the folder says why; if it is interrupted, it goes.
+def open_run_folder(folder: Path, config: Mapping[str, Any], facts: Facts = dict, *, replace: bool) -> Iterator[None]:
+    """Create the folder and write config.yaml. A failed run leaves a crash report; an interrupted run leaves nothing.
 
     Args:
-        facts: what is to be told of a run that failed.
-        replace: whether a complete run in this folder may be overwritten.
+        facts: stored in the crash report.
+        replace: a complete run in this folder may be overwritten.
 
     Raises:
-        ConfigError: the folder cannot be written, holds something else, or a complete run that must not be replaced.
-        CbatchError: as `told`.
+        ConfigError: the folder cannot be written, or contains other files or a complete run that may not be replaced.
+        CbatchError: as in `report_crashes`.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     if folder not in missing:
         _check_ours(folder, replace)
     try:
         _begin(folder, config)
-        with told(folder, facts), _without_partial_results(folder):
+        with report_crashes(folder, facts), _without_partial_results(folder):
             yield
     except KeyboardInterrupt:
         _remove_files(folder)
-        with suppress(OSError):  # another run has come to use it
+        with suppress(OSError):  # another run uses it
             for path in missing:
                 path.rmdir()
         raise
 
 
 def remove_killed(root: Path, since: datetime) -> None:
-    """Remove what runs of a sweep left that began at `since` or later and were killed.
+    """Remove the files of a sweep's runs that began at `since` or later and were killed.
 
-    After Ctrl-C a launcher may kill its workers while they remove their folders themselves.
+    After Ctrl-C a launcher may kill its workers before they have removed their folders.
     """
     for folder in [path for path in root.glob("*") if path.is_dir()]:
         if was_killed(folder, since) and read_summary(folder) is None:
             _remove_files(folder)
-        with suppress(OSError):  # it holds something
+        with suppress(OSError):  # not empty
             folder.rmdir()
 
 
@@ -175,14 +174,13 @@ def _begin(folder: Path, config: Mapping[str, Any]) -> None:
         _remove_files(folder)
         (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(
-            f"{folder}: cannot be written ({error.strerror}); choose another folder with output="
-        ) from error
+        why = f"cannot be written ({error.strerror})"
+        raise ConfigError(f"{folder}: {why}; choose another folder with output=") from error
 
 
 @contextmanager
 def _without_partial_results(folder: Path) -> Iterator[None]:
-    """After an error only the settings and decisions are left: half the results mean nothing, and may have filled the disk."""
+    """After an error keep only settings and decisions: partial results are useless and may have filled the disk."""
     try:
         yield
     except BaseException:
@@ -199,12 +197,12 @@ def write_results(
     timeline_title: str | None,
     decode: Callable[[Sequence[int]], str] | None = None,
 ) -> None:
-    """Write everything but config.yaml.
+    """Write all files except config.yaml.
 
     Args:
         requests: `collect_served(record)`.
-        timeline_title: None for no timeline.
-        decode: the text of token ids, where there is a tokenizer.
+        timeline_title: None omits the timeline.
+        decode: converts token ids to text, if there is a tokenizer.
     """
     with (folder / STEPS).open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(chain([StepRecord._fields], _step_rows(record.steps)))
@@ -215,9 +213,8 @@ def write_results(
         csv.writer(file).writerows(chain([REQUEST_COLUMNS], _request_rows(record, requests)))
     np.savez_compressed(folder / TOKENS, request_id=requests.token_ids.astype(np.int32), time=requests.token_times)
     if any(request.output for request in record.requests):
-        lines = [
-            json.dumps(_output(request, decode)) for request in sorted(record.requests, key=lambda request: request.id)
-        ]
+        in_order = sorted(record.requests, key=lambda request: request.id)
+        lines = [json.dumps(_output(request, decode)) for request in in_order]
         (folder / OUTPUTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
     if timeline_title is not None:
         write_timeline(folder / TIMELINE, record, timeline_title, requests)
@@ -230,7 +227,7 @@ def _output(request: Request, decode: Callable[[Sequence[int]], str] | None) -> 
 
 
 def _step_rows(steps: Sequence[StepRecord]) -> Iterable[Iterable[object]]:
-    """The steps with their times as text. Most moments stand in several columns, and are turned into digits once."""
+    """The steps with times as text. Most times occur in several columns; each is formatted once."""
     first, last = (StepRecord._fields.index(name) for name in ("planned_at", "ended"))
     columns = [*zip(*steps, strict=True)]
     times = set().union(*columns[first : last + 1])
@@ -240,7 +237,7 @@ def _step_rows(steps: Sequence[StepRecord]) -> Iterable[Iterable[object]]:
 
 
 def _request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object, ...]]:
-    """In the order of their ends; what a rejected request never had is empty."""
+    """In order of completion; a rejected request has empty times."""
     columns = (
         requests.arrival,
         requests.admitted,
@@ -277,9 +274,9 @@ def _check_ours(folder: Path, replace: bool) -> None:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is a file; choose another folder with output=")
     if any(path.name not in (*FILES, *_PARTIAL, PLOTS) for path in folder.iterdir()):
-        raise ConfigError(f"{folder} holds files that are no run's; choose another folder with output=")
+        raise ConfigError(f"{folder} contains files that do not belong to a run; choose another folder with output=")
     if not replace and read_summary(folder) is not None:
-        raise ConfigError(f"{folder} holds a complete run with other settings; choose another folder with output=")
+        raise ConfigError(f"{folder} contains a complete run with other settings; choose another folder with output=")
 
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
@@ -293,7 +290,7 @@ def _with_effect(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN: null instead."""
+    """Replace NaN by null, as JSON has no NaN."""
     if isinstance(value, Mapping):
         return {key: _without_nan(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

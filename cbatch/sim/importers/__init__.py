@@ -1,4 +1,4 @@
-"""Profiles from other people's published measurements, read from a folder that the user names; none is part of this package."""
+"""Profiles from published measurements of other projects, read from a folder given by the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS: list[tuple[Callable[[Path], bool], Callable[[Path], Profile], str]] = [
 
 
 def read_folder(folder: Path) -> Profile:
-    """Read a folder of published tables; which kind it is shows in its files.
+    """Read a folder of published tables, whose kind is recognised by its files.
 
     Raises:
         ProfileError: no known kind, or a damaged table. The message names folder or file.

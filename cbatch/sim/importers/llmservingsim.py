@@ -80,7 +80,7 @@ class _Layers:
             self._points.setdefault(layer, []).append((number, us * US))
 
     def sum(self, layers: Sequence[str]) -> PiecewiseLinear:
-        """Of layers one after the other. Raises ProfileError for one that was not measured."""
+        """Seconds of consecutive layers. Raises ProfileError for a layer that was not measured."""
         return summed(
             self.path,
             [PiecewiseLinear.through(some(self.path, self._points.get(layer, ()), layer)) for layer in layers],

@@ -1,4 +1,4 @@
-"""Columns of a CSV file, plain or compressed with gzip, every number checked."""
+"""Reads columns of a CSV file, plain or gzip-compressed, and checks every number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Numbers = tuple[float, ...]
 T = TypeVar("T")
 
 UNREADABLE = (OSError, EOFError, ValueError, zlib.error, csv.Error)
-"""What a damaged file raises as it is read."""
+"""Exceptions from reading a damaged file."""
 
 
 def read_table(
@@ -32,12 +32,12 @@ def read_table(
     optional: Sequence[str] = (),
     above_zero: Sequence[str] = (),
 ) -> Iterator[tuple[Labels, Numbers]]:
-    """Of each row, the `labels` columns as texts and the named `columns` as numbers, at least 0.
+    """Yield for each row the `labels` columns as text and the named `columns` as numbers, at least 0.
 
     An empty field of an `optional` column is NaN. `above_zero`: columns without a 0.
 
     Raises:
-        ProfileError: the file cannot be read, lacks a column, or holds no such number; the message names file and line.
+        ProfileError: unreadable file, missing column or invalid number; the message names file and line.
     """
     texts, numbers = _columns(path, labels, columns)
     checked = [
@@ -48,7 +48,7 @@ def read_table(
 
 
 class FirstRow:
-    """The first row of a file, for what is the same in all of them."""
+    """The first row of a file, for values that are the same in all rows."""
 
     def __init__(self, path: Path) -> None:
         """Raises ProfileError if there is none."""
@@ -83,7 +83,7 @@ def some(path: Path, points: Iterable[T], what: str) -> list[T]:
 def summed(path: Path, curves: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
     """The sum of the file's curves. Raises ProfileError where they do not share their sizes."""
     if any(curve.sizes != curves[0].sizes for curve in curves):
-        raise ProfileError(f"{path}: what belongs together was measured at different sizes; fetch the file again")
+        raise ProfileError(f"{path}: parts of one sum were measured at different sizes; fetch the file again")
     return PiecewiseLinear.sum(curves)
 
 
@@ -96,14 +96,14 @@ def only_file(folder: Path, pattern: str) -> Path:
 
 
 def _columns(path: Path, *groups: Sequence[str]) -> list[list[tuple[str, ...]]]:
-    """The texts of groups of columns. Fields of other columns are dropped as they are read."""
+    """The texts of groups of columns; other columns are dropped while reading."""
     rows: list[tuple[str, ...]] = []
     try:
         with _opened(path) as file:
             lines = _fields(file.read())
         header = next(lines, [])
         places = [_place(path, header, name) for group in groups for name in group]
-        pick = itemgetter(*places, *places[:1])  # one more than asked for: of a single place it would give no tuple
+        pick = itemgetter(*places, *places[:1])  # one extra: itemgetter of a single place returns no tuple
         rows.extend(map(pick, lines))
     except IndexError:
         _fail(path, len(rows) + 2, "has fewer fields than the header")
@@ -116,7 +116,7 @@ def _columns(path: Path, *groups: Sequence[str]) -> list[list[tuple[str, ...]]]:
 
 
 def _fields(text: str) -> Iterator[list[str]]:
-    """The fields of each line. Where nothing is quoted, a line falls apart at its commas in half the reader's time."""
+    """The fields of each line; without quotes, splitting at commas takes half the time of csv.reader."""
     if '"' in text:
         return csv.reader(text.splitlines())
     return (line.split(",") for line in text.splitlines())
@@ -142,7 +142,7 @@ def _place(path: Path, header: list[str], name: str) -> int:
 
 
 def _checked(path: Path, name: str, texts: Sequence[str], may_be_empty: bool, above_zero: bool) -> list[float]:
-    filled = set(texts) - {""} if may_be_empty else set(texts)  # sizes and short times recur: each is read once
+    filled = set(texts) - {""} if may_be_empty else set(texts)  # values recur: each is parsed once
     try:
         numbers = dict(zip(filled, map(float, filled), strict=True))
     except ValueError:

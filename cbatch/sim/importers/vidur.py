@@ -2,7 +2,7 @@
 
 A folder compute/DEVICE: MODEL/mlp.csv (all but attention, one layer, one GPU of each tensor-parallel degree) and
 attention_*.csv; beside compute/, network/DEVICE_dgx/{all_reduce,send_recv}.csv. Times are milliseconds; medians are taken.
-Models are told apart by shape. Vidur measures no output head: it is estimated. Host time is left out, as Vidur's own
+Models are identified by shape. Vidur does not measure the output head, which is estimated. Host time is left out, as Vidur's own
 simulations leave it out by default.
 """
 
