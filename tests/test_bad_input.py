@@ -136,7 +136,7 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ("seed=-1", "seed=-1: give a whole number, at least 0"),
         (
             "max_tokens=4",
-            "max_tokens=4 is below batch=18: a decode takes a token each; raise max_tokens or lower batch",
+            "max_tokens=4 is below batch=18: each decode takes one token; raise max_tokens or lower batch",
         ),
         ("kv_tokens=0", "kv_tokens=0: give a whole number of tokens"),
         ("kv_tokens=10", "kv_tokens=10 is less than one block of block_size=16; raise kv_tokens"),
