@@ -28,7 +28,7 @@ def machines() -> Machines:
     return Machines()
 
 
-def at_hand() -> SteadyState:
+def a6000_state() -> SteadyState:
     found = machines().get("a6000")
     assert found is not None
     return found
@@ -68,7 +68,7 @@ def test_the_profile_is_what_the_printed_numbers_give() -> None:
 
 def test_the_profile_gives_back_the_iterations_that_are_printed() -> None:
     """Table 2: linear and attention milliseconds of a prompt, of decodes, and of both."""
-    parts = at_hand().cost.parts
+    parts = a6000_state().cost.parts
     for shape, linear, attention in (
         (BatchShape(((1024, 0),)), 224.8, 10.0),
         (BatchShape((), 4, 4096), 44.28, 5.68),
@@ -80,21 +80,24 @@ def test_the_profile_gives_back_the_iterations_that_are_printed() -> None:
 
 def test_a_steady_state_repeats_whatever_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     load = Load(1024, 18, 14)
-    once = at_hand().gain("sarathi", load)
+    once = a6000_state().gain("sarathi", load)
     monkeypatch.setattr("experiments.paper.steady.WARM_UP", WARM_UP + 2)
     monkeypatch.setattr("experiments.paper.steady.COUNTED", COUNTED + 3)
-    assert SteadyState(at_hand().cost).gain("sarathi", load) == pytest.approx(once, rel=1e-3)
+    assert SteadyState(a6000_state().cost).gain("sarathi", load) == pytest.approx(once, rel=1e-3)
 
 
 @pytest.mark.parametrize(("length", "batch", "pd_ratio"), [(1024, 18, 14.06), (2048, 10, 27.44), (3072, 6, 50.2)])
 def test_runs_and_the_steady_state_by_hand_agree(length: int, batch: int, pd_ratio: float) -> None:
     load = Load(length, batch, pd_ratio)
-    assert at_hand().gain("sarathi", load) == pytest.approx(closed_form_gain(at_hand().cost, load, 256), rel=0.02)
+    assert a6000_state().gain("sarathi", load) == pytest.approx(
+        closed_form_gain(a6000_state().cost, load, 256), rel=0.02
+    )
 
 
 def test_the_order_of_the_schemes() -> None:
     gains = [
-        at_hand().gain(scheme, Load(1024, 18, 14.06)) for scheme in ("baseline", "orca_worst", "orca_best", "sarathi")
+        a6000_state().gain(scheme, Load(1024, 18, 14.06))
+        for scheme in ("baseline", "orca_worst", "orca_best", "sarathi")
     ]
     assert gains[0] == pytest.approx(gains[1], abs=0.005)
     assert gains[1] < gains[2] < gains[3]

@@ -25,7 +25,7 @@ from experiments.paper.steady import Load, SteadyState
 
 CLAIMS = read_claims()
 PROFILED = ("fig8", "fig10", "table4")
-"""Figures that take a second."""
+"""Figures that are made within a second."""
 
 
 def silent(text: str) -> None:
@@ -61,7 +61,7 @@ def test_every_figure_of_the_paper_has_claims() -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the command has made the figures that take a second."""
+    """A folder in which the command has made these figures."""
     folder = tmp_path_factory.mktemp("results")
     assert command.main([*PROFILED, f"folder={folder}"]) == 0
     return folder / "paper"
@@ -76,7 +76,7 @@ def test_a_figure_leaves_its_files(made: Path, name: str) -> None:
     assert left["command"].startswith("python -m experiments.paper") and left["date"] and left["versions"]
     assert left["machines"]["a6000"]["profile"] == "a6000-llama-13b" and left["machines"]["a6000"]["error"]
     checked = [claim.id for claim in read_claims(name) if claim.hardware in ("a6000", "h200", "h200-13b")]
-    assert [row["id"] for row in left["claims"]] == checked, "those whose machine is at hand"
+    assert [row["id"] for row in left["claims"]] == checked, "those whose machine is available"
 
 
 @pytest.mark.parametrize("name", PROFILED)

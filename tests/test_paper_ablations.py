@@ -73,7 +73,7 @@ class WithoutHistory:
 
 @cache
 def cost_of(name: str) -> ProfileCost:
-    """Of a machine whose iterations take what their tokens, requests and mean context ask for, and nothing else."""
+    """The cost model of a machine whose iteration times depend only on tokens, requests and mean context."""
     at = machines().get(name)
     assert at is not None
     cost = at.cost
@@ -289,7 +289,7 @@ def test_the_gain_of_graphs_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("transformers, graphs", "transformers, eager")
     assert graph_gain.gain(data, *names) == pytest.approx(3.0)
     assert graph_gain.share_left(data, *names, batch=64) == pytest.approx((1 / 2) / (2 / 3))
-    assert graph_gain.seconds_a_size(data, names[0]) == pytest.approx(3.0 / 6)
+    assert graph_gain.seconds_per_size(data, names[0]) == pytest.approx(3.0 / 6)
     assert pd.isna(graph_gain.rate(data, "torch.compile"))
     assert len(graph_gain.draw(data, read_claims("graph_gain")).axes) == 2
     assert "transformers, eager" in graph_gain.text(data)

@@ -39,15 +39,8 @@ from policies.orca import Orca
 from policies.sarathi import Sarathi
 
 PIPELINE, REPLICAS = Topology(8, 8), Topology(8, replicas=8)
-HEADERS = (
-    "reading",
-    "bubbles orca/sarathi",
-    "time orca/sarathi",
-    "time tp/sarathi",
-    "time orca/tp",
-    "prompts in a round",
-    "why",
-)
+RATIOS = ("bubbles orca/sarathi", "time orca/sarathi", "time tp/sarathi", "time orca/tp")
+HEADERS = ("reading", *RATIOS, "prompts in a round", "why")
 FREE = Affine(0.0, 0.0)
 
 Work = Callable[[int], list[Request]]

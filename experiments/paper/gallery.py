@@ -53,7 +53,7 @@ def module_of(name: str) -> ModuleType:
     """The module that makes a figure.
 
     Raises:
-        ConfigError: there is no figure of that name.
+        ConfigError: unknown figure.
     """
     if name not in names():
         raise ConfigError(f"figure {name!r} is unknown; {nearest(name, names())}")

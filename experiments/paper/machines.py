@@ -101,14 +101,16 @@ class Machines:
 
     def provenance(self) -> dict[str, Any]:
         """Where the times come from, for each available machine requested since `begin`."""
-        asked = {name: at for name in sorted(self._asked) if (at := self._made[name])}
-        return {name: {"model": at.cost.spec.name, **at.provenance()} for name, at in asked.items()} | self._noted
+        return {name: {"model": at.cost.spec.name, **at.provenance()} for name, at in self._requested()} | self._noted
 
     def origin(self) -> str:
         """The same as one line to put below a figure; empty if no machine was requested."""
-        asked = [at.origin() for name in sorted(self._asked) if (at := self._made[name])]
         noted = [f"{found['model']} simulated with profile {found['profile']}" for found in self._noted.values()]
-        return "; ".join(dict.fromkeys([*asked, *noted]))
+        return "; ".join(dict.fromkeys([*(at.origin() for _, at in self._requested()), *noted]))
+
+    def _requested(self) -> list[tuple[str, SteadyState]]:
+        """(name, machine) of the available ones requested since `begin`."""
+        return [(name, at) for name in sorted(self._asked) if (at := self._made[name])]
 
     def left_out(self) -> str:
         """The machines requested since `begin` that need an option, and which; empty if there are none."""

@@ -69,7 +69,7 @@ def price(data: pd.DataFrame, way: str, what: str) -> float:
     return float(shown.iloc[0]) if len(shown) else float("nan")
 
 
-def seconds_a_size(data: pd.DataFrame, way: str) -> float:
+def seconds_per_size(data: pd.DataFrame, way: str) -> float:
     """Seconds of capturing the graphs of one batch size."""
     return price(data, way, "capture_seconds") / price(data, way, "sizes")
 
