@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from experiments.plots.parts import log_x
 from experiments.plots.series import load_runs
 from experiments.plots.style import add_title, line_style, new_figure, print_style
 from experiments.store.tables import load_requests, time_between_tokens
@@ -36,8 +37,9 @@ def draw(folder: Path, runs: str = "") -> Figure:
             _draw_distribution(panel, values.dropna().to_numpy(), label, index)
     names = ("time to first token [s]", "time between tokens [ms]", "end-to-end latency [s]")
     for panel, name in zip(axes, names, strict=True):
-        panel.set(xlabel=name, xscale="log", ylim=(0, 1.01))
-        panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        log_x(panel)
+        panel.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+        panel.set(xlabel=name, ylim=(0, 1.01))
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes[0].set_ylabel("share of requests, or of gaps")
     add_title(figure, frame, handles=axes[0].get_legend_handles_labels()[0])
