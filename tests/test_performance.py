@@ -119,7 +119,7 @@ def test_lanes_of_the_benchmark_show_sync_above_async(tmp_path: Path) -> None:
     assert asynchronous.get_title("left").startswith("async")
     assert sync.get_xlim() == pytest.approx((0, 4 * 5 + 3 * 1))
     assert "99.98%" in [text.get_text() for text in sync.texts]
-    with pytest.raises(ConfigError, match=r"runs=9: .* has 8 new; choose of them"):
+    with pytest.raises(ConfigError, match=r"runs=9: .* has 8 new; choose one"):
         lanes.draw(tmp_path, runs="9")
 
 
