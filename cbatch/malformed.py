@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
 from numbers import Integral, Real
 from typing import Any
@@ -21,35 +21,24 @@ def _faults(plan: Plan) -> Iterator[str]:
     if missing:
         yield f"its field {missing[0]} was deleted"
         return
-    for name, kind in (
-        ("requests", list),
-        ("num_tokens", list),
-        ("preempt", list),
-        ("reject", list),
-        ("reserve", dict),
-    ):
-        value = getattr(plan, name)
+    for name in ("requests", "num_tokens", "preempt", "reject", "reserve"):
+        value, kind = getattr(plan, name), dict if name == "reserve" else list
         if not isinstance(value, kind):
             yield f"{name} is {_shown(value)}, not a {kind.__name__}"
             return  # its entries cannot be checked
     if len(plan.requests) != len(plan.num_tokens):
         yield f"{len(plan.requests)} requests, but {len(plan.num_tokens)} token counts"
-    for name in ("requests", "preempt", "reserve"):
-        yield from (
-            f"{name} holds {_shown(entry)}, not a Request"
-            for entry in getattr(plan, name)
-            if not isinstance(entry, Request)
-        )
-    yield from (
-        f"num_tokens holds {_shown(count)}, not a whole number" for count in plan.num_tokens if not _whole(count)
+    columns: tuple[tuple[str, Iterable[Any], Callable[[Any], bool], str], ...] = (
+        ("requests", plan.requests, _is_request, "a Request"),
+        ("preempt", plan.preempt, _is_request, "a Request"),
+        ("reserve", plan.reserve, _is_request, "a Request"),
+        ("num_tokens", plan.num_tokens, _is_whole, "a whole number"),
+        ("reject", plan.reject, _is_rejection, "a (Request, reason)"),
+        ("reserve", plan.reserve.values(), _is_whole, "a whole number"),
     )
-    yield from (
-        f"reject holds {_shown(entry)}, not a (Request, reason)" for entry in plan.reject if not _rejection(entry)
-    )
-    yield from (
-        f"reserve holds {_shown(tokens)}, not a whole number" for tokens in plan.reserve.values() if not _whole(tokens)
-    )
-    if plan.pad_to is not None and not _whole(plan.pad_to):
+    for name, entries, fits, kind_name in columns:
+        yield from (f"{name} holds {_shown(entry)}, not {kind_name}" for entry in entries if not fits(entry))
+    if plan.pad_to is not None and not _is_whole(plan.pad_to):
         yield f"pad_to is {_shown(plan.pad_to)}, not a whole number or None"
     if plan.wake_at is not None and not (isinstance(plan.wake_at, Real) and isfinite(plan.wake_at)):
         yield f"wake_at is {_shown(plan.wake_at)}, not a time in seconds or None"
@@ -57,11 +46,15 @@ def _faults(plan: Plan) -> Iterator[str]:
         yield f"note is {_shown(plan.note)}, not text"
 
 
-def _whole(value: Any) -> bool:
+def _is_request(value: Any) -> bool:
+    return isinstance(value, Request)
+
+
+def _is_whole(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def _rejection(entry: Any) -> bool:
+def _is_rejection(entry: Any) -> bool:
     return isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], Request) and isinstance(entry[1], str)
 
 

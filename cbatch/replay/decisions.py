@@ -112,76 +112,63 @@ def read(plan: Plan) -> Decided:
 
 
 @contextmanager
-def record_decisions(engine: Engine, sink: Sink) -> Iterator[Recording]:
-    """Send each plan and step of an engine that has not begun to `sink`. Copies every view."""
-    recording, policy, executor = Recording(sink), engine.policy, engine.executor
-    engine.policy = RecordedPolicy(policy, recording)
-    engine.executor = RecordedExecutor(executor, recording)
+def record_decisions(engine: Engine, sink: Sink) -> Iterator[RecordedExecutor]:
+    """Send each plan and step of an engine that has not begun to `sink`. Copies every view.
+
+    Yields the executor that keeps the clock's readings since the last event.
+    """
+    policy, executor = engine.policy, engine.executor
+    engine.executor = recorded = RecordedExecutor(executor, sink)
+    engine.policy = RecordedPolicy(policy, recorded)
     try:
-        yield recording
+        yield recorded
     finally:
         engine.policy, engine.executor = policy, executor
-
-
-class Recording:
-    """The sink, and the clock's readings since the last event; at the end of a run those after it."""
-
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-        self._times: list[float] = []
-
-    def note_time(self, time: float) -> None:
-        self._times.append(time)
-
-    def take_times(self) -> tuple[float, ...]:
-        times, self._times = tuple(self._times), []
-        return times
 
 
 class RecordedPolicy:
     """Records a policy's plans, illegal ones too; everything else is passed on."""
 
-    def __init__(self, inner: Policy, recording: Recording) -> None:
+    def __init__(self, inner: Policy, executor: RecordedExecutor) -> None:
         self.inner = inner
-        self._recording = recording
+        self._executor = executor
 
     def plan(self, view: View) -> Plan:
         seen, iteration = look(view), view.iteration
         plan = self.inner.plan(view)
         if isinstance(plan, Plan):
-            self._recording.sink(Decision(iteration, seen, read(plan), self._recording.take_times()))
+            self._executor.sink(Decision(iteration, seen, read(plan), self._executor.take_times()))
         return plan
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
 
-class _Launched(NamedTuple):
-    step: Step
-    handle: Any
-
-
 class RecordedExecutor:
     """Records an executor's clock and step ends; everything else is passed on."""
 
-    def __init__(self, inner: Executor, recording: Recording) -> None:
-        self.inner = inner
+    def __init__(self, inner: Executor, sink: Sink) -> None:
+        self.inner, self.sink = inner, sink
         self.num_stages, self.needs_tokens = inner.num_stages, inner.needs_tokens
-        self._recording = recording
+        self._times: list[float] = []
 
-    def launch(self, step: Step) -> _Launched:
-        return _Launched(step, self.inner.launch(step))
+    def take_times(self) -> tuple[float, ...]:
+        """Returns the clock's readings since the last call."""
+        times, self._times = tuple(self._times), []
+        return times
 
-    def wait(self, in_flight: _Launched) -> StepResult:
-        result = self.inner.wait(in_flight.handle)
-        stopped = _stopped(in_flight.step, result)
-        times = self._recording.take_times()
-        self._recording.sink(StepEnd(in_flight.step.index, result.started, result.ended, stopped, times))
+    def launch(self, step: Step) -> tuple[Step, Any]:
+        return step, self.inner.launch(step)
+
+    def wait(self, in_flight: tuple[Step, Any]) -> StepResult:
+        step, handle = in_flight
+        result = self.inner.wait(handle)
+        self.sink(StepEnd(step.index, result.started, result.ended, _stopped(step, result), self.take_times()))
         return result
 
     def now(self) -> float:
         time = self.inner.now()
-        self._recording.note_time(time)
+        self._times.append(time)
         return time
 
     def sleep_until(self, time: float) -> None:

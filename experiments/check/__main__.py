@@ -13,12 +13,12 @@ The status is 0, or 1 if the policy lacks a property that it must have.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from tqdm import tqdm
 
 from cbatch import ConfigError, Policy
 from cbatch.validation import nearest
@@ -53,9 +53,15 @@ def _usage() -> str:
 def _check(*arguments: str) -> int:
     options, overrides = _options(arguments)
     policy, chunk = _policy(overrides)
-    with _counted() as counter:
-        found = search(policy, PROPERTIES, chunk, num_random=options.num_random, tick=counter.add)
-    print(f"{type(policy).__name__} with chunk={chunk}, {counter.total:,} workloads\n\n{text(found, PROPERTIES)}")
+    counts: list[int] = []
+    with tqdm(unit=" workloads", leave=False, disable=None) as bar:
+
+        def tick(number: int) -> None:
+            counts.append(number)
+            bar.update(number)
+
+        found = search(policy, PROPERTIES, chunk, num_random=options.num_random, tick=tick)
+    print(f"{type(policy).__name__} with chunk={chunk}, {sum(counts):,} workloads\n\n{text(found, PROPERTIES)}")
     needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in options.required]
     return 1 if any(found[name] for name in needed) else 0
 
@@ -89,27 +95,6 @@ def _policy(overrides: Sequence[str]) -> tuple[Policy, int]:
     OmegaConf.to_container(config.policy, resolve=True, throw_on_missing=True)
     policy = make_policy(settings, read_settings(settings), {})
     return policy, CHUNK if config.chunk == "auto" else int(config.chunk)
-
-
-class _Counter:
-    """Counts workloads, and shows the count where stderr is a terminal."""
-
-    def __init__(self) -> None:
-        self.total = 0
-
-    def add(self, number: int) -> None:
-        self.total += number
-        if sys.stderr.isatty() and self.total % 500 < number:
-            print(f"\r{self.total:,} workloads", end="", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _counted() -> Iterator[_Counter]:
-    try:
-        yield _Counter()
-    finally:
-        if sys.stderr.isatty():
-            print("\r" + " " * 30 + "\r", end="", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
