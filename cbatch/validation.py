@@ -1,4 +1,4 @@
-"""Values that users give, checked by type: a dataclass says what its fields accept, and what is refused is said in one line.
+"""Validation of user input by type: a dataclass declares what its fields accept, and pydantic checks it; errors are one line.
 
     @dataclass(frozen=True)
     class Arrivals:
@@ -24,7 +24,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import BeforeValidator, ConfigDict, GetCoreSchemaHandler, TypeAdapter, ValidationError, with_config
 from pydantic_core import CoreSchema, core_schema
-from typing_extensions import TypedDict, is_typeddict
+from typing_extensions import TypedDict
 
 from cbatch.errors import CbatchError, ConfigError
 
@@ -152,16 +152,16 @@ def _reader(kind: Any) -> TypeAdapter[Any]:
 
 
 def _check_keys(kind: Any, data: object, prefix: str) -> None:
-    """Refuse unknown keys of a dataclass and of those within it, and what is no section where one is."""
+    """Refuse unknown keys of a dataclass and of dataclasses within it, and other values in their place."""
     if NoneType in get_args(kind):
         if data is None:
             return
         kind = next(part for part in get_args(kind) if part is not NoneType)
-    if is_dataclass(kind) or is_typeddict(kind):
+    if is_dataclass(kind):
         hints = get_type_hints(kind)
         if not isinstance(data, Mapping):
             key = f"{prefix.rstrip('.')}=".lstrip("=")
-            raise ConfigError(f"{key}{shorten(data)}: has keys, such as {prefix}{next(iter(hints))}")
+            raise ConfigError(f"{key}{shorten(data)}: give its keys, such as {prefix}{next(iter(hints))}")
         check_known(data, hints, prefix)
         for name, value in data.items():
             _check_keys(hints[name], value, f"{prefix}{name}.")

@@ -82,9 +82,9 @@ class File:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (3, "give one of its keys, as in part=..."),
+        (3, "3: give its keys, such as part"),
         ({}, "part: is missing; give part=..."),
-        ({"part": 3}, "part=3: give one of its keys, as in part.size=..."),
+        ({"part": 3}, "part=3: give its keys, such as part.size"),
         ({"part": {}}, "part.size: is missing; give part.size=..."),
         ({"part": {"size": 0}}, "part.size=0: give a whole number, at least 1"),
         ({"part": {"sise": 1}}, "part.sise: no such key; did you mean size? known: seconds, size"),
