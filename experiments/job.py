@@ -48,15 +48,15 @@ def run_job(config: DictConfig) -> float | None:
 
     Raises:
         ConfigError: the sweep's folder is not shared with this machine.
-        Refused: the run failed and is no sweep's, or the sweeper needs an objective.
+        Refused: a single run failed, or the sweeper needs an objective.
     """
     hydra = HydraConfig.get()
     sweeping = hydra.mode is RunMode.MULTIRUN
     if sweeping:
         _go_to_the_sweep(hydra)
     if sweeping and _searches(hydra) and config.get("objective") is None:
-        raise ConfigError(
-            "objective: this sweeper needs a figure of summary.json; give objective=ttft_seconds.p99, say"
+        raise Refused(
+            "objective=null: this sweeper needs a figure of summary.json; give objective=ttft_seconds.p99, say"
         )
     try:
         settings: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]

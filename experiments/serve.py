@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError
+from cbatch.request import limits_tell_lengths
 from cbatch.results.conservation import take_inventory
 from cbatch.results.metrics import collect_served
 from cbatch.results.summary import summarize
@@ -147,6 +148,7 @@ def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str,
         },
         "chosen": run.chosen,
         "requests": len(run.requests),
+        "output_lengths_known": limits_tell_lengths(run.requests),  # to policies, by `max_new_tokens`
         "overrides": list(command.overrides),
         "date": f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}",
         "versions": versions(),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cbatch import BatchShape, Engine, Limits, Plan, Policy, Request, RunRecord, View
+from cbatch import BatchShape, Engine, Limits, Plan, Policy, Request, RunRecord, Server, View
+from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 
 
@@ -36,15 +37,8 @@ class Logged:
 def make_engine(
     policy: Policy, limits: Limits, *, num_blocks: int = 1000, block_size: int = 4, asynchronous: bool = False
 ) -> Engine:
-    return Engine(
-        policy,
-        SimExecutor(UnitCost()),
-        limits,
-        UnitCost(),
-        num_blocks=num_blocks,
-        block_size=block_size,
-        asynchronous=asynchronous,
-    )
+    server = Server(SimExecutor(UnitCost()), limits, UnitCost(), KVSize(num_blocks, block_size), asynchronous)
+    return server.engine(policy)
 
 
 def schedule(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cbatch import Engine, Limits, Policy
+from cbatch import Engine, Limits, Policy, Server
+from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
@@ -60,9 +61,7 @@ def make_engine(
     asynchronous: bool = False,
 ) -> Engine:
     limits = Limits(batch, max_tokens, 256, tile=4, num_stages=executor.num_stages)
-    return Engine(
-        policy, executor, limits, executor.cost, num_blocks=num_blocks, block_size=4, asynchronous=asynchronous
-    )
+    return Server(executor, limits, executor.cost, KVSize(num_blocks, 4), asynchronous).engine(policy)
 
 
 def make_executor(num_stages: int, tensor_parallel: int = 1, host_seconds: float = 0.0) -> SimExecutor:

@@ -10,8 +10,10 @@ import subprocess
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+import yaml
 from commands import QUICK, WAITING, command, environment, errors_at_end, new_process, start, summary, wait_for
 from hydra.conf import HydraConf, SweepDir
 from hydra.core.hydra_config import HydraConfig
@@ -20,7 +22,7 @@ from omegaconf import DictConfig
 
 from cbatch import ConfigError
 from experiments.config.error_lines import one_line
-from experiments.job import folder_name, run_job
+from experiments.job import folder_name, objective_of, run_job
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import remove_killed
 from experiments.store.tables import load
@@ -78,6 +80,64 @@ def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
     assert all(line.startswith("error: chunk=") for line in failures)
     assert last.startswith("error: 2 runs failed, see multirun/part/errors.log; the same command with sweep=part")
     assert len((tmp_path / "multirun" / "part" / "errors.log").read_text().splitlines()) == 2
+
+
+def search(cwd: Path, chunks: str, objective: str = "throughput.total_tokens_per_second") -> CompletedProcess[str]:
+    """Searches for the chunk with the highest objective, trying each value once or more."""
+    pytest.importorskip("optuna", reason="the sweep extra is not installed")
+    options = ("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=0", "hydra.sweeper.n_trials=8")
+    fixed = ("workload.num_requests=40", "workload.pd_ratio=14", f"objective={objective}", "sweep=search")
+    searched = ("hydra/sweeper=optuna", "hydra.sweeper.direction=maximize", f"chunk={chunks}")
+    return command("run", "-m", *searched, *options, *fixed, cwd=cwd)
+
+
+def test_a_search_finds_the_best_chunk(tmp_path: Path) -> None:
+    done = search(tmp_path, "128,256,512")
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "multirun" / "search"
+    rates = {
+        summary(run)["about"]["chunk"]: summary(run)["throughput"]["total_tokens_per_second"]
+        for run in folder.glob("chunk=*")
+    }
+    assert set(rates) == {128, 256, 512}
+    best = max(rates, key=rates.__getitem__)
+    found = yaml.safe_load((folder / "optimization_results.yaml").read_text())
+    assert (found["best_params"], found["best_value"]) == ({"chunk": best}, rates[best])
+    assert f"best: chunk={best} ({rates[best]:g})" in done.stdout
+
+
+def test_a_failed_run_of_a_search_is_a_failed_trial(tmp_path: Path) -> None:
+    done = search(tmp_path, "0,256")
+    assert done.returncode == 2
+    assert "best: chunk=256" in done.stdout
+    errors = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert errors[0].startswith("error: chunk=0,") and errors[-1].startswith(f"error: {len(errors) - 1} run")
+    assert "failed, see multirun/search/errors.log" in errors[-1]
+
+
+def test_an_unknown_objective_is_named_with_the_nearest_ones(tmp_path: Path) -> None:
+    done = search(tmp_path, "256", "throughput.total_tokens")
+    assert done.returncode == 2
+    assert "has no such number; did you mean throughput.total_tokens_per_second or" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert search(tmp_path, "256", "null").stderr.endswith(
+        "error: objective=null: this sweeper needs a figure of summary.json; give objective=ttft_seconds.p99, say\n"
+    )
+
+
+def test_an_objective_is_a_number_of_the_summary() -> None:
+    figures = {
+        "about": {"simulated": True},
+        "ttft_seconds": {"p99": 0.5, "p50": float("nan"), "p90": None},
+        "goodput": {},
+    }
+    assert objective_of(figures, "ttft_seconds.p99") == 0.5
+    for key in ("ttft_seconds.p50", "ttft_seconds.p90"):
+        with pytest.raises(ConfigError, match=f"objective={key}: has no value in this run"):
+            objective_of(figures, key)
+    for key in ("ttft_seconds", "about.simulated", "p99"):
+        with pytest.raises(ConfigError, match=f"objective={key}: summary.json has no such number; did you mean ttft"):
+            objective_of(figures, key)
 
 
 def test_a_sweep_without_runs_is_an_error_and_leaves_no_folder(tmp_path: Path) -> None:

@@ -18,11 +18,13 @@ from cbatch.cost import CostModel
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ReplayError
 from cbatch.executor import Step, StepResult
+from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.policy import Policy
 from cbatch.replay.decisions import Decided, Decision, StepEnd, look, read
 from cbatch.request import Request
+from cbatch.server import Server
 from cbatch.validate import validate
 from cbatch.view import View
 
@@ -86,16 +88,9 @@ def replay(
     step_ends = [event for event in recorded.events if isinstance(event, StepEnd)]
     times = chain(chain.from_iterable(event.times for event in recorded.events), recorded.times)
     replayed = ReplayPolicy(policy, decisions, report)
-    engine = Engine(
-        replayed,
-        ReplayExecutor(times, step_ends, recorded.num_stages),
-        recorded.limits,
-        cost,
-        num_blocks=recorded.num_blocks,
-        block_size=recorded.block_size,
-        asynchronous=recorded.asynchronous,
-    )
-    engine.submit(requests)
+    executor = ReplayExecutor(times, step_ends, recorded.num_stages)
+    kv = KVSize(recorded.num_blocks, recorded.block_size)
+    engine = Server(executor, recorded.limits, cost, kv, recorded.asynchronous).engine(replayed, requests)
     replayed.bind(engine, requests)
     with suppress(_EndOfRecordingError):  # the recorded run did not finish
         engine.run()

@@ -6,8 +6,8 @@ import copy
 from dataclasses import dataclass
 from functools import cached_property
 
-from cbatch import BatchShape, CbatchError, Engine, Limits, Policy, PolicyError, Request
-from cbatch.kv import blocks_for
+from cbatch import BatchShape, CbatchError, Limits, Policy, PolicyError, Request, Server
+from cbatch.kv import KVSize, blocks_for
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.sim.executor import SimExecutor
 
@@ -103,18 +103,11 @@ def play(policy: Policy, scenario: Scenario) -> History:
 
     error: CbatchError | None = None
     try:
-        engine = Engine(
-            copy.deepcopy(policy),
-            SimExecutor(cost),
-            scenario.limits,
-            cost,
-            num_blocks=scenario.num_blocks,
-            block_size=scenario.block_size,
-            asynchronous=scenario.asynchronous,
-        )
-        engine.submit(
+        server = Server(SimExecutor(cost), scenario.limits, cost, KVSize(scenario.num_blocks, scenario.block_size))
+        requests = (
             Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in enumerate(scenario.asks)
         )
+        engine = server.engine(copy.deepcopy(policy), requests, asynchronous=scenario.asynchronous)
         with record_decisions(engine, hear):
             engine.run()
     except CbatchError as raised:

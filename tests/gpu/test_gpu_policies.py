@@ -15,7 +15,7 @@ import torch
 from gpu_models import CUDA, LARGE
 from schedules import UnitCost
 
-from cbatch import Engine, Limits, Policy, Request, Step
+from cbatch import Limits, Policy, Request, Server, Step
 from cbatch.kv import KVSize
 from cbatch.runtime import gpu
 from cbatch.runtime.batch import Shape, Work
@@ -29,7 +29,8 @@ from policies.sarathi_serve import SarathiServe
 
 LIMITS = Limits(max_batch=8, max_tokens=2048, max_request_tokens=1024)
 PROMPTS = (700, 40, 333, 128, 512, 1, 257, 600)
-NUM_NEW, NUM_BLOCKS, BLOCK_SIZE = 24, 64, 128
+NUM_NEW = 24
+KV = KVSize(64, 128)
 DEVIATION, TOLERANCE = 0.06, 0.2
 """Bounds on differences of log-probabilities under two policies: standard deviation and maximum.
 
@@ -81,7 +82,7 @@ class Forcing:
 
 @pytest.fixture(scope="module")
 def executor() -> gpu.GpuExecutor:
-    return gpu.build(LARGE, LIMITS, KVSize(NUM_BLOCKS, BLOCK_SIZE))
+    return gpu.build(LARGE, LIMITS, KV)
 
 
 def serve(executor: gpu.GpuExecutor, policy: Policy, forcing: Forcing) -> tuple[dict[int, list[int]], torch.Tensor]:
@@ -89,9 +90,7 @@ def serve(executor: gpu.GpuExecutor, policy: Policy, forcing: Forcing) -> tuple[
     random = torch.Generator().manual_seed(11)
     prompts = [torch.randint(LARGE.vocab_size, (length,), generator=random).tolist() for length in PROMPTS]
     requests = [Request(id_, len(prompt), NUM_NEW, prompt=prompt) for id_, prompt in enumerate(prompts)]
-    engine = Engine(policy, executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
-    engine.submit(requests)
-    engine.run()
+    Server(executor, LIMITS, UnitCost(), KV).serve(policy, requests)
     keys = [(request.id, place) for request in requests for place in range(NUM_NEW)]
     assert sorted(forcing.found) == keys
     return {request.id: request.output for request in requests}, torch.stack([forcing.found[key] for key in keys]).cpu()

@@ -12,7 +12,7 @@ from gpu_models import BLOCK_SIZE, CUDA, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_
 from schedules import UnitCost
 from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, plain_model, sampled_references
 
-from cbatch import Engine, Limits, Policy
+from cbatch import Limits, Policy, Server
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.request_spec import Sampling
@@ -46,15 +46,11 @@ def serve(
     executor: gpu.GpuExecutor, policy: Policy, references: list[Reference], num_blocks: int, *, asynchronous: bool
 ) -> tuple[list[list[int]], int]:
     """Tokens of each request, and the number of preemptions."""
-    engine = Engine(
-        policy, executor, LIMITS, UnitCost(), num_blocks=num_blocks, block_size=BLOCK_SIZE, asynchronous=asynchronous
-    )
     requests = [
         reference.request(index, 1 + index % LONGEST_OUTPUT, arrival_iteration=index // 2)
         for index, reference in enumerate(references)
     ]
-    engine.submit(requests)
-    engine.run()
+    Server(executor, LIMITS, UnitCost(), KVSize(num_blocks, BLOCK_SIZE), asynchronous).serve(policy, requests)
     return [request.output for request in requests], sum(request.num_preemptions for request in requests)
 
 
@@ -112,10 +108,8 @@ def test_more_chunks_than_a_graph_takes_at_exactly_its_size(checkpoints: Path) -
     limits = Limits(max_batch=8, max_tokens=64, max_request_tokens=BLOCK_SIZE, tile=32)
     references = generated(spec, *[8] * 8)
     executor = gpu.build(spec, limits, KV, Options(check="poison"))
-    engine = Engine(Orca(), executor, limits, UnitCost(), num_blocks=AMPLE, block_size=BLOCK_SIZE, asynchronous=True)
     requests = [reference.request(index, 5) for index, reference in enumerate(references)]
-    engine.submit(requests)
-    engine.run()
+    Server(executor, limits, UnitCost(), KV).serve(Orca(), requests)
     assert [request.output for request in requests] == [reference.expected(5) for reference in references]
     assert executor.iteration.num_eager == 1
 
