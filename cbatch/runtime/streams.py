@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 class Items(NamedTuple):
     """Some of many numbered things: blocks of the KV cache, rows of the request table.
 
-    kind: their name in messages; items of one kind are told apart by number.
+    kind: their name in messages; items of one kind are identified by number.
     numbers: returns int64 [items]; called when the operation is enqueued, and only if accesses are checked.
     """
 
