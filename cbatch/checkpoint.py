@@ -1,6 +1,6 @@
-"""What a local checkpoint folder says of itself in its JSON files, read without loading torch.
+"""Reads the shape of a model from the JSON files of a local checkpoint folder, without loading torch.
 
-Simulation takes the shape of a model from here; the runtime also its weights, which is `cbatch.runtime.weights`' affair.
+`cbatch.runtime.weights` loads the weights.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from cbatch.errors import ModelError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 
 CHECKPOINT_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_VARYING_ROPE = (
-    "dynamic",
-    "longrope",
-)  # rotate by the longest position in a batch, which one batch of many cannot follow
+_VARYING_ROPE = ("dynamic", "longrope")  # rotate by the longest position of a batch, so results depend on the batch
 
 
 def spec_from_checkpoint(path: str | Path) -> ModelSpec:
-    """The shape of the model in a checkpoint folder, from its config.json.
+    """Returns the shape of the model in a checkpoint folder, from its config.json.
 
     `max_positions` is the model's own limit, or its sliding window where that is shorter: up to there windowed attention
     is plain attention, beyond it is not supported.
@@ -65,7 +62,7 @@ def spec_from_checkpoint(path: str | Path) -> ModelSpec:
 
 
 def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
-    """The end-of-sequence tokens of a checkpoint: of its generation_config.json, else of its config.json.
+    """Returns the end-of-sequence tokens of a checkpoint, from its generation_config.json or else its config.json.
 
     Raises:
         ModelError: a file is malformed, or config.json is missing.
@@ -82,7 +79,7 @@ def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
 def _read(file: Path) -> dict[str, Any]:
     if not file.parent.is_dir():
         raise ModelError(
-            f"model.path={file.parent} is no folder; give a checkpoint's folder, or null for random weights"
+            f"model.path={file.parent} is not a folder; give a checkpoint's folder, or null for random weights"
         )
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -111,7 +108,7 @@ def _size(config: dict[str, Any], key: str, file: Path, default: int | None = No
 
 
 def _window(config: dict[str, Any]) -> int:
-    """The sliding window in tokens; without one, no limit. Absent, Mistral's is 4096, as in `transformers`."""
+    """Returns the sliding window in tokens, or a huge number without one. Mistral's default is 4096, as in `transformers`."""
     if config["model_type"] == "mistral":
         window = config.get("sliding_window", 4096)
     else:

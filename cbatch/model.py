@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer: all that accounting, simulation and random weights need to know of it."""
+"""The shape of a decoder-only transformer, as accounting, simulation and random weights need it."""
 
 from __future__ import annotations
 

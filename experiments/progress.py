@@ -1,4 +1,4 @@
-"""A progress bar over the requests of a run. It looks at the engine at most ten times a second and costs a clock read else."""
+"""A progress bar over the requests of a run. Reads the engine at most ten times per second; otherwise costs a clock read."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 Setting = Literal["on", "off", "auto"]
 
-_INTERVAL = 0.1  # seconds between two looks
+_INTERVAL = 0.1  # seconds between updates
 _DELAY = 2.0  # seconds before the bar shows
 
 
 @contextmanager
 def progress(setting: Setting, num_requests: int) -> Iterator[Callable[[Engine], None]]:
-    """A function for `Engine.run(on_step=...)`. With "auto" the bar shows where stderr is a terminal."""
+    """Yields a function for `Engine.run(on_step=...)`. With "auto" the bar shows if stderr is a terminal."""
     if not _shown(setting):
         yield lambda engine: None
         return
-    from tqdm import tqdm  # loaded only where it is shown
+    from tqdm import tqdm  # loaded only if shown
 
     layout = "{n_fmt}/{total_fmt} requests |{bar}| {elapsed} elapsed, {remaining} left{postfix}"
     with tqdm(total=num_requests, bar_format=layout, delay=_DELAY, mininterval=0, miniters=0, leave=False) as bar:
@@ -33,7 +33,7 @@ def progress(setting: Setting, num_requests: int) -> Iterator[Callable[[Engine],
 
 
 def loading_bars(setting: Setting) -> None:
-    """Whether `transformers` shows how far it is in loading a checkpoint; by itself it does so everywhere."""
+    """Hides the bars that `transformers` shows while it loads a checkpoint, unless bars are wanted."""
     from transformers.utils import logging
 
     if not _shown(setting):

@@ -232,7 +232,7 @@ def test_traces_name_file_and_line(refused: Refused, tmp_path: Path) -> None:
 
 def test_checkpoints_name_the_folder_or_file(refused: Refused, tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
-    assert refused(f"model.path={missing}").startswith(f"model.path={missing} is no folder")
+    assert refused(f"model.path={missing}").startswith(f"model.path={missing} is not a folder")
     missing.mkdir()
     assert str(missing / "config.json") in refused(f"model.path={missing}")
     (missing / "config.json").write_text("{")

@@ -129,7 +129,7 @@ def test_a_broken_config_is_one_line_that_names_the_file(name: str, folder: Path
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"model.path=.*nowhere is no folder; give a checkpoint's folder, or null"):
+    with pytest.raises(ModelError, match=r"model.path=.*nowhere is not a folder; give a checkpoint's folder, or null"):
         spec_from_checkpoint(tmp_path / "nowhere")
 
 

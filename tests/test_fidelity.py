@@ -168,7 +168,7 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
 
 def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for options, says in (
-        ([], "give the trace's file, path=azure_llm_2023_conv.csv.gz"),
+        ([], "give a trace to serve on a GPU, path=azure_llm_2023_conv.csv.gz"),
         ([f"measured={tmp_path / 'no.npz'}"], "cannot read the measured runs"),
         (["cases=fig9", f"measured={tmp_path}"], "cases: none begins with 'fig9'"),
         (["path=x", "pd=none"], "pd=none: give a number of requests"),

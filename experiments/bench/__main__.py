@@ -12,16 +12,16 @@ from experiments.config.hardware import count_gpus
 
 BENCHMARKS = {
     "host": "host time of an iteration against running and waiting requests (no GPU needed)",
-    "sim": "simulated iterations a second (no GPU needed)",
+    "sim": "simulated iterations per second (no GPU needed)",
     "vidur": "a whole simulated run as one process, on a workload that Vidur was timed on (no GPU needed)",
-    "checks": "what runtime.check=races costs, on a GPU if there is one (no GPU needed)",
-    "step": "one decode iteration in a graph, and where its time goes",
-    "attention": "attention of decodes against the bytes that it reads, however contexts are spread",
+    "checks": "the cost of runtime.check=races, on a GPU if there is one (no GPU needed)",
+    "step": "one decode iteration in a graph, and its time by kernel",
+    "attention": "attention of decodes against the bytes that it reads, for even and uneven contexts",
     "tiles": "time of an iteration against its tokens",
     "async": "the asynchronous loop against the synchronous one",
     "loops": "both loops with no graphs, graphs of decodes, and graphs of all iterations, on mixed traffic",
     "graphs": "batches of 1 to 64: operation by operation, compiled, and with captured graphs",
-    "graph_memory": "device memory of captured graphs: one pool, or a pool for each",
+    "graph_memory": "device memory of captured graphs: one shared pool, or one each",
     "pd": "throughput against the ratio of prompt to output tokens, by policy",
     "trace": "throughput on a recorded trace, by policy",
     "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",
@@ -31,11 +31,11 @@ BENCHMARKS = {
 WITHOUT_GPU = "(no GPU needed)"
 
 MODULES = {"async": "async_loop", "report": "performance"}
-"""Where a benchmark's name cannot be a module's."""
+"""Modules of benchmarks whose names are not module names."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line; returns its exit status."""
+    """Runs the command line; returns its exit status."""
     return run(_bench, arguments, _usage, interrupted="interrupted; what is written is whole")
 
 

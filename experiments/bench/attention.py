@@ -1,7 +1,7 @@
-"""Attention alone: how near to the memory's speed it reads the contexts, however they are spread over the requests.
+"""Attention alone: how close to the memory's speed it reads the contexts, for several distributions over the requests.
 
-A decode takes as long as the bytes of its keys and values. One long context, many uneven ones and a few beside a chunk are
-where a kernel leaves processors without work. Each in a graph, those with a chunk for a whole batch, as they are served.
+At best a decode takes as long as reading its keys and values. One long context, many uneven ones and a few beside a chunk
+are the cases in which kernels leave processors idle. Each case runs in a graph, as in serving.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import spread, write
 
 NUM_LAYERS = 8
-"""Layers measured one after the other, so that a layer's keys and values are not in the cache from the last time."""
+"""Layers measured in turn, so that a layer's keys and values have left the device's cache."""
 
 Row = tuple[int, int]
-"""Tokens that a request computes, and of its context."""
+"""Tokens that a request computes, and tokens of its context."""
 
 
 def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, folder: str = "results") -> None:
-    """Measure, print and write attention-<model>.json."""
+    """Measures, prints and write attention-<model>.json."""
     spec = load_spec(model)
     hardware = torch.cuda.get_device_name()
     print(f"{spec.name}, attention of one layer, beside a chunk in graphs for {batch} requests, on {hardware}")
@@ -49,7 +49,7 @@ def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, f
 
 
 def cases(batch: int) -> dict[str, list[Row]]:
-    """The iterations to measure, rows of padding left out."""
+    """Returns the iterations to measure, without rows of padding."""
     uneven = np.random.default_rng(0).lognormal(6.8, 0.9, batch).clip(16, 8192).astype(int).tolist()
     return {
         "one decode of 1,024": [(1, 1024)],
@@ -65,14 +65,14 @@ def cases(batch: int) -> dict[str, list[Row]]:
 
 
 def _bytes(spec: ModelSpec, rows: Sequence[Row]) -> int:
-    """Of the keys and values that one layer's decodes read."""
+    """Returns the bytes of keys and values that one layer's decodes read."""
     return sum(context for queries, context in rows if queries == 1) * spec.kv_bytes_per_token // spec.num_layers
 
 
 def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) -> dict[str, float]:
-    """Microseconds of a layer's attention, over some layers with their own keys and values.
+    """Returns the microseconds of a layer's attention, over layers with their own keys and values.
 
-    num_rows: requests that a graph with a chunk is captured for; one of decodes alone is for these rows.
+    num_rows: requests for which a graph with a chunk is captured; a graph of decodes only is captured for `rows`.
     """
     device = torch.device("cuda")
     queries, contexts = (torch.tensor(column) for column in zip(*rows, strict=True))
@@ -89,7 +89,7 @@ def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) ->
     bounds = Bounds(longest, width * PAGE, max(1, int((queries > 1).sum())))
 
     def run() -> torch.Tensor:
-        iteration = replace(batch)  # what an iteration finds out about its batch is found out in the graph
+        iteration = replace(batch)  # what the kernels derive from a batch is computed inside the graph
         for layer in range(NUM_LAYERS):
             out = attention(query, *cache.layer(layer), iteration, bounds, scaling=spec.head_dim**-0.5)
         return out
@@ -98,7 +98,7 @@ def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) ->
 
 
 def _batch(queries: torch.Tensor, contexts: torch.Tensor, pages: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
-    """What attention reads of an iteration's inputs; pages scattered."""
+    """Returns those inputs of an iteration that attention reads, with scattered pages."""
     batch = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
     num_rows = len(queries)
     batch.query_starts[1:] = shape.num_tokens

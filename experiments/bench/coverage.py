@@ -1,4 +1,4 @@
-"""How much of a profiler's window the device was at work."""
+"""The share of a profiler's window in which the device was busy."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 
 def covered_share(events: Iterable[tuple[float, float, str]]) -> float:
-    """Share of the time from the first kernel to the last end that (start, end, name) of kernels and copies cover.
+    """Returns the share of the time from the first kernel to the last end that kernels and copies cover.
 
-    A profiler sees only what is launched after it was started. The iteration in flight at that moment therefore leaves a
-    hole behind the copy of the next one's inputs, which is the first event: copies before the first kernel do not count.
+    events: (start, end, name). A profiler records only what is launched after its start. The iteration in flight then leaves
+    a hole after the copy of the next one's inputs, so copies before the first kernel do not count.
     """
     spans = sorted(events)
     first = next(begin for begin, _, name in spans if not name.startswith("Memcpy"))

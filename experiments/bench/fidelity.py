@@ -1,11 +1,11 @@
-"""How far simulation is from reality: the same requests and policies, served on the GPU and simulated from its profile.
+"""The error of simulation: the same requests and policies, served on the GPU and simulated from its profile.
 
     python -m experiments.bench fidelity path=TRACE                               # serve (needs a GPU), simulate, compare
     python -m experiments.bench fidelity measured=results/h200/fidelity.npz       # simulate and compare only
 
-Real runs are kept in a file, to which later ones are added (`cases=` chooses). Beside the figures of each run, every
-single iteration of the real ones is predicted from its shape: where the two differ, that tells whether the cost model or
-the order of events is to blame.
+Real runs are kept in a file, to which later ones are added (`cases=` chooses). Besides the figures of each run, every
+iteration of the real ones is predicted from its shape, which tells errors of the cost model from errors in the order of
+events.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ def main(
     stamp: str = "off",
     folder: str = "results",
 ) -> None:
-    """Measure if there is a trace, simulate, compare, write fidelity.json and a plot.
+    """Measures if there is a trace, simulates, compares, writes fidelity.json and a plot.
 
     Args:
         path: a trace file; real runs are measured, and added to those in `measured`.
-        cases, policies: names or their beginnings, separated by ";", of what is to be measured; what was measured before
-            stays. pd, trace, poisson: requests of each.
-        hardware: profile to simulate with. stamp: "on" writes the errors into that profile.
+        cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
+        pd, trace, poisson: requests of each case.
+        hardware: profile to simulate with. stamp: "on" writes the errors into it.
 
     Raises:
         ConfigError: neither a trace nor measured runs, or no GPU.
     """
     if not path and not measured:
         raise ConfigError(
-            "fidelity: give the trace's file, path=azure_llm_2023_conv.csv.gz, to serve it on a GPU, or real runs "
-            "that were kept, measured=results/h200/fidelity.npz"
+            "fidelity: give a trace to serve on a GPU, path=azure_llm_2023_conv.csv.gz, or kept runs, "
+            "measured=results/h200/fidelity.npz"
         )
     profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
     kept = Path(measured) if measured else Path(folder) / hardware / "fidelity.npz"
@@ -78,7 +78,7 @@ def main(
 
 
 def _stamp(path: Path, error: str) -> None:
-    """Write into the profile how far its simulations are from real runs."""
+    """Writes the error of its simulations into the profile."""
     data = json.loads(path.read_text())
     with atomic_write(path) as partial:
         partial.write_text(profile_text({**data, "error": error}))

@@ -1,8 +1,7 @@
-"""Device memory that captured graphs take, one after the other: in one pool or in a pool each, in either order.
+"""Device memory that captured graphs take as they are added: in one pool or a pool each, in either order.
 
-A graph keeps the memory of all it computes between inputs and outputs. Graphs that never run at the same time may share
-it, if the largest is captured first: each of the others then fits into what is there. Captured the other way round, each
-is larger than all before it.
+A graph keeps the memory of its intermediate results. Graphs that never run at the same time may share it: if the largest
+is captured first, the others fit into its memory; captured in the other order, each is larger than all before it.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ WAYS = {
 
 
 class Recaptured(GraphedIteration):
-    """An executor's iterations captured once more, as `way` says.
+    """An executor's iterations, captured again as `way` says.
 
     tokens: of each graph, in the order of capture, [graphs].
-    used: bytes that all graphs so far have taken, after each, [graphs].
+    used: bytes taken by the graphs so far, after each capture, [graphs].
     """
 
     def __init__(self, of: GraphedIteration, shapes: Sequence[Shape], way: Way) -> None:
@@ -70,13 +69,15 @@ def main(
     length: Count = 2048,
     folder: str = "results",
 ) -> None:
-    """Measure, print and write graph_memory.json."""
+    """Measures, prints and writes graph_memory.json."""
     from cbatch.runtime import gpu  # its kernels are written in Triton, which machines without a GPU lack
 
     spec, limits = load_spec(model), Limits(batch, max_tokens, length)
     executor = gpu.build(spec, limits, KVSize(limits.max_batch, gpu.BLOCK_SIZE), Options(graphs="off"))
     shapes = default_shapes(limits, gpu.BLOCK_SIZE, "all")
-    Recaptured(executor.iteration, shapes[:1], Way(shared=False))  # what the driver takes once is no graph's
+    Recaptured(
+        executor.iteration, shapes[:1], Way(shared=False)
+    )  # memory that the driver takes once belongs to no graph
     release()
     print(f"{spec.name}, up to {limits.max_batch} requests and {limits.max_tokens} tokens: device memory of the graphs")
     figures: dict[str, Any] = {}
@@ -95,7 +96,7 @@ def main(
 
 
 def release() -> None:
-    """Give the memory of graphs that nobody refers to back to the device."""
+    """Frees the memory of graphs that are no longer referenced."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

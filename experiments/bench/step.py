@@ -1,6 +1,6 @@
-"""One decode iteration in one CUDA graph: its time, the share of what the bytes allow, and where the time goes.
+"""One decode iteration in one CUDA graph: its time, the time that reading its bytes takes, and the time of each kernel.
 
-Carry-over, packing and the engine are left out: this is the device's part alone, the floor under `async` and `graphs`.
+Without carry-over, packing and the engine: the device's part only, a lower bound for `async` and `graphs`.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from experiments.store.benchmark_file import spread, write
 
 PAGE = 128
 COPY_BANDWIDTH = 4.27e12
-"""Bytes a second that a device-to-device copy moves on an H200, reads and writes counted."""
+"""Bytes per second of a device-to-device copy on an H200, reads and writes counted."""
 
 
 def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, folder: str = "results") -> None:
-    """Measure, print and write step.json."""
+    """Measures, prints and writes step.json."""
     spec = load_spec(model)
     fused = build(spec, batch, context)
     inputs = decode_inputs(spec, batch, context)
@@ -57,7 +57,7 @@ def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, 
 
 
 def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
-    """The model with a cache for that many contexts."""
+    """Builds the model with a KV cache for these contexts."""
     device = torch.device("cuda")
     cache = PagedCache(spec, KVSize(num_rows * blocks_for(num_context, PAGE), PAGE), device)
     cache.keys.normal_()
@@ -67,7 +67,7 @@ def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
 
 
 def decode_inputs(spec: ModelSpec, num_rows: int, num_context: int) -> Fields[torch.Tensor]:
-    """Requests that all stand at the last token of their context, pages scattered."""
+    """Returns the inputs of decodes at the last token of their contexts, with scattered pages."""
     width = blocks_for(num_context, PAGE)
     shape = Shape(num_rows, num_rows, width)
     inputs = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
@@ -81,7 +81,7 @@ def decode_inputs(spec: ModelSpec, num_rows: int, num_context: int) -> Fields[to
 
 
 def capture(run: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:
-    """Warm up, then capture."""
+    """Warms up, then captures."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream), torch.inference_mode():
@@ -94,7 +94,7 @@ def capture(run: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:
 
 
 def replay_times(graph: torch.cuda.CUDAGraph, repeats: int, warm_up: int = 5) -> list[float]:
-    """Milliseconds of each replay, from the start of one to the start of the next."""
+    """Returns the milliseconds between the starts of consecutive replays."""
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     for _ in range(warm_up):
         graph.replay()
@@ -106,7 +106,7 @@ def replay_times(graph: torch.cuda.CUDAGraph, repeats: int, warm_up: int = 5) ->
 
 
 def breakdown(graph: torch.cuda.CUDAGraph) -> dict[str, tuple[float, int]]:
-    """(milliseconds, launches) of each kernel in one replay, the longest first. Kernels that overlap count twice."""
+    """Returns (milliseconds, launches) of each kernel in one replay, longest first. Overlapping kernels count in full."""
     with KernelTrace() as trace:
         graph.replay()
     times: defaultdict[str, list[float]] = defaultdict(list)

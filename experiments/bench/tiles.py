@@ -1,6 +1,6 @@
-"""Time of an iteration against its tokens: one prompt's chunk with nothing before it, token by token around the edges.
+"""Time of an iteration against its tokens: the first chunk of one prompt, token by token around the edges of tiles.
 
-Matrix products are cut into tiles, so time rises in steps, and some sizes between two steps are slower than the next.
+Matrix products are cut into tiles, so time rises in steps, and some sizes are slower than the next larger ones.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import spread, write
 
 AROUND = 4
-"""Tokens on either side of an edge that are measured one by one."""
+"""Sizes on either side of an edge that are all measured."""
 
 
 def main(
     model: str = "llama-3.1-8b", largest: Count = 1024, edge: Count = 64, repeats: Count = 5, folder: str = "results"
 ) -> None:
-    """Measure, print and write tiles.json. Edges are the multiples of `edge`; half-way points are measured too."""
+    """Measures, prints and writes tiles.json. Edges are the multiples of `edge`; half-way points are measured too."""
     spec = load_spec(model)
     fused = build(spec, 1, largest + AROUND)
     sizes = {most + offset for most in range(edge, largest + 1, edge) for offset in range(-AROUND, AROUND + 1)}
@@ -44,12 +44,12 @@ def main(
 
 
 def iterate(fused: FusedModel, inputs: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor:
-    """One iteration. Its views are its own: what the model finds out about a batch is found out once for them."""
+    """Computes one iteration on new views: what the model derives from a batch is cached with them."""
     return fused(inputs.token_ids, replace(inputs), bounds)
 
 
 def chunk(num_tokens: int, vocabulary: int) -> Fields[torch.Tensor]:
-    """The first `num_tokens` of one prompt."""
+    """Returns the inputs of the first `num_tokens` of one prompt."""
     width = blocks_for(num_tokens, PAGE)
     shape = Shape(num_tokens, 1, width)
     inputs = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)

@@ -3,12 +3,12 @@
     python -m experiments.bench vidur path=.../azure_llm_2023_conv... tables=.../vidur/compute/a100
                                       [num_requests=5000] [repeats=5] [folder=results]
 
-Llama-2-70B on two A100s from Vidur's own tables, Sarathi with 512 tokens an iteration, at most 128 requests in it, Poisson
-arrivals of 2/s; conversation lengths drawn at random from a trace and held to 4,096 tokens. The KV cache is what Vidur's
+Llama-2-70B on two A100s from Vidur's own tables, Sarathi with 512 tokens per iteration, at most 128 requests in it, Poisson
+arrivals of 2/s; conversation lengths drawn at random from a trace and clipped to 4,096 tokens. The KV cache is what Vidur's
 memory plan leaves beside the weights: 13 requests of 4,096 tokens.
 
-Each process starts from nothing: interpreter, configuration, profile, trace, simulation, result tables. CPU seconds are
-printed beside wall seconds, as other work on the machine adds to the latter alone.
+Each process starts cold: interpreter, configuration, profile, trace, simulation, result tables. CPU seconds are
+printed besides wall seconds, as other work on the machine lengthens only the latter.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SETTING = (
 )
 
 OUTPUTS = {"tables": ("timeline=false",), "tables and timeline": ()}
-"""What the process writes; Vidur's default outputs hold a timeline too."""
+"""Options by what the process writes; Vidur's default outputs include a timeline."""
 
 VIDUR = {
     "version": "7d47513",
@@ -63,7 +63,7 @@ VIDUR = {
 
 
 class Process(NamedTuple):
-    """What one process took. cpu: seconds, user and system. memory: most that was resident, in MB."""
+    """Cost of one process. cpu: user and system seconds. memory: peak resident, in MB."""
 
     wall: float
     cpu: float
@@ -71,7 +71,7 @@ class Process(NamedTuple):
 
 
 def main(path: str, tables: str, num_requests: Count = 5000, repeats: Count = 5, folder: str = "results") -> None:
-    """Measure, print and write vidur.json."""
+    """Measures, prints and writes vidur.json."""
     setting = (*SETTING, f"workload.num_requests={num_requests}", f"workload.lengths.path={path}", f"hardware={tables}")
     figures = {}
     rows = []
@@ -101,7 +101,7 @@ def main(path: str, tables: str, num_requests: Count = 5000, repeats: Count = 5,
 
 
 def measured(arguments: Sequence[str]) -> tuple[Process, dict[str, Any]]:
-    """What one fresh process of `experiments.run` takes, and the summary that it writes.
+    """Returns the cost of one new process of `experiments.run`, and the summary that it writes.
 
     Raises:
         ConfigError: the process fails; the message is its own.

@@ -1,4 +1,4 @@
-"""What simulation is held against: three workloads, each under four policies, served for real and then simulated."""
+"""The cases by which simulation is validated: three workloads, each under four policies, served and then simulated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
 }
 
 CAPACITY_OF = ("trace", "sarathi_serve, 512 tokens")
-"""The case and policy whose requests a second are the capacity that open loads are shares of."""
+"""The case and policy whose requests per second are the capacity; open loads are shares of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Case:
 
     model: a preset. batch, max_tokens: of an iteration.
     policies: names in `POLICIES`.
-    load: of an open loop, the share of the capacity at which requests arrive; None: requests are there from the start.
+    load: share of the capacity at which requests of an open loop arrive; None: all arrive at the start.
     """
 
     name: str
@@ -82,11 +82,11 @@ CASES = (
 
 
 def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float | None) -> Workload:
-    """The requests of a case.
+    """Returns the workload of a case.
 
     Args:
-        path: a trace, for its lengths. numbers: of requests, by the first word of the case's name.
-        capacity: requests a second; needed by open loops.
+        path: a trace, for its lengths. numbers: requests by the first word of the case's name.
+        capacity: requests per second; needed by open loops.
 
     Raises:
         ConfigError: the capacity is not known.
@@ -107,7 +107,7 @@ def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float 
 
 
 def chosen_cases(cases: str, policies: str = "") -> list[Case]:
-    """The cases, each with those of its policies, whose names begin with one of `cases` and of `policies`.
+    """Returns the cases whose names begin with one of `cases`, each with those of its policies that begin with one of `policies`.
 
     Args:
         cases, policies: beginnings of names, separated by ";"; empty: all.

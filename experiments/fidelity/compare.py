@@ -1,4 +1,4 @@
-"""Real runs simulated again, and how far the simulated figures are from the real ones."""
+"""Simulates real runs again and compares the figures."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from experiments.fidelity.runs import ServedRun, figures, percentile_ranks
 from experiments.store.provenance import today
 
 TARGETS = {"total time": 0.03, "throughput": 0.03, "TTFT P50": 0.05, "TTFT P99": 0.10, "TBT P50": 0.05, "TBT P99": 0.10}
-"""Relative errors that are not to be exceeded."""
+"""Largest relative errors that are acceptable."""
 
 NUDGES = (0.99, 0.995, 1.005, 1.01)
-"""Factors of all iteration times under which a run is simulated again: how far do its figures move?"""
+"""Factors of all iteration times with which each run is simulated again, to see how sensitive its figures are."""
 
 
 class Pair(NamedTuple):
-    """A real run, the figures of the simulated one, and those of simulations with all iteration times nudged.
+    """A real run, the figures of its simulation, and those of simulations with all iteration times scaled (`NUDGES`).
 
-    ranks: at which percentiles of the simulated run the real run's percentiles lie.
+    ranks: percentiles of the simulated run at which the real run's percentiles lie.
     """
 
     run: ServedRun
@@ -41,7 +41,7 @@ class Pair(NamedTuple):
 
 
 class Nudged(ProfileCost):
-    """Iterations that take a little more or less than the profile says."""
+    """Iteration times of the profile, scaled by a factor."""
 
     def __init__(self, run: ServedRun, profile: Profile, factor: float = 1.0) -> None:
         super().__init__(profile, load_spec(run.settings["model"]), max_batch=run.settings["batch"])
@@ -53,14 +53,14 @@ class Nudged(ProfileCost):
 
 
 def pair(run: ServedRun, profile: Profile) -> Pair:
-    """A real run simulated."""
+    """Simulates a real run."""
     record = simulate(run, profile)
     nudged = [figures(simulate(run, profile, factor)) for factor in NUDGES]
     return Pair(run, figures(record), percentile_ranks(record, run.figures), nudged)
 
 
 def simulate(run: ServedRun, profile: Profile, factor: float = 1.0) -> RunRecord:
-    """The same requests under the same policy and limits, in the asynchronous loop."""
+    """Simulates the same requests under the same policy and limits, in the asynchronous loop."""
     settings, cost = run.settings, Nudged(run, profile, factor)
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
     executor = SimExecutor(cost, profile.host(asynchronous=True))
@@ -69,7 +69,7 @@ def simulate(run: ServedRun, profile: Profile, factor: float = 1.0) -> RunRecord
 
 
 def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
-    """Figures and relative errors by case and policy, the largest errors, and whether policies rank alike."""
+    """Returns figures and relative errors by case and policy, the largest errors, and how policies rank."""
     cases: dict[str, dict[str, Any]] = {}
     for run, simulated, ranks, nudged in pairs:
         case, policy = run.name
@@ -100,9 +100,9 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
 
 
 def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, float]]:
-    """Every iteration of a real run predicted from its shape, with prompts and without.
+    """Predicts every iteration of a real run from its shape; returns errors of those with and without prompts.
 
-    number: iterations. seconds: they took in all. total: relative error of that. median: of the absolute ones of each.
+    number: iterations. seconds: their total time. total: its relative error. median: of the iterations' absolute errors.
     """
     shapes, real = run.shapes(), run.device_seconds()
     predicted = device_seconds(Nudged(run, profile), shapes, run.pauses())
@@ -120,7 +120,7 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
 
 
 def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iterable[float]) -> NDArray[np.float64]:
-    """What each of these iterations takes on one GPU after those before it, [iterations], with pauses before them."""
+    """Returns the seconds of each of these iterations on one GPU, [iterations], with these pauses before them."""
     clock = None if cost.power is None else GpuClock(cost.power)
     seconds = []
     for shape, pause in zip(shapes, pauses, strict=True):
@@ -134,9 +134,9 @@ def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iter
 
 
 def ranking(policies: dict[str, Any]) -> dict[str, Any]:
-    """Policies by measured and by simulated throughput, and the pairs that the two put in different orders.
+    """Returns policies ordered by measured and by simulated throughput, and the pairs whose order differs.
 
-    swapped: for each such pair, by how much of its throughput the slower one was slower in reality.
+    swapped: measured throughput of the first over the second, minus 1, for each such pair.
     """
     speed = {
         kind: {name: found[kind]["throughput"] for name, found in policies.items()}
@@ -152,11 +152,10 @@ def ranking(policies: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print a line for each run and quantity, and what the errors come to.
+    """Prints a line per run and quantity, and a summary of the errors.
 
-    In brackets: between which errors a figure moves while all iteration times are nudged by up to 1%. Where the values leap, a
-    percentile may be far off although nearly all of them are right: hence the percentile rank of the measured one in the
-    simulated run.
+    In brackets: the range of a figure's error while all iteration times are scaled by up to 1%. A percentile next to a jump
+    in the distribution may be far off although nearly all values are right; its rank in the simulated run shows that.
     """
     for case, policies in result["cases"].items():
         rows = [_row(name, found) for name, found in policies.items()]
@@ -192,7 +191,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def error_line(result: dict[str, Any]) -> str:
-    """What a profile says of its error."""
+    """Returns the text of a profile's `error`."""
     number = sum(len(policies) for policies in result["cases"].values())
     models = sorted({found["model"] for policies in result["cases"].values() for found in policies.values()})
     errors = ", ".join(

@@ -1,7 +1,7 @@
-"""One served run, real or simulated, in the form in which the two are compared and real ones are kept.
+"""The form in which served runs are compared, and real ones kept.
 
-Columns of microseconds and counts, small enough to keep beside the results, so that simulating again, and looking for
-where it went wrong, needs no GPU.
+Columns of microseconds and counts, small enough to keep beside the results, so that simulating them again and looking for
+the cause of an error needs no GPU.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ TIMES = ("planned_at", "launched_at", "received_at", "done_at", "started", "ende
 
 
 class Watched:
-    """An executor that notes the shape of every iteration, with a clock of its own that begins when it is made.
+    """Wraps an executor: records the shape of every iteration, and has a clock that starts with it.
 
-    An executor's clock goes on from run to run; requests arrive relative to the start of theirs.
+    An executor's own clock continues from run to run, but arrival times are relative to the start of a run.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -54,7 +54,7 @@ class Watched:
         self.executor.sleep_until(time + self._start + 1e-9)  # rounding must not leave it just before
 
     def close(self) -> None:
-        """The executor is its owner's to close."""
+        """Does nothing: the executor's owner closes it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class ServedRun:
         return self.settings["case"], self.settings["policy"]
 
     def requests(self) -> list[Request]:
-        """The same requests, new and without token values."""
+        """Returns the same requests, new and without token values."""
         names = ("prompt", "output", "arrival", "arrival_iteration")
         rows = zip(*(self.columns[f"request.{name}"].tolist() for name in names), strict=True)
         return [
@@ -84,7 +84,7 @@ class ServedRun:
         ]
 
     def shapes(self) -> list[BatchShape]:
-        """The shape of every iteration."""
+        """Returns the shape of every iteration."""
         columns = self.columns
         chunks = list(zip(columns["chunk.tokens"].tolist(), columns["chunk.context"].tolist(), strict=True))
         ends = np.cumsum(columns["step.num_chunks"]).tolist()
@@ -94,21 +94,21 @@ class ServedRun:
         return [BatchShape(tuple(chunks[begin:end]), *rest) for begin, (end, *rest) in zip(begins, rows, strict=False)]
 
     def device_seconds(self) -> NDArray[np.float64]:
-        """Time of every iteration on the device, [iterations]: one that was launched early begins at the end of the last."""
+        """Returns the device time of every iteration, [iterations]; one launched early begins when the previous one ends."""
         started, ended = self.columns["step.started"], self.columns["step.ended"]
         begun = np.maximum(started, np.concatenate([started[:1], ended[:-1]]))
         seconds: NDArray[np.float64] = (ended - begun) / 1e6
         return seconds
 
     def pauses(self) -> NDArray[np.float64]:
-        """Seconds without work before every iteration, [iterations]."""
+        """Returns the device's idle seconds before every iteration, [iterations]."""
         started, ended = self.columns["step.started"], self.columns["step.ended"]
         seconds: NDArray[np.float64] = np.maximum(started - np.concatenate([started[:1], ended[:-1]]), 0) / 1e6
         return seconds
 
 
 def figures(record: RunRecord) -> dict[str, float]:
-    """What runs are compared by: seconds, and tokens (prompts and outputs) a second."""
+    """Returns the figures by which runs are compared: seconds, and tokens (prompts and outputs) per second."""
     requests, steps = collect_served(record), record.steps
     total = steps[-1].received_at - steps[0].planned_at
     first, between = map(statistics, _latencies(record).values())
@@ -123,7 +123,7 @@ def figures(record: RunRecord) -> dict[str, float]:
 
 
 def percentile_ranks(record: RunRecord, other: Mapping[str, float]) -> dict[str, float]:
-    """At which percentiles of this run another run's percentiles lie: its P99 at 99 if both are alike."""
+    """Returns the percentiles of this run at which another run's percentiles lie: 99 for its P99 if both are alike."""
     kinds = {kind: np.sort(values[~np.isnan(values)]) for kind, values in _latencies(record).items()}
     ranked = {name: kinds[kind] for name in other if len(kinds.get(kind := name.split()[0], ()))}
     return {
@@ -138,7 +138,7 @@ def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:
 
 
 def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request], shapes: list[BatchShape]) -> ServedRun:
-    """A run as it is kept.
+    """Returns a run in the form in which it is kept.
 
     Args:
         asked: the requests, in order of their ids. shapes: of every iteration.
@@ -166,7 +166,7 @@ def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request],
 
 
 def save(path: Path, about: Mapping[str, Any], runs: list[ServedRun]) -> None:
-    """Write runs to one file, at once. `about`: hardware, versions, ..."""
+    """Writes runs to one file, atomically. `about`: hardware, versions, ..."""
     head = {**about, "runs": [{"settings": run.settings, "figures": run.figures} for run in runs]}
     arrays = {
         f"{index}/{name}": _packed(column) for index, run in enumerate(runs) for name, column in run.columns.items()
@@ -176,7 +176,7 @@ def save(path: Path, about: Mapping[str, Any], runs: list[ServedRun]) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[ServedRun]]:
-    """What `save` wrote: `about`, and the runs.
+    """Returns what `save` wrote: `about` and the runs.
 
     Raises:
         ConfigError: it cannot be read.
@@ -204,5 +204,5 @@ def load(path: Path) -> tuple[dict[str, Any], list[ServedRun]]:
 
 
 def _packed(column: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Differences from value to value: they are small, and compress well."""
+    """Returns the differences between neighbours, which are small and compress well."""
     return np.diff(column, prepend=0).astype(np.int32)

@@ -1,4 +1,4 @@
-"""The real runs that simulation is held against, served on the GPU as any other run."""
+"""Serves the real runs by which simulation is validated."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from experiments.store.provenance import today, versions
 from experiments.workloads import Workload
 
 WARM_UP = (64, 16)
-"""Prompt and output tokens of the requests that come before the measured ones."""
+"""Prompt and output tokens of the warm-up requests."""
 
 
 def serve_cases(
     cases: Iterable[Case], path: str, numbers: Mapping[str, int], runs: Iterable[ServedRun], backend: str = "cuda"
 ) -> Iterator[tuple[dict[str, Any], list[ServedRun]]]:
-    """Serve the cases; after each, all runs so far and what they have in common. A run replaces that of the same name.
+    """Serves the cases; yields what all runs so far have in common, and the runs. A run replaces that of the same name.
 
     Args:
         path, numbers: see `fidelity_cases.workload`.
-        runs: of before.
-        backend: "cuda", or "cpu" for models that one can compute.
+        runs: earlier ones.
+        backend: "cuda", or "cpu" for small models.
 
     Raises:
         ConfigError: no GPU, or a capacity that was never measured.
@@ -51,7 +51,7 @@ def serve_cases(
                 or not case.fits(before)
                 or longest > machine.server.limits.max_request_tokens
             ):
-                machine = None  # its memory is the next one's
+                machine = None  # frees its memory for the next one
                 in_use.close()
                 machine = build(backend, spec, batch=case.batch, max_tokens=case.max_tokens, longest=longest)
                 in_use.enter_context(closing(machine.server))
@@ -76,13 +76,13 @@ def serve_cases(
 
 
 def capacity_of(runs: Mapping[tuple[str, str], ServedRun]) -> float | None:
-    """Requests a second of the run that says what the capacity is; None if it is not there."""
+    """Returns the requests per second of the run that defines the capacity; None without it."""
     run = runs.get(CAPACITY_OF)
     return None if run is None else len(run.columns["request.prompt"]) / run.figures["total time"]
 
 
 def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: Workload) -> ServedRun:
-    """One real run in the asynchronous loop, after a few requests that warm up."""
+    """Serves one real run in the asynchronous loop, after a few requests to warm up."""
     server, vocabulary = machine.server, Vocabulary(spec)
     limits = server.limits
     settings = {
@@ -106,7 +106,7 @@ def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: 
 
 
 def _compile(laboratory: Laboratory) -> None:
-    """Compute batches that no graph holds: what they need beyond the graphs' kernels is compiled at its first use."""
+    """Computes batches that fit no graph: their kernels are compiled at first use."""
     longest = laboratory.limits.max_request_tokens
     for number in (1, 2, 3, 4, 8, 16):
         for tokens in (longest // 4, longest - 1):

@@ -1,12 +1,12 @@
-"""`python -m experiments.profile model=NAME [key=value ...]`: measure models on the GPU at hand, into a hardware profile.
+"""`python -m experiments.profile model=NAME [key=value ...]`: measure models on this machine's GPU, into a hardware profile.
 
     model        presets of conf/model, separated by commas
-    batch        largest batches for which graphs are captured; the last one's iterations are measured in full, the others'
-                 to see what captured rows cost
+    batch        largest batches for which graphs are captured; iterations of the last one are measured in full, those of
+                 the others to see what captured rows cost
     max_tokens   most tokens of an iteration           longest  most tokens of a request
     backend      cuda, or cpu for the plain runtime    output   the file; by default that of the hardware, in cbatch/sim/profiles
 
-The file keeps the other models' tables. What was interpolated is compared with batches measured in between, and printed.
+The file keeps the other models' tables. Interpolated times are compared with batches measured in between, and printed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from experiments.config.command_line import keyword_arguments, run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command line; returns its exit status."""
+    """Runs the command line; returns its exit status."""
     return run(_profile, arguments, lambda: str(__doc__), interrupted="interrupted; what is written is whole")
 
 
@@ -32,7 +32,7 @@ def _profile(*options: str) -> None:
 
 
 def _reporter() -> Callable[[str], None]:
-    """Prints what begins, and how long the command has taken until then."""
+    """Returns a function that prints what begins, with the seconds since the start of the command."""
     begin = time.perf_counter()
     return lambda what: print(f"  {time.perf_counter() - begin:6.1f} s  {what}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Which batches are measured: at both sides of every step in the time of an iteration, and evenly between."""
+"""The batches to measure: on both sides of every step in the time of an iteration, and evenly between."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ BEFORE = (1024, 2048, 4096, 7168)
 """Contexts before it."""
 
 CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192)
-"""Contexts of decodes. The kernel reads them in blocks of 64 tokens, whose last one is half full here as it is on average; of
-models with many kv heads in blocks of 32, whose last one is full here."""
+"""Contexts of decodes. The kernel reads them in blocks of 64 tokens, of which the last one is half full here, as on average;
+for models with many KV heads in blocks of 32, of which the last one is full here."""
 
 WHOLE = 1024
-"""Tokens of each prompt where an iteration holds several."""
+"""Tokens of each prompt in an iteration with several."""
 
 GROWTH = 1.4
-"""Of the tokens of large iterations, from one to the next."""
+"""Ratio between the tokens of one large iteration and the next."""
 
 ONE_IN, LONGER = 8, 4
-"""Of contexts that differ: one in so many is so many times as long as the mean."""
+"""In uneven batches, one context in `ONE_IN` is `LONGER` times as long as the mean."""
 
 
 def decode_counts(captured: Sequence[int]) -> list[int]:
-    """Numbers of decodes: each captured size, which all up to it are padded to, and one more than it."""
+    """Returns numbers of decodes: each captured size, to which smaller ones are padded, and one more than it."""
     largest = captured[-1]
     return sorted({1, *captured, *(size + 1 for size in captured if size < largest)})
 
 
 def attention_counts(captured: Sequence[int]) -> list[int]:
-    """Numbers of decodes whose attention is measured: `decode_counts`, and between captured sizes that lie far apart."""
+    """Returns the numbers of decodes whose attention is measured: `decode_counts`, and some between distant captured sizes."""
     between = {(low + high) // 2 for low, high in pairwise(captured) if high - low >= 16}
     return sorted({*decode_counts(captured), *between})
 
 
 def mixed_totals(ranges: Sequence[tuple[int, int]], tile: int, most: int) -> list[int]:
-    """Tokens of iterations with prompts, ascending.
+    """Returns the tokens of iterations with prompts, ascending.
 
-    What captured shapes take: each at its fewest and most tokens, and one token before and after; and the chunks, which are
-    measured anyway. Between these ranges, and beyond the last one, nothing is padded and time rises by tiles: both sides of
-    each tile up to the next range, or over the next half of `WHOLE` tokens; then, as the steps lose their weight, the middle
-    of a tile at growing distances.
+    For captured shapes, the fewest and most tokens and one token beyond either; and the chunks, which are measured anyway.
+    Between these ranges, and beyond the last one, nothing is padded and time rises by tiles: both sides of each tile up to
+    the next range, or over the next half of `WHOLE` tokens; then, as steps matter less, the middle of a tile at growing
+    distances.
 
     Args:
-        ranges: fewest and most tokens of the iterations that each captured shape takes, ascending.
+        ranges: fewest and most tokens of the iterations that each captured shape serves, ascending.
     """
     totals = {2, *(size for size in CHUNKS if size <= WHOLE)}
     for fewest, largest in ranges:
@@ -69,12 +69,12 @@ def mixed_totals(ranges: Sequence[tuple[int, int]], tile: int, most: int) -> lis
 
 
 def captured_edges(ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """Both ends of what each captured shape takes, ascending; `ranges` as in `mixed_totals`."""
+    """Returns both ends of each range, ascending; `ranges` as in `mixed_totals`."""
     return sorted({max(edge, 2) for both in ranges for edge in both})
 
 
 def prompts(num_tokens: int) -> tuple[tuple[int, int], ...]:
-    """So many tokens as whole prompts of `WHOLE` tokens; the last one may be shorter, and has two at least."""
+    """Splits tokens into prompts of `WHOLE` tokens; the last one may be shorter, but has at least two."""
     whole, rest = divmod(num_tokens, WHOLE)
     if rest == 1 and whole:
         return ((WHOLE, 0),) * (whole - 1) + ((WHOLE - 1, 0), (2, 0))
@@ -82,12 +82,12 @@ def prompts(num_tokens: int) -> tuple[tuple[int, int], ...]:
 
 
 def decodes_and(num_tokens: int, decodes: Sequence[int]) -> Batch:
-    """An iteration of `num_tokens`: the decodes, and one prompt's chunk for the rest."""
+    """Returns an iteration of `num_tokens`: the decodes, and one prompt's chunk for the rest."""
     return Batch(((num_tokens - len(decodes), 0),), tuple(decodes))
 
 
 def uneven(number: int, mean: int, most: int) -> tuple[int, ...]:
-    """Contexts that differ: one in `ONE_IN`, here and there, is `LONGER` times as long as the mean."""
+    """Returns contexts of this mean of which one in `ONE_IN` is `LONGER` times as long, but at most `most`."""
     long = min(LONGER * mean, most)
     count = -(-number // ONE_IN)
     short = max((number * mean - count * long) // max(number - count, 1), 1)
@@ -98,14 +98,14 @@ def uneven(number: int, mean: int, most: int) -> tuple[int, ...]:
 
 
 def fit_in(sizes: Iterable[int], most: int) -> list[int]:
-    """Those up to `most`, and `most` itself where the next one lies beyond."""
+    """Returns the sizes up to `most`, and `most` itself in place of larger ones."""
     sizes = sorted(sizes)
     kept = [size for size in sizes if size <= most]
     return kept if len(kept) == len(sizes) else sorted({*kept, most})
 
 
 def held_out(captured: Sequence[int], max_batch: int, longest: int) -> list[Batch]:
-    """Batches between the measured ones, to see how far what is interpolated is from what is measured."""
+    """Returns batches between the measured ones, to compare interpolated times with measured ones."""
     between = [round(math.sqrt(low * high)) for low, high in pairwise(captured)]
     half, context = max(max_batch // 2 - 3, 1), longest // 6
     batches = [Batch((), (context,) * number) for number in between]

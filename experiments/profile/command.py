@@ -1,4 +1,4 @@
-"""What `experiments.profile` does: build, measure, take apart, compare, write."""
+"""The steps of `experiments.profile`: build, measure, divide, compare, write."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def profile(
     backend: str = "cuda",
     output: str = "",
 ) -> Path:
-    """Measure models and write their tables into a profile, one after the other; returns its path.
+    """Measures models in turn and writes their tables into a profile; returns its path.
 
-    What the options mean: `experiments.profile.__main__`.
+    `experiments.profile.__main__` explains the options.
 
     Raises:
-        ConfigError: an option that cannot be used. ProfileError: the file is no profile. CapacityError: no room for a model.
+        ConfigError: an option that cannot be used. ProfileError: the file is not a profile. CapacityError: no room for a model.
     """
     specs = [load_spec(name) for name in model]
     batches = sorted(set(batch))
@@ -58,7 +58,7 @@ def profile(
 def _one(
     spec: ModelSpec, batches: list[int], limits: dict[str, int], backend: str, output: str, report: Report
 ) -> Path:
-    """One model, into the file that is there."""
+    """Measures one model into the existing file."""
     hardware = hardware_name(backend)
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
     data = read_existing(path) or _blank(hardware, backend, path.stem)
@@ -92,7 +92,7 @@ def _one(
 
 
 def _between(laboratory: Laboratory, machine: Machine) -> list[Batch]:
-    """Batches between those of the tables, measured too."""
+    """Measures batches between those of the tables; returns them."""
     batches = held_out(machine.decode_sizes, machine.server.limits.max_batch, machine.server.limits.max_request_tokens)
     held = [batch for batch in batches if laboratory.holds(batch)]
     for batch in held:
@@ -101,7 +101,7 @@ def _between(laboratory: Laboratory, machine: Machine) -> list[Batch]:
 
 
 def _blank(hardware: str, backend: str, name: str) -> dict[str, Any]:
-    """A file of a machine of which nothing is known yet; made before a model takes the memory."""
+    """Returns a new file; called before a model takes the memory."""
     device = torch.device("cuda" if backend == "cuda" else "cpu")
     return {
         "name": name,
@@ -119,7 +119,7 @@ def _host(machine: Machine, spec: ModelSpec, asynchronous: bool) -> dict[str, fl
 
 
 def _shares(laboratory: Laboratory, machine: Machine, found: Iterations, *, on_gpu: bool) -> tuple[Any, Any]:
-    """Shares against the tokens of iterations without prompts, and with: those of the next size that was looked at."""
+    """Returns functions from tokens to shares, of iterations without and with prompts; each takes the next measured size."""
     if not on_gpu:
         return lambda size: UNKNOWN, lambda size: UNKNOWN
     alone = {
@@ -145,14 +145,14 @@ def _transfers(backend: str, report: Report) -> dict[str, Any]:
 
 
 def _bases_of(machine: Machine, spec: ModelSpec, found: Iterations, report: Report) -> PiecewiseLinear:
-    """Bases of captured iterations on a machine with graphs for another batch."""
+    """Returns the bases of captured iterations on a machine with graphs for another batch."""
     report(f"captured rows: graphs for batch {machine.server.limits.max_batch}")
     with closing(machine.server):
         return mixed_bases(machine.laboratory(spec), captured_edges(machine.mixed_ranges), found.chunks)
 
 
 def _compare(path: Path, spec: ModelSpec, measured: dict[Batch, float], between: list[Batch], report: Report) -> None:
-    """Print how far predictions from the written file are from what was measured."""
+    """Prints the errors of predictions from the written file."""
     cost = ProfileCost(load_profile(str(path)), spec)
     errors = {batch: cost.predict(batch.shape()) / seconds - 1 for batch, seconds in measured.items()}
     for batch in between:

@@ -1,4 +1,4 @@
-"""Which operations an iteration's time goes to: the shares of its kernels, from a profiler's view of one iteration.
+"""The shares of an iteration's kernels, from a profiler's record of one iteration.
 
 Kernels overlap, so their times do not add up to the iteration; only their proportions are used.
 """
@@ -26,7 +26,7 @@ class Shares(NamedTuple):
 
 
 UNKNOWN = Shares(1.0, 0.0, 0.0)
-"""Where kernels cannot be told apart: all counts as matrix products."""
+"""If kernels cannot be distinguished, all time counts as matrix products."""
 
 
 def kernel_times(compute: Callable[[], object]) -> list[tuple[str, float]]:
@@ -37,7 +37,7 @@ def kernel_times(compute: Callable[[], object]) -> list[tuple[str, float]]:
 
 
 def shares(kernels: list[tuple[str, float]]) -> Shares:
-    """The fused model's last norm stands before its output head; without one, the head counts among the others."""
+    """Returns the shares. The output head follows the fused model's last norm; without one it counts as `other`."""
     norms = [place for place, (name, _) in enumerate(kernels) if NORM in name]
     body, after = (kernels[: norms[-1] + 1], kernels[norms[-1] + 1 :]) if norms else (kernels, [])
     body = [(name, time) for name, time in body if not ATTENTION.search(name)]

@@ -1,4 +1,4 @@
-"""Measures a model's iterations and takes them apart, by differences, into what the cost model adds up again.
+"""Measures a model's iterations and divides them, by differences, into the parts that the cost model adds up.
 
     mixed iteration      = base (tokens) + attention of each chunk (tokens, context) + of the decodes (number, context)
     decodes alone        = base (decodes) + attention of the decodes (number, context)
@@ -42,7 +42,7 @@ class Iterations:
     mixed: base of an iteration with prompts, against tokens. chunks: attention of one, against (tokens, context before).
     mixed_decodes: attention of decodes beside a chunk, against (number, context).
     alone, decodes: base and attention of iterations without prompts.
-    power: how the clock follows what the GPU did before; None: it was not looked at.
+    power: how the clock follows the GPU's load; None if not measured.
     """
 
     mixed: PiecewiseLinear
@@ -64,8 +64,8 @@ def measure(
     """
     Args:
         decode_sizes, mixed_ranges: as in `Machine`.
-        report: told what was measured.
-        power_limited: whether the device's clock follows its power; a CPU's varies for many reasons.
+        report: receives a line as each part begins.
+        power_limited: whether the device's clock follows its power; a CPU's varies for other reasons.
     """
     limits = laboratory.limits
     report("decodes alone")
@@ -113,13 +113,13 @@ class _Beside:
         return decodes_and(self._total(len(contexts)), contexts)
 
     def without(self, number: int) -> float:
-        """Seconds of such an iteration but for the decodes' attention."""
+        """Returns the seconds of such an iteration without the decodes' attention."""
         total = self._total(number)
         return self.mixed.at(total) + self.chunks.at(total - number, 0)
 
 
 def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: BilinearGrid) -> PiecewiseLinear:
-    """The base of iterations of so many prompt tokens, as whole prompts: what is left without their attention."""
+    """Returns the base of iterations of these prompt tokens, as whole prompts: their times without attention."""
     points = []
     for total in totals:
         batch = Batch(prompts(total))
@@ -130,9 +130,9 @@ def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: BilinearG
 
 
 def _chunks(laboratory: Laboratory, sizes: Iterable[int], base: PiecewiseLinear | None = None) -> list[Point]:
-    """Attention of a chunk against (tokens, context before it).
+    """Returns the attention of a chunk by (tokens, context before it).
 
-    What the chunk itself adds is what half its length before it would add; with a base at hand, what exceeds that.
+    A chunk's attention to itself is that to half its length before it; or, given a base, what exceeds the base.
     """
     limits = laboratory.limits
     points: list[Point] = []
@@ -152,7 +152,7 @@ def _contexts(
     batch_of: Callable[[tuple[int, ...]], Batch],
     base: Callable[[int], float],
 ) -> BilinearGrid:
-    """Attention of decodes against (number, context): what an iteration takes beyond its base."""
+    """Returns the attention of decodes by (number, context): the time of an iteration beyond its base."""
     points: list[Point] = []
     for number in counts:
         batches = {
@@ -167,6 +167,6 @@ def _contexts(
 
 
 def _slope(points: Sequence[tuple[float, float]]) -> float:
-    """Seconds for each token of context, from the first of the points to the last; 0 where there is but one."""
+    """Returns the seconds per token of context, from the first point to the last; 0 for a single point."""
     (first, low), (last, high) = points[0], points[-1]
     return max(high - low, 0.0) / (last - first) if last > first else 0.0

@@ -1,6 +1,6 @@
-"""How the GPU's clock follows its power, measured: what iterations take after a rest, and after prompts that go on and on.
+"""Measures how the GPU's clock follows its power: the times of iterations after a rest and after sustained prompts.
 
-What is seen of an iteration is less than the clock's whole effect, as the clock moves while it runs: see `GpuClock.run`.
+The measured effect on an iteration is less than the clock's full effect, as the clock moves while it runs: `GpuClock.run`.
 
 gain          light decodes, long enough | prompts: what they save
 reserve       light decodes, long enough | two large iterations: by how much less the second saves
@@ -20,31 +20,31 @@ from experiments.profile.batches import prompts
 from experiments.profile.laboratory import Batch, Laboratory
 
 LIGHT = Batch((), (1,))
-"""What a GPU rests with."""
+"""The iteration with which a GPU rests."""
 
 RESTED_SECONDS = 0.15
-"""Of light iterations, or of large ones: the clock has nearly followed; up to a fifth of the distance was seen to be left."""
+"""Duration of light or large iterations after which the clock has nearly settled; up to a fifth of the distance remained."""
 
 RISE_SECONDS, PAUSE_SECONDS = 0.03, 0.02
-"""Decodes, and a pause, after which the clock has risen in part."""
+"""Durations of decodes, and of a pause, after which the clock has risen in part."""
 
 LARGE_SECONDS = 0.06
-"""Of the large iteration, about: long enough to lower the clock, and short enough for what it saves to be seen. Where the
-largest iteration takes much less, it hardly lowers the clock, and the reserve is not told well."""
+"""Approximate duration of the large iteration: long enough to lower the clock, short enough for its saving to be measurable.
+If the largest iteration is much shorter, it hardly lowers the clock, and the reserve is measured poorly."""
 
 LARGEST_SECONDS = 0.12
-"""Of the iterations that are looked at: of longer ones, what is saved drowns in what they vary by."""
+"""Longest iteration to look at: for longer ones the saving is lost in noise."""
 
 DECODE_CONTEXT = 1056
-"""Of each decode that is looked at, if requests may be so long."""
+"""Context of each decode, if requests may be that long."""
 
 REPEATS = 3
 
 LEAST, MOST = 0.05, 0.95
-"""Measured fractions are kept within these: near 0 or 1 they do not tell the time constant of an exponential."""
+"""Measured fractions are clipped to this range: near 0 or 1 they do not determine the time constant of an exponential."""
 
 NEARLY_ALL = 0.75
-"""What saves more of the reserve than this says how large the reserve is, not what full clock is worth."""
+"""An iteration that saves more than this share of the reserve measures the reserve, not the effect of the full clock."""
 
 
 def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: Sequence[int]) -> PowerLimit:
@@ -71,28 +71,28 @@ def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: S
 def _prompts(
     laboratory: Laboratory, saved: dict[int, float], reserve: float, spent: Sequence[Batch]
 ) -> tuple[PiecewiseLinear, PiecewiseLinear]:
-    """`gain` and `loss` of a `PowerLimit`.
+    """Returns `gain` and `loss` of a `PowerLimit`.
 
     Args:
         saved: seconds that prompts save after a rest, by their tokens.
         spent: prompts that leave the clock at its lowest.
     """
-    told = [size for size in saved if saved[size] <= NEARLY_ALL * reserve] or [min(saved)]
+    usable = [size for size in saved if saved[size] <= NEARLY_ALL * reserve] or [min(saved)]
     gains, losses = [], []
-    for size in told:
+    for size in usable:
         batch = Batch(prompts(size))
         steady = laboratory.seconds(batch)
         gain, loss = _at_full_and_lowest(saved[size], _lost(laboratory, [*spent, batch]), reserve)
         gains.append(gain / steady)
         losses.append(loss / steady)
-    sizes = tuple(map(float, told))
+    sizes = tuple(map(float, usable))
     return PiecewiseLinear(sizes, tuple(gains)), PiecewiseLinear(sizes, tuple(losses))
 
 
 def _decodes(
     laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[Batch], first: float
 ) -> tuple[PiecewiseLinear, PiecewiseLinear]:
-    """`decode_loss` and `rise_seconds` of a `PowerLimit`.
+    """Returns `decode_loss` and `rise_seconds` of a `PowerLimit`.
 
     Args:
         spent: large iterations that leave the clock at its lowest.
@@ -112,7 +112,7 @@ def _decodes(
 
 
 def _at_full_and_lowest(saved: float, lost: float, reserve: float) -> tuple[float, float]:
-    """`gain` and `loss` of an iteration that saves so much after a rest, and loses so much at the lowest clock."""
+    """Returns `gain` and `loss` of an iteration from what it saves after a rest and loses at the lowest clock."""
     both = saved + lost
     if not both or not reserve:
         return 0.0, 0.0
@@ -121,17 +121,17 @@ def _at_full_and_lowest(saved: float, lost: float, reserve: float) -> tuple[floa
 
 
 def _times_seen(settling: float) -> float:
-    """What an iteration would lose if the clock stayed where it is, over what it loses as the clock rises."""
+    """Returns an iteration's loss at a constant clock over its loss while the clock rises."""
     return settling / -expm1(-settling)
 
 
 def _rise(seconds: float, part: float) -> float:
-    """The time constant of a clock that makes up for a part of the distance in these seconds."""
+    """Returns the time constant of a clock that covers this part of the distance in these seconds."""
     return -seconds / log1p(-part)
 
 
 def _sizes(laboratory: Laboratory, bases: PiecewiseLinear) -> list[int]:
-    """Tokens of the iterations to look at: a fifth apart at least, the shortest among them whatever it takes."""
+    """Returns the tokens of the iterations to look at: at least a fifth apart, always with the smallest."""
     sizes: list[int] = []
     for size, seconds in zip(map(int, bases.sizes), bases.seconds, strict=True):
         if not sizes or (size >= 1.2 * sizes[-1] and seconds <= LARGEST_SECONDS):
@@ -140,19 +140,19 @@ def _sizes(laboratory: Laboratory, bases: PiecewiseLinear) -> list[int]:
 
 
 def _saved(laboratory: Laboratory, batches: Sequence[Batch], pause: float = 0.0) -> tuple[float, float]:
-    """Seconds that the last of these iterations takes less than in its steady state; and the pause before it, as it was."""
+    """Returns the seconds that the last of these iterations saves over its steady state, and the measured pause before it."""
     taken = [laboratory.last_of(batches, pause) for _ in range(REPEATS)]
     seconds, paused = (median(values) for values in zip(*taken, strict=True))
     return laboratory.seconds(batches[-1]) - seconds, paused
 
 
 def _lost(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
-    """Seconds that the last of these iterations takes more than in its steady state."""
+    """Returns the seconds that the last of these iterations takes beyond its steady state."""
     return max(-_saved(laboratory, batches)[0], 0.0)
 
 
 def _part(some: float, whole: float) -> float:
-    """Of nothing, all: what cannot be seen counts as over."""
+    """Returns `some` as a clipped share of `whole`; MOST if `whole` is 0."""
     return min(max(some / whole, LEAST), MOST) if whole else MOST
 
 

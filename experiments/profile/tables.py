@@ -1,6 +1,6 @@
-"""Measured iterations as a profile's file holds them: a model's tables, and their place in the file.
+"""Converts measured iterations to the tables of a profile's file.
 
-A file keeps what others have measured: only the model at hand, the host times and the links are replaced.
+Only the measured model, the host times and the links are replaced in an existing file.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from experiments.profile.measure import Iterations
 from experiments.store.provenance import atomic_write
 
 DIGITS = 5
-"""Of the numbers in a file."""
+"""Significant digits of the numbers in a file."""
 
 UNCOMPARED = "not compared with real runs since it was measured"
 
 ShareOf = Callable[[float], Shares]
-"""Shares of an iteration's kernels against its tokens."""
+"""Returns the shares of an iteration's kernels by its tokens."""
 
 
 def model_tables(
     found: Iterations, alone: ShareOf, mixed: ShareOf, max_batch: int, rows: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """What one degree of tensor parallelism of a model holds in the file.
+    """Returns the tables of one degree of tensor parallelism of a model.
 
     Args:
-        max_batch: for which graphs were captured.
+        max_batch: largest batch for which graphs were captured.
         alone, mixed: shares of iterations without prompts and with.
-        rows: the table of captured rows; None where nothing is captured.
+        rows: the table of captured rows; None without graphs.
     """
     tables = {
         **_mixed_parts(found.mixed, mixed, max_batch),
@@ -51,13 +51,13 @@ def model_tables(
 
 
 def rows_table(bases: Mapping[int, PiecewiseLinear]) -> dict[str, Any] | None:
-    """What captured rows cost: see `cbatch.sim.profile.CapturedRows`.
+    """Returns the cost of captured rows: see `cbatch.sim.profile.CapturedRows`.
 
     A smaller batch has more captured sizes, so part of what it saves is padding.
 
     Args:
-        bases: bases of mixed iterations, by the largest batch for which graphs were captured; all but the last of captured
-            sizes alone. Of one batch, nothing is known.
+        bases: bases of mixed iterations, by the largest batch for which graphs were captured; all but the last only at
+            captured sizes. At least two are needed.
     """
     if len(bases) < 2:
         return None
@@ -68,21 +68,21 @@ def rows_table(bases: Mapping[int, PiecewiseLinear]) -> dict[str, Any] | None:
 
 
 def _decode_parts(base: PiecewiseLinear, share_of: ShareOf) -> dict[str, Any]:
-    """The base of iterations without prompts, divided: of these, the head has a row for each decode."""
+    """Divides the base of iterations without prompts; their head has a row per decode."""
     heads = [share_of(size).head * seconds for size, seconds in zip(base.sizes, base.seconds, strict=True)]
     sizes = [int(size) for size in base.sizes]
     return {**_divided(base, share_of, heads), "head": {"requests": sizes, "seconds": _rounded(heads)}}
 
 
 def _mixed_parts(base: PiecewiseLinear, share_of: ShareOf, max_batch: int) -> dict[str, Any]:
-    """The base of iterations with prompts, divided: a captured head has a row for each request of the largest batch."""
+    """Divides the base of iterations with prompts; a captured head has a row per request of the largest batch."""
     head = share_of(base.sizes[0]).head * base.seconds[0]
     divided = _divided(base, share_of, [head] * len(base.sizes))
     return {**divided, "head": {"requests": [1, max_batch], "seconds": _rounded([head, head])}}
 
 
 def _divided(base: PiecewiseLinear, share_of: ShareOf, heads: Sequence[float]) -> dict[str, Any]:
-    """What the head leaves of a base, divided between the layers' products and all else."""
+    """Divides a base without the head between the layers' matrix products and the rest."""
     linear, other = [], []
     for size, seconds, head in zip(base.sizes, base.seconds, heads, strict=True):
         share = share_of(size)
@@ -127,10 +127,10 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 def read_existing(path: Path) -> dict[str, Any]:
-    """The file as it is; empty if there is none.
+    """Returns the content of the file; empty if there is none.
 
     Raises:
-        ProfileError: it is no profile.
+        ProfileError: it is not a profile.
     """
     if not path.is_file():
         return {}
@@ -142,6 +142,6 @@ def read_existing(path: Path) -> dict[str, Any]:
 
 
 def write_profile(path: Path, data: Mapping[str, Any]) -> None:
-    """Write the file at once."""
+    """Writes the file atomically."""
     with atomic_write(path) as partial:
         partial.write_text(profile_text(data))

@@ -1,4 +1,4 @@
-"""Times of moving bytes: between host and device, and between the GPUs of one host through torch.distributed."""
+"""Measures copies between host and device, and between the GPUs of one host through torch.distributed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPEATS = 15
 
 
 def copy_times(device: torch.device) -> dict[str, Curve]:
-    """Copies from pinned memory of the host to the GPU ("to_device") and back ("to_host")."""
+    """Times copies from pinned host memory to the GPU ("to_device") and back ("to_host")."""
     found: dict[str, Curve] = {name: {"bytes": [], "seconds": []} for name in ("to_device", "to_host")}
     for size in COPIED:
         host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
@@ -35,7 +35,7 @@ def copy_times(device: torch.device) -> dict[str, Curve]:
 
 
 def ceilings(device: torch.device) -> dict[str, float]:
-    """Bytes a second of a copy on the device, read and written; operations a second of a large bfloat16 product."""
+    """Returns bytes per second of a copy on the device, reads and writes counted, and FLOP/s of a large bfloat16 product."""
     on_gpu = device.type == "cuda"
     size, edge = (2**31, 8192) if on_gpu else (2**24, 256)
     source = torch.zeros(size, dtype=torch.uint8, device=device)
@@ -46,7 +46,7 @@ def ceilings(device: torch.device) -> dict[str, float]:
 
 
 def link_times(backend: str, num_gpus: int, sizes: Sequence[int] = SENT) -> dict[str, Any]:
-    """All-reduces over 2, 4, ... GPUs of this host, and sending from one to the next; nothing for a single GPU.
+    """Times all-reduces over 2, 4, ... GPUs of this host, and sends between two; returns nothing for a single GPU.
 
     Args:
         backend: of torch.distributed: "nccl" for GPUs, "gloo" for processes on a CPU.
@@ -71,7 +71,7 @@ def link_times(backend: str, num_gpus: int, sizes: Sequence[int] = SENT) -> dict
 
 
 def _measure_links(rank: int, count: int, backend: str, folder: str, sizes: tuple[int, ...]) -> None:
-    """One of `count` processes; the first writes what it has measured."""
+    """Runs in each of `count` processes; the first one writes its measurements."""
     on_gpu = backend == "nccl"
     if on_gpu:
         torch.cuda.set_device(rank)
@@ -97,7 +97,7 @@ def _pass_on(rank: int, values: torch.Tensor) -> None:
 
 
 def _median(operation: Callable[[], object], on_gpu: bool) -> float:
-    """Seconds of one call, of `REPEATS` after three that warm up."""
+    """Returns the median seconds of `REPEATS` calls, after three to warm up."""
     for _ in range(3):
         operation()
     return float(np.median([_once(operation, on_gpu) for _ in range(REPEATS)]))
