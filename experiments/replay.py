@@ -22,6 +22,7 @@ from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided, Seen
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
+from cbatch.sim.topology import Topology
 from experiments.config.assemble import make_model, make_policy
 from experiments.config.command_line import run
 from experiments.config.error_lines import CONFIG_FOLDER
@@ -31,6 +32,9 @@ from experiments.store.run_folder import CONFIG, DECISIONS
 
 _SHOWN = 12
 """Requests of a view or plan that are printed; the rest is counted."""
+
+_TOPOLOGY = ("tensor_parallel", "pipeline_stages", "replicas", "gpus_per_node")
+"""Keys of a simulated backend that the cost model in a policy's view depends on."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,7 +47,9 @@ def _replay(run_folder: str, *overrides: str) -> int:
     file = read_decisions(folder / DECISIONS)
     settings = _settings(folder)
     policy = make_policy(*_policy_settings(settings, file, overrides), {})
-    cost = ProfileCost(load_profile(str(settings["hardware"])), make_model(settings, {}))
+    topology = Topology(**{key: settings["backend"][key] for key in _TOPOLOGY if key in settings["backend"]})
+    profile = load_profile(str(settings["hardware"]))
+    cost = ProfileCost(profile, make_model(settings, {}), topology, max_batch=settings["batch"])
     found = Differences(type(policy).__name__)
     try:
         replay(file.recorded, file.requests, policy, cost, found.add)
@@ -116,13 +122,16 @@ def _some(words: Sequence[str], comma: str = ", ") -> str:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
+    """Returns the run's settings; keys that are newer than the run have their defaults."""
     try:
         settings = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ReplayError(f"{folder / CONFIG}: cannot be read ({error}); give the folder of a run") from error
-    if not isinstance(settings, dict) or not {"policy", "hardware", "model"} <= settings.keys():
+    if not isinstance(settings, dict) or not {"policy", "hardware", "model", "backend", "batch"} <= settings.keys():
         raise ReplayError(f"{folder / CONFIG}: does not hold a run's settings; give the folder of a run")
-    return settings
+    defaults: Any = OmegaConf.load(CONFIG_FOLDER / "config.yaml")
+    newer = Settings.__dataclass_fields__.keys() - settings.keys()
+    return {**settings, **{key: defaults[key] for key in newer}}
 
 
 def _policy_settings(

@@ -209,3 +209,14 @@ def test_decisions_are_part_of_the_folder_only_if_asked_for(tmp_path: Path) -> N
         kinds = [next(iter(json.loads(line))) for line in file]
     assert kinds[:21] == ["run", *["request"] * 20] and kinds[-1] == "end"
     assert set(kinds[21:-1]) == {"plan", "step"}
+
+
+def test_a_policy_that_asks_the_cost_model_plans_the_same_in_a_replay(tmp_path: Path) -> None:
+    """The cost model in its view depends on the batch and on the simulated topology."""
+    settings = ("policy=sarathi", "chunking=pd_aware", "chunk=auto", "batch=18", "backend.tensor_parallel=2")
+    made = command(
+        "run", *settings, "backend=sim", "workload.num_requests=30", "decisions=true", "output=run", cwd=tmp_path
+    )
+    assert made.returncode == 0, made.stderr
+    same = command("replay", "run", cwd=tmp_path)
+    assert same.returncode == 0, same.stdout
