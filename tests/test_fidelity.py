@@ -171,7 +171,7 @@ def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         ([], "give a trace to serve on a GPU, path=azure_llm_2023_conv.csv.gz"),
         ([f"measured={tmp_path / 'no.npz'}"], "cannot read the measured runs"),
         (["cases=fig9", f"measured={tmp_path}"], "cases: none begins with 'fig9'"),
-        (["path=x", "pd=none"], "pd=none: give a number of requests"),
+        (["path=x", "pd=none"], "pd=none: give a whole number of requests, at least 1"),
     ):
         assert main(["fidelity", *options]) == 2
         error = capsys.readouterr().err
