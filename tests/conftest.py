@@ -1,4 +1,4 @@
-"""Settings of every test: hypothesis draws the same examples in every run, and a slow machine fails none of them."""
+"""Settings of all tests: hypothesis draws the same examples in every run, without deadlines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the cores, and their matrices are small
+os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, commands answer mistakes with a traceback
 
 settings.register_profile("cbatch", derandomize=True, deadline=None, database=None)
 settings.load_profile("cbatch")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from commands import ROOT, environment
+from commands import PATIENCE, ROOT, environment
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
@@ -40,7 +40,11 @@ def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(key, value)
     notebook = read(path)
     NotebookClient(
-        notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}
+        notebook,
+        timeout=PATIENCE,
+        startup_timeout=PATIENCE,
+        kernel_name="python3",
+        resources={"metadata": {"path": str(path.parent)}},
     ).execute()
     ran, stored_cells = code_cells(notebook), code_cells(read(path))
     for cell, stored in zip(ran, stored_cells, strict=True):
