@@ -23,7 +23,6 @@ from experiments.bench.__main__ import main as bench
 from experiments.bench.peers import __main__ as command
 from experiments.bench.peers import measure, rows, vllm_engine
 from experiments.bench.peers.cases import CASES, requests_of
-from experiments.bench.serving import Served
 from experiments.config.presets import load_spec
 
 ROOT = Path(__file__).parents[1]
@@ -51,9 +50,10 @@ class OurServer:
         self.executor = SimpleNamespace(vocabulary=vocabulary, iteration=SimpleNamespace(num_eager=0, num_replayed=0))
         self.served: list[list[Request]] = []
 
-    def serve(self, policy: object, requests: Sequence[Request]) -> Served:
+    def serve(self, policy: object, requests: Sequence[Request], *, asynchronous: bool = True) -> SimpleNamespace:
         self.served.append(list(requests))
-        return Served(1.0, 1, 1.0, 0.0, 1.0)
+        step = SimpleNamespace(planned_at=0, launched_at=0, started=0, ended=1, received_at=1, done_at=1)
+        return SimpleNamespace(steps=[step], requests=[])
 
 
 def same(theirs: Sequence[Request], ours: Sequence[Request]) -> bool:
@@ -72,11 +72,11 @@ def test_peers_serve_the_requests_that_our_benchmark_serves(
     limits = []
     module: Any = {"trace": trace, "pd": pd}[case.work]
 
-    def start(spec: object, given: object, **options: object) -> OurServer:
+    def gpu_server(spec: object, given: object) -> OurServer:
         limits.append(given)
         return server
 
-    monkeypatch.setattr(module, "start", start)
+    monkeypatch.setattr(module, "gpu_server", gpu_server)
     monkeypatch.setattr(module.torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     if case.work == "trace":
         trace.main(path=str(trace_file), batch=case.batch, policies="orca", folder=str(tmp_path))
