@@ -1,4 +1,4 @@
-"""Runs that would do, described with settings as nobody meant them."""
+"""Strategies for the settings of a run, a few of which are spoiled."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def composed(base: tuple[str, ...]) -> dict[str, Any]:
 
 @st.composite
 def command_lines(draw: st.DrawFn) -> list[str]:
-    """A run that would do, with one to three settings as nobody meant them."""
+    """Settings of a valid run, one to three of them spoiled."""
     base = draw(st.sampled_from(BASES))
     names = [
         *keys_of(composed(base)),

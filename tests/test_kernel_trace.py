@@ -1,10 +1,10 @@
-"""Finding the library that the profiler's trace must flush; tracing itself needs a GPU."""
+"""Finds the library that is detached after a kernel trace; tracing itself needs a GPU."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.profile.kernel_trace import flush_cupti, loaded_library
+from experiments.profile.kernel_trace import detach_cupti_at_exit, loaded_library
 
 
 def test_a_loaded_library_is_found_by_the_start_of_its_name() -> None:
@@ -12,6 +12,6 @@ def test_a_loaded_library_is_found_by_the_start_of_its_name() -> None:
     assert path is not None and Path(path).exists()
 
 
-def test_nothing_is_flushed_where_cupti_is_not_loaded() -> None:
+def test_nothing_is_detached_where_cupti_is_not_loaded() -> None:
     assert loaded_library("no-such-library.so") is None
-    flush_cupti()
+    detach_cupti_at_exit()

@@ -89,7 +89,7 @@ class Clockwork:
         return chunks + 2e-7 * shape.decode_context
 
     def seconds(self, shape: BatchShape) -> float:
-        """Of an iteration in the steady state."""
+        """Returns the seconds of an iteration in the steady state."""
         if not shape.chunks:
             size = next(size for size in (1, 2, 4, 8) if size >= shape.num_decodes)
             return 4e-3 + 1e-4 * size + self.attention(shape)
