@@ -112,8 +112,12 @@ class Executor(Protocol):
         """Block until the step's tokens are on the host. Called once for each launch, in launch order."""
         ...
 
+    def restart(self) -> None:
+        """Set the clock back to 0: a new run begins. No step is in flight."""
+        ...
+
     def now(self) -> float:
-        """Seconds since the executor was started; virtual in simulation."""
+        """Seconds since the clock was first read after a restart; virtual in simulation."""
         ...
 
     def sleep_until(self, time: float) -> None:

@@ -25,7 +25,7 @@ E_co = TypeVar("E_co", bound=Executor, covariant=True)
 class Server(Generic[E_co]):
     """Serves requests on one executor.
 
-    executor: computes the iterations; `close` closes it.
+    executor: computes the iterations; its clock is set back to 0 for each engine; `close` closes it.
     limits, kv: what the executor was built for. `dataclasses.replace` narrows them for some of the requests.
     cost: predicts iterations for policies.
     asynchronous: whether a call that does not say runs the asynchronous loop; see `Engine`.
@@ -44,6 +44,7 @@ class Server(Generic[E_co]):
             ConfigError: the policy does not fit the limits.
             WorkloadError: a request exceeds the model's positions or the KV cache.
         """
+        self.executor.restart()
         engine = Engine(
             policy,
             self.executor,

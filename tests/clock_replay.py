@@ -28,6 +28,9 @@ class RecordedTimes:
     def wait(self, in_flight: Any) -> StepResult:
         return self.executor.wait(in_flight)
 
+    def restart(self) -> None:
+        self.executor.restart()
+
     def now(self) -> float:
         self.times.append(self.executor.now())
         return self.times[-1]

@@ -18,7 +18,7 @@ from transformers import AutoConfig
 
 from cbatch import CbatchError, Request
 from cbatch.vocabulary import Vocabulary
-from experiments.bench import pd, performance, summary, trace
+from experiments.bench import measured, pd, performance, summary, trace
 from experiments.bench.__main__ import main as bench
 from experiments.bench.peers import __main__ as command
 from experiments.bench.peers import measure, rows, vllm_engine
@@ -298,7 +298,7 @@ def test_measured_figures_take_the_place_of_those_by_hand(tmp_path: Path) -> Non
     }
     assert found["decode"]["2048 new"]["seconds"] == {"vLLM 1, async": 5.0}
     assert list(found["pd"]["engines"]) == ["vLLM 1, 256 tokens an iteration"]
-    page = performance.text(performance.read(tmp_path), drawn=False)
+    page = performance.text(measured.read(tmp_path), drawn=False)
     cells = {
         line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:4]]
         for line in page.splitlines()
@@ -334,5 +334,5 @@ def test_readmes_table_holds_ours_and_vllms_best_at_each_batch(tmp_path: Path) -
 
 
 def test_readmes_table_is_that_of_the_results() -> None:
-    table = summary.table(performance.read(ROOT / "results" / "h200"))
+    table = summary.table(measured.read(ROOT / "results" / "h200"))
     assert f"{summary.BEGIN}\n{table}\n{summary.END}" in (ROOT / "README.md").read_text()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cbatch import ConfigError
-from experiments.bench import performance
+from experiments.bench import measured, performance
 from experiments.bench.__main__ import main
 from experiments.bench.coverage import covered_share
 from experiments.plots import lanes
@@ -79,7 +79,7 @@ def test_figures_stand_beside_the_peers(tmp_path: Path) -> None:
         }
     }
     write(tmp_path, "graphs", {"figures": figures})
-    page = performance.text(performance.read(tmp_path), drawn=False)
+    page = performance.text(measured.read(tmp_path), drawn=False)
     assert rows(page)["**cbatch, sync**"] == ["6.00", "1.000", "66.7%", "99.98%"]
     assert rows(page)["**cbatch, fused**"] == ["250", "1.250", "62.5%"]
     assert rows(page)["fused"] == ["3.00", "2.00", "not measured", "4"]
@@ -88,7 +88,7 @@ def test_figures_stand_beside_the_peers(tmp_path: Path) -> None:
 
 def test_what_is_missing_is_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "peers.json").write_text(json.dumps(PEERS))
-    page = performance.text(performance.read(tmp_path), drawn=False)
+    page = performance.text(measured.read(tmp_path), drawn=False)
     assert rows(page)["**cbatch, async**"][0] == "not measured"
     assert page.count("cbatch: not measured.") == 4
 
@@ -98,7 +98,7 @@ def test_attention_of_each_model_stands_beside_the_bytes_that_it_reads(tmp_path:
     mixed = {"time": {"median": 36.9}, "chunks_alone": {"median": 14.3}, "bytes_bound": 14.7}
     figures = {"one decode": alone, "three beside a chunk": mixed}
     write(tmp_path, "attention-small", {"model": "small", "batch": 2, "figures": figures})
-    page = performance.text(performance.read(tmp_path), drawn=False)
+    page = performance.text(measured.read(tmp_path), drawn=False)
     assert "### small, beside a chunk in graphs for 2 requests" in page
     assert rows(page)["one decode"] == ["12.6", "4.9", ""]
     assert rows(page)["three beside a chunk"] == ["36.9", "14.7", "22.6"]
@@ -107,7 +107,7 @@ def test_attention_of_each_model_stands_beside_the_bytes_that_it_reads(tmp_path:
 def test_batches_measured_apart_are_one_table_and_the_newest_stands(tmp_path: Path) -> None:
     write(tmp_path, "async-more", batches(**{"async": loop(7.0, 0.0), "sync": loop(8.0, 0.0)}), "2026-01-01")
     write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0)}), "2026-01-03")
-    page = performance.text(performance.read(tmp_path), drawn=False)
+    page = performance.text(measured.read(tmp_path), drawn=False)
     assert rows(page)["**cbatch, async**"][0] == "5.00"
     assert rows(page)["**cbatch, sync**"][0] == "8.00"
 

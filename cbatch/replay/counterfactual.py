@@ -116,6 +116,9 @@ class ReplayExecutor:
         stopped = [request.id in end.stopped for request in in_flight.requests]
         return StepResult(np.array(stopped, np.int32) * STOP_TOKEN, end.started, end.ended)
 
+    def restart(self) -> None:
+        """The recorded clock is read once."""
+
     def now(self) -> float:
         """After the last recorded time the clock stands still."""
         self._last = next(self._times, self._last)

@@ -166,6 +166,9 @@ class RecordedExecutor:
         self.sink(StepEnd(step.index, result.started, result.ended, _stopped(step, result), self.take_times()))
         return result
 
+    def restart(self) -> None:
+        self.inner.restart()
+
     def now(self) -> float:
         time = self.inner.now()
         self._times.append(time)

@@ -104,6 +104,9 @@ class StreamExecutor:
         if (seconds := time - self.now()) > 0:
             sleep(seconds)
 
+    def restart(self) -> None:
+        vars(self).pop("_origin", None)
+
     def close(self) -> None:
         self._streams.close()
 

@@ -35,11 +35,14 @@ class SimExecutor:
         self.host = host if isinstance(host, HostTime) else HostTime(host)
         self.num_stages = cost.topology.pipeline_stages if isinstance(cost, ProfileCost) else 1
         self._execute = cost.execute if isinstance(cost, ProfileCost) else self._execute_on_one
+        self.restart()
+
+    def restart(self) -> None:
         self._stages = Stages(self.num_stages)
         self._now = 0.0
         self._num_in_flight = 0
         self._latest: deque[Span] = deque(maxlen=self.num_stages)
-        power = cost.power if isinstance(cost, ProfileCost) else None
+        power = self.cost.power if isinstance(self.cost, ProfileCost) else None
         self._gpu_clock = GpuClock(power) if power is not None else None
 
     def launch(self, step: Step) -> Span:

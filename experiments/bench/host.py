@@ -43,6 +43,9 @@ class PackOnly:
     def wait(self, in_flight: Step) -> StepResult:
         return StepResult(self.tokens[: len(in_flight.rows)], 0.0, 0.0)
 
+    def restart(self) -> None:
+        """Its clock is the machine's; nothing here arrives by time."""
+
     def now(self) -> float:
         return time.perf_counter()
 

@@ -6,12 +6,11 @@ written by `python -m experiments.bench.peers`, and for what was not measured so
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import NamedTuple
 
 from cbatch import ConfigError
 from experiments.bench import summary
+from experiments.bench.measured import Measured, read
 from experiments.bench.peers import rows as peer_rows
 from experiments.bench.tables import MISSING, Json, Row, markdown, number, speeds
 from experiments.plots import lanes
@@ -27,17 +26,6 @@ NOT_THE_SAME = (
     "Device active: of cbatch, the share of the run in which an iteration computes, short gaps between its kernels "
     "counted; of transformers, in which the GPU is busy. The two are not the same measure."
 )
-
-
-class Measured(NamedTuple):
-    """The files of one folder by name; one that is not there is empty."""
-
-    peers: Json
-    decode: Json
-    graphs: Json
-    pd: Json
-    trace: Json
-    attention: Json
 
 
 def main(results: str = "results/h200", docs: str = "docs", readme: str = "") -> None:
@@ -60,18 +48,6 @@ def main(results: str = "results/h200", docs: str = "docs", readme: str = "") ->
         print(readme)
     if drawn:
         print(*save(lanes.draw(source), Path(docs), "lanes"), sep="\n")
-
-
-def read(folder: Path) -> Measured:
-    parts = {name: _merged(folder, name) for name in ("graphs", "pd")}
-    attention = {found["model"]: found for path in sorted(folder.glob("attention-*.json")) if (found := _load(path))}
-    return Measured(
-        peers=peer_rows.read(folder),
-        decode=_merged(folder, "async"),
-        trace=_merged(folder, "trace", by="batch"),
-        attention=attention,
-        **parts,
-    )
 
 
 def text(measured: Measured, *, drawn: bool) -> str:
@@ -229,26 +205,6 @@ def _sources(peer: Json) -> list[str]:
     return list(dict.fromkeys(f"{file['engine']['name']}: {peer_rows.source(file)}." for file in files))
 
 
-def _merged(folder: Path, benchmark: str, by: str = "") -> Json:
-    """The files of a benchmark that may be measured part by part.
-
-    The newest figure stands; of one date, `benchmark`.json's.
-
-    Args:
-        by: the setting that tells parts apart; names of figures begin with it.
-    """
-    paths = [folder / f"{benchmark}.json", *folder.glob(f"{benchmark}-*.json")]
-    files = [found for path in reversed(paths) if (found := _load(path)).get("figures")]
-    files.sort(key=lambda found: found["date"])
-    merged: Json = {"sources": files, "figures": {}}
-    for found in files:
-        merged["hardware"] = found["hardware"]
-        beginning = f"{by} {found[by]}, " if by else ""
-        for name, parts in found["figures"].items():
-            merged["figures"].setdefault(beginning + name, {}).update(parts)
-    return merged if files else {}
-
-
 def _source(found: Json) -> str:
     if not found:
         return f"cbatch: {MISSING}."
@@ -258,10 +214,6 @@ def _source(found: Json) -> str:
 def _origin(file: Json) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in file["versions"].items())
     return f"`{file['command']}`; {file['date']}; {versions}"
-
-
-def _load(path: Path) -> Json:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def _median(figures: Json | None, name: str) -> float | None:

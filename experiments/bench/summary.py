@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from cbatch import ConfigError
+from experiments.bench.measured import Measured
 from experiments.bench.peers.rows import BY_HAND
 from experiments.bench.tables import MISSING, Json, Row, fastest, markdown, number
-
-if TYPE_CHECKING:
-    from experiments.bench.performance import Measured
 
 BEGIN, END = "<!-- begin: written by `python -m experiments.bench report` -->", "<!-- end -->"
 PEER = "vLLM"

@@ -26,17 +26,13 @@ TIMES = ("planned_at", "launched_at", "received_at", "done_at", "started", "ende
 
 
 class Watched:
-    """Wraps an executor: records the shape of every iteration, and has a clock that starts with it.
-
-    An executor's own clock continues from run to run, but arrival times are relative to the start of a run.
-    """
+    """Wraps an executor: records the shape of every iteration."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.shapes: list[BatchShape] = []
         self.num_stages = executor.num_stages
         self.needs_tokens = executor.needs_tokens
-        self._start = executor.now()
 
     def launch(self, step: Step) -> Any:
         in_flight = self.executor.launch(step)
@@ -44,14 +40,16 @@ class Watched:
         return in_flight
 
     def wait(self, in_flight: Any) -> StepResult:
-        result = self.executor.wait(in_flight)
-        return StepResult(result.tokens, result.started - self._start, result.ended - self._start)
+        return self.executor.wait(in_flight)
+
+    def restart(self) -> None:
+        self.executor.restart()
 
     def now(self) -> float:
-        return self.executor.now() - self._start
+        return self.executor.now()
 
     def sleep_until(self, time: float) -> None:
-        self.executor.sleep_until(time + self._start + 1e-9)  # rounding must not leave it just before
+        self.executor.sleep_until(time)
 
     def close(self) -> None:
         """Does nothing: the executor's owner closes it."""
