@@ -16,30 +16,7 @@ from cbatch.request_spec import SLO, RequestSpec, Sampling
 from cbatch.server import Server
 from cbatch.view import KVView, PlanBuilder, View
 
-__all__ = [
-    "SLO",
-    "BatchShape",
-    "CbatchError",
-    "ConfigError",
-    "CostModel",
-    "Engine",
-    "Executor",
-    "FinishReason",
-    "KVView",
-    "Limits",
-    "Plan",
-    "PlanBuilder",
-    "PlanError",
-    "Policy",
-    "PolicyError",
-    "Request",
-    "RequestSpec",
-    "RunRecord",
-    "Sampling",
-    "Server",
-    "Status",
-    "Step",
-    "StepRecord",
-    "StepResult",
-    "View",
-]
+__all__ = ["Engine", "Executor", "Limits", "RunRecord", "Server", "Step", "StepRecord", "StepResult"]
+__all__ += ["BatchShape", "CostModel", "KVView", "Plan", "PlanBuilder", "Policy", "View"]
+__all__ += ["SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status"]
+__all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError"]

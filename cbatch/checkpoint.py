@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,25 +36,23 @@ def spec_from_checkpoint(path: str | Path) -> ModelSpec:
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type in _VARYING_ROPE:
-        raise ModelError(
-            f"{file}: rope type {rope_type!r} depends on the longest request of a batch and is not supported; "
-            "use a checkpoint with default, linear, yarn or llama3"
-        )
+        raise ModelError(f"{file}: rope type {rope_type!r} is not supported; use default, linear, yarn or llama3")
     dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
     if dtype not in DTYPE_BYTES:
         raise ModelError(f"{file}: dtype {dtype!r} is not supported; use a checkpoint in {', '.join(DTYPE_BYTES)}")
-    num_heads, hidden_size = _size(config, "num_attention_heads", file), _size(config, "hidden_size", file)
+    size = partial(_size, file, config)
+    num_heads, hidden_size = size("num_attention_heads"), size("hidden_size")
     return ModelSpec(
         name=file.parent.resolve().name,
         family=family,
-        num_layers=_size(config, "num_hidden_layers", file),
+        num_layers=size("num_hidden_layers"),
         hidden_size=hidden_size,
         num_heads=num_heads,
-        num_kv_heads=_size(config, "num_key_value_heads", file, num_heads),
-        head_dim=_size(config, "head_dim", file, 128 if family == "qwen3" else hidden_size // num_heads),
-        intermediate_size=_size(config, "intermediate_size", file),
-        vocab_size=_size(config, "vocab_size", file),
-        max_positions=min(_size(config, "max_position_embeddings", file), _window(config)),
+        num_kv_heads=size("num_key_value_heads", num_heads),
+        head_dim=size("head_dim", 128 if family == "qwen3" else hidden_size // num_heads),
+        intermediate_size=size("intermediate_size"),
+        vocab_size=size("vocab_size"),
+        max_positions=min(size("max_position_embeddings"), _window(config)),
         dtype=dtype,
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
@@ -78,32 +77,22 @@ def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
 
 def _read(file: Path) -> dict[str, Any]:
     if not file.parent.is_dir():
-        raise ModelError(
-            f"model.path={file.parent} is not a folder; give a checkpoint's folder, or null for random weights"
-        )
+        raise ModelError(f"model.path={file.parent} is not a folder; give a checkpoint's folder, or null")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelError(
-            f"{file}: {error.strerror or error}; model.path must be a checkpoint folder with it"
-        ) from error
+        raise ModelError(f"{file}: {error.strerror or error}; give the folder of a checkpoint") from error
     except ValueError as error:
-        raise ModelError(f"{file}: not JSON ({error}); the checkpoint is broken, copy it again") from error
+        raise ModelError(f"{file}: not JSON ({error}); copy the checkpoint again") from error
     if not isinstance(content, dict):
-        raise ModelError(
-            f"{file}: holds a {type(content).__name__}, not an object; the checkpoint is broken, copy it again"
-        )
+        raise ModelError(f"{file}: holds a {type(content).__name__}, not an object; copy the checkpoint again")
     return content
 
 
-def _size(config: dict[str, Any], key: str, file: Path, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
+def _size(file: Path, config: dict[str, Any], key: str, default: int | None = None) -> int:
+    value = config[key] if config.get(key) is not None else default
     if not isinstance(value, int) or value < 1:
-        raise ModelError(
-            f"{file}: {key} is {value!r}, not a size of at least 1; the checkpoint is broken, copy it again"
-        )
+        raise ModelError(f"{file}: {key} is {value!r}, not a size of at least 1; copy the checkpoint again")
     return value
 
 

@@ -33,16 +33,15 @@ from cbatch.state import State
 
 
 class InFlight(NamedTuple):
-    """A launched iteration: the step, the executor's handle, and the state at the time it was planned."""
+    """A launched iteration: the step, the executor's handle, and the values of `StepRecord` known at its launch.
+
+    times: planned_at, launched_at. state: num_preempted, kv_blocks_used, num_waiting, num_running.
+    """
 
     step: Step
     handle: Any
-    planned_at: float
-    launched_at: float
-    num_preempted: int
-    kv_blocks_used: int
-    num_waiting: int
-    num_running: int
+    times: tuple[float, float]
+    state: tuple[int, int, int, int]
 
 
 class Engine:
@@ -71,10 +70,8 @@ class Engine:
         check_policy(policy, limits)
         rows = limits.max_running + limits.max_batch
         table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
-        pool = (BlockPool if executor.needs_tokens else CountingPool)(
-            num_blocks, block_size, rows, limits.max_request_tokens
-        )
-        self.state = State(table, pool)
+        pool = BlockPool if executor.needs_tokens else CountingPool
+        self.state = State(table, pool(num_blocks, block_size, rows, limits.max_request_tokens))
         self.view = EngineView(self.state, limits, cost)
         self.record = RunRecord()
         self.num_unfinished = 0
@@ -149,17 +146,9 @@ class Engine:
         state = self.state
         step = state.apply(checked, planned_at)
         handle = self.executor.launch(step)
-        num_preempted, self._num_preempted = self._num_preempted, 0
-        return InFlight(
-            step,
-            handle,
-            planned_at,
-            self.executor.now(),
-            num_preempted,
-            state.pool.num_used,
-            len(state.waiting),
-            len(state.running),
-        )
+        counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
+        self._num_preempted = 0
+        return InFlight(step, handle, (planned_at, self.executor.now()), counts)
 
     def _complete(self, launched: InFlight) -> None:
         """Wait for the oldest step in flight and absorb its tokens."""
@@ -168,27 +157,11 @@ class Engine:
         result = self.executor.wait(launched.handle)
         received_at = self.executor.now()
         absorbed = self.state.absorb(step, result.tokens, received_at)
+        times = (*launched.times, waited_at, received_at, self.executor.now(), result.started, result.ended)
         num_tokens, num_decodes = step.num_batch_tokens, step.num_decode_tokens
-        record = StepRecord(
-            step.index,
-            launched.planned_at,
-            launched.launched_at,
-            waited_at,
-            received_at,
-            self.executor.now(),
-            result.started,
-            result.ended,
-            len(step.rows),
-            num_tokens - num_decodes,
-            num_decodes,
-            step.pad_to - num_tokens,
-            len(absorbed.receivers),
-            launched.num_preempted,
-            launched.kv_blocks_used,
-            launched.num_waiting,
-            launched.num_running,
-            step.note,
-        )
+        num_prefill, num_padding = num_tokens - num_decodes, step.pad_to - num_tokens
+        batch = (len(step.rows), num_prefill, num_decodes, num_padding, len(absorbed.receivers))
+        record = StepRecord(step.index, *times, *batch, *launched.state, step.note)
         self.record.add_step(record, absorbed.receivers)
         if result.copies is not None:
             self.record.copies.append(result.copies)
@@ -220,10 +193,8 @@ class Engine:
                 self._arrive(self._pending.popleft())  # it waits for an iteration, and none would come
         elif self.num_unfinished:
             held = f"{len(self.state.waiting)} waiting and {len(self.state.running)} running requests"
-            raise PolicyError(
-                f"policy {self.policy_name}, iteration {self.state.iteration}: empty plan with {held}, nothing in flight "
-                "and no arrival to come; plan a request, preempt one, or set wake_at"
-            )
+            stuck = f"empty plan with {held}, nothing in flight and no arrival to come"
+            raise PolicyError(f"{self._where()}: {stuck}; plan a request, preempt one, or set wake_at")
 
     def _ended(self, request: Request) -> None:
         self.num_unfinished -= 1
@@ -237,8 +208,10 @@ class Engine:
         except (CbatchError, Interruption, KeyboardInterrupt):
             raise
         except BaseException as error:
-            where = f"policy {self.policy_name}, iteration {self.state.iteration}"
-            raise policy_raised(where, method, error) from error
+            raise policy_raised(self._where(), method, error) from error
+
+    def _where(self) -> str:
+        return f"policy {self.policy_name}, iteration {self.state.iteration}"
 
     def check_fits(self, request: Request) -> None:
         """
@@ -250,12 +223,8 @@ class Engine:
             raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")
         if request.max_tokens > limits.max_request_tokens:
             lengths = f"{request.num_prompt_tokens} prompt + {request.max_new_tokens} new tokens"
-            raise WorkloadError(
-                f"request {request.id}: {lengths} exceed the {limits.max_request_tokens} positions of the model; "
-                "shorten the workload's requests or choose another model"
-            )
+            exceeded = f"{lengths} exceed the {limits.max_request_tokens} positions of the model"
+            raise WorkloadError(f"request {request.id}: {exceeded}; shorten the requests or choose another model")
         if request.max_tokens > pool.num_tokens:
-            raise WorkloadError(
-                f"request {request.id}: {request.max_tokens} tokens exceed the KV cache of "
-                f"{pool.num_tokens}; raise kv_tokens or shorten the workload's requests"
-            )
+            exceeded = f"{request.max_tokens} tokens exceed the KV cache of {pool.num_tokens}"
+            raise WorkloadError(f"request {request.id}: {exceeded}; raise kv_tokens or shorten the requests")

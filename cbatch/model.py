@@ -8,6 +8,8 @@ from cbatch.errors import ConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "nanogpt")
+_HEADS = ("num_heads", "num_kv_heads", "head_dim")
+_SIZES = ("num_layers", "hidden_size", *_HEADS, "intermediate_size", "vocab_size", "max_positions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,6 @@ class ModelSpec:
 
     name: for messages and results.
     family: architecture; a `transformers` model type, or "nanogpt" (SARATHI's 12 H^2 block: plain MLP of width 4 H).
-    num_layers, hidden_size, num_heads, num_kv_heads, head_dim, intermediate_size, vocab_size: the shape.
     max_positions: longest request in tokens, prompt and output.
     dtype: of weights and KV cache.
     path: local checkpoint folder (weights and tokenizer); None = random weights from `seed`.
@@ -52,23 +53,13 @@ class ModelSpec:
             raise ConfigError(f"model.family={self.family!r} is unknown; choose one of {', '.join(FAMILIES)}")
         if self.dtype not in DTYPE_BYTES:
             raise ConfigError(f"model.dtype={self.dtype!r} is unknown; choose one of {', '.join(DTYPE_BYTES)}")
-        for field in (
-            "num_layers",
-            "hidden_size",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "intermediate_size",
-            "vocab_size",
-            "max_positions",
-        ):
+        for field in _SIZES:
             value = getattr(self, field)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"model.{field}={value} must be a whole number of at least 1")
         if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"model.num_heads={self.num_heads} must be a multiple of model.num_kv_heads={self.num_kv_heads}"
-            )
+            heads, kv_heads = f"model.num_heads={self.num_heads}", f"model.num_kv_heads={self.num_kv_heads}"
+            raise ConfigError(f"{heads} must be a multiple of {kv_heads}")
 
     @property
     def gated(self) -> bool:

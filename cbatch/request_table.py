@@ -25,7 +25,8 @@ ZERO, ONE, NONE = np.array(0), np.array(1), np.array(NEVER)
 class Counters(NamedTuple):
     """Columns of some requests, [requests] each.
 
-    known: tokens whose values the host has. total: those and the tokens that iterations in flight generate.
+    known: prompt tokens plus generated tokens whose values the host has.
+    total: those and the tokens that iterations in flight generate.
     computed: tokens in the KV cache, iterations in flight counted.
     """
 
@@ -44,9 +45,7 @@ class RequestTable:
         `sampled_row` kept. A simulation of one stage does not need them.
 
     Columns, all int64 [rows] unless noted:
-        known: prompt tokens plus generated tokens whose values the host has.
-        total: those and the tokens that iterations in flight generate.
-        computed: tokens in the KV cache, iterations in flight counted.
+        known, total, computed: see `Counters`.
         limit: tokens at which the request ends by length.
         scheduled_at: the last iteration that computes tokens of the request.
         sampled_at: the last iteration that samples a token of the request.
@@ -65,20 +64,13 @@ class RequestTable:
         self.iteration = 0  # the iteration that is being planned
         self.has_hidden_lengths = False  # a request was admitted that ends before its limit
         self.id = np.full(num_rows, NEVER, np.int64)
-        self.known = np.zeros(num_rows, np.int64)
-        self.total = np.zeros(num_rows, np.int64)
-        self.computed = np.zeros(num_rows, np.int64)
-        self.limit = np.zeros(num_rows, np.int64)
-        self.stop = np.zeros(num_rows, np.int64)
-        self.scheduled_at = np.full(num_rows, NEVER, np.int64)
-        self.sampled_at = np.full(num_rows, NEVER, np.int64)
-        self.sampled_row = np.full(num_rows, NEVER, np.int64)
-        self.can_stop = np.zeros(num_rows, np.bool_)
+        self.known, self.total, self.computed, self.limit, self.stop = np.zeros((5, num_rows), np.int64)
+        self.scheduled_at, self.sampled_at, self.sampled_row = np.full((3, num_rows), NEVER, np.int64)
+        self.can_stop, self.ended = np.zeros((2, num_rows), np.bool_)
         self.temperature = np.zeros(num_rows, np.float32)
         self.top_k = np.zeros(num_rows, np.int32)
         self.top_p = np.ones(num_rows, np.float32)
         self.seed = np.zeros(num_rows, np.uint64)
-        self.ended = np.zeros(num_rows, np.bool_)
         self.tokens = None if token_width is None else np.zeros((num_rows, token_width), np.int32)
         self._free_rows = list(range(num_rows - 1, -1, -1))
 
@@ -146,9 +138,8 @@ class RequestTable:
         """
         self.ended[row] = True
         known = self.known.item(row)
-        return known - num_prompt_tokens, [] if self.tokens is None else self.tokens[
-            row, num_prompt_tokens:known
-        ].tolist()
+        output = [] if self.tokens is None else self.tokens[row, num_prompt_tokens:known].tolist()
+        return known - num_prompt_tokens, output
 
     def free(self, row: int) -> None:
         self.id[row] = NEVER

@@ -60,12 +60,11 @@ class Rules:
 
     def check(self) -> None:
         """Check every rule, request by request. The engine checks legal plans faster, in `check_plan`."""
-        plan = self.plan
         self.check_departures()
         num_newcomers = self._check_members()
-        if plan.requests:
+        if self.plan.requests:
             self._check_counts()
-            self.check_limits(num_newcomers, sum(plan.num_tokens))
+            self.check_limits(num_newcomers, sum(self.plan.num_tokens))
         self._check_blocks()
 
     def check_departures(self) -> None:
@@ -127,11 +126,11 @@ class Rules:
         """The blocks that the plan takes are free, or come free at once by its own preemptions."""
         kv = self.view.kv
         reserved = self.reserved_tokens()
-        ends = [
-            max(request.num_computed + count, reserved.get(place, 0))
+        lacking = (
+            kv.num_lacking(request, max(request.num_computed + count, reserved.get(place, 0)))
             for place, (request, count) in enumerate(self.plan)
-        ]
-        taken = list(accumulate(map(kv.num_lacking, self.plan.requests, ends)))
+        )
+        taken = list(accumulate(lacking))
         free = kv.num_free + self.blocks_coming_free()
         if taken and taken[-1] > free:
             place = next(place for place, total in enumerate(taken) if total > free)
@@ -164,9 +163,8 @@ class Rules:
             return "waiting"
         if request in self.view.running:
             return "running"
-        return {Status.RUNNING: "running with its last token in flight", Status.FINISHED: "finished"}.get(
-            request.status, "not of this run, or has not arrived"
-        )
+        ended = {Status.RUNNING: "running with its last token in flight", Status.FINISHED: "finished"}
+        return ended.get(request.status, "not of this run, or has not arrived")
 
     def _fail(self, rule: str, request: Request, found: str) -> NoReturn:
         raise PlanError(f"{self._where}, request {request.id}: illegal plan ({found}); rule: {rule}")
@@ -184,16 +182,10 @@ class Rules:
 def _looks_well_formed(plan: Plan) -> bool:
     """Whether the fields are of the right kind; their entries are looked at only if they lead to an error."""
     try:
-        return (
-            isinstance(plan.requests, list)
-            and isinstance(plan.num_tokens, list)
-            and len(plan.requests) == len(plan.num_tokens)
-            and isinstance(plan.preempt, list)
-            and isinstance(plan.reject, list)
-            and type(plan.reserve) is dict
-            and type(plan.note) is str
-            and (plan.pad_to is None or type(plan.pad_to) is int)
-            and plan.wake_at is None
-        )
+        columns = isinstance(plan.requests, list) and isinstance(plan.num_tokens, list)
+        departing = isinstance(plan.preempt, list) and isinstance(plan.reject, list)
+        others = type(plan.reserve) is dict and type(plan.note) is str and plan.wake_at is None
+        padding = plan.pad_to is None or type(plan.pad_to) is int
+        return columns and departing and others and padding and len(plan.requests) == len(plan.num_tokens)
     except AttributeError:  # one was deleted
         return False

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ Figures = dict[str, float | dict[str, float]]
 Limit = Annotated[float, positive("seconds; null sets none")]
 
 PERCENTILES = (50, 90, 95, 99)
-SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +136,11 @@ def collect_served(record: RunRecord) -> Served:
     token_ids, token_times = record.tokens()
     order = _stable_order(token_ids)
     token_ids, token_times = token_ids[order], token_times[order]
-    first, end = (np.searchsorted(token_ids, id_, side=side) for side in SIDES)
+    first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
     if (end - first).sum() < len(token_ids):  # requests that were rejected later received tokens too
         kept = np.isin(token_ids, id_)
         token_ids, token_times = token_ids[kept], token_times[kept]
-        first, end = (np.searchsorted(token_ids, id_, side=side) for side in SIDES)
+        first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
     return Served(
         id=id_,
         arrival=np.array([arrival_of(request, record.steps) for request in requests], np.float64),

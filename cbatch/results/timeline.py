@@ -23,28 +23,7 @@ from cbatch.executor import CopyTimes
 from cbatch.record import RunRecord, StepRecord
 from cbatch.results.metrics import Served, collect_served
 
-_COMPRESSION = 1  # of gzip: the fastest
-
 _LANES = ("host", "copies in", "device", "copies out", "requests", "counters")  # processes 0 to 5 of the trace
-
-# One formatting operation per iteration: a long run has a million events.
-_ITERATION = """\
-{"ph": "X", "pid": 0, "tid": 0, "name": "plan %(index)d", "ts": %(planned).3f, "dur": %(planning).3f},
-{"ph": "X", "pid": 0, "tid": 0, "name": "wait %(index)d", "ts": %(waited).3f, "dur": %(waiting).3f},
-{"ph": "X", "pid": 0, "tid": 0, "name": "absorb %(index)d", "ts": %(received).3f, "dur": %(absorbing).3f},
-{"ph": "X", "pid": 2, "tid": 0, "name": "compute %(index)d", "ts": %(started).3f, "dur": %(computing).3f, "args": \
-{"requests": %(requests)d, %(tokens)s, "preempted": %(preempted)d, "note": %(note)s}},
-{"ph": "C", "pid": 5, "name": "tokens", "ts": %(started).3f, "args": {%(tokens)s}},
-{"ph": "C", "pid": 5, "name": "held", "ts": %(started).3f, "args": \
-{"KV blocks": %(blocks)d, "running": %(running)d, "queued": %(queued)d}}"""
-
-_COPIES = """\
-{"ph": "X", "pid": 1, "tid": 0, "name": "upload %(index)d", "ts": %(uploaded).3f, "dur": %(uploading).3f},
-{"ph": "X", "pid": 3, "tid": 0, "name": "download %(index)d", "ts": %(downloaded).3f, "dur": %(downloading).3f}"""
-
-_REQUEST_PHASE = """\
-{"ph": "b", "cat": "request", "id": %(id)d, "pid": 4, "tid": 0, "name": "%(name)s", "ts": %(begin).3f},
-{"ph": "e", "cat": "request", "id": %(id)d, "pid": 4, "tid": 0, "name": "%(name)s", "ts": %(end).3f}"""
 
 
 def write_timeline(path: Path, record: RunRecord, title: str, requests: Served | None = None) -> None:
@@ -55,7 +34,7 @@ def write_timeline(path: Path, record: RunRecord, title: str, requests: Served |
     phases = _request_phases(requests or collect_served(record))
     copies = map(_copies, record.steps, record.copies)
     events = chain(_lanes(bool(record.copies)), map(_iteration, record.steps), copies, phases)
-    with gzip.open(path, "wb", compresslevel=_COMPRESSION) as file:
+    with gzip.open(path, "wb", compresslevel=1) as file:  # the fastest
         head = f'{{"displayTimeUnit": "ms", "otherData": {{"title": {json.dumps(title)}}}, "traceEvents": [\n'
         file.write((head + ",\n".join(events) + "\n]}\n").encode("ascii"))
 
@@ -68,35 +47,29 @@ def _lanes(copies: bool) -> Iterator[str]:
 
 
 def _iteration(step: StepRecord) -> str:
-    return _ITERATION % {
-        "index": step.iteration,
-        "planned": step.planned_at * 1e6,
-        "planning": (step.launched_at - step.planned_at) * 1e6,
-        "waited": step.waited_at * 1e6,
-        "waiting": (step.received_at - step.waited_at) * 1e6,
-        "received": step.received_at * 1e6,
-        "absorbing": (step.done_at - step.received_at) * 1e6,
-        "started": step.started * 1e6,
-        "computing": (step.ended - step.started) * 1e6,
-        "requests": step.num_requests,
-        "tokens": f'"prefill": {step.num_prefill_tokens}, "decode": {step.num_decode_tokens}, '
-        f'"padding": {step.num_padding_tokens}',
-        "preempted": step.num_preempted,
-        "note": json.dumps(step.note) if step.note else '""',
-        "blocks": step.kv_blocks_used,
-        "running": step.num_running,
-        "queued": step.num_waiting,
-    }
+    number, started = step.iteration, f'"ts": {step.started * 1e6:.3f}'
+    prefill, decode, padding = step.num_prefill_tokens, step.num_decode_tokens, step.num_padding_tokens
+    tokens = f'"prefill": {prefill}, "decode": {decode}, "padding": {padding}'
+    note = json.dumps(step.note) if step.note else '""'
+    batch = f'"requests": {step.num_requests}, {tokens}, "preempted": {step.num_preempted}, "note": {note}'
+    held = f'"KV blocks": {step.kv_blocks_used}, "running": {step.num_running}, "queued": {step.num_waiting}'
+    return f"""\
+{{{_span(0, f"plan {number}", step.planned_at, step.launched_at)}}},
+{{{_span(0, f"wait {number}", step.waited_at, step.received_at)}}},
+{{{_span(0, f"absorb {number}", step.received_at, step.done_at)}}},
+{{{_span(2, f"compute {number}", step.started, step.ended)}, "args": {{{batch}}}}},
+{{"ph": "C", "pid": 5, "name": "tokens", {started}, "args": {{{tokens}}}}},
+{{"ph": "C", "pid": 5, "name": "held", {started}, "args": {{{held}}}}}"""
 
 
 def _copies(step: StepRecord, copies: CopyTimes) -> str:
-    return _COPIES % {
-        "index": step.iteration,
-        "uploaded": copies.upload_started * 1e6,
-        "uploading": (copies.upload_ended - copies.upload_started) * 1e6,
-        "downloaded": copies.download_started * 1e6,
-        "downloading": (copies.download_ended - copies.download_started) * 1e6,
-    }
+    return f"""\
+{{{_span(1, f"upload {step.iteration}", copies.upload_started, copies.upload_ended)}}},
+{{{_span(3, f"download {step.iteration}", copies.download_started, copies.download_ended)}}}"""
+
+
+def _span(lane: int, name: str, begin: float, end: float) -> str:
+    return f'"ph": "X", "pid": {lane}, "tid": 0, "name": "{name}", "ts": {begin * 1e6:.3f}, "dur": {(end - begin) * 1e6:.3f}'
 
 
 def _request_phases(requests: Served) -> Iterator[str]:
@@ -104,4 +77,5 @@ def _request_phases(requests: Served) -> Iterator[str]:
     for id_, arrival, admitted, first, last in zip(*(column.tolist() for column in columns), strict=True):
         for phase, begin, end in (("queued", arrival, admitted), ("prefill", admitted, first), ("decode", first, last)):
             if end > begin:
-                yield _REQUEST_PHASE % {"id": id_, "name": f"{id_} {phase}", "begin": begin * 1e6, "end": end * 1e6}
+                event = f'"cat": "request", "id": {id_}, "pid": 4, "tid": 0, "name": "{id_} {phase}"'
+                yield f'{{"ph": "b", {event}, "ts": {begin * 1e6:.3f}}},\n{{"ph": "e", {event}, "ts": {end * 1e6:.3f}}}'
