@@ -41,18 +41,15 @@ class Scenario:
 
     @property
     def limits(self) -> Limits:
-        longest = max(ask.tokens for ask in self.asks)
-        return Limits(self.batch, self.max_tokens, longest, tile=1)
+        return Limits(self.batch, self.max_tokens, max(ask.tokens for ask in self.asks), tile=1)
 
     def blocks_for(self, num_tokens: int) -> int:
         return blocks_for(num_tokens, self.block_size)
 
     def __str__(self) -> str:
-        how = "async" if self.asynchronous else "sync"
-        return (
-            f"batch={self.batch} max_tokens={self.max_tokens} kv_tokens={self.num_blocks * self.block_size} "
-            f"block_size={self.block_size} runtime={how}"
-        )
+        kv = f"kv_tokens={self.num_blocks * self.block_size} block_size={self.block_size}"
+        runtime = "async" if self.asynchronous else "sync"
+        return f"batch={self.batch} max_tokens={self.max_tokens} {kv} runtime={runtime}"
 
 
 class EvenCost:
@@ -104,18 +101,15 @@ def play(policy: Policy, scenario: Scenario) -> History:
     error: CbatchError | None = None
     try:
         server = Server(SimExecutor(cost), scenario.limits, cost, KVSize(scenario.num_blocks, scenario.block_size))
-        requests = (
-            Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in enumerate(scenario.asks)
-        )
+        asks = enumerate(scenario.asks)
+        requests = (Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in asks)
         engine = server.engine(copy.deepcopy(policy), requests, asynchronous=scenario.asynchronous)
         with record_decisions(engine, hear):
             engine.run()
     except CbatchError as raised:
         error = raised
     except Exception as raised:
-        error = PolicyError(
-            f"the engine failed ({type(raised).__name__}: {' '.join(str(raised).split())}); "
-            "a policy may change nothing but its own state"
-        )
+        found = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
+        error = PolicyError(f"the engine failed ({found}); a policy may change nothing but its own state")
     endless = isinstance(error, _EndlessError)
     return History(scenario, decisions, None if endless else error, endless)

@@ -73,43 +73,31 @@ def tiny_scenarios(chunk: int) -> Iterator[Scenario]:
     """Every scenario of one or two requests, many of three, and streams of short requests behind one that may starve."""
     prompts = (1, chunk, 2 * chunk + 1)
     for count in (1, 2):
-        yield from _all(count, chunk, prompts, outputs=(1, 2, 3), arrivals=(0, 1, 2))
-    yield from _all(3, chunk, prompts[::2], outputs=(1, 3), arrivals=(0, 1))
-    for batch, victim in product((1, 2), product(prompts, (1, 3))):
+        yield from _all(count, chunk, product(prompts, (1, 2, 3), (0, 1, 2)))
+    yield from _all(3, chunk, product(prompts[::2], (1, 3), (0, 1)))
+    for batch, prompt, output in product((1, 2), prompts, (1, 3)):
         competitors = [Ask(1, 2, 1 + number) for number in range((OVERTAKEN_LIMIT + 2) * batch)]
-        asks = (Ask(1, 2, 0), Ask(*victim, 0), *competitors)
-        yield _ample(asks, batch, chunk, asynchronous=False)
+        asks = (Ask(1, 2, 0), Ask(prompt, output, 0), *competitors)
+        ample = sum(ask.tokens for ask in asks)
+        yield Scenario(asks, batch, ample, ample, 1, asynchronous=False)
 
 
-def _all(
-    count: int, chunk: int, prompts: Sequence[int], outputs: Sequence[int], arrivals: Sequence[int]
-) -> Iterator[Scenario]:
-    """All scenarios of `count` requests, the first of which arrives at the start; the fewest tokens first."""
+def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Iterator[Scenario]:
+    """All scenarios of `count` requests, the first of which arrives at the start; the fewest tokens first.
+
+    kinds: (prompt, output, arrival) of the requests.
+    """
     block_size = max(chunk // 2, 1)
-    kinds = [Ask(*kind) for kind in product(prompts, outputs, arrivals)]
-    first = [ask for ask in kinds if ask.arrival == 0]
-    workloads = sorted(
-        product(first, *[kinds] * (count - 1)), key=lambda asks: sum(ask.tokens + ask.arrival for ask in asks)
-    )
-    for asks in workloads:
-        blocks = [blocks_for(ask.tokens, block_size) for ask in asks]
+    every = [Ask(*kind) for kind in kinds]
+    first = [ask for ask in every if ask.arrival == 0]
+    workloads = product(first, *[every] * (count - 1))
+    for asks in sorted(workloads, key=lambda asks: sum(ask.tokens + ask.arrival for ask in asks)):
         longest = max(ask.tokens for ask in asks)
-        for batch, tokens, num_blocks, asynchronous in product(
-            range(1, count + 1),
-            _distinct(longest, 2 * longest),
-            _distinct(max(blocks), max(blocks) + 1, sum(blocks)),
-            (False, True),
-        ):
+        blocks = [blocks_for(ask.tokens, block_size) for ask in asks]
+        kv_sizes = sorted({max(blocks), max(blocks) + 1, sum(blocks)})
+        choices = product(range(1, count + 1), (longest, 2 * longest), kv_sizes, (False, True))
+        for batch, tokens, num_blocks, asynchronous in choices:
             yield Scenario(asks, batch, max(tokens, batch, chunk), num_blocks, block_size, asynchronous)
-
-
-def _distinct(*sizes: int) -> list[int]:
-    return sorted(set(sizes))
-
-
-def _ample(asks: tuple[Ask, ...], batch: int, chunk: int, asynchronous: bool) -> Scenario:
-    tokens = sum(ask.tokens for ask in asks)
-    return Scenario(asks, batch, tokens, tokens, 1, asynchronous)
 
 
 def _check_copies(policy: Policy) -> None:
@@ -119,10 +107,8 @@ def _check_copies(policy: Policy) -> None:
     except (Interruption, KeyboardInterrupt):
         raise
     except BaseException as error:
-        raise ConfigError(
-            f"policy {type(policy).__name__} cannot be copied ({type(error).__name__}: {error}), and each workload "
-            "needs a fresh one; open files, locks and generators where they are used"
-        ) from error
+        refused = f"policy {type(policy).__name__} cannot be copied ({type(error).__name__}: {error})"
+        raise ConfigError(f"{refused}; open files, locks and generators where they are used") from error
 
 
 def _search_random(policy: Policy, prop: Property, chunk: int, num_random: int) -> Counterexample | None:
@@ -138,11 +124,9 @@ def _search_random(policy: Policy, prop: Property, chunk: int, num_random: int) 
         violation = prop.violation(history, chunk)
         return violation and Counterexample(history, violation)
 
-    quiet = settings(max_examples=num_random, database=None, deadline=None)
+    quiet, seed = settings(max_examples=num_random, database=None, deadline=None), random.Random(0)
     try:
-        smallest = find(
-            _scenarios(chunk), lambda scenario: try_once(scenario) is not None, settings=quiet, random=random.Random(0)
-        )
+        smallest = find(_scenarios(chunk), lambda tried: try_once(tried) is not None, settings=quiet, random=seed)
     except NoSuchExample:
         return None
     return try_once(smallest)
@@ -159,14 +143,9 @@ def _scenarios(chunk: int) -> Any:
         batch = draw(st.integers(1, min(LARGEST_BATCH, chunk)))
         block_size = draw(st.integers(1, 2 * chunk))
         longest = max(request.tokens for request in asks)
+        max_tokens = max(longest, batch, chunk) + draw(st.integers(0, 3 * longest))
         enough = blocks_for(longest, block_size)
-        return Scenario(
-            asks,
-            batch,
-            max(longest, batch, chunk) + draw(st.integers(0, 3 * longest)),
-            enough + draw(st.integers(0, 3 * enough)),
-            block_size,
-            draw(st.booleans()),
-        )
+        num_blocks = enough + draw(st.integers(0, 3 * enough))
+        return Scenario(asks, batch, max_tokens, num_blocks, block_size, draw(st.booleans()))
 
     return scenario()
