@@ -18,6 +18,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workloads", type=int, default=8, help="random workloads to draw for each case (test_tokens.py)")
     parser.addoption("--schedules", type=int, default=160, help="random schedules to draw (test_random_schedules.py)")
     parser.addoption("--fuzz", type=int, default=320, help="inputs to draw (test_fuzz.py)")
+    parser.addoption(
+        "--compiler", default="eager", help="torch.compile's backend, such as inductor (test_runtime_model.py)"
+    )
     parser.addoption("--draw", type=int, default=0, help="another number draws others, of schedules and inputs")
     parser.addoption("--replay", metavar="BLOB", help="a failing schedule again, as its failure printed it")
     parser.addoption("--record", metavar="FOLDER", help="show progress, and write what was found under this folder")
