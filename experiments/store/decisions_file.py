@@ -15,17 +15,18 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cbatch import SLO, Engine, Limits, Request
+from cbatch import SLO, ConfigError, Engine, Request
 from cbatch.errors import ReplayError, ResultsError
 from cbatch.replay.counterfactual import STOP_TOKEN, Recorded
-from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, record_decisions
+from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.request import spec_of
+from cbatch.validation import read
 
 _OMITTED = {"prompt", "sampling", "stop_tokens"}
 """Fields of a `RequestSpec` that are not written: a replay needs no token values."""
@@ -51,16 +52,9 @@ def write_decisions(
                 file.write(json.dumps(line) + "\n")
 
         pool = engine.state.pool
-        write(
-            run={
-                "limits": asdict(engine.limits),
-                "num_blocks": pool.num_blocks,
-                "block_size": pool.block_size,
-                "num_stages": engine.executor.num_stages,
-                "asynchronous": engine.asynchronous,
-                "overrides": list(overrides),
-            }
-        )
+        run = {"limits": asdict(engine.limits), "num_blocks": pool.num_blocks, "block_size": pool.block_size}
+        run |= {"num_stages": engine.executor.num_stages, "asynchronous": engine.asynchronous}
+        write(run={**run, "overrides": list(overrides)})
         for request in requests:
             fields = asdict(replace(spec_of(request), prompt=None))
             kept = {name: value for name, value in fields.items() if name not in _OMITTED}
@@ -95,18 +89,17 @@ def read_decisions(path: Path) -> DecisionsFile:
                 case "request":
                     requests.append(_request(fields))
                 case "plan":
-                    events.append(_decision(fields))
+                    events.append(read(Decision, fields, "plan."))
                 case "step":
-                    events.append(_step_end(fields))
+                    events.append(read(StepEnd, fields, "step."))
                 case "end":
-                    end = _times(fields)
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+                    end = read(tuple[float, ...], fields, "end")
+        except (ConfigError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise ReplayError(f"{path}, line {number}: not as written ({error}); record the run again") from error
     try:
         overrides = run.pop("overrides")
-        _check_whole(run, "num_blocks", "block_size", "num_stages")
-        recorded = Recorded(**{**run, "limits": _limits(run["limits"])}, events=events, times=end)
-    except (TypeError, KeyError, AttributeError) as error:
+        recorded = read(Recorded, {**run, "events": ()}, "run.")._replace(events=events, times=end)
+    except (ConfigError, TypeError, KeyError, AttributeError) as error:
         raise ReplayError(f"{path}: its first line does not describe a run ({error}); record the run again") from error
     return DecisionsFile(recorded, requests, overrides)
 
@@ -133,46 +126,12 @@ def _lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _request(fields: dict[str, Any]) -> Request:
-    _check_whole(fields, "id", "num_prompt_tokens", "max_new_tokens", "arrival_iteration")
-    fields["arrival_time"] = float(fields["arrival_time"])
+    for name in ("id", "num_prompt_tokens", "max_new_tokens", "arrival_iteration"):
+        read(int, fields[name], name)
+    fields["arrival_time"] = read(float, fields["arrival_time"], "arrival_time")
     stops = (STOP_TOKEN,) if fields.pop("can_stop") else ()
     if "slo" in fields:
         fields["slo"], fields["prefix_hashes"] = SLO(**fields["slo"]), tuple(fields["prefix_hashes"])
     elif (deadline := fields.pop("deadline")) is not None:  # a file from before requests had an SLO
         fields["slo"] = SLO(total=deadline - fields["arrival_time"])
     return Request(**fields, stop_tokens=stops)
-
-
-def _check_whole(fields: dict[str, Any], *names: str) -> None:
-    for name in names:
-        if not isinstance(fields[name], int):
-            raise TypeError(f"{name} must be a whole number")
-
-
-def _decision(fields: dict[str, Any]) -> Decision:
-    return Decision(
-        fields["iteration"],
-        Seen(*_tuples(fields["seen"].values())),
-        Decided(*_tuples(fields["decided"].values())),
-        _times(fields["times"]),
-    )
-
-
-def _step_end(fields: dict[str, Any]) -> StepEnd:
-    end = StepEnd(*_tuples(fields.values()))
-    return end._replace(
-        started=float(end.started), ended=float(end.ended), stopped=tuple(end.stopped), times=_times(end.times)
-    )
-
-
-def _times(values: Iterable[Any]) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
-
-
-def _limits(fields: dict[str, Any]) -> Limits:
-    return Limits(**{**fields, "graph_sizes": tuple(fields["graph_sizes"])})
-
-
-def _tuples(value: Any) -> Any:
-    """Turns JSON's lists back into the tuples that were written."""
-    return tuple(map(_tuples, value)) if not isinstance(value, (str, int, float, type(None))) else value

@@ -53,7 +53,11 @@ CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, 
     UNFINISHED,
 )
 
+_OTHER_FOLDER = "choose another folder with output="
 _PARTIAL = (partial_name(UNFINISHED), partial_name(SUMMARY))  # left by a killed run
+
+Decode = Callable[[Sequence[int]], str]
+"""Converts token ids to text."""
 
 PLOTS = "plots"
 """Subfolder of a run or sweep for the output of `experiments.plot`."""
@@ -61,43 +65,23 @@ PLOTS = "plots"
 WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions")
 """Root keys that do not affect what a run measures."""
 
-_ASKED = [
-    field.name
-    for field in fields(RequestSpec)
-    if field.name
-    not in (
-        "num_prompt_tokens",
-        "arrival_time",
-        "arrival_iteration",
-        "prompt",
-        "sampling",
-        "stop_tokens",
-        "slo",
-        "prefix_hashes",
-    )
-]
-"""Fields of a request's spec stored as columns; arrival and prompt length have other column names."""
-
+_NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes"}
+_STORED_ELSEWHERE = {"num_prompt_tokens", "arrival_time", "arrival_iteration", "slo"}
+_SPEC = [field.name for field in fields(RequestSpec) if field.name not in _NOT_STORED | _STORED_ELSEWHERE]
 _OBJECTIVES = [field.name for field in fields(SLO)]
-
-REQUEST_COLUMNS = (
-    *_ASKED,
-    *(f"slo_{name}_seconds" for name in _OBJECTIVES),
-    "arrival",
-    "admitted",
-    "first_token",
-    "last_token",
-    "prompt_tokens",
-    "output_tokens",
-    "finish_reason",
-    "reject_reason",
-    "preemptions",
-    "recomputed_tokens",
-    "scheduling_delay_seconds",
-    "ttft_seconds",
-    "tpot_seconds",
-    "end_to_end_seconds",
-)
+_TIMES = ("arrival", "admitted", "first_token", "last_token")
+_OUTCOME = {  # column: attribute of the request
+    "prompt_tokens": "num_prompt_tokens",
+    "output_tokens": "num_output_tokens",
+    "finish_reason": "finish_reason.value",
+    "reject_reason": "reject_reason",
+    "preemptions": "num_preemptions",
+    "recomputed_tokens": "num_recomputed_tokens",
+}
+_LATENCIES = ("scheduling_delay", "ttft", "tpot", "end_to_end")
+_SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
+_LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
+REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_TIMES, *_OUTCOME, *_LATENCY_COLUMNS)
 
 
 def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
@@ -123,10 +107,12 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 def run_folders(root: Path) -> list[Path]:
     """The folders of complete runs in and below a folder, sorted by name with numbers in numerical order."""
+
+    def with_numbers(path: Path) -> list[tuple[int, str]]:
+        return [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", str(path))]
+
     found = [path.parent for path in root.rglob(SUMMARY) if read_summary(path.parent) is not None]
-    return sorted(
-        found, key=lambda path: [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", str(path))]
-    )
+    return sorted(found, key=with_numbers)
 
 
 @contextmanager
@@ -174,13 +160,12 @@ def _begin(folder: Path, config: Mapping[str, Any]) -> None:
         _remove_files(folder)
         (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
     except OSError as error:
-        why = f"cannot be written ({error.strerror})"
-        raise ConfigError(f"{folder}: {why}; choose another folder with output=") from error
+        raise ConfigError(f"{folder} cannot be written ({error.strerror}); {_OTHER_FOLDER}") from error
 
 
 @contextmanager
 def _without_partial_results(folder: Path) -> Iterator[None]:
-    """After an error keep only settings and decisions: partial results are useless and may have filled the disk."""
+    """After an error keeps only settings and decisions: partial results may have filled the disk."""
     try:
         yield
     except BaseException:
@@ -195,22 +180,16 @@ def write_results(
     summary: Mapping[str, Any],
     *,
     timeline_title: str | None,
-    decode: Callable[[Sequence[int]], str] | None = None,
+    decode: Decode | None = None,
 ) -> None:
     """Write all files except config.yaml.
 
-    Args:
-        requests: `collect_served(record)`.
-        timeline_title: None omits the timeline.
-        decode: converts token ids to text, if there is a tokenizer.
+    requests: `collect_served(record)`. timeline_title: None omits the timeline. decode: None without a tokenizer.
     """
-    with (folder / STEPS).open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(chain([StepRecord._fields], _step_rows(record.steps)))
+    _write_csv(folder / STEPS, StepRecord._fields, _step_rows(record.steps))
     if record.copies:
-        with (folder / COPIES).open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([CopyTimes._fields, *record.copies])
-    with (folder / REQUESTS).open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(chain([REQUEST_COLUMNS], _request_rows(record, requests)))
+        _write_csv(folder / COPIES, CopyTimes._fields, record.copies)
+    _write_csv(folder / REQUESTS, REQUEST_COLUMNS, _request_rows(record, requests))
     np.savez_compressed(folder / TOKENS, request_id=requests.token_ids.astype(np.int32), time=requests.token_times)
     if any(request.output for request in record.requests):
         in_order = sorted(record.requests, key=lambda request: request.id)
@@ -221,7 +200,12 @@ def write_results(
     write_json(folder / SUMMARY, _without_nan(summary))
 
 
-def _output(request: Request, decode: Callable[[Sequence[int]], str] | None) -> dict[str, Any]:
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(chain([header], rows))
+
+
+def _output(request: Request, decode: Decode | None) -> dict[str, Any]:
     text = {} if decode is None else {"text": decode(request.output)}
     return {"id": request.id, "output": request.output, **text}
 
@@ -238,45 +222,23 @@ def _step_rows(steps: Sequence[StepRecord]) -> Iterable[Iterable[object]]:
 
 def _request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object, ...]]:
     """In order of completion; a rejected request has empty times."""
-    columns = (
-        requests.arrival,
-        requests.admitted,
-        requests.first_token,
-        requests.last_token,
-        requests.scheduling_delay,
-        requests.ttft,
-        requests.tpot,
-        requests.end_to_end,
-    )
-    times = zip(*(column.tolist() for column in columns), strict=True)
-    asked, objectives = attrgetter(*_ASKED), attrgetter(*_OBJECTIVES)
+    times = zip(*(getattr(requests, name).tolist() for name in (*_TIMES, *_LATENCIES)), strict=True)
+    spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
     for request in record.requests:
         if request.finish_reason is FinishReason.REJECTED:
             row: tuple[object, ...] = (arrival_of(request, record.steps), request.admitted_at, *[None] * 6)
         else:
             row = tuple(None if math.isnan(value) else value for value in next(times))
-        assert request.finish_reason is not None, "every request of a record has ended"
-        yield (
-            *asked(spec_of(request)),
-            *objectives(request.slo),
-            *row[:4],
-            request.num_prompt_tokens,
-            request.num_output_tokens,
-            request.finish_reason.value,
-            request.reject_reason,
-            request.num_preemptions,
-            request.num_recomputed_tokens,
-            *row[4:],
-        )
+        yield (*spec(spec_of(request)), *objectives(request.slo), *row[:4], *outcome(request), *row[4:])
 
 
 def _check_ours(folder: Path, replace: bool) -> None:
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; choose another folder with output=")
+        raise ConfigError(f"{folder} is a file; {_OTHER_FOLDER}")
     if any(path.name not in (*FILES, *_PARTIAL, PLOTS) for path in folder.iterdir()):
-        raise ConfigError(f"{folder} contains files that do not belong to a run; choose another folder with output=")
+        raise ConfigError(f"{folder} contains files that do not belong to a run; {_OTHER_FOLDER}")
     if not replace and read_summary(folder) is not None:
-        raise ConfigError(f"{folder} contains a complete run with other settings; choose another folder with output=")
+        raise ConfigError(f"{folder} contains a complete run with other settings; {_OTHER_FOLDER}")
 
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
