@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, partial
 from types import NoneType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -33,10 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Give:
-    """Annotates a type with what a message asks for where a value does not fit.
-
-    schema: checked in place of the type.
-    """
+    """Annotates a type with what a message asks for. schema: checked in place of the type."""
 
     wanted: str
     schema: CoreSchema | None = None
@@ -52,16 +49,17 @@ def whole(minimum: int, maximum: int | None = None, unit: str = "number") -> Giv
     return Give(f"a whole {unit}{limits}", core_schema.int_schema(ge=minimum, le=maximum, strict=True))
 
 
+_FINITE = partial(core_schema.float_schema, allow_inf_nan=False, strict=True)
+
+
 def positive(unit: str) -> Give:
     """Annotates a float: finite and above 0."""
-    schema = core_schema.float_schema(gt=0, allow_inf_nan=False, strict=True)
-    return Give(f"a finite number above 0 ({unit})", schema)
+    return Give(f"a finite number above 0 ({unit})", _FINITE(gt=0))
 
 
 def not_negative(unit: str) -> Give:
     """Annotates a float: finite and at least 0."""
-    schema = core_schema.float_schema(ge=0, allow_inf_nan=False, strict=True)
-    return Give(f"a finite number, at least 0 ({unit})", schema)
+    return Give(f"a finite number, at least 0 ({unit})", _FINITE(ge=0))
 
 
 Switch = Annotated[
@@ -73,7 +71,7 @@ Switch = Annotated[
 
 
 def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) -> None:
-    """Check the fields of a dataclass by their types, at the end of its construction; `on` and `off` become booleans.
+    """Checks the fields of a dataclass at the end of its construction; `on` and `off` become booleans.
 
     prefix: of the fields' names in messages.
     """
@@ -104,10 +102,9 @@ def read(kind: type[T], data: object, prefix: str = "") -> T:
 
 
 def parse(kind: Any, text: str, key: str) -> Any:
-    """Read a value of a type from text; the elements of a tuple are separated by commas.
+    """Reads a value of a type from text; the elements of a tuple are separated by commas.
 
-    Raises:
-        ConfigError: the text, or one of its parts, is not of the type; the message begins with the key.
+    Raises ConfigError, beginning with the key, if the text is not of the type.
     """
     if get_origin(kind) is tuple:
         return tuple(parse(get_args(kind)[0], part, key) for part in text.split(","))

@@ -57,7 +57,7 @@ class Node:
         return Node(self.path, f"{self.where}{key}.", self.get(key))
 
     def optional(self, key: str, build: Callable[[Node], T]) -> T | None:
-        """What `build` makes of a child; None if it is missing."""
+        """Builds an object from a child; None if it is missing."""
         return build(self.child(key)) if key in self.data else None
 
     def text(self, key: str) -> str:

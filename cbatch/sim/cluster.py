@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Protocol
 
 from cbatch.engine import Engine
@@ -48,12 +48,10 @@ class LeastLoaded:
 
 def make_router(name: str) -> Router:
     """Returns the router `round_robin` or `least_loaded`; raises ConfigError for any other name."""
-    match name:
-        case "round_robin":
-            return RoundRobin()
-        case "least_loaded":
-            return LeastLoaded()
-    raise ConfigError(f"router={name} is unknown; choose round_robin or least_loaded")
+    routers: dict[str, type[Router]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded}
+    if name not in routers:
+        raise ConfigError(f"router={name} is unknown; choose {' or '.join(routers)}")
+    return routers[name]()
 
 
 class Cluster:
@@ -75,8 +73,8 @@ class Cluster:
         new = list(requests)
         for request in new:
             if request.arrival_iteration:
-                problem = "arrives by iteration, which several replicas do not share"
-                raise WorkloadError(f"request {request.id} {problem}; give arrival times")
+                problem = f"request {request.id} arrives by iteration, which several replicas do not share"
+                raise WorkloadError(f"{problem}; give arrival times")
             self.engines[0].check_fits(request)
         self._requests = sorted([*self._requests, *new], key=lambda request: (request.arrival_time, request.id))
 
@@ -144,16 +142,10 @@ class ReplicatedServer:
 def merge(records: Sequence[RunRecord]) -> RunRecord:
     """Returns one record of all replicas: steps renumbered in the order in which their tokens were received."""
     whole = RunRecord()
-    steps = sorted(
-        (step.received_at, replica, place)
-        for replica, record in enumerate(records)
-        for place, step in enumerate(record.steps)
-    )
-    for iteration, (_, replica, place) in enumerate(steps):
-        record = records[replica]
-        whole.add_step(record.steps[place]._replace(iteration=iteration), record.receivers[place])
-    whole.requests = sorted(
-        (request for record in records for request in record.requests),
-        key=lambda request: (request.finished_at, request.id),
-    )
+    steps = (zip(record.steps, record.receivers, strict=True) for record in records)
+    in_order = sorted(chain.from_iterable(steps), key=lambda step: step[0].received_at)
+    for iteration, (step, receivers) in enumerate(in_order):
+        whole.add_step(step._replace(iteration=iteration), receivers)
+    requests = chain.from_iterable(record.requests for record in records)
+    whole.requests = sorted(requests, key=lambda request: (request.finished_at, request.id))
     return whole

@@ -152,11 +152,10 @@ class ProfileCost:
         token_times = self._token_times(tables, shape.num_tokens)
         if not token_times.covered or not self._attention.covers(shape):
             if self.outside == "error":
-                raise ProfileError(
-                    f"hardware={self.profile.name}: an iteration of {shape.num_tokens} tokens in "
-                    f"{shape.num_requests} requests lies outside the measurements of model={self.spec.name}; "
-                    "lower batch or max_tokens, or set outside=mark to extrapolate"
-                )
+                iteration = f"an iteration of {shape.num_tokens} tokens in {shape.num_requests} requests"
+                problem = f"{iteration} lies outside the measurements of model={self.spec.name}"
+                remedy = "lower batch or max_tokens, or set outside=mark to extrapolate"
+                raise ProfileError(f"hardware={self.profile.name}: {problem}; {remedy}")
             self.num_outside += 1
         times = self._times(shape, tables, token_times)
         if self.power is None or shape.chunks:
@@ -178,8 +177,7 @@ class ProfileCost:
 
     def _times(self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes) -> StageTimes:
         linear, other, pace, communication, embedding, transfers, _ = token_times
-        attention = self._layers * self._attention.seconds(shape)
-        compute = linear + other + attention
+        compute = linear + other + self._layers * self._attention.seconds(shape)
         num_requests = len(shape.chunks) + shape.num_decodes
         head = tables.heads.get(num_requests)
         if head is None:

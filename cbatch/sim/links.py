@@ -9,6 +9,8 @@ from cbatch.errors import ProfileError
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.roofline import Affine, Seconds
 
+MEASURED = "hardware whose links were measured"
+
 
 @dataclass(frozen=True, slots=True)
 class Link:
@@ -37,38 +39,27 @@ class Links:
     to_host: Seconds | None = None
 
     def all_reduce_of(self, num_gpus: int, profile: str) -> tuple[Seconds, bool]:
-        """Seconds of an all-reduce, and whether they are estimated.
+        """Seconds of an all-reduce, and whether they are estimated. Raises ProfileError if none was measured.
 
         A ring sends 2 (n - 1) / n of the bytes over each link. A number of GPUs that was not measured is estimated in that
         proportion from the nearest one that was.
-
-        Raises:
-            ProfileError: no number of GPUs was measured.
         """
         if num_gpus in self.all_reduce:
             return self.all_reduce[num_gpus], False
         others = [measured for measured in self.all_reduce if measured > 1]
         if not others:
-            raise ProfileError(
-                f"hardware={profile} has no all-reduce times, tensor_parallel={num_gpus} needs them; "
-                "choose tensor_parallel=1 or hardware whose links were measured"
-            )
+            problem = f"hardware={profile} has no all-reduce times, tensor_parallel={num_gpus} needs them"
+            raise ProfileError(f"{problem}; choose tensor_parallel=1 or {MEASURED}")
         nearest = min(others, key=lambda measured: abs(measured - num_gpus))
         known = self.all_reduce[nearest]
         assert isinstance(known, PiecewiseLinear), "measured times are tables"
         return known.scaled((1 - 1 / num_gpus) / (1 - 1 / nearest)), True
 
     def to_next_stage(self, leaves_node: bool, profile: str) -> Seconds:
-        """Seconds of a send to the GPU of the next stage, against bytes.
-
-        Raises:
-            ProfileError: that link was not measured.
-        """
+        """Seconds of a send to the GPU of the next stage. Raises ProfileError if that link was not measured."""
         link = self.between_nodes if leaves_node else self.within_node
         if link is None:
             where = "between nodes" if leaves_node else "within a node"
-            raise ProfileError(
-                f"hardware={profile} has no send times {where}, pipeline_stages needs them; "
-                "choose pipeline_stages=1 or hardware whose links were measured"
-            )
+            problem = f"hardware={profile} has no send times {where}, pipeline_stages needs them"
+            raise ProfileError(f"{problem}; choose pipeline_stages=1 or {MEASURED}")
         return link

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -153,11 +152,11 @@ class Profile:
         rates = self.attention or AttentionRates(bandwidth, ceilings.flops_per_second, bandwidth)
         other = self.small.of(share, bandwidth) if self.small else small_operations(share, ceilings)
         embedding = Affine(0.0, 2 * share.hidden_size * DTYPE_BYTES[share.dtype] / bandwidth)
-        parts: Mapping[str, bool] = {
-            "linear": measured.linear is None,
-            "attention": measured.attention is None and self.attention is None,
-            "other": measured.other is None and self.small is None,
-            "head": measured.head is None,
+        known = {
+            "linear": measured.linear,
+            "attention": measured.attention or self.attention,
+            "other": measured.other or self.small,
+            "head": measured.head,
         }
         return Operations(
             linear=measured.linear or layer_products(share, ceilings),
@@ -168,11 +167,11 @@ class Profile:
             decode_only=measured.decode_only,
             captured_rows=measured.captured_rows,
             power=measured.power,
-            estimated=(*(name for name, missing in parts.items() if missing), *measured.inferred),
+            estimated=(*(name for name, source in known.items() if source is None), *measured.inferred),
         )
 
     def kv_tokens(self, spec: ModelSpec, topology: Topology = Topology()) -> int:  # noqa: B008 - frozen
-        """Tokens of KV cache that fit beside the weights of one replica.
+        """Tokens of KV cache beside the weights of one replica.
 
         Raises:
             ConfigError: the weights alone do not fit, or the topology does not divide the model.
@@ -180,9 +179,7 @@ class Profile:
         share = topology.share(spec)
         free = self.memory_bytes * MEMORY_SHARE - share.weight_bytes
         if free < share.kv_bytes_per_token:
-            raise ConfigError(
-                f"model={spec.name} needs {share.weight_bytes / 1e9:.0f} GB per GPU for its weights, "
-                f"hardware={self.name} has {self.memory_bytes / 1e9:.0f} GB; choose a smaller model, or more "
-                "GPUs (tensor_parallel, pipeline_stages)"
-            )
+            needed = f"model={spec.name} needs {share.weight_bytes / 1e9:.0f} GB per GPU for its weights"
+            there = f"hardware={self.name} has {self.memory_bytes / 1e9:.0f} GB"
+            raise ConfigError(f"{needed}, {there}; choose a smaller model, or raise tensor_parallel or pipeline_stages")
         return int(free // share.kv_bytes_per_token)

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
@@ -41,6 +42,9 @@ from cbatch.sim.roofline import Ceilings
 from cbatch.validation import nearest
 
 PROFILES = Path(__file__).parent / "profiles"
+OPTIONAL = ("attention", "small_operations", "host", "links")
+T = TypeVar("T")
+LINKS = ("within_node", "between_nodes", "to_device", "to_host")
 
 
 class ModelTables:
@@ -70,10 +74,8 @@ def load_profile(name_or_path: str) -> Profile:
         if path.is_dir():
             return read_folder(path)
         if not path.is_file():
-            raise ProfileError(
-                f"hardware={name_or_path}: no such profile; {nearest(name_or_path, profile_names())}, "
-                "or the path of a profile file or of a folder of published tables"
-            )
+            known = nearest(name_or_path, profile_names())
+            raise ProfileError(f"hardware={name_or_path}: no such profile; {known}, or the path of a file or folder")
     return _profile(read_json(path))
 
 
@@ -84,21 +86,7 @@ def profile_text(data: Mapping[str, Any]) -> str:
 
 
 def _profile(file: Node) -> Profile:
-    file.only(
-        *[
-            "name",
-            "hardware",
-            "source",
-            "error",
-            "memory_bytes",
-            "ceilings",
-            "attention",
-            "small_operations",
-            "host",
-            "links",
-            "models",
-        ]
-    )
+    file.only("name", "hardware", "source", "error", "memory_bytes", "ceilings", "models", *OPTIONAL)
     sync_host, async_host = file.optional("host", _host) or (HostTime(), HostTime())
     return Profile(
         name=file.text("name"),
@@ -109,50 +97,44 @@ def _profile(file: Node) -> Profile:
         ceilings=_ceilings(file.child("ceilings")),
         tables=ModelTables(dict(_models(file.child("models")))),
         attention=file.optional("attention", _attention_rates),
-        small=file.optional("small_operations", _small),
+        small=file.optional(
+            "small_operations", lambda node: _numbers(node, SmallOperations, zero=["seconds_per_layer"])
+        ),
         sync_host=sync_host,
         async_host=async_host,
         links=file.optional("links", _links) or Links(),
     )
 
 
+def _numbers(node: Node, kind: Callable[..., T], zero: Collection[str] = (), optional: Collection[str] = ()) -> T:
+    """Builds a dataclass of numbers. zero: fields that may be 0. optional: fields that may be missing."""
+    names = list(signature(kind).parameters)
+    node.only(*names)
+    given = [name for name in names if name in node or name not in optional]
+    return kind(**{name: node.number(name, zero=name in zero) for name in given})
+
+
 def _ceilings(node: Node) -> Ceilings:
-    node.only("bandwidth_bytes_per_second", "flops_per_second", "tile")
-    bandwidth, flops = node.number("bandwidth_bytes_per_second"), node.number("flops_per_second")
-    return Ceilings(bandwidth, flops, int(node.number("tile")))
+    ceilings = _numbers(node, Ceilings)
+    return replace(ceilings, tile=int(ceilings.tile))
 
 
 def _attention_rates(node: Node) -> AttentionRates:
-    names = [field.name for field in fields(AttentionRates)]
     optional = ("base_seconds", "mixed_seconds", "seconds_per_context_token")
-    node.only(*names)
-    given = [name for name in names if name in node or name not in optional]
-    return AttentionRates(**{name: node.number(name, zero=name in optional) for name in given})
-
-
-def _small(node: Node) -> SmallOperations:
-    node.only("seconds_per_layer", "bytes_per_hidden_element")
-    return SmallOperations(node.number("seconds_per_layer", zero=True), node.number("bytes_per_hidden_element"))
+    return _numbers(node, AttentionRates, zero=optional, optional=optional)
 
 
 def _host(node: Node) -> tuple[HostTime, HostTime]:
     """The host times of the synchronous and of the asynchronous loop."""
-    loops = [
-        node.only("sync", "async").child(loop).only("seconds", "seconds_per_request") for loop in ("sync", "async")
-    ]
-    sync, asynchronous = (
-        HostTime(loop.number("seconds", zero=True), loop.number("seconds_per_request", zero=True)) for loop in loops
-    )
-    return sync, asynchronous
+    node.only("sync", "async")
+    fields = ("seconds", "seconds_per_request")
+    return _numbers(node.child("sync"), HostTime, zero=fields), _numbers(node.child("async"), HostTime, zero=fields)
 
 
 def _links(node: Node) -> Links:
-    single = ("within_node", "between_nodes", "to_device", "to_host")
-    node.only("all_reduce", *single)
-    return Links(
-        all_reduce=node.optional("all_reduce", _all_reduce) or {},
-        **{name: _curve(node.child(name), "bytes") for name in single if name in node},
-    )
+    node.only("all_reduce", *LINKS)
+    links = {name: _curve(node.child(name), "bytes") for name in LINKS if name in node}
+    return Links(all_reduce=node.optional("all_reduce", _all_reduce) or {}, **links)
 
 
 def _all_reduce(node: Node) -> dict[int, PiecewiseLinear]:
@@ -178,7 +160,9 @@ def _measured(node: Node, layer: float) -> Measured:
         embedding=node.optional("embedding", _by_tokens),
         head=node.optional("head", _by_requests),
         decode_only=node.optional("decode_only", lambda table: _decode_only(table, layer)),
-        captured_rows=node.optional("captured_rows", _captured_rows),
+        captured_rows=node.optional(
+            "captured_rows", lambda table: CapturedRows(_grid(table, 1.0, "requests", "tokens"))
+        ),
         power=node.optional("power", _power),
     )
 
@@ -198,12 +182,8 @@ def _decode_only(node: Node, layer: float) -> DecodeOnly:
     return DecodeOnly(linear.scaled(layer), other.scaled(layer), _by_requests(node.child("head")))
 
 
-def _captured_rows(node: Node) -> CapturedRows:
-    return CapturedRows(_grid(node, 1.0, "requests", "tokens"))
-
-
 def _power(node: Node) -> PowerLimit:
-    node.only(*(field.name for field in fields(PowerLimit)), "tokens", "requests")
+    node.only(*PowerLimit.__slots__, "tokens", "requests")
     return PowerLimit(
         _curve(node, "tokens", "gain", zero=True),
         _curve(node, "tokens", "loss", zero=True),

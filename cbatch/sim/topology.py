@@ -31,10 +31,8 @@ class Topology:
     def __post_init__(self) -> None:
         check(self, "")
         if self.tensor_parallel > self.gpus_per_node:
-            raise ConfigError(
-                f"tensor_parallel={self.tensor_parallel} exceeds gpus_per_node={self.gpus_per_node}, and "
-                "all-reduces are modelled within a node only; lower it and raise pipeline_stages"
-            )
+            problem = f"tensor_parallel={self.tensor_parallel} exceeds gpus_per_node={self.gpus_per_node}"
+            raise ConfigError(f"{problem}, and all-reduces are modelled within a node; raise pipeline_stages instead")
 
     @property
     def num_gpus(self) -> int:
@@ -47,16 +45,12 @@ class Topology:
 
     def check(self, spec: ModelSpec) -> None:
         """Raise ConfigError if the topology does not divide the model."""
-        self._check_divides(spec, spec.num_heads, "attention heads")
-        self._check_divides(spec, spec.intermediate_size, "columns of the feed-forward layer")
-        heads = spec.num_kv_heads
-        if heads % self.tensor_parallel and self.tensor_parallel % heads:
-            self._check_divides(spec, heads, "key-value heads")
-        if spec.num_layers % self.pipeline_stages:
-            raise ConfigError(
-                f"pipeline_stages={self.pipeline_stages} does not divide the {spec.num_layers} layers of "
-                f"model={spec.name}; choose one of {_divisors(spec.num_layers)}"
-            )
+        degree, heads = self.tensor_parallel, spec.num_kv_heads
+        self._check_divides("tensor_parallel", spec, spec.num_heads, "attention heads")
+        self._check_divides("tensor_parallel", spec, spec.intermediate_size, "columns of the feed-forward layer")
+        if degree % heads:  # else the heads are replicated
+            self._check_divides("tensor_parallel", spec, heads, "key-value heads")
+        self._check_divides("pipeline_stages", spec, spec.num_layers, "layers")
 
     def share(self, spec: ModelSpec) -> ModelSpec:
         """One GPU's part of the model, as a model with fewer layers, heads and columns.
@@ -74,13 +68,8 @@ class Topology:
             vocab_size=-(-spec.vocab_size // parts),
         )
 
-    def _check_divides(self, spec: ModelSpec, number: int, what: str) -> None:
-        if number % self.tensor_parallel:
-            raise ConfigError(
-                f"tensor_parallel={self.tensor_parallel} does not divide the {number} {what} of "
-                f"model={spec.name}; choose one of {_divisors(number)}"
-            )
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(candidate) for candidate in range(1, min(number, 64) + 1) if number % candidate == 0)
+    def _check_divides(self, key: str, spec: ModelSpec, number: int, what: str) -> None:
+        if number % getattr(self, key):
+            problem = f"{key}={getattr(self, key)} does not divide the {number} {what} of model={spec.name}"
+            divisors = [str(candidate) for candidate in range(1, min(number, 64) + 1) if number % candidate == 0]
+            raise ConfigError(f"{problem}; choose one of {', '.join(divisors)}")

@@ -15,7 +15,6 @@ from cbatch.sim.cluster import Cluster, ReplicatedServer
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
-from cbatch.sim.topology import Topology
 from experiments.config.backends import Auto, Backend, Runtime
 from experiments.config.construct import construct
 from experiments.config.servers import make_server
@@ -48,9 +47,7 @@ class Run:
 
 
 def assemble(config: Mapping[str, Any]) -> Run:
-    """Builds a run. Nothing is written, and no weights are loaded before all settings are checked.
-
-    config: the composed configuration as plain dictionaries, interpolations resolved.
+    """Builds a run from a composed configuration, resolved; no weights are loaded before all settings are checked.
 
     Raises:
         CbatchError: a setting, workload, policy, model or profile that cannot be used; the message says which and why.
@@ -68,14 +65,15 @@ def assemble(config: Mapping[str, Any]) -> Run:
 
     requests = workload.requests(backend.vocabulary(spec))
     _check_metrics(settings, len(requests))
-    limits = _limits(settings, requests, spec, backend.tile(profile), cost.topology, chosen)
+    topology = cost.topology
+    limits = _limits(settings, requests, spec, backend.tile(profile), topology.pipeline_stages, chosen)
     check_policy(policy, limits)
     kv = _kv_size(settings, backend, spec, profile, limits, chosen)
     if not backend.simulated:
         loading_bars(settings.progress)
     servers = [
         make_server(backend, spec, cost, limits, kv, options, asynchronous=runtime.asynchronous)
-        for _ in range(cost.topology.replicas)
+        for _ in range(topology.replicas)
     ]
     server = servers[0] if len(servers) == 1 else ReplicatedServer(servers, config["backend"]["router"])
     try:
@@ -126,12 +124,7 @@ def _check_metrics(settings: Settings, num_requests: int) -> None:
 
 
 def _limits(
-    settings: Settings,
-    requests: Sequence[Request],
-    spec: ModelSpec,
-    tile: int,
-    topology: Topology,
-    chosen: dict[str, str],
+    settings: Settings, requests: Sequence[Request], spec: ModelSpec, tile: int, num_stages: int, chosen: dict[str, str]
 ) -> Limits:
     """Returns the limits of an iteration. Automatic: a whole batch of the longest prompts, and any one request, fit."""
     longest = min(max(request.max_tokens for request in requests), spec.max_positions)
@@ -141,12 +134,12 @@ def _limits(
         max_tokens = max(8192, longest, min(prompts, LARGEST_ITERATION))
         chosen["max_tokens"] = str(max_tokens)
     if max_tokens < batch:
-        problem = f"max_tokens={max_tokens} is below batch={batch}: each decode takes one token"
-        raise ConfigError(f"{problem}; raise max_tokens or lower batch")
+        raise ConfigError(
+            f"max_tokens={max_tokens} is below batch={batch} (one token per decode); raise it or lower batch"
+        )
     if settings.chunk is not None and settings.chunk > max_tokens:
-        problem = f"chunk={settings.chunk} exceeds max_tokens={max_tokens} of an iteration"
-        raise ConfigError(f"{problem}; lower chunk or raise max_tokens")
-    return Limits(batch, max_tokens, longest, tile=tile, num_stages=topology.pipeline_stages)
+        raise ConfigError(f"chunk={settings.chunk} exceeds max_tokens={max_tokens}; lower chunk or raise max_tokens")
+    return Limits(batch, max_tokens, longest, tile=tile, num_stages=num_stages)
 
 
 def _kv_size(

@@ -5,8 +5,9 @@ Only the chosen backend's packages are loaded: a simulated run imports no torch.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal, Protocol, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from cbatch import ConfigError, Executor, Limits
 from cbatch.kv import KVSize, blocks_for
@@ -23,6 +24,8 @@ from experiments.workloads import Vocabulary
 
 Graphs = Literal["off", "decode", "all"]
 GRAPHS = get_args(Graphs)
+_Seconds = Annotated[float, not_negative("seconds")]
+HostSeconds = Annotated[_Seconds | Literal["auto"], Give("seconds of host time per iteration, or auto")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,47 +52,50 @@ class Runtime:
         return Options(check=self.check, compiled=self.compile, graphs=self.graphs, times_copies=times_copies)
 
 
-class Backend(Protocol):
-    """A place to run.
+class Backend(ABC):
+    """A place to run; the defaults are those of real tokens.
 
     name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block.
     """
 
-    name: str
-    simulated: bool
-    block_size: int
+    name: ClassVar[str]
+    simulated: ClassVar[bool] = False
+    block_size: ClassVar[int] = 16
 
     def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Returns the cost model for policies; its topology is the run's."""
-        ...
+        return ProfileCost(profile, spec, max_batch=max_batch)
 
+    @abstractmethod
     def hardware(self, profile: Profile) -> str:
         """Returns the name of the hardware that the figures hold for."""
-        ...
 
     def tile(self, profile: Profile) -> int:
         """Returns the tile of matrix products in tokens; 1: unknown."""
-        ...
+        return profile.ceilings.tile
 
     def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
         """Returns the model's vocabulary; None in simulation, which has no tokens."""
-        ...
+        from cbatch.vocabulary import Vocabulary
 
+        return Vocabulary(spec)
+
+    @abstractmethod
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         """Returns the default size of the KV cache in tokens, and the reason for it."""
-        ...
 
+    @abstractmethod
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor: ...
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         """Returns facts about a run that has ended: which kernels ran, or where simulated times come from."""
-        ...
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Simulated:
+class Simulated(Backend):
     """Predicted time on the GPUs of a hardware profile.
 
     host_seconds: host time per iteration; "auto": the profile's.
@@ -98,9 +104,7 @@ class Simulated:
     outside: "mark" counts iterations outside the measured range, "error" refuses them.
     """
 
-    host_seconds: Annotated[
-        Annotated[float, not_negative("seconds")] | Literal["auto"], Give("seconds of host time per iteration, or auto")
-    ] = "auto"
+    host_seconds: HostSeconds = "auto"
     tensor_parallel: int = 1
     pipeline_stages: int = 1
     replicas: int = 1
@@ -110,7 +114,6 @@ class Simulated:
 
     name = "sim"
     simulated = True
-    block_size = 16
 
     def __post_init__(self) -> None:
         check(self, "backend.")
@@ -125,9 +128,6 @@ class Simulated:
 
     def hardware(self, profile: Profile) -> str:
         return profile.hardware
-
-    def tile(self, profile: Profile) -> int:
-        return profile.ceilings.tile
 
     def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
         return None
@@ -146,26 +146,11 @@ class Simulated:
         return {**cost.provenance(), "stages": [asdict(account) for account in executor.accounts()]}
 
 
-class _RealTokens:
-    """What the CPU and the GPU share."""
-
-    simulated = False
-
-    def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
-        return ProfileCost(profile, spec, max_batch=max_batch)
-
-    def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
-        from cbatch.vocabulary import Vocabulary
-
-        return Vocabulary(spec)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Cpu(_RealTokens):
+class Cpu(Backend):
     """Real tokens on this machine's CPU."""
 
     name = "cpu"
-    block_size = 16
 
     def hardware(self, profile: Profile) -> str:
         return cpu_name()
@@ -184,12 +169,9 @@ class Cpu(_RealTokens):
 
         return cpu.build(spec, limits, kv, options)
 
-    def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
-        return {}
-
 
 @dataclass(frozen=True, kw_only=True)
-class Cuda(_RealTokens):
+class Cuda(Backend):
     """Real tokens on this machine's GPU.
 
     attention: the attention kernels, by a name of `cbatch.runtime.fast.attention.choice`; "auto": the fastest that fits.
@@ -209,9 +191,6 @@ class Cuda(_RealTokens):
 
         return torch.cuda.get_device_name()
 
-    def tile(self, profile: Profile) -> int:
-        return profile.ceilings.tile
-
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         from cbatch.runtime import gpu
 
@@ -225,12 +204,9 @@ class Cuda(_RealTokens):
         return gpu.build(spec, limits, kv, replace(options, attention=self.attention))
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
-        iteration = executor.iteration
-        return {
-            "attention": executor.attention,
-            "replayed_iterations": iteration.num_replayed,
-            "eager_iterations": iteration.num_eager,
-        }
+        ran = executor.iteration
+        counts = {"replayed_iterations": ran.num_replayed, "eager_iterations": ran.num_eager}
+        return {"attention": executor.attention, **counts}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,6 @@ from cbatch.validation import check_known, nearest, parse, whole
 from experiments.config.error_lines import one_line
 
 HELP = frozenset({"-h", "--help"})
-
-
 Count = Annotated[int, whole(1)]
 
 
@@ -28,12 +26,10 @@ def run(
     bare: bool = False,
     interrupted: str = "interrupted",
 ) -> int:
-    """Run a command; a user error becomes one line on stderr.
+    """Runs a command; a user error becomes one line on stderr.
 
     Args:
-        command: receives the arguments positionally.
-        usage: printed for --help, and when there are no arguments unless `bare`.
-        bare: the command works without arguments.
+        usage: printed for --help, and when there are no arguments unless the command works without (`bare`).
         interrupted: printed after Ctrl-C.
 
     Returns:
@@ -75,14 +71,9 @@ def check_name(kind: str, name: str, known: Mapping[str, str]) -> None:
 
 
 def beginning_with(key: str, beginnings: str, known: Iterable[str]) -> list[str]:
-    """The known names that begin with one of the given beginnings.
+    """The known names that begin with one of `beginnings`, which are separated by ";"; an empty text selects all.
 
-    Args:
-        key: the option, for messages.
-        beginnings: separated by ";"; an empty text selects all names.
-
-    Raises:
-        ConfigError: no name has one of the beginnings.
+    Raises ConfigError, naming the option `key`, if no name begins with one of them.
     """
     names, given = list(known), tuple(beginnings.split(";"))
     for beginning in given:
@@ -92,16 +83,13 @@ def beginning_with(key: str, beginnings: str, known: Iterable[str]) -> list[str]
 
 
 def keyword_arguments(function: Callable[..., Any], options: Sequence[str], command: str) -> dict[str, Any]:
-    """Read key=value options as keyword arguments of a function, by the types of its parameters.
+    """Reads key=value options as keyword arguments of a function, by the types of its parameters.
 
-    Args:
-        function: its parameters are annotated with types that `cbatch.validation.parse` reads. A parameter that is not an
-            option is bound beforehand, by `functools.partial` and by position.
-        command: its name in messages.
+    function: its parameters have types that `cbatch.validation.parse` reads; those that are not options are bound
+        beforehand by position (`functools.partial`). command: its name in messages.
 
     Raises:
-        ConfigError: not of the form key=value, an unknown key, a value of another type, or a parameter without value and
-            default.
+        ConfigError: not key=value, an unknown or missing key, or a value of another type.
     """
     parameters = inspect.signature(function, eval_str=True).parameters
     values = {}

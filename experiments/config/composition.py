@@ -25,18 +25,13 @@ FOLDER = CONFIG_FOLDER / "experiment"
 def composed(name: str) -> Mapping[str, Any]:
     """Every key of one run of the experiment, interpolations resolved; swept keys have their default values.
 
-    Raises:
-        ConfigError: there is no such experiment.
+    Raises ConfigError if there is no such experiment, as the functions below do.
     """
     return _all(name)[0]
 
 
 def swept(name: str, key: str) -> list[str]:
-    """The values that the experiment sweeps a key over, in order.
-
-    Raises:
-        ConfigError: there is no such experiment, or it does not sweep that key.
-    """
+    """The values that the experiment sweeps a key over, in order. Raises ConfigError for a key that it does not sweep."""
     parameters = _all(name)[1]
     if key not in parameters:
         raise ConfigError(f"{FOLDER / name}.yaml: does not sweep {key}; give it under hydra.sweeper.params")

@@ -40,9 +40,8 @@ def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
         raise ConfigError(f"{target}: {_why(cause or error)}") from error
     for name in needs:
         if not hasattr(built, name):
-            raise ConfigError(
-                f"{target}: the object has no {name}, so it is not a {section}; choose an option with {section}=NAME"
-            )
+            problem = f"the object has no {name}, so it is not a {section}"
+            raise ConfigError(f"{target}: {problem}; choose an option with {section}=NAME")
     return built
 
 
@@ -54,7 +53,8 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
         kinds = [parameter.kind for parameter in parameters.values()]
         for key in config:
             if key not in parameters and key not in _OWN_KEYS and inspect.Parameter.VAR_KEYWORD not in kinds:
-                known = f"{nearest(key, parameters)}{_remedy(path, key)}"
+                remedy = f"; if policy=NAME brought it, give policy=external instead, or ~{path}.{key}"
+                known = nearest(key, parameters) + remedy * (path == "policy")
                 raise ConfigError(f"{path}.{key}: {target} takes no such argument; {known}")
         for name, parameter in parameters.items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -90,10 +90,6 @@ def _locate(path: str, target: object) -> Any:
         known = nearest(name, getattr(module, "__all__", own))
         raise ConfigError(f"{given}: {module_name} has no class or function {name}; {known}")
     return found
-
-
-def _remedy(path: str, key: str) -> str:
-    return f"; if policy=NAME brought it, give policy=external instead, or ~{path}.{key}" if path == "policy" else ""
 
 
 def _why(error: BaseException) -> str:

@@ -22,14 +22,9 @@ from experiments.config.settings import GROUPS
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "conf"
 
-_RAY_ADDRESS = (
-    "hydra.launcher.ray.init.address=HOST:PORT (and RAY_AUTH_MODE=token in the environment if it needs a token)"
-)
-
+_RAY_ADDRESS = "hydra.launcher.ray.init.address=HOST:PORT (with RAY_AUTH_MODE=token in the environment for a token)"
 _ABSENT = object()
-
 _HYDRAS = ("hydra", "omegaconf", "joblib", "submitit")
-
 _LAUNCHERS = ("hydra/launcher/joblib", "hydra/launcher/ray", "hydra/launcher/submitit")
 
 
@@ -60,15 +55,14 @@ def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: st
             text = f"{error.filename}: {error.strerror}; run where it can be read and written"
         case YAMLError():
             text = _yaml(error)
-        case UnicodeDecodeError() if _through_hydra(error):
+        case UnicodeDecodeError() if any(_is_hydra(frame) for frame, _ in walk_tb(error.__traceback__)):
             text = "a file of the configuration is not UTF-8 text; convert it, or choose another option"
         case MemoryError():
-            text = (
-                f"out of memory ({error}); lower the largest setting, such as workload.num_requests, batch or kv_tokens"
-            )
+            remedy = "lower the largest setting, such as workload.num_requests, batch or kv_tokens"
+            text = f"out of memory ({error}); {remedy}"
         case BrokenExecutor():
             text = "a worker process of the sweep was killed, perhaps out of memory; give a smaller hydra.launcher.n_jobs=N"
-        case _ if _raised_by_hydra(error):
+        case _ if _is_hydra(list(walk_tb(error.__traceback__))[-1][0]):  # raised it
             text = f"{' '.join(overrides)}: {_first_line(error)}".removeprefix(": ")
         case _:
             return None
@@ -104,10 +98,7 @@ def _composition(error: ConfigCompositionException, without_keys: Callable[[], D
 
 
 def _unknown_key(key: str, config: DictConfig) -> str:
-    """Name the known keys nearest to an unknown one.
-
-    config: the configuration without it.
-    """
+    """Names the known keys nearest to an unknown one. config: the configuration without it."""
     parent, _, name = key.rpartition(".")
     section = OmegaConf.select(config, parent, default=_ABSENT) if parent else config
     if section is _ABSENT:
@@ -145,16 +136,6 @@ def _first_line(error: BaseException) -> str:
         return _first_line(error.__cause__)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].rstrip(".") if lines else type(error).__name__
-
-
-def _raised_by_hydra(error: BaseException) -> bool:
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return _is_hydra(frame)
-
-
-def _through_hydra(error: BaseException) -> bool:
-    """Whether Hydra was on the stack when the error was raised."""
-    return any(_is_hydra(frame) for frame, _ in walk_tb(error.__traceback__))
 
 
 def _is_hydra(frame: FrameType) -> bool:

@@ -14,11 +14,7 @@ FOLDER = Path(__file__).parents[2] / "conf" / "model"
 
 
 def load_spec(name: str) -> ModelSpec:
-    """Read a model preset.
-
-    Raises:
-        ConfigError: there is no preset of that name.
-    """
+    """Reads a model preset. Raises ConfigError if there is none of that name."""
     path = FOLDER / f"{name}.yaml"
     if not path.is_file():
         presets = [preset.stem for preset in FOLDER.glob("*.yaml")]

@@ -25,9 +25,9 @@ def make_server(
     cost: ProfileCost,
     limits: Limits,
     kv: KVSize,
-    options: Options = Options(),
+    options: Options,
     *,
-    asynchronous: bool = True,
+    asynchronous: bool,
 ) -> Server[Any]:
     """Builds the backend's executor and a server on it."""
     executor = backend.executor(spec, cost, limits, kv, options, asynchronous)
@@ -46,7 +46,7 @@ def real_server(
         longest = blocks_for(limits.max_request_tokens, size) * size
         kv_tokens = min(limits.max_running * longest, backend.kv_tokens(spec, profile, limits, size)[0])
     cost = backend.cost(profile, spec, limits.max_batch)
-    return make_server(backend, spec, cost, limits, KVSize(kv_tokens // size, size), options)
+    return make_server(backend, spec, cost, limits, KVSize(kv_tokens // size, size), options, asynchronous=True)
 
 
 def equal_requests(number: int, prompt: int, new: int, vocabulary: int, seed: int = 0) -> list[Request]:

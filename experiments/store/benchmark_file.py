@@ -16,14 +16,13 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
 
 
+BENCH = "python -m experiments.bench"
+
+
 def write(
-    name: str,
-    hardware: str,
-    figures: dict[str, Any],
-    folder: Path = Path("results"),
-    command: str = "python -m experiments.bench",
+    name: str, hardware: str, figures: dict[str, Any], folder: Path = Path("results"), command: str = BENCH
 ) -> Path:
-    """Write one benchmark's figures, with their provenance, to `folder`/<hardware>/<name>.json; returns the path."""
+    """Writes one benchmark's figures, with their provenance, to `folder`/<hardware>/<name>.json; returns the path."""
     content = {"benchmark": name, "hardware": hardware, **provenance(command), **figures}
     return write_json(folder / slug(hardware) / f"{name}.json", content)
 

@@ -36,7 +36,7 @@ class TerminatedError(Interruption):
 
 @contextmanager
 def report_crashes(folder: Path, facts: Facts) -> Iterator[None]:
-    """Keep `unfinished.json` in a run's folder: begun, then failed or terminated after an error; removed at the end.
+    """Keeps `unfinished.json` in a run's folder: begun, then failed or terminated after an error; removed at the end.
 
     Raises:
         ResultsError: the folder can no longer be written.
@@ -52,16 +52,9 @@ def report_crashes(folder: Path, facts: Facts) -> Iterator[None]:
     except (Exception, TerminatedError) as error:
         status = "terminated" if isinstance(error, TerminatedError) else "failed"
         with suppress(OSError):  # the disk may be what failed
+            report = {"status": status, **begun, "ended": _now(), "error": _message(error), **facts()}
             lines = "".join(traceback.format_exception(error)).splitlines()
-            report = {
-                "status": status,
-                **begun,
-                "ended": _now(),
-                "error": _message(error),
-                **facts(),
-                "traceback": lines,
-            }
-            write_json(folder / UNFINISHED, report)
+            write_json(folder / UNFINISHED, {**report, "traceback": lines})
         raise _named(error, folder) from error
 
 
@@ -71,8 +64,7 @@ def was_killed(folder: Path, since: datetime) -> bool:
         said = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    whole_second = since.astimezone().replace(microsecond=0)  # as stored
-    recent = datetime.fromisoformat(said["begun"]) >= whole_second
+    recent = datetime.fromisoformat(said["begun"]) >= since.astimezone().replace(microsecond=0)  # as stored
     begun_here = said["status"] == "begun" and said["host"] == socket.gethostname()
     return recent and begun_here and not _is_alive(said["process"])
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,10 @@ def provenance(command: str) -> dict[str, Any]:
 def commit() -> str | None:
     """The commit of this source tree, "+ changes" behind it if files differ from it; None outside a git checkout."""
     tree = Path(__file__).parents[2]
+    git = partial(subprocess.check_output, cwd=tree, stderr=subprocess.DEVNULL, text=True)
     with suppress(OSError, subprocess.CalledProcessError):
-        head, changes = (
-            subprocess.run(["git", *what], cwd=tree, check=True, capture_output=True, text=True).stdout.strip()
-            for what in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-        )
+        head = git(["git", "rev-parse", "HEAD"]).strip()
+        changes = git(["git", "status", "--porcelain", "--untracked-files=no"])
         return f"{head} + changes" if changes else head
     return None
 
@@ -54,10 +54,8 @@ def today() -> str:
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

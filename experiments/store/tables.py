@@ -18,11 +18,7 @@ from cbatch.executor import CopyTimes
 from experiments.store.run_folder import CONFIG, COPIES, REQUESTS, STEPS, SUMMARY, TOKENS, read_summary, run_folders
 from experiments.store.text import name_of
 
-_UNREADABLE = (
-    *(OSError, ValueError, TypeError, KeyError, AttributeError, EOFError),
-    *(BadZipFile, zlib.error, yaml.YAMLError),
-)
-"""Errors of reading a file that was changed."""
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, zlib.error, yaml.YAMLError)
 _LATENCIES = ("scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_to_end_seconds")
 
 
@@ -39,8 +35,7 @@ def load(folder: str | Path) -> pd.DataFrame:
     root = Path(folder)
     if not root.is_dir():
         raise ConfigError(f"{root}: no such folder; give the folder of a run or of a sweep")
-    found = run_folders(root)
-    if not found:
+    if not (found := run_folders(root)):
         raise ConfigError(f"{root}: holds no finished run; give the folder of a run or of a sweep, or run it again")
     return pd.DataFrame([_row(path) for path in found])
 
@@ -66,15 +61,13 @@ def load_tokens(folder: str | Path) -> pd.DataFrame:
     """One row for each generated token of a run, by request and then by time: `request_id` and `time` in seconds."""
     path = _file(folder, TOKENS)
     with _reading(path), np.load(path) as arrays:
-        return pd.DataFrame(
-            {name: arrays[name].astype(float if name == "time" else int) for name in ("request_id", "time")}
-        )
+        ids, times = arrays["request_id"].astype(int), arrays["time"].astype(float)
+        return pd.DataFrame({"request_id": ids, "time": times})
 
 
 def time_between_tokens(folder: str | Path) -> pd.Series[float]:
     """Seconds between consecutive tokens of a request, of all requests of a run."""
-    tokens = load_tokens(folder)
-    return tokens.groupby("request_id")["time"].diff().dropna()
+    return load_tokens(folder).groupby("request_id")["time"].diff().dropna()
 
 
 def _row(folder: Path) -> dict[str, Any]:
@@ -106,14 +99,10 @@ def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFram
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Read `path` within this context.
-
-    Raises:
-        ConfigError: reading fails, because the file was changed after the run.
-    """
+    """Raises ConfigError if `path`, which is read within this context, was changed after the run."""
     try:
         yield
-    except _UNREADABLE as error:
+    except (OSError, *_MALFORMED) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
         raise ConfigError(f"{path}: is not as a run writes it ({what}); run it again") from error
 

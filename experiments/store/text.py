@@ -75,9 +75,8 @@ def run_text(summary: Summary) -> str:
 
 def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     run, speed, mean, goodput = (summary[key] for key in ("run", "throughput", "iterations", "goodput"))
-    total, prefill, decode = (
-        format_number(speed[f"{part}_tokens_per_second"]) for part in ("total", "prefill", "decode")
-    )
+    rates = [speed[f"{part}_tokens_per_second"] for part in ("total", "prefill", "decode")]
+    total, prefill, decode = map(format_number, rates)
     yield "tokens/s", f"{total}, of them {prefill} prefill and {decode} decode"
     requests, rejected = run["requests"] - run["rejected_requests"], run["rejected_requests"]
     rate, seconds = format_number(speed["requests_per_second"]), format_number(run["seconds"])
@@ -91,17 +90,15 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "iterations", f"{iterations} and {tokens} tokens ({padding} padding)"
     used, peak = format_share(mean["kv_use_mean"]), format_share(mean["kv_use_peak"])
     yield "KV cache", f"{used} used, at most {peak}; {run['preemptions']} preemptions"
-    yield (
-        "active",
-        f"device {format_share(mean['device_active_share'])}, host {format_share(mean['host_active_share'])}",
-    )
+    device, host = format_share(mean["device_active_share"]), format_share(mean["host_active_share"])
+    yield "active", f"device {device}, host {host}"
 
 
 def run_line(name: str, summary: Summary) -> str:
     """One run of a sweep in one line."""
-    speed, ttft = summary["throughput"], summary["ttft_seconds"]
+    rate = format_number(summary["throughput"]["total_tokens_per_second"])
     mark = "simulated" if summary["about"]["simulated"] else "measured"
-    return f"{name}: {format_number(speed['total_tokens_per_second'])} tokens/s, TTFT p50 {format_number(ttft['p50'])} s ({mark})"
+    return f"{name}: {rate} tokens/s, TTFT p50 {format_number(summary['ttft_seconds']['p50'])} s ({mark})"
 
 
 def sweep_text(summaries: Sequence[tuple[str, Summary]]) -> str:

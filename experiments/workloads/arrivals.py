@@ -27,12 +27,8 @@ class GammaArrivals:
 
     The first request arrives at 0. With the same seed, another `rate` only stretches time.
 
-    Fields:
-        rate: requests per second.
-        cv: coefficient of variation of the intervals (standard deviation / mean), 0.001 to 1000; above 1 is bursty.
-
-    Raises:
-        WorkloadError: when built, on a rate or cv out of range.
+    rate: requests per second.
+    cv: coefficient of variation of the intervals (standard deviation / mean); above 1 is bursty.
     """
 
     rate: Annotated[float, positive("requests per second")]

@@ -82,10 +82,7 @@ class Workload(ABC):
 
     @abstractmethod
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
-        """New requests in order of arrival, with ids 0, 1, ...
-
-        vocabulary: None where only lengths matter (simulation): prompts stay None.
-        """
+        """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary (simulation) prompts stay None."""
 
     def _annotations(self) -> Annotations:
         given = {field.name: getattr(self, field.name) for field in fields(Annotations)}
@@ -108,17 +105,16 @@ class Workload(ABC):
         if vocabulary is not None:
             values["prompt"] = list(prompts or self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size))
         values["stop_tokens"] = [self._stop_tokens(vocabulary)] * num
+        rows = (dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True))
         return [
-            Request(row, **{name: value for name, value in zip(values, request, strict=True) if value is not None})
-            for row, request in enumerate(zip(*values.values(), strict=True))
+            Request(id_, **{name: value for name, value in row.items() if value is not None})
+            for id_, row in enumerate(rows)
         ]
 
     def _random_prompts(self, lengths: list[int], vocabulary_size: int) -> list[list[int]]:
-        seeds = request_seeds(self.seed, Stream.PROMPTS, len(lengths))
-        return [
-            np.random.default_rng(seed).integers(vocabulary_size, size=length).tolist()
-            for seed, length in zip(seeds, lengths, strict=True)
-        ]
+        generators = map(np.random.default_rng, request_seeds(self.seed, Stream.PROMPTS, len(lengths)))
+        drawn = zip(generators, lengths, strict=True)
+        return [generator.integers(vocabulary_size, size=length).tolist() for generator, length in drawn]
 
     def _samplings(self, num: int) -> list[Sampling]:
         """The sampling of each request, [num]: the workload's, with a seed of its own."""
@@ -128,6 +124,6 @@ class Workload(ABC):
         if vocabulary is None or not self.use_stop_tokens:
             return ()
         if not vocabulary.stop_tokens:
-            problem = "the model has no end-of-sequence token; set it to false or choose another model"
-            raise WorkloadError(f"workload.use_stop_tokens=true: {problem}")
+            problem = "workload.use_stop_tokens=true: the model has no end-of-sequence token"
+            raise WorkloadError(f"{problem}; set it to false or choose another model")
         return vocabulary.stop_tokens

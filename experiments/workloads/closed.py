@@ -30,7 +30,7 @@ from cbatch.request import Request
 from cbatch.validation import Give, whole
 from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.lengths import PDRatio, check_pd_ratio, split
-from experiments.workloads.trace import MOST_TOKENS, Ints, Trace
+from experiments.workloads.trace import MOST_TOKENS, Trace
 
 _Iterations = Annotated[float, Field(ge=0, le=MOST_TOKENS)]
 
@@ -62,17 +62,10 @@ class ClosedBatch(Workload):
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         num = 8 * self.batch if self.num_requests is None else self.num_requests
-        prompt_tokens, output_tokens = split(np.full(num, self.length), self.pd_ratio)
-        trace = Trace(
-            source="closed batch",
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            fields={"arrival_iteration": self._arrivals(num, int(output_tokens[0]))},
-        )
-        return self._build(trace, vocabulary)
-
-    def _arrivals(self, num: int, num_output_tokens: int) -> Ints:
-        """The iteration at which each request arrives, [num]."""
+        prompts, outputs = split(np.full(num, self.length), self.pd_ratio)
         slot = np.minimum(np.arange(num), self.batch - 1)
-        offset = slot * num_output_tokens / self.batch if self.stagger == "even" else slot * self.stagger
-        return np.floor(offset + 0.5).astype(np.int64)
+        offset = slot * int(outputs[0]) / self.batch if self.stagger == "even" else slot * self.stagger
+        fields = {"arrival_iteration": np.floor(offset + 0.5).astype(np.int64)}
+        return self._build(
+            Trace(source="closed batch", prompt_tokens=prompts, output_tokens=outputs, fields=fields), vocabulary
+        )

@@ -36,11 +36,10 @@ class Fit:
             WorkloadError: a request is too long, or there are fewer requests than asked for.
         """
         if self.length_scale != 1:
-            trace = replace(
-                trace,
-                prompt_tokens=_scale(trace.prompt_tokens, self.length_scale),
-                output_tokens=_scale(trace.output_tokens, self.length_scale),
+            prompts, outputs = (
+                _scale(tokens, self.length_scale) for tokens in (trace.prompt_tokens, trace.output_tokens)
             )
+            trace = replace(trace, prompt_tokens=prompts, output_tokens=outputs)
         if self.max_length is None:
             return trace.first(num_requests)
         if self.too_long == "drop":

@@ -8,12 +8,7 @@ from experiments.workloads.trace import Floats, Ints
 
 
 class Histogram:
-    """Integer values and how often each occurs.
-
-    Args:
-        values: [bins].
-        weights: [bins], none negative, at least one positive; they need not sum to 1.
-    """
+    """Integer values [bins] and how often each occurs: weights [bins], none negative; they need not sum to 1."""
 
     def __init__(self, values: Ints, weights: Floats) -> None:
         self.values = values

@@ -91,8 +91,8 @@ class _Range:
     def __post_init__(self) -> None:
         check(self, "workload.lengths.", WorkloadError)
         if self.max_length < self.min_length:
-            remedy = f"give at least lengths.min_length={self.min_length}"
-            raise WorkloadError(f"workload.lengths.max_length={self.max_length}: {remedy}")
+            given = f"workload.lengths.max_length={self.max_length}"
+            raise WorkloadError(f"{given}: give at least lengths.min_length={self.min_length}")
         check_pd_ratio("lengths.pd_ratio", self.pd_ratio, self.min_length)
 
 

@@ -27,9 +27,7 @@ class OpenLoop(Workload):
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         assert self.num_requests is not None, "checked when built"
-        arrival_time = self.arrivals.times(generator(self.seed, Stream.ARRIVALS), self.num_requests)
-        prompt_tokens, output_tokens = self.lengths.draw(generator(self.seed, Stream.LENGTHS), self.num_requests)
-        trace = Trace(
-            source="open loop", prompt_tokens=prompt_tokens, output_tokens=output_tokens, arrival_time=arrival_time
-        )
+        times = self.arrivals.times(generator(self.seed, Stream.ARRIVALS), self.num_requests)
+        prompts, outputs = self.lengths.draw(generator(self.seed, Stream.LENGTHS), self.num_requests)
+        trace = Trace(source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times)
         return self._build(trace, vocabulary)

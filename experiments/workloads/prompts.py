@@ -39,10 +39,8 @@ class PromptLine(SamplingKeys):
     predicted_new_tokens: TokenCount | None = None
 
 
-_FIELDS = {field.name for field in fields(PromptLine)} & {field.name for field in fields(RequestSpec)} - {
-    "prompt",
-    "max_new_tokens",
-}
+_FIELDS = {field.name for field in fields(PromptLine)} & {field.name for field in fields(RequestSpec)}
+_FIELDS -= {"prompt", "max_new_tokens"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +95,6 @@ class PromptFile(Workload):
         defaults = {name: getattr(self.sampling, name) for name in ("temperature", "top_k", "top_p")}
         defaults["max_new_tokens"] = self.max_new_tokens
         lines: list[PromptLine] = []
-        latest = 0.0
         for number, record in enumerate(json_objects(file), start=1):
             try:
                 line = read(PromptLine, defaults | record)
@@ -105,10 +102,9 @@ class PromptFile(Workload):
                 raise file.fail(number, f"{error}; correct or remove the line") from None
             if (line.prompt is None) == (line.token_ids is None):
                 raise file.fail(number, "give either prompt or token_ids")
-            if line.arrival_time < latest:
-                times = f"arrival_time {line.arrival_time:g} comes after {latest:g}"
+            if lines and line.arrival_time < lines[-1].arrival_time:
+                times = f"arrival_time {line.arrival_time:g} comes after {lines[-1].arrival_time:g}"
                 raise file.fail(number, f"{times}: sort the lines by arrival_time")
-            latest = line.arrival_time
             lines.append(line)
         return lines
 

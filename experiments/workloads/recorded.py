@@ -50,7 +50,9 @@ class TraceReplay(Replay):
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         trace = read_trace(self.path, self.format)
         if trace.arrival_time is None:
-            self._check_untimed()
+            if not self.queued or self.start or self.speed != 1:
+                remedy = "set workload.queued=true without start and speed, or use workload=sharegpt, which draws them"
+                raise WorkloadError(f"{self.path}: has no arrival times: {remedy}")
             return self._replay(trace, vocabulary)
         if self.start > trace.arrival_time[-1]:
             problem = f"lies after the last arrival: give at most {trace.arrival_time[-1]:g} (seconds)"
@@ -58,10 +60,3 @@ class TraceReplay(Replay):
         trace = trace.select(slice(int(np.searchsorted(trace.arrival_time, self.start)), None))
         assert trace.arrival_time is not None
         return self._replay(replace(trace, arrival_time=trace.arrival_time / self.speed), vocabulary)
-
-    def _check_untimed(self) -> None:
-        if not self.queued or self.start or self.speed != 1:
-            raise WorkloadError(
-                f"{self.path}: has no arrival times: set workload.queued=true without start and speed, "
-                "or use workload=sharegpt, which draws them"
-            )

@@ -10,8 +10,6 @@ from enum import IntEnum
 
 import numpy as np
 
-_NUM_SEED_BITS = 63  # a seed fits a signed 64-bit integer
-
 
 class Stream(IntEnum):
     """What random numbers are drawn for. The values are part of every seed: never reorder them."""
@@ -33,4 +31,4 @@ def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
 def request_seeds(seed: int, stream: Stream, num_requests: int) -> list[int]:
     """A seed for each request, [num_requests], from 0 to 2^63 - 1: number i depends on `seed`, `stream` and i alone."""
     words = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(num_requests, np.uint64)
-    return [word >> (64 - _NUM_SEED_BITS) for word in words.tolist()]
+    return [word >> 1 for word in words.tolist()]  # fits a signed 64-bit integer

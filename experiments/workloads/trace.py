@@ -22,14 +22,13 @@ MOST_TOKENS = 2**31 - 1
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Trace:
-    """Requests in order of arrival, a column each, all [rows].
+    """Requests in order of arrival; each column has shape [rows].
 
-    Attributes:
-        source: the file or generator, for messages.
-        prompt_tokens, output_tokens: at least 1 each.
-        arrival_time: seconds from the first row, never decreasing; None where the source has no times.
-        line: the line of the file that each row was read from, counted from 1; None for generated rows.
-        fields: any other field of `RequestSpec` that the source knows, by its name; None where it is not known.
+    source: the file or generator, for messages.
+    prompt_tokens, output_tokens: at least 1 each.
+    arrival_time: seconds from the first row, never decreasing; None if the source has no times.
+    line: the line of the file that each row was read from, counted from 1; None for generated rows.
+    fields: other fields of `RequestSpec` by name; None for rows without a value.
     """
 
     source: str

@@ -1,4 +1,4 @@
-"""Readers of request traces, one module per format. The repository contains no trace files."""
+"""Readers of request traces. The repository contains no trace files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from cbatch.errors import WorkloadError
-from experiments.workloads.readers import azure, length_table, mooncake
+from experiments.workloads.readers import formats
 from experiments.workloads.readers.source import TextFile, read_lines
 from experiments.workloads.trace import Trace
 
@@ -17,9 +17,9 @@ __all__ = ["Format", "read_trace"]
 Format = Literal["auto", "azure", "mooncake", "lengths"]
 
 _READERS: dict[str, tuple[Callable[[TextFile], Trace], tuple[str, ...]]] = {
-    "azure": (azure.read_azure, azure.COLUMNS),
-    "mooncake": (mooncake.read_mooncake, mooncake.KEYS),
-    "lengths": (length_table.read_length_table, length_table.COLUMNS),
+    "azure": (formats.read_azure, formats.AZURE),
+    "mooncake": (formats.read_mooncake, formats.MOONCAKE),
+    "lengths": (formats.read_lengths, formats.LENGTHS),
 }
 """By format: the reader, and the words of which the first line of a file has one."""
 
@@ -27,10 +27,9 @@ _OTHER_WORKLOADS = {"window_start_s": "servegen", '"prompt"': "prompts", '"token
 
 
 def read_trace(path: str, format: Format = "auto") -> Trace:
-    """Read a trace file, plain or .gz.
+    """Reads a trace file, plain or .gz.
 
-    Args:
-        format: "azure", "mooncake" or "lengths" (see the module of each); "auto" tells them apart by the first line.
+    format: "azure", "mooncake" or "lengths" (see `formats`); "auto" tells them apart by the first line.
 
     Raises:
         WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known

@@ -31,11 +31,10 @@ _LEAST_SHAPE = 0.01  # published fits have at least 0.012; far below, intervals 
 
 @dataclass(frozen=True, eq=False)
 class ServeGenClients:
-    """What the two files say.
+    """The contents of the two files.
 
-    Attributes:
-        client, start, rate, family, shape: one entry for each client and window, [windows]. start: seconds, a multiple
-            of 600; rate: requests per second; family: "Gamma", "Weibull" or "" where the rate is 0.
+    client, start, rate, family, shape: one entry per client and window, [windows]. start: seconds, a multiple of 600.
+        rate: requests per second. family: "Gamma", "Weibull" or "" if the rate is 0.
     """
 
     trace_file: TextFile
@@ -49,12 +48,10 @@ class ServeGenClients:
     _histograms: dict[tuple[int, str], tuple[Histogram, Histogram]] = field(default_factory=dict)  # those parsed so far
 
     def lengths(self, client: int, start: int) -> tuple[Histogram, Histogram]:
-        """Input and output lengths in tokens of a client, in the length window that holds the 600 s window `start`.
-
-        Parsed on first use: a file holds hundreds, a run needs a few.
+        """Input and output lengths in tokens of a client in the 600 s window `start`; parsed on first use.
 
         Raises:
-            WorkloadError: there is none, or it is malformed.
+            WorkloadError: there are none, or they are malformed.
         """
         if client not in self._datasets:
             problem = f"no line for client {client} of {self.trace_file.name}: give the two files of one data set"
@@ -79,11 +76,7 @@ class ServeGenClients:
 
 
 def read_servegen(trace_path: str, dataset_path: str) -> ServeGenClients:
-    """Read the two files, plain or .gz.
-
-    Raises:
-        WorkloadError: in one line, with file and line number: what is missing or malformed.
-    """
+    """Reads the two files, plain or .gz. Raises WorkloadError with file and line number."""
     table = read_csv(read_lines(trace_path), _COLUMNS)
     dataset_file = read_lines(dataset_path)
     clients = ServeGenClients(

@@ -13,12 +13,7 @@ from cbatch.errors import WorkloadError
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file that has been read.
-
-    Attributes:
-        name: its path, as given.
-        text: with LF as line ends, the last one removed; not empty.
-    """
+    """A file that has been read. name: its path, as given. text: not empty, with LF as line ends, the last one removed."""
 
     name: str
     text: str
@@ -34,10 +29,10 @@ class TextFile:
 
 
 def read_lines(path: str) -> TextFile:
-    """Read a UTF-8 text file; one whose name ends in .gz is decompressed. Line ends may be LF or CRLF.
+    """Reads a UTF-8 text file with LF or CRLF; one whose name ends in .gz is decompressed.
 
     Raises:
-        WorkloadError: the file is missing, unreadable, empty, not text, or not the gzip file that its name promises.
+        WorkloadError: the file is missing, unreadable, empty, not text, or not gzip although its name says so.
     """
     if not isinstance(path, str | Path) or not str(path):
         raise WorkloadError(f"path={path!r}: give the path of a file")

@@ -1,0 +1,57 @@
+"""The formats of request traces: what is read from each, and where its published files come from.
+
+azure      CSV with TIMESTAMP, ContextTokens, GeneratedTokens. Patel et al., "Splitwise: Efficient generative LLM inference
+           using phase splitting", ISCA 2024; the traces of 2023 (conversation and code) are in the repository
+           Azure/AzurePublicDataset. TIMESTAMP is a wall-clock time with 100 ns digits, read to 1 us.
+lengths    CSV with num_prefill_tokens and num_decode_tokens, without arrival times. Such tables of ShareGPT and
+           arXiv-summarization (Llama-2 tokenizer) come with the simulators Vidur (microsoft/vidur, MLSys 2024) and
+           Sarathi-Serve (microsoft/sarathi-serve, OSDI 2024).
+mooncake   JSON lines with timestamp (milliseconds), input_length, output_length (tokens) and hash_ids. The trace release of
+           the Mooncake paper, FAST '25, in the repository kvcache-ai/Mooncake. Timestamps lie on a grid of about 3 s with
+           several requests at each instant, so shorter intervals carry no information. `hash_ids`, one for each 512 tokens
+           of the prompt, become `prefix_hashes`; lines may lack them.
+
+Other columns are ignored. A length of 0 is refused; no published file has one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.workloads.readers.source import TextFile
+from experiments.workloads.readers.table import Table, read_csv, read_json_lines
+from experiments.workloads.trace import Column, Trace
+
+AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+LENGTHS = ("num_prefill_tokens", "num_decode_tokens")
+MOONCAKE = ("timestamp", "input_length", "output_length")
+
+
+def read_azure(file: TextFile) -> Trace:
+    table = read_csv(file, AZURE)
+    return _trace(table, *AZURE[1:], arrival_time=table.times("TIMESTAMP"))
+
+
+def read_lengths(file: TextFile) -> Trace:
+    return _trace(read_csv(file, LENGTHS), *LENGTHS)
+
+
+def read_mooncake(file: TextFile) -> Trace:
+    table = read_json_lines(file, (*MOONCAKE, "hash_ids"))
+    milliseconds = table.amounts("timestamp")
+    seconds = (milliseconds - milliseconds[0]) / 1000
+    return _trace(table, *MOONCAKE[1:], arrival_time=seconds, fields={"prefix_hashes": _hashes(table)})
+
+
+def _trace(table: Table, prompt: str, output: str, **columns: Any) -> Trace:
+    prompt_tokens, output_tokens = table.token_counts(prompt), table.token_counts(output)
+    source, line = table.file.name, table.line
+    return Trace(source=source, prompt_tokens=prompt_tokens, output_tokens=output_tokens, line=line, **columns)
+
+
+def _hashes(table: Table) -> Column:
+    """A tuple for each row."""
+    hashes = table.rows["hash_ids"]
+    valid = hashes.map(lambda ids: ids is None or (isinstance(ids, list) and set(map(type, ids)) <= {int}))
+    table.refuse(~valid, "must be a list of whole numbers", "hash_ids")
+    return hashes.map(lambda ids: tuple(ids or ())).to_numpy()
