@@ -25,12 +25,10 @@ class Attention(Protocol):
 class AttentionRates:
     """Rates of a paged-attention kernel, independent of the model.
 
-    bandwidth_bytes_per_second: decodes are bound by reading the KV cache.
-    chunk_bandwidth_bytes_per_second, flops_per_second: a prompt chunk takes the longer of reading its context, at another
-        rate as fewer blocks run, and of its arithmetic.
-    base_seconds: of a call. mixed_seconds: added if chunks and decodes share an iteration.
-    seconds_per_context_token: bounds a single decode; a kernel that does not split the KV cache of one sequence over the chip
-        reads it with one block at a time.
+    bandwidth_bytes_per_second: of reading the KV cache in decodes.
+    chunk_bandwidth_bytes_per_second, flops_per_second: a prompt chunk takes the longer of reading its context and computing.
+    base_seconds: per call. mixed_seconds: added if chunks and decodes share an iteration.
+    seconds_per_context_token: lower bound for the longest decode, if the kernel does not split a sequence over the chip.
     """
 
     bandwidth_bytes_per_second: float

@@ -49,8 +49,6 @@ def layer_op_counts(spec: ModelSpec, shape: BatchShape) -> dict[str, OpCount]:
     Norms, activations and residual sums are left out. The shape has at least one token.
     """
     dtype_bytes = DTYPE_BYTES[spec.dtype]
-    products = {
-        name: matmul(inputs, outputs, shape.num_tokens, dtype_bytes)
-        for name, (inputs, outputs) in spec.linear_shapes.items()
-    }
+    shapes, tokens = spec.linear_shapes, shape.num_tokens
+    products = {name: matmul(inputs, outputs, tokens, dtype_bytes) for name, (inputs, outputs) in shapes.items()}
     return {"qkv": products.pop("qkv"), "attention": attention(spec, shape), **products}

@@ -68,9 +68,8 @@ class PowerLimit:
 
     def of_decodes(self, num_decodes: int, seconds: float) -> Pace:
         """The pace of decodes alone. seconds: in the steady state."""
-        return Pace(
-            0.0, _held(self.decode_loss, num_decodes) * seconds, seconds / _held(self.rise_seconds, num_decodes)
-        )
+        loss, rise = _held(self.decode_loss, num_decodes), _held(self.rise_seconds, num_decodes)
+        return Pace(0.0, loss * seconds, seconds / rise)
 
 
 def _held(curve: PiecewiseLinear, size: float) -> float:

@@ -112,10 +112,9 @@ class Stages:
             if begin < arrived:
                 bubbles += self._account_idle(account, begin, arrived)
                 begin = arrived
+            end = begin + work
             if stage == 0:
-                started, end = begin, begin + work + times.embedding
-            else:
-                end = begin + work
+                started, end = begin, end + times.embedding
             if stage == last:
                 end += times.head
             account.communication += times.communication
@@ -131,10 +130,8 @@ class Stages:
     def close_accounts(self) -> list[StageAccount]:
         """The accounts up to the end of the last iteration in the last stage."""
         end = self._free_at[-1]
-        return [
-            replace(account, no_work=account.no_work + end - free_at)
-            for account, free_at in zip(self.accounts, self._free_at, strict=True)
-        ]
+        stages = zip(self.accounts, self._free_at, strict=True)
+        return [replace(account, no_work=account.no_work + end - free_at) for account, free_at in stages]
 
     def _account_idle(self, account: StageAccount, begin: float, end: float) -> float:
         """Account for a stage's idle interval; return its seconds of bubbles."""

@@ -1,19 +1,17 @@
-"""Kernel timings of A100, H100 and H200 (github.com/ai-dynamo/aiconfigurator): products, attention and NCCL.
+"""Kernel timings of A100, H100 and H200 (github.com/ai-dynamo/aiconfigurator): matrix products, attention and NCCL.
 
-A folder of one system: *_gemm_bf16, *_context_attention, *_generation_attention and nccl-* tables. They belong to no
-model, so any model is put together from them. Latencies are milliseconds of one call on one GPU. What lies between their
-points:
+A folder contains the tables of one system: *_gemm_bf16, *_context_attention, *_generation_attention and nccl-*, in
+milliseconds per call on one GPU. They are not tied to a model; any model is composed from them, by interpolation:
 
-* A product of other dimensions (n outputs, k inputs) takes, for each number of tokens, the time for a multiplication
-  that its neighbours in (n, k) take, interpolated in log space. On the A100, above one tile of 128 tokens, it is the time
-  for a wave: as many tiles of 128 x 256 as there are multiprocessors. Leaving out each n in turn, the waves predict it
-  with a median error of 1.3% to 8.5%, multiplications with 4.0% to 12.6% (192 to 4,096 tokens; k >= 1,024). The newer
-  GPUs' kernels show no such waves (2.7% to 6.0% without them).
-* Decodes of more key-value heads than were measured are decodes of more sequences: heads are independent.
-* Context attention was measured without earlier context. A chunk with context takes its own time, and for the scores
-  with earlier tokens the rate of a whole prompt as long as both; this is marked as estimated.
+* A product with n outputs and k inputs that was not measured takes the time per multiplication of its neighbours in (n, k),
+  interpolated in log space. On the A100, above 128 tokens, the time per wave is interpolated instead: a wave computes one
+  tile of 128 x 256 on every multiprocessor. With each n left out in turn, waves predict it with a median error of 1.3% to
+  8.5%, multiplications with 4.0% to 12.6% (192 to 4,096 tokens; k >= 1,024). Newer GPUs show no waves (2.7% to 6.0%).
+* Decodes with more key-value heads than measured cost as much as decodes of more sequences, as heads are independent.
+* Context attention was measured without earlier context. A chunk with context takes its own time plus its scores with
+  earlier tokens at the rate of one prompt as long as both; this is marked as estimated.
 
-Small operations between them were not measured: they are estimated too. Host time is unknown, and 0.
+Small operations were not measured and are estimated too. Host time is unknown and taken as 0.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from cbatch.sim.topology import Topology
 
 LAYOUT = ".../aiconfigurator/SYSTEM"
 MS, HALF = 1e-3, 2  # bytes of the 16-bit types that were measured
-SYSTEMS = {  # bytes of memory; multiprocessors over which products run in waves, 0: without waves
+SYSTEMS = {  # bytes of memory; multiprocessors over which products run in waves, 0: no waves
     "a100_sxm": ("NVIDIA A100-SXM4-80GB", 80e9, 108),
     "h100_sxm": ("NVIDIA H100 80GB HBM3", 80e9, 0),
     "h200_sxm": ("NVIDIA H200", 141e9, 0),
@@ -96,17 +94,15 @@ class KernelTables:
 
     def product(self, inputs: int, outputs: int) -> PiecewiseLinear:
         """Seconds of a matrix product against tokens."""
+        pairs = product(_neighbours(self._sizes, outputs), _neighbours(self._sizes, inputs))
         corners = [
             (n, k, weight_n * weight_k)
-            for (n, weight_n), (k, weight_k) in product(
-                _neighbours(self._sizes, outputs), _neighbours(self._sizes, inputs)
-            )
+            for (n, weight_n), (k, weight_k) in pairs
             if (n, k) in self._products and weight_n * weight_k > 0
         ]
         if not corners:
-            raise ProfileError(
-                f"{self.folder}: no product near {inputs} x {outputs} was measured; choose a smaller model"
-            )
+            problem = f"no product near {inputs} x {outputs} was measured"
+            raise ProfileError(f"{self.folder}: {problem}; choose a smaller model")
         weights = sum(weight for _, _, weight in corners)
         counts = sorted(set.intersection(*(set(self._products[n, k]) for n, k, _ in corners)))
         points = []
@@ -119,7 +115,7 @@ class KernelTables:
         return PiecewiseLinear.through(points)
 
     def _units(self, tokens: int, outputs: int) -> int:
-        """What a product's time is proportional to, for a given number of inputs: waves of tiles, or outputs."""
+        """Number that a product's time is proportional to: waves of tiles, or outputs."""
         if not self.multiprocessors or tokens <= TILE[0]:
             return outputs
         tiles = -(-tokens // TILE[0]) * -(-outputs // TILE[1])
@@ -127,7 +123,7 @@ class KernelTables:
 
     @cached_property
     def _products(self) -> dict[tuple[int, int], dict[int, float]]:
-        """Seconds by tokens, of products with (n outputs, k inputs)."""
+        """Seconds by tokens, for each (n outputs, k inputs)."""
         found: dict[tuple[int, int], dict[int, float]] = {}
         path, columns = only_file(self.folder, "*_gemm_bf16.csv*"), ("m", "n", "k", "latency")
         for _, (m, n, k, ms) in read_table(path, columns, above_zero=columns):
@@ -162,8 +158,8 @@ class KernelTables:
         by_kv_heads: dict[int, list[tuple[float, float, float]]] = {}
         columns = ("batch_size", "step", "num_heads", "num_key_value_heads", "head_dim", "latency")
         path = only_file(self.folder, "*_generation_attention.csv*")
-        needed = (columns[0], *columns[2:4])
-        for _, (batch, before, heads, kv_heads, dim, ms) in read_table(path, columns, above_zero=needed):
+        above_zero = (columns[0], *columns[2:4])
+        for _, (batch, before, heads, kv_heads, dim, ms) in read_table(path, columns, above_zero=above_zero):
             if dim == share.head_dim and heads * share.num_kv_heads == kv_heads * share.num_heads:
                 by_kv_heads.setdefault(int(kv_heads), []).append((batch, before + 1, ms * MS))
         if not by_kv_heads:

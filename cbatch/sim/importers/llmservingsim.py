@@ -81,10 +81,8 @@ class _Layers:
 
     def sum(self, layers: Sequence[str]) -> PiecewiseLinear:
         """Seconds of consecutive layers. Raises ProfileError for a layer that was not measured."""
-        return summed(
-            self.path,
-            [PiecewiseLinear.through(some(self.path, self._points.get(layer, ()), layer)) for layer in layers],
-        )
+        points = (some(self.path, self._points.get(layer, ()), layer) for layer in layers)
+        return summed(self.path, [PiecewiseLinear.through(found) for found in points])
 
 
 def _attention(path: Path) -> TableAttention:
@@ -100,10 +98,10 @@ def _attention(path: Path) -> TableAttention:
         if number and (chunk, before) in chunks:
             added_by.setdefault((number, context), []).append(max(seconds - chunks[chunk, before], 0.0))
     decodes = ((number, context, seconds) for chunk, _, number, context, seconds in rows if number and not chunk)
+    alone = ((*pair, seconds) for pair, seconds in chunks.items())
+    added = [(*pair, median(seconds)) for pair, seconds in added_by.items()]
     return TableAttention(
-        chunks=BilinearGrid.through(some(path, ((*pair, seconds) for pair, seconds in chunks.items()), "chunks alone")),
+        chunks=BilinearGrid.through(some(path, alone, "chunks alone")),
         decodes=BilinearGrid.through(some(path, decodes, "decodes alone")),
-        mixed_decodes=BilinearGrid.through((*pair, median(seconds)) for pair, seconds in added_by.items())
-        if added_by
-        else None,
+        mixed_decodes=BilinearGrid.through(added) if added else None,
     )

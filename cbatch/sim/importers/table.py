@@ -17,6 +17,7 @@ from cbatch.errors import ProfileError
 from cbatch.sim.checked_json import LARGEST
 from cbatch.sim.interpolation import PiecewiseLinear
 
+Names = Sequence[str]
 Labels = tuple[str, ...]
 Numbers = tuple[float, ...]
 T = TypeVar("T")
@@ -26,24 +27,18 @@ UNREADABLE = (OSError, EOFError, ValueError, zlib.error, csv.Error)
 
 
 def read_table(
-    path: Path,
-    columns: Sequence[str],
-    labels: Sequence[str] = (),
-    optional: Sequence[str] = (),
-    above_zero: Sequence[str] = (),
+    path: Path, columns: Names, labels: Names = (), optional: Names = (), above_zero: Names = ()
 ) -> Iterator[tuple[Labels, Numbers]]:
-    """Yield for each row the `labels` columns as text and the named `columns` as numbers, at least 0.
+    """Yields for each row the `labels` columns as text and the named `columns` as numbers, at least 0.
 
-    An empty field of an `optional` column is NaN. `above_zero`: columns without a 0.
+    An empty field of an `optional` column is NaN. `above_zero`: columns that must not contain 0.
 
     Raises:
         ProfileError: unreadable file, missing column or invalid number; the message names file and line.
     """
     texts, numbers = _columns(path, labels, columns)
-    checked = [
-        _checked(path, name, column, name in optional, name in above_zero)
-        for name, column in zip(columns, numbers, strict=True)
-    ]
+    named = zip(columns, numbers, strict=True)
+    checked = [_checked(path, name, column, name in optional, name in above_zero) for name, column in named]
     return zip(zip(*texts, strict=True) if texts else repeat(()), zip(*checked, strict=True), strict=False)
 
 

@@ -55,28 +55,27 @@ def read(folder: Path) -> Profile:
 
 
 class VidurTables:
-    """The compute tables of one device; implements `Tables`. Files are read when a model asks for them."""
+    """The compute tables of one device; implements `Tables`. Files are read when a model needs them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> Measured:
         share = Topology(tensor_parallel).share(spec)
-        path = self._models.get(
-            (spec.num_heads, spec.num_kv_heads, spec.hidden_size, spec.intermediate_size, spec.gated)
-        )
-        if path is None:
-            return Measured(attention=self._attention(share))
+        attention = self._attention(share)
+        shape = (spec.num_heads, spec.num_kv_heads, spec.hidden_size, spec.intermediate_size, spec.gated)
+        if (path := self._models.get(shape)) is None:
+            return Measured(attention=attention)
         columns = [f"time_stats.{name}.median" for name in ("emb", *LINEAR, *OTHER)]
         degrees = ("num_tensor_parallel_workers",)
         table = read_table(path, ["num_tokens", *columns], degrees, above_zero=("num_tokens",))
         rows = [numbers for (degree,), numbers in table if degree == str(tensor_parallel)]
         if not rows:
-            return Measured(attention=self._attention(share))
+            return Measured(attention=attention)
         last = 2 + len(LINEAR)
         return Measured(
             linear=PiecewiseLinear.through((row[0], sum(row[2:last]) * MS) for row in rows),
-            attention=self._attention(share),
+            attention=attention,
             other=PiecewiseLinear.through((row[0], sum(row[last:]) * MS) for row in rows),
             embedding=PiecewiseLinear.through((row[0], row[1] * MS) for row in rows),
         )
@@ -105,12 +104,8 @@ class VidurTables:
 def _read_attention(path: Path) -> TableAttention:
     prefill, decode = "time_stats.attn_prefill.median", "time_stats.attn_decode.median"
     around = ("time_stats.attn_input_reshape.median", "time_stats.attn_output_reshape.median")
-    rows = read_table(
-        path,
-        ("batch_size", "prefill_chunk_size", "kv_cache_size", prefill, decode, *around),
-        optional=(prefill, decode),
-        above_zero=("batch_size",),
-    )
+    columns = ("batch_size", "prefill_chunk_size", "kv_cache_size", prefill, decode, *around)
+    rows = read_table(path, columns, optional=(prefill, decode), above_zero=("batch_size",))
     chunks, decodes = [], []
     for _, (batch, tokens, context, of_prefill, of_decode, before, after) in rows:
         if tokens:
@@ -119,17 +114,12 @@ def _read_attention(path: Path) -> TableAttention:
             decodes.append((batch, context + 1, (of_decode + before + after) * MS))
     if any(isnan(seconds) for points in (chunks, decodes) for _, _, seconds in points):
         raise ProfileError(f"{path}: a row has no time of what it measures; fetch the file again")
-    return TableAttention(
-        BilinearGrid.through(some(path, chunks, "prefills")), BilinearGrid.through(some(path, decodes, "decodes"))
-    )
+    chunks, decodes = some(path, chunks, "prefills"), some(path, decodes, "decodes")
+    return TableAttention(BilinearGrid.through(chunks), BilinearGrid.through(decodes))
 
 
 def read_links(folder: Path) -> Links:
-    """Collectives of one kind of node; all-reduces are those within a node.
-
-    Raises:
-        ProfileError: there is no such folder.
-    """
+    """Collectives of one kind of node; all-reduces are those within a node. Raises ProfileError without the folder."""
     if not folder.is_dir():
         raise ProfileError(f"links={folder}: no such folder; give .../vidur/network/DEVICE_dgx")
     reduces, sends = _collective(folder, "all_reduce"), _collective(folder, "send_recv")
