@@ -11,7 +11,10 @@ from experiments.bench.tables import Json
 
 
 class Measured(NamedTuple):
-    """The files of one folder by name; one that is not there is empty."""
+    """decode, graphs, pd and trace hold merged "figures" and their "sources", both empty if nothing was measured.
+
+    peers: see `peers.rows.read`. attention: files by model.
+    """
 
     peers: Json
     decode: Json
@@ -22,36 +25,27 @@ class Measured(NamedTuple):
 
 
 def read(folder: Path) -> Measured:
-    parts = {name: _merged(folder, name) for name in ("graphs", "pd")}
-    attention = {found["model"]: found for path in sorted(folder.glob("attention-*.json")) if (found := _load(path))}
-    return Measured(
-        peers=peer_rows.read(folder),
-        decode=_merged(folder, "async"),
-        trace=_merged(folder, "trace", by="batch"),
-        attention=attention,
-        **parts,
-    )
+    decode, graphs, pd, trace = (_merge(folder, name) for name in ("async", "graphs", "pd", "trace"))
+    attention = {found["model"]: found for found in map(_load, sorted(folder.glob("attention-*.json")))}
+    return Measured(peer_rows.read(folder), decode, graphs, pd, trace, attention)
 
 
-def _merged(folder: Path, benchmark: str, by: str = "") -> Json:
-    """The files of a benchmark that may be measured part by part.
+def _merge(folder: Path, benchmark: str) -> Json:
+    """Merges the files of a benchmark that may be measured part by part.
 
-    The newest figure stands; of one date, `benchmark`.json's.
-
-    Args:
-        by: the setting that tells parts apart; names of figures begin with it.
+    The newest figure stands; of one date, `benchmark`.json's. A trace's batches are parts: its figures' names begin with them.
     """
-    paths = [folder / f"{benchmark}.json", *folder.glob(f"{benchmark}-*.json")]
-    files = [found for path in reversed(paths) if (found := _load(path)).get("figures")]
+    paths = [*sorted(folder.glob(f"{benchmark}-*.json"), reverse=True), folder / f"{benchmark}.json"]
+    files = [found for path in paths if path.is_file() and (found := _load(path)).get("figures")]
     files.sort(key=lambda found: found["date"])
     merged: Json = {"sources": files, "figures": {}}
     for found in files:
         merged["hardware"] = found["hardware"]
-        beginning = f"{by} {found[by]}, " if by else ""
+        beginning = f"batch {found['batch']}, " if benchmark == "trace" else ""
         for name, parts in found["figures"].items():
             merged["figures"].setdefault(beginning + name, {}).update(parts)
-    return merged if files else {}
+    return merged
 
 
 def _load(path: Path) -> Json:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -62,141 +62,85 @@ def text(measured: Measured, *, drawn: bool) -> str:
             f"Peers marked{peer_rows.BY_HAND}: {peers['date']}; {peers['setting']}. {peers['note']} The bytes bound is the "
             f"time that reading weights and KV cache takes at {peers['copy_bandwidth']}, the speed of a copy on the device."
         )
-    for part in (
-        _batches(measured, drawn),
-        _one_request(measured),
-        _pd(measured),
-        _trace(measured),
-        _attention(measured),
-    ):
-        parts += part
-    return "\n\n".join(parts) + "\n"
+    parts += _batches(measured, drawn) + _one_request(measured) + _pd(measured) + _trace(measured)
+    return "\n\n".join([*parts, *_attention(measured)]) + "\n"
 
 
 def _batches(measured: Measured, drawn: bool) -> list[str]:
     """The large batch of equal requests, for each number of new tokens."""
-    figures, peers = measured.decode.get("figures", {}), measured.peers.get("decode", {})
+    figures, peers = measured.decode["figures"], measured.peers.get("decode", {})
     parts = ["## Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens", NOT_THE_SAME]
     for name in sorted({*figures, *peers}, key=lambda name: int(name.split()[0])):
-        peer, loops = peers.get(name, {}), figures.get(name, {})
-        ours = [
-            Row(
-                f"**cbatch, {loop}**",
-                loops.get(loop, {}).get("ms_per_iteration"),
-                _median(loops.get(loop), "active_share"),
-            )
-            for loop in ("sync", "async")
-        ]
-        table = speeds(_theirs(peer), ours, "ms per iteration", bound=peer.get("bytes_bound"), faster_is_less=True)
-        parts += [f"### {name} tokens", table]
-        totals = {
-            **peer.get("seconds", {}),
-            **{f"cbatch, {loop}": _median(loops.get(loop), "seconds") for loop in ("sync", "async")},
-        }
-        known = [f"{who} {number(value)} s" for who, value in totals.items() if value]
-        parts += [f"In all: {'; '.join(known)}."] if known else []
+        peer = peers.get(name, {})
+        loops: Json = {loop: figures.get(name, {}).get(loop, {}) for loop in ("sync", "async")}
+        ours = _ours(loops, "ms_per_iteration")
+        parts += [f"### {name} tokens", _table(peer, ours, "ms per iteration", faster_is_less=True)]
+        totals = {**peer.get("seconds", {}), **{f"cbatch, {loop}": _median(loops[loop], "seconds") for loop in loops}}
+        if known := [f"{who} {number(value)} s" for who, value in totals.items() if value]:
+            parts.append(f"In all: {'; '.join(known)}.")
         parts += _sources(peer)
-        kernels = [
-            f"{loop} {loops[loop]['kernel_share']:.1%}"
-            for loop in ("sync", "async")
-            if "kernel_share" in loops.get(loop, {})
-        ]
-        parts += (
-            [f"Kernels or copies run in this share of a profiled window: cbatch, {', '.join(kernels)}."]
-            if kernels
-            else []
-        )
+        if shares := [f"{loop} {loops[loop]['kernel_share']:.1%}" for loop in loops if "kernel_share" in loops[loop]]:
+            parts.append(f"Kernels or copies run in this share of a profiled window: cbatch, {', '.join(shares)}.")
     picture = ["![Host and device during decode iterations, sync and async](lanes.png)"] if drawn else []
     return [*parts, *picture, _source(measured.decode)]
 
 
 def _one_request(measured: Measured) -> list[str]:
     """One request: the rate of each way to compute, and what it costs before."""
-    figures, peer = measured.graphs.get("figures", {}), measured.peers.get("one_request", {})
-    ours = [Row(f"**cbatch, {name}**", way.get("output_tokens_per_second")) for name, way in figures.items()]
-    costs = [
-        [
-            name,
-            *(number(way.get(key)) for key in ("build_seconds", "capture_seconds", "warm_up_seconds")),
-            way["graphs"],
-        ]
-        for name, way in figures.items()
-    ]
-    head = ["", "built in [s]", "captures, of it [s]", "first request [s]", "graphs"]
-    return [
-        "## One request: llama-2-7b, 32 prompt and 512 new tokens",
-        speeds(_theirs(peer), ours or [Row("**cbatch**", None)], "output tokens/s", bound=peer.get("bytes_bound")),
-        *_sources(peer),
-        *([markdown(costs, head)] if costs else []),
-        _source(measured.graphs),
-    ]
+    figures, peer = measured.graphs["figures"], measured.peers.get("one_request", {})
+    table = _table(peer, _ours(figures, "output_tokens_per_second"), "output tokens/s")
+    parts = ["## One request: llama-2-7b, 32 prompt and 512 new tokens", table, *_sources(peer)]
+    if figures:
+        keys = ("build_seconds", "capture_seconds", "warm_up_seconds")
+        costs = [[name, *(number(way.get(key)) for key in keys), way["graphs"]] for name, way in figures.items()]
+        parts.append(markdown(costs, ["", "built in [s]", "captures, of it [s]", "first request [s]", "graphs"]))
+    return [*parts, _source(measured.graphs)]
 
 
 def _pd(measured: Measured) -> list[str]:
     """Throughput by policy: beside the peers at their ratio, then at every ratio."""
-    figures, peer = measured.pd.get("figures", {}), measured.peers.get("pd", {})
+    figures, peer = measured.pd["figures"], measured.peers.get("pd", {})
     ratio = peer.get("ratio", next(iter(figures), "14"))
-    ours = _policies(figures.get(ratio, {}))
-    parts = [
-        f"## Prompts and decodes together: llama-13b, 144 requests of 1024 tokens, batch 18, P:D {ratio}",
-        speeds(_theirs(peer), ours, "prompt and output tokens/s", bound=None),
-        *_sources(peer),
-    ]
+    table = _table(peer, _ours(figures.get(ratio, {}), "tokens_per_second"), "prompt and output tokens/s")
+    heading = f"## Prompts and decodes together: llama-13b, 144 requests of 1024 tokens, batch 18, P:D {ratio}"
+    parts = [heading, table, *_sources(peer)]
     if len(figures) > 1:
-        names = list(dict.fromkeys(name for policies in figures.values() for name in policies))
-        rows = [
-            [name, *(number(_median(policies.get(name), "tokens_per_second")) for policies in figures.values())]
-            for name in names
-        ]
-        parts.append(markdown(rows, ["tokens/s at P:D", *figures]))
+        names = dict.fromkeys(name for policies in figures.values() for name in policies)
+        rates = {name: [_median(found.get(name), "tokens_per_second") for found in figures.values()] for name in names}
+        parts.append(markdown([[name, *map(number, rates[name])] for name in names], ["tokens/s at P:D", *figures]))
     return [*parts, _source(measured.pd)]
 
 
 def _trace(measured: Measured) -> list[str]:
-    peer = measured.peers.get("trace", {})
-    ours = _policies(measured.trace.get("figures", {}))
-    return [
-        "## A trace, queued at once: llama-3.1-8b, the first 512 requests of the Azure conversation trace",
-        speeds(_theirs(peer), ours, "prompt and output tokens/s", bound=None),
-        *_sources(peer),
-        _source(measured.trace),
-    ]
+    peer, ours = measured.peers.get("trace", {}), _ours(measured.trace["figures"], "tokens_per_second")
+    heading = "## A trace, queued at once: llama-3.1-8b, the first 512 requests of the Azure conversation trace"
+    return [heading, _table(peer, ours, "prompt and output tokens/s"), *_sources(peer), _source(measured.trace)]
 
 
 def _attention(measured: Measured) -> list[str]:
     """Decodes' attention against the bytes that it reads, for each model."""
-    head = ["", "us a layer", "bytes alone", "less its chunk alone"]
-    parts = ["## Attention of decodes, one layer"]
+    parts = ["## Attention of decodes, one layer"] if measured.attention else []
     for model, found in measured.attention.items():
-        rows = [
-            [
-                name,
-                f"{case['time']['median']:.1f}",
-                f"{case['bytes_bound']:.1f}",
-                f"{case['time']['median'] - case['chunks_alone']['median']:.1f}" if case["chunks_alone"] else "",
-            ]
-            for name, case in found["figures"].items()
-        ]
-        parts += [
-            f"### {model}, beside a chunk in graphs for {found['batch']} requests",
-            markdown(rows, head),
-            _source(found),
-        ]
-    return parts if measured.attention else []
+        rows = []
+        for name, case in found["figures"].items():
+            time, chunks = case["time"]["median"], case["chunks_alone"]
+            less = f"{time - chunks['median']:.1f}" if chunks else ""
+            rows.append([name, f"{time:.1f}", f"{case['bytes_bound']:.1f}", less])
+        table = markdown(rows, ["", "us a layer", "bytes alone", "less its chunk alone"])
+        parts += [f"### {model}, beside a chunk in graphs for {found['batch']} requests", table, _source(found)]
+    return parts
 
 
-def _policies(figures: Json) -> list[Row]:
-    rows = [
-        Row(f"**cbatch, {name}**", found["tokens_per_second"], _median(found, "active_share"))
-        for name, found in figures.items()
-    ]
-    return rows or [Row("**cbatch**", None)]
-
-
-def _theirs(peer: Json) -> list[Row]:
-    """The other engines' rows of a section."""
+def _table(peer: Json, ours: list[Row], unit: str, *, faster_is_less: bool = False) -> str:
+    """The other engines of a section, then ours."""
     shares = peer.get("active_share", {})
-    return [Row(name, figures, shares.get(name)) for name, figures in peer.get("engines", {}).items()]
+    theirs = [Row(name, figures, shares.get(name)) for name, figures in peer.get("engines", {}).items()]
+    return speeds(theirs, ours, unit, bound=peer.get("bytes_bound"), faster_is_less=faster_is_less)
+
+
+def _ours(found: Json, key: str) -> list[Row]:
+    rows = [Row(f"**cbatch, {name}**", part.get(key), _median(part, "active_share")) for name, part in found.items()]
+    return rows or [Row("**cbatch**", None)]
 
 
 def _sources(peer: Json) -> list[str]:
@@ -206,14 +150,11 @@ def _sources(peer: Json) -> list[str]:
 
 
 def _source(found: Json) -> str:
-    if not found:
-        return f"cbatch: {MISSING}."
-    return f"cbatch: {'; '.join(_origin(file) for file in found.get('sources', [found]))}."
+    return f"cbatch: {'; '.join(map(_origin, found.get('sources', [found]))) or MISSING}."
 
 
 def _origin(file: Json) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in file["versions"].items())
-    return f"`{file['command']}`; {file['date']}; {versions}"
+    return f"`{file['command']}`; {file['date']}; {peer_rows.packages(file)}"
 
 
 def _median(figures: Json | None, name: str) -> float | None:

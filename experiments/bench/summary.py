@@ -40,57 +40,56 @@ def write(readme: Path, measured: Measured) -> None:
 
 def table(measured: Measured) -> str:
     """Work, ours and vLLM's; figures entered by hand carry a star."""
-    rows = [
-        [line.work, f"{number(line.ours.value)} {line.unit}" if line.ours else MISSING, _theirs(line.theirs)]
-        for line in comparisons(measured)
-    ]
-    starred = any("\\*" in row[2] for row in rows)
+    rows = []
+    for work, unit, ours, theirs in comparisons(measured):
+        star = "\\*" if theirs and theirs.name.endswith(BY_HAND) else ""
+        rows.append(
+            [
+                work,
+                f"{number(ours.value)} {unit}" if ours else MISSING,
+                f"{number(theirs.value)}{star}" if theirs else "",
+            ]
+        )
+    starred = any(row[2].endswith("*") for row in rows)
     note = f"\n\n\\* Measured on {measured.peers['date']} and entered by hand." if starred else ""
     return markdown(rows, ["", "cbatch", f"{PEER}, its best setting"]) + note
 
 
 def comparisons(measured: Measured) -> Iterator[Comparison]:
-    for new, work in (
-        ("2048 new", "Llama-3.1-8B, 32 requests, 2,048 new tokens"),
-        ("8192 new", "the same, 8,192 new tokens"),
-    ):
-        ours = measured.decode.get("figures", {}).get(new, {}).get("async", {}).get("ms_per_iteration")
+    decodes = {"2048 new": "Llama-3.1-8B, 32 requests, 2,048 new tokens", "8192 new": "the same, 8,192 new tokens"}
+    for new, work in decodes.items():
+        ours = measured.decode["figures"].get(new, {}).get("async", {}).get("ms_per_iteration")
         theirs = _peer(measured.peers.get("decode", {}).get(new, {}), faster_is_less=True)
         yield Comparison(work, "ms per iteration", ours and Row("", ours), theirs)
-    ways = measured.graphs.get("figures", {}).values()
-    one = fastest([Row("", way.get("output_tokens_per_second")) for way in ways])
+    ways = measured.graphs["figures"].values()
+    one = fastest(Row("", way.get("output_tokens_per_second")) for way in ways)
     yield Comparison("LLaMA-2-7B, one request", "tokens/s", one, _peer(measured.peers.get("one_request", {})))
-    chunks = _tokens_per_second(measured.pd.get("figures", {}).get("14", {}), "sarathi, 256 tokens")
-    yield Comparison(
-        "LLaMA-13B, P:D 14, SARATHI's chunks of 256", "tokens/s", chunks, _peer(measured.peers.get("pd", {}))
+    chunks, theirs = (
+        _ours(measured.pd["figures"].get("14", {}), "sarathi, 256 tokens"),
+        _peer(measured.peers.get("pd", {})),
     )
+    yield Comparison("LLaMA-13B, P:D 14, SARATHI's chunks of 256", "tokens/s", chunks, theirs)
     policies = {
         "512 queued requests of the Azure trace, first come, first served (`sarathi_serve`), batch {}": "sarathi_serve",
         "the same, whole prompts (`orca`), batch {}": "orca",
         "the same, `longest_first policy.per_prompt_token=true`, batch {}": "longest per prompt token first",
     }
-    trace = measured.trace.get("figures", {})
     for batch in (128, 256):
         theirs = _peer(measured.peers.get("trace", {}), f"batch {batch},")
         for work, policy in policies.items():
-            ours = _tokens_per_second(trace, f"batch {batch}, {policy}")
+            ours = _ours(measured.trace["figures"], f"batch {batch}, {policy}")
             if ours or (theirs and policy == "sarathi_serve"):
                 yield Comparison(work.format(batch), "tokens/s", ours, theirs)
 
 
-def _tokens_per_second(policies: Json, beginning: str) -> Row | None:
+def _ours(policies: Json, beginning: str) -> Row | None:
     """The fastest of the policies whose names begin so."""
-    return fastest(
-        Row(name, found["tokens_per_second"]) for name, found in policies.items() if name.startswith(beginning)
-    )
+    chosen = {name: found for name, found in policies.items() if name.startswith(beginning)}
+    return fastest(Row(name, found["tokens_per_second"]) for name, found in chosen.items())
 
 
 def _peer(section: Json, setting: str = "", *, faster_is_less: bool = False) -> Row | None:
+    """The fastest of vLLM's rows with this setting."""
     rows = [Row(name, found) for name, found in section.get("engines", {}).items()]
-    return fastest(
-        (row for row in rows if row.name.startswith(PEER) and setting in row.name), faster_is_less=faster_is_less
-    )
-
-
-def _theirs(row: Row | None) -> str:
-    return "" if row is None else number(row.value) + ("\\*" if row.name.endswith(BY_HAND) else "")
+    chosen = [row for row in rows if row.name.startswith(PEER) and setting in row.name]
+    return fastest(chosen, faster_is_less=faster_is_less)

@@ -51,45 +51,23 @@ class Case:
         return (self.model, self.batch, self.max_tokens) == (other.model, other.batch, other.max_tokens)
 
 
+SERVE = "sarathi_serve, 512 tokens"
+LLAMA = ("llama-3.1-8b", 128, 16384)
+OPEN_POLICIES = (SERVE, "orca", "prefill_first", "sarathi, 512 tokens")
+
 CASES = (
-    Case(
-        "pd", "llama-13b", 18, 18 * 1024, ("request_level", "orca", "sarathi, 256 tokens", "sarathi_serve, 512 tokens")
-    ),
-    Case(
-        "trace",
-        "llama-3.1-8b",
-        128,
-        16384,
-        ("sarathi_serve, 512 tokens", "orca", "prefill_first", "longest_first, 512 tokens"),
-    ),
-    Case(
-        "poisson at 60%",
-        "llama-3.1-8b",
-        128,
-        16384,
-        ("sarathi_serve, 512 tokens", "orca", "prefill_first", "sarathi, 512 tokens"),
-        0.6,
-    ),
-    Case(
-        "poisson at 90%",
-        "llama-3.1-8b",
-        128,
-        16384,
-        ("sarathi_serve, 512 tokens", "orca", "prefill_first", "sarathi, 512 tokens"),
-        0.9,
-    ),
+    Case("pd", "llama-13b", 18, 18 * 1024, ("request_level", "orca", "sarathi, 256 tokens", SERVE)),
+    Case("trace", *LLAMA, (SERVE, "orca", "prefill_first", "longest_first, 512 tokens")),
+    Case("poisson at 60%", *LLAMA, OPEN_POLICIES, load=0.6),
+    Case("poisson at 90%", *LLAMA, OPEN_POLICIES, load=0.9),
 )
 
 
 def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float | None) -> Workload:
     """Returns the workload of a case.
 
-    Args:
-        path: a trace, for its lengths. numbers: requests by the first word of the case's name.
-        capacity: requests per second; needed by open loops.
-
-    Raises:
-        ConfigError: the capacity is not known.
+    path: a trace, for its lengths. numbers: requests by the first word of the case's name.
+    capacity: requests per second; open loops without it raise ConfigError.
     """
     number = numbers[case.name.split()[0]]
     if case.name == "pd":
@@ -97,29 +75,23 @@ def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float 
     if case.load is None:
         return TraceReplay(path=path, num_requests=number, queued=True)
     if capacity is None:
-        raise ConfigError(
-            f"fidelity: case {case.name!r} arrives at a share of the capacity, which case trace measures; "
-            "add trace to cases"
-        )
-    return OpenLoop(
-        arrivals=GammaArrivals(rate=case.load * capacity), lengths=TraceLengths(path=path), num_requests=number
-    )
+        problem = "arrives at a share of the capacity, which case trace measures; add trace to cases"
+        raise ConfigError(f"fidelity: case {case.name!r} {problem}")
+    arrivals = GammaArrivals(rate=case.load * capacity)
+    return OpenLoop(arrivals=arrivals, lengths=TraceLengths(path=path), num_requests=number)
 
 
 def chosen_cases(cases: str, policies: str = "") -> list[Case]:
-    """Returns the cases whose names begin with one of `cases`, each with those of its policies that begin with one of `policies`.
-
-    Args:
-        cases, policies: beginnings of names, separated by ";"; empty: all.
+    """Returns the cases and their policies whose names begin with one of those given, separated by ";"; empty: all.
 
     Raises:
-        ConfigError: a name fits none.
+        ConfigError: none begins so.
     """
     wanted = beginning_with("cases", cases, [case.name for case in CASES])
     allowed = beginning_with("policies", policies, POLICIES)
-    chosen = [
-        replace(case, policies=tuple(name for name in case.policies if name in allowed))
-        for case in CASES
-        if case.name in wanted
-    ]
-    return [case for case in chosen if case.policies]
+    chosen = []
+    for case in CASES:
+        policies_of = tuple(name for name in case.policies if name in allowed)
+        if case.name in wanted and policies_of:
+            chosen.append(replace(case, policies=policies_of))
+    return chosen

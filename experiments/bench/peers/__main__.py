@@ -32,15 +32,9 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     try:
         peer, keys = read(arguments)
+        repeats, folder = int(keys["repeats"]), Path(keys["folder"])
         for name in chosen(keys["cases"]):
-            path = measure(
-                name,
-                peer,
-                path=keys["path"],
-                repeats=int(keys["repeats"]),
-                tree=keys["commit"],
-                folder=Path(keys["folder"]),
-            )
+            path = measure(name, peer, path=keys["path"], repeats=repeats, tree=keys["commit"], folder=folder)
             print(f"written: {path}", flush=True)
     except CbatchError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cbatch import ConfigError, Request
@@ -31,20 +31,23 @@ class Case(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What to serve, and how its speed is stated.
+    """How the speed of a piece of work is stated.
 
-    requests: made from a case, a vocabulary and the path of the trace.
-    value: speed of a case from the requests and the seconds that they took.
-    section: the table of docs/performance.md to which a case belongs, as keys of peers.json.
-    row: its row there, after the engine's name.
+    section: its table of docs/performance.md, as keys of peers.json. row: its row there, after the engine's name.
+    Both are formatted with a case's fields.
     """
 
-    requests: Callable[[Case, Vocabulary, str], list[Request]]
-    value: Callable[[Case, Sequence[Request], float], float]
     unit: str
-    section: Callable[[Case], tuple[str, ...]]
-    row: Callable[[Case], str]
+    section: tuple[str, ...]
+    row: str = ""
 
+
+WORKS = {
+    "trace": Work(PROMPT_AND_OUTPUT, ("trace",), ", batch {batch}, {budget} tokens an iteration"),
+    "decode": Work("ms per iteration", ("decode", "{new} new"), ", async"),
+    "one": Work("output tokens/s", ("one_request",)),
+    "pd": Work(PROMPT_AND_OUTPUT, ("pd",), ", {budget} tokens an iteration"),
+}
 
 CASES = {
     "trace-256-2048": Case("trace", "llama-3.1-8b", batch=256, budget=2048),
@@ -65,59 +68,19 @@ def requests_of(case: Case, spec: ModelSpec, path: str = "") -> list[Request]:
     Raises:
         ConfigError: the case replays a trace and `path` is empty.
     """
-    return WORKS[case.work].requests(case, Vocabulary(spec), path)
-
-
-def tokens_per_second(case: Case, requests: Sequence[Request], seconds: float) -> float:
-    """Prompt and output tokens per second."""
-    return sum(request.max_tokens for request in requests) / seconds
-
-
-def _decode(case: Case, vocabulary: Vocabulary, path: str) -> list[Request]:
-    return equal_requests(case.batch, 256, case.new, vocabulary.size)
-
-
-def _one(case: Case, vocabulary: Vocabulary, path: str) -> list[Request]:
-    return equal_requests(case.batch, 32, case.new, vocabulary.size)
-
-
-def _pd(case: Case, vocabulary: Vocabulary, path: str) -> list[Request]:
-    return ClosedBatch(length=1024, pd_ratio=14, batch=case.batch, num_requests=144).requests(vocabulary)
-
-
-def _trace(case: Case, vocabulary: Vocabulary, path: str) -> list[Request]:
+    if case.work in ("decode", "one"):
+        return equal_requests(case.batch, 256 if case.work == "decode" else 32, case.new, spec.vocab_size)
+    if case.work == "pd":
+        return ClosedBatch(length=1024, pd_ratio=14, batch=case.batch, num_requests=144).requests(Vocabulary(spec))
     if not path:
         raise ConfigError("trace: give the trace's file, path=azure_llm_2023_conv.csv.gz")
-    return TraceReplay(path=path, num_requests=512, queued=True).requests(vocabulary)
+    return TraceReplay(path=path, num_requests=512, queued=True).requests(Vocabulary(spec))
 
 
-WORKS = {
-    "trace": Work(
-        _trace,
-        tokens_per_second,
-        PROMPT_AND_OUTPUT,
-        section=lambda case: ("trace",),
-        row=lambda case: f", batch {case.batch}, {case.budget} tokens an iteration",
-    ),
-    "decode": Work(
-        _decode,
-        lambda case, requests, seconds: seconds / case.new * 1e3,
-        "ms per iteration",
-        section=lambda case: ("decode", f"{case.new} new"),
-        row=lambda case: ", async",
-    ),
-    "one": Work(
-        _one,
-        lambda case, requests, seconds: case.batch * case.new / seconds,
-        "output tokens/s",
-        section=lambda case: ("one_request",),
-        row=lambda case: "",
-    ),
-    "pd": Work(
-        _pd,
-        tokens_per_second,
-        PROMPT_AND_OUTPUT,
-        section=lambda case: ("pd",),
-        row=lambda case: f", {case.budget} tokens an iteration",
-    ),
-}
+def speed(case: Case, requests: Sequence[Request], seconds: float) -> float:
+    """The speed of a case, in the unit of its work, from the seconds that its requests took."""
+    unit = WORKS[case.work].unit
+    if unit == "ms per iteration":
+        return seconds / case.new * 1e3
+    both = unit == PROMPT_AND_OUTPUT
+    return sum(request.max_tokens if both else request.max_new_tokens for request in requests) / seconds

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cbatch import CbatchError, Request
 from cbatch.model import ModelSpec
-from experiments.bench.peers.cases import CASES, WORKS, Case, requests_of
+from experiments.bench.peers.cases import CASES, WORKS, Case, requests_of, speed
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import spread, write
 from experiments.store.provenance import commit
@@ -72,23 +72,23 @@ def measure(name: str, peer: Peer, *, path: str, repeats: int, tree: str, folder
     """
     os.environ.update(peer.environment)
     case = CASES[name]
-    spec, work = load_spec(case.model), WORKS[case.work]
+    spec, work, fields = load_spec(case.model), WORKS[case.work], case._asdict()
     requests = requests_of(case, spec, path)
     hardware, driver = graphics_card()
     taken = run(peer, case, spec, requests, repeats)
-    values = spread([work.value(case, requests, seconds) for seconds in taken.seconds])
+    values = spread([speed(case, requests, seconds) for seconds in taken.seconds])
     version = metadata.version(peer.package)
-    row = f"{peer.label} {version}{work.row(case)}"
+    row = f"{peer.label} {version}{work.row.format(**fields)}"
     print(f"{row}: {work.unit} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
     found = {
         "case": name,
-        "section": work.section(case),
+        "section": [key.format(**fields) for key in work.section],
         "row": row,
         "unit": work.unit,
         "commit": tree or commit(),
         "driver": driver,
         "engine": {"name": peer.label, "version": version, "environment": peer.environment, **taken.settings},
-        **case._asdict(),
+        **fields,
         "requests": len(requests),
         "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
         "output_tokens": sum(request.max_new_tokens for request in requests),
@@ -122,9 +122,8 @@ def serve(engine: Engine, requests: Sequence[Request]) -> float:
     asked = [request.max_new_tokens for request in requests]
     if generated != asked:
         wrong = sum(got != wanted for got, wanted in zip(generated, asked, strict=False))
-        raise CbatchError(
-            f"{wrong} of {len(asked)} requests, {len(generated)} of them served, got too few or many tokens"
-        )
+        served = len(generated)
+        raise CbatchError(f"{wrong} of {len(asked)} requests, {served} of them served, got too few or many tokens")
     return seconds
 
 
@@ -149,7 +148,6 @@ def graphics_card() -> tuple[str, str]:
     if shutil.which("nvidia-smi") is None:
         raise CbatchError("peers: nvidia-smi is not there; measure on a machine with an NVIDIA GPU")
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    name, driver = (
-        subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0].split(", ")
-    )
+    cards = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    name, driver = cards.splitlines()[0].split(", ")
     return name, driver

@@ -35,9 +35,14 @@ def read(folder: Path) -> Json:
 
 def source(file: Json) -> str:
     """How a measured figure came about."""
-    versions = ", ".join(f"{name} {version}" for name, version in file["versions"].items())
     commit = f"commit {file['commit'][:12]}" if file["commit"] else "commit unknown"
-    return f"`{file['command']}`; {file['hardware']}, driver {file['driver']}; {file['date']}; {commit}; {versions}"
+    return (
+        f"`{file['command']}`; {file['hardware']}, driver {file['driver']}; {file['date']}; {commit}; {packages(file)}"
+    )
+
+
+def packages(file: Json) -> str:
+    return ", ".join(f"{name} {version}" for name, version in file["versions"].items())
 
 
 def _section(found: Json, keys: tuple[str, ...], *, create: bool = False) -> Json:

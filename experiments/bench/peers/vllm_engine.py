@@ -54,12 +54,8 @@ class VllmEngine:
 
     def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
         prompts = [{"prompt_token_ids": request.prompt} for request in requests]
-        sampling = [
-            self._vllm.SamplingParams(
-                temperature=0.0, max_tokens=request.max_new_tokens, ignore_eos=True, detokenize=False
-            )
-            for request in requests
-        ]
+        settings = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        sampling = [self._vllm.SamplingParams(max_tokens=request.max_new_tokens, **settings) for request in requests]
         began = time.perf_counter()
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
         seconds = time.perf_counter() - began
