@@ -37,7 +37,7 @@ def measure(
     names: tuple[str, ...] = (),
     tables: str | None = None,
 ) -> None:
-    """A command's function; `where` is no option."""
+    """A command's function; `where` is bound, so it cannot be given as an option."""
 
 
 MEASURE = partial(measure, "here")

@@ -345,7 +345,7 @@ def test_progress_shows_requests_speed_and_time_left(
                 for line in shown
             )
         else:
-            assert shown == [""]  # stderr is no terminal here
+            assert shown == [""]  # stderr is not a terminal here
 
 
 def test_a_folder_whose_run_is_interrupted_is_as_it_was(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_shapes_outside_what_was_measured_are_counted_or_refused() -> None:
     assert marked.num_outside == 0
     assert marked.execute(outside).compute > marked.execute(inside).compute
     assert marked.num_outside == marked.provenance()["iterations_outside_measured_range"] == 1
-    marked.predict(outside)  # a question is no iteration
+    marked.predict(outside)  # a prediction is not counted as an iteration
     assert marked.num_outside == 1
     strict.execute(inside)
     with pytest.raises(ProfileError, match=r"hardware=made-up: an iteration of 65 tokens in 1 requests lies outside"):

@@ -1,4 +1,4 @@
-"""What a simulation holds beside its results does not grow with simulated time; and a whole run is one small process."""
+"""Apart from its results, the memory of a simulation does not grow with simulated time; a run is one small process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from policies.sarathi_serve import SarathiServe
 
 
 def bytes_beside_results(engine: Engine, num_requests: int) -> int:
-    """Serve so many requests, throw their results away, and see what more is left than before."""
+    """Serve requests and delete their results; returns by how many bytes the traced memory has grown."""
     gc.collect()
     before, _ = tracemalloc.get_traced_memory()
     begin = engine.executor.now()
@@ -40,7 +40,7 @@ def bytes_beside_results(engine: Engine, num_requests: int) -> int:
 
 @pytest.mark.parametrize("topology", [Topology(), Topology(2, 4)])
 def test_memory_does_not_grow_with_simulated_time(topology: Topology) -> None:
-    """KV cache for a fourth of the batch: preemption, retirement and the waiting queue are all at work."""
+    """The KV cache holds a fourth of the batch, so that requests are preempted, retired and queued."""
     cost = make_cost(topology)
     limits = Limits(8, 64, 100, tile=1, num_stages=topology.pipeline_stages)
     engine = Engine(
@@ -64,7 +64,7 @@ print(summary["run"]["requests"], process.cpu, process.memory)
 
 
 def test_a_process_is_measured_and_its_errors_are_told(tmp_path: Path) -> None:
-    """From a small process: the system counts what a parent held as a child's, up to the child's own beginning."""
+    """Measured from a small process: a child counts the memory of its parent as its own until it starts its program."""
     setting = [
         "backend=sim",
         "backend.tensor_parallel=2",

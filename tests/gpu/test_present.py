@@ -1,4 +1,4 @@
-"""Says why there is nothing else in this folder where there is no GPU."""
+"""Without a GPU, the one test of this folder: its skip says why the others are missing."""
 
 from __future__ import annotations
 

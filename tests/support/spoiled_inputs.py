@@ -149,7 +149,7 @@ def spoiled_bytes(draw: st.DrawFn, whole: bytes) -> bytes:
 
 @st.composite
 def spoiled_lines(draw: st.DrawFn, lines: list[str]) -> bytes:
-    """JSON lines, one of which is no longer what it was."""
+    """JSON lines, one of which is changed, missing or repeated."""
     number = draw(st.integers(0, len(lines) - 1))
     changed = json.dumps(draw(spoiled_json(json.loads(lines[number]))))
     kept = draw(st.sampled_from(([changed], [], [changed, changed], [lines[number], changed])))

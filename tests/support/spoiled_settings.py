@@ -80,4 +80,4 @@ def command_lines(draw: st.DrawFn) -> list[str]:
 configurations = (
     st.sampled_from(BASES).map(composed).flatmap(spoiled_json).filter(lambda config: isinstance(config, dict))
 )
-"""What a command line comes to, spoiled past its grammar, so that any value comes to any key."""
+"""Composed settings, spoiled after the command line was parsed, so that any key can have any value."""

@@ -20,7 +20,7 @@ from unittest.mock import patch as mock_patch
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 QUICK = ("workload.num_requests=20", "workload.length=256")
 """A simulated run of a few milliseconds."""
@@ -32,7 +32,7 @@ PATIENCE = 600
 
 def environment() -> dict[str, str]:
     """The environment of this process, with the repository and its tests importable, and one thread per process."""
-    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{Path(__file__).resolve().parent}", "OMP_NUM_THREADS": "1"}
 
 
 class Ended(NamedTuple):

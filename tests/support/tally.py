@@ -1,4 +1,4 @@
-"""What a long run of drawn cases has come to: a bar while it runs, and a results file when it has ended."""
+"""Counts the drawn cases of a long test: a progress bar while it runs, a results file at its end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Tally:
         self._bar: tqdm[Never] | None = None
 
     def count(self, sums: Mapping[str, int], kinds: Mapping[str, object]) -> None:
-        """One more case. sums: numbers to add up. kinds: what it was, to be counted value by value."""
+        """Count a case. sums: numbers to add up. kinds: its properties, whose values are counted."""
         self._sums.update({self._what: 1, **sums})
         for name, value in kinds.items():
             self._kinds[name][str(value)] += 1
@@ -44,7 +44,7 @@ class Tally:
 
     @contextmanager
     def failing(self, case: str) -> Iterator[None]:
-        """If what is within fails, that was the case."""
+        """If the block fails, remember the case that failed."""
         try:
             yield
         except Exception:
@@ -53,7 +53,7 @@ class Tally:
 
     @contextmanager
     def found(self, name: str) -> Iterator[None]:
-        """Within, cases are drawn; what they fail with is kept, the smallest case with it, and how to make it again."""
+        """Keep the failure of the block that draws cases, with the smallest failing case and the command that repeats it."""
         if self._shown and self._bar is None:  # not earlier: pytest must let its output through
             interval = 0.5 if sys.stderr.isatty() else 60
             self._bar = tqdm(total=self._num_cases, unit=f" {self._what}", mininterval=interval)
