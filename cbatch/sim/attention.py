@@ -14,11 +14,9 @@ from cbatch.sim.interpolation import BilinearGrid
 class Attention(Protocol):
     def seconds(self, shape: BatchShape) -> float:
         """Seconds of one layer; 0 for an empty shape."""
-        ...
 
     def covers(self, shape: BatchShape) -> bool:
         """Whether the shape lies within the measured range."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +40,19 @@ class AttentionRates:
         """For one GPU's share of a model."""
         kv_bytes = 2 * share.num_kv_heads * share.head_dim * DTYPE_BYTES[share.dtype]
         return RateAttention(
-            self.base_seconds,
-            self.mixed_seconds,
-            kv_bytes / self.bandwidth_bytes_per_second,
-            self.seconds_per_context_token,
-            kv_bytes / self.chunk_bandwidth_bytes_per_second,
-            4 * share.num_heads * share.head_dim / self.flops_per_second,
+            self,
+            per_decode_context=kv_bytes / self.bandwidth_bytes_per_second,
+            per_chunk_context=kv_bytes / self.chunk_bandwidth_bytes_per_second,
+            per_score=4 * share.num_heads * share.head_dim / self.flops_per_second,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class RateAttention:
-    """base + max(decodes' bytes + chunks, longest decode), in seconds per unit; see `AttentionRates`."""
+    """base + max(decodes' bytes + chunks, longest decode); seconds per unit of context and score."""
 
-    base: float
-    mixed: float
+    rates: AttentionRates
     per_decode_context: float
-    per_longest_context: float
     per_chunk_context: float
     per_score: float
 
@@ -71,10 +65,10 @@ class RateAttention:
             scores = tokens * (context + (tokens + 1) / 2)
             seconds += max(scores * self.per_score, (context + tokens) * self.per_chunk_context)
         if num_decodes:
-            seconds = max(seconds, context_of_decodes / num_decodes * self.per_longest_context)
+            seconds = max(seconds, context_of_decodes / num_decodes * self.rates.seconds_per_context_token)
             if chunks:
-                seconds += self.mixed
-        return self.base + seconds
+                seconds += self.rates.mixed_seconds
+        return self.rates.base_seconds + seconds
 
     def covers(self, shape: BatchShape) -> bool:
         return True

@@ -24,7 +24,6 @@ from cbatch.sim.stages import StageAccount
 class Router(Protocol):
     def choose(self, request: Request, unfinished: Sequence[int]) -> int:
         """Returns the replica for a request. unfinished: requests routed to each replica that have not ended."""
-        ...
 
 
 class RoundRobin:
@@ -65,11 +64,7 @@ class Cluster:
         self._requests: list[Request] = []
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queues requests for their arrival times.
-
-        Raises:
-            WorkloadError: a request arrives by iteration, or as in `Engine.submit`.
-        """
+        """Queues requests. Raises WorkloadError for one that arrives by iteration, and as `Engine.submit` does."""
         new = list(requests)
         for request in new:
             if request.arrival_iteration:

@@ -1,8 +1,7 @@
-"""The cost model: seconds of an iteration of a given shape, from a hardware profile, a model and a topology.
+"""The cost model: device seconds of an iteration of a given shape, from a hardware profile, a model and a topology.
 
 Times that depend only on the number of tokens (matrix products, small operations, messages) are cached by that number.
-Iterations without prompts have separate tables if a runtime computes them differently. Device time only: the executor adds
-host time.
+Iterations without prompts have separate tables if a runtime computes them differently.
 """
 
 from __future__ import annotations
@@ -90,18 +89,14 @@ class ProfileCost:
         max_batch: int | None = None,
     ) -> None:
         """
-        Args:
-            outside: for an iteration outside the measured range: "mark" extrapolates and counts it, "error" raises.
-            max_batch: largest number of requests in an iteration, for which graphs are captured; None: as measured.
+        outside: for an iteration outside the measured range: "mark" extrapolates and counts it, "error" raises.
+        max_batch: largest number of requests in an iteration, for which graphs are captured; None: as measured.
 
         Raises:
             ConfigError: the topology does not divide the model. ProfileError: its links were not measured.
         """
-        self.profile = profile
-        self.spec = spec
-        self.topology = topology
-        self.outside = outside
-        self.num_outside = 0
+        self.profile, self.spec, self.topology = profile, spec, topology
+        self.outside, self.num_outside = outside, 0
         self.operations = profile.operations(spec, topology.tensor_parallel)
         self.estimated = self.operations.estimated
         self._layers = topology.share(spec).num_layers  # of a stage

@@ -27,9 +27,8 @@ class SimExecutor:
 
     def __init__(self, cost: CostModel, host: HostTime | float = 0.0) -> None:
         """
-        Args:
-            cost: seconds of device time for a batch shape; one GPU unless it is a `ProfileCost`, which has a topology.
-            host: host time per iteration; a number is seconds for any batch.
+        cost: seconds of device time for a batch shape; one GPU unless it is a `ProfileCost`, which has a topology.
+        host: host time per iteration; a number is seconds for any batch.
         """
         self.cost = cost
         self.host = host if isinstance(host, HostTime) else HostTime(host)

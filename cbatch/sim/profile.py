@@ -96,7 +96,6 @@ class Tables(Protocol):
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> Measured:
         """The measurements of this model; an empty `Measured` if there are none."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,11 @@ class Seconds(Protocol):
 
     def covers(self, size: float) -> bool:
         """Whether the size lies within the measured range; True for an estimate."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """The largest measured rates: bytes moved and 16-bit floating-point operations per second.
-
-    tile: tokens per step in the time of matrix products.
-    """
+    """The largest measured rates, of memory and of 16-bit arithmetic. tile: tokens per step in the time of products."""
 
     bandwidth_bytes_per_second: float
     flops_per_second: float

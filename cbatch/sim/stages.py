@@ -94,11 +94,10 @@ class Stages:
     def launch(
         self, now: float, shape: BatchShape, times: StageTimes, *, full: bool = True, carried_from: Span | None = None
     ) -> Span:
-        """Send an iteration through all stages.
+        """Sends an iteration through all stages.
 
-        Args:
-            full: as many iterations are in flight as there are stages; otherwise a waiting stage has no work.
-            carried_from: the iteration whose sampled tokens are inputs of this one, which cannot start before they arrive.
+        full: as many iterations are in flight as there are stages; otherwise a waiting stage has no work.
+        carried_from: the iteration whose sampled tokens are inputs of this one, which cannot start before they arrive.
         """
         computed = Cause.COMPUTE if full else Cause.NO_WORK
         arrived, work = now, times.compute + times.communication

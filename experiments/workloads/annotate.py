@@ -1,7 +1,7 @@
-"""Adds what traces and length distributions do not say: the visible limit, service classes, objectives, predictions.
+"""Adds what traces and length distributions lack: the visible limit, service classes, objectives, predictions.
 
-Every column is drawn from a stream of its own, so that prompts, lengths, arrivals and sampling seeds stay the same
-whatever is added, and request i gets the same values however many requests there are.
+Each column has its own random stream, so that adding one changes no other, and the values of request i do not depend on the
+number of requests.
 """
 
 from __future__ import annotations
@@ -46,12 +46,11 @@ class Prediction:
 class Annotations:
     """The fields of `RequestSpec` that a workload adds.
 
-    Fields:
-        max_new_tokens: the limit that policies see. "exact" is each request's true output length; a number is the limit
-            of all requests, and outputs that would be longer end there.
-        tiers: service classes by name, drawn in proportion to their shares, which sum to 1.
-        slo: objectives of every request whose tier has none of its own.
-        prediction: fills `predicted_new_tokens`.
+    max_new_tokens: the limit that policies see. "exact": each request's true output length. A number limits all requests:
+        longer outputs end there.
+    tiers: service classes by name, drawn in proportion to their shares, which sum to 1.
+    slo: objectives of requests whose tier has none.
+    prediction: fills `predicted_new_tokens`.
     """
 
     max_new_tokens: Limit = "exact"

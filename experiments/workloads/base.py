@@ -56,15 +56,14 @@ def sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Sa
 class Workload(ABC):
     """Makes the requests of a run. The same fields give the same requests, whatever the policy.
 
-    Fields:
-        seed: at least 0. What is drawn for request i depends on `seed` and i alone.
-        num_requests: how many; the meaning of None differs between workloads.
-        sampling: temperature, top-k and top-p of every request; each request gets a sampling seed of its own.
-        use_stop_tokens: end a request at an end-of-sequence token. No effect in simulation, which has no tokens.
-        max_new_tokens, tiers, slo, prediction: as mappings, see `Annotations`; None adds nothing.
+    seed: the draws for request i depend on `seed` and i alone.
+    num_requests: the meaning of None differs between workloads.
+    sampling: temperature, top-k and top-p of every request; each request gets its own sampling seed.
+    use_stop_tokens: end a request at an end-of-sequence token. No effect in simulation, which has no tokens.
+    max_new_tokens, tiers, slo, prediction: as mappings, see `Annotations`; None adds nothing.
 
     Raises:
-        WorkloadError: when built, on a setting that cannot be used; by `requests`, on input that cannot.
+        WorkloadError: when built, for an unusable setting; by `requests`, for unusable input.
     """
 
     seed: Annotated[int, whole(0)] = 0

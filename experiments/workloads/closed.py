@@ -42,13 +42,11 @@ class ClosedBatch(Workload):
     Requests after the first `batch` arrive with the last of these and queue: each starts when a slot becomes free. The
     policy must run at most `batch` requests at once; that limit is the run's, not the workload's.
 
-    Fields:
-        length: L = P + D, prompt and output tokens; at least 2.
-        pd_ratio: P:D, prefill to decode tokens, from 1 / (L - 1) to L - 1. D is L / (1 + ratio), rounded.
-        batch: B, requests at a time.
-        num_requests: None is 8 * batch.
-        stagger: 0, "even", or the iterations between the arrivals of the first `batch` requests (a fraction is rounded
-            after multiplication). More than D / B leaves slots empty at first, which the queue then fills all at once.
+    length: L = P + D, prompt and output tokens; at least 2.
+    pd_ratio: P:D, prefill to decode tokens, from 1 / (L - 1) to L - 1. D is L / (1 + ratio), rounded.
+    batch: B, requests at a time. num_requests: None is 8 * batch.
+    stagger: 0, "even", or the iterations between the arrivals of the first `batch` requests (a fraction is rounded after
+        multiplication). More than D / B leaves slots empty at first, which the queue then fills all at once.
     """
 
     length: Annotated[int, whole(2)]

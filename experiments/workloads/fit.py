@@ -16,11 +16,10 @@ from experiments.workloads.trace import MOST_TOKENS, Ints, Trace
 class Fit:
     """Fields of every workload that takes lengths from a file.
 
-    Fields:
-        length_scale: multiplies prompt and output lengths, rounded, at least 1 token each. For small models.
-        max_length: most tokens of prompt and output together, after scaling; None for no limit.
-        too_long: what to do with a longer request. "error" raises; "drop" leaves it out; "clip" shortens the prompt,
-            as a server that truncates prompts does, and the output only where the prompt is down to 1 token.
+    length_scale: multiplies prompt and output lengths, rounded, at least 1 token each. For small models.
+    max_length: most tokens of prompt and output together, after scaling; None for no limit.
+    too_long: for a longer request, "error" raises, "drop" leaves it out, "clip" shortens the prompt, as a server that
+        truncates prompts does, and the output only once the prompt is down to 1 token.
     """
 
     length_scale: Annotated[float, positive("1 keeps the lengths of the trace")] = 1.0
@@ -28,9 +27,7 @@ class Fit:
     too_long: Literal["error", "clip", "drop"] = "error"
 
     def fit(self, trace: Trace, num_requests: int | None = None) -> Trace:
-        """The first requests of a trace, with lengths that fit.
-
-        num_requests: how many of the requests that are not dropped; None for all.
+        """The first requests of a trace that are not dropped, with lengths that fit; None takes all.
 
         Raises:
             WorkloadError: a request is too long, or there are fewer requests than asked for.

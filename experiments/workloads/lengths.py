@@ -60,10 +60,7 @@ class FixedLengths:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftingLengths:
-    """Every request has `length` tokens in all, and P:D changes on the way: each of `pd_ratios` in turn.
-
-    The ratios have equal shares of the requests, give or take one.
-    """
+    """Every request has `length` tokens in all; P:D takes each of `pd_ratios` in turn, for equal shares of the requests."""
 
     length: Annotated[int, whole(2)]
     pd_ratios: Sequence[PDRatio]
@@ -124,9 +121,7 @@ class ZipfLengths(_Range):
 class TraceLengths(Fit):
     """The lengths of a trace or length table, prompt and output of one row together; its arrival times are not used.
 
-    Fields:
-        path, format: see `read_trace`.
-        order: "file" takes rows from the first on, "random" draws them with replacement.
+    path, format: see `read_trace`. order: "file" takes rows from the first on, "random" draws them with replacement.
     """
 
     path: str

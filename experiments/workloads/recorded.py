@@ -18,11 +18,10 @@ from experiments.workloads.trace import Trace
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(Workload, Fit):
-    """What recorded and generated traces share.
+    """Base of recorded and generated traces.
 
-    Fields:
-        num_requests: the first N that fit; None takes all.
-        queued: every request arrives at time 0; arrival times only set the order.
+    num_requests: the first N that fit; None takes all.
+    queued: every request arrives at time 0; arrival times only set the order.
     """
 
     queued: bool = False
@@ -36,10 +35,9 @@ class Replay(Workload, Fit):
 class TraceReplay(Replay):
     """Requests as a trace file recorded them.
 
-    Fields:
-        path, format: see `read_trace`.
-        start: seconds into the trace; earlier rows are left out, and the first one kept arrives at time 0.
-        speed: 2 replays twice as fast (half the time between arrivals).
+    path, format: see `read_trace`.
+    start: seconds into the trace; earlier rows are left out, and the first one kept arrives at time 0.
+    speed: 2 replays twice as fast (half the time between arrivals).
     """
 
     path: str

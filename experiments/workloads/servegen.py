@@ -29,15 +29,13 @@ from experiments.workloads.trace import Floats, Ints, Strings, Trace
 
 @dataclass(frozen=True, kw_only=True)
 class ServeGen(Replay):
-    """Requests of some ServeGen clients in a range of time; each carries its client.
+    """Requests of some ServeGen clients in a range of time, with their client.
 
-    Fields:
-        path, dataset: the two files, see `experiments.workloads.readers.servegen`.
-        start: seconds into the data; the first request arrives at time 0 of the run.
-        duration: seconds.
-        clients: their numbers; None takes all.
-        rate_scale: multiplies every client's number of requests; the shape of the bursts stays.
-        num_requests: the first N; None takes all of the range.
+    path, dataset: the two files, see `experiments.workloads.readers.servegen`.
+    start: seconds into the data; the first request arrives at time 0 of the run. duration: seconds.
+    clients: their numbers; None takes all.
+    rate_scale: multiplies every client's number of requests; the shape of the bursts stays.
+    num_requests: the first N; None takes all of the range.
     """
 
     path: str
@@ -51,7 +49,7 @@ class ServeGen(Replay):
         return self._replay(self.trace(), vocabulary)
 
     def trace(self) -> Trace:
-        """The requests of the range as columns, in order of arrival, before lengths are fitted to a model."""
+        """The requests of the range, in order of arrival, before lengths are fitted to a model."""
         data = read_servegen(self.path, self.dataset)
         windows = self._windows(data)
         if (expected := float(data.rate[windows].sum()) * WINDOW_SECONDS * self.rate_scale) > MOST_REQUESTS:
