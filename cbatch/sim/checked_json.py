@@ -28,10 +28,7 @@ def read_json(path: Path) -> Node:
 
 
 class Node:
-    """An object of a JSON file with its path. Values are checked when read; errors name the file and key.
-
-    Keys named "from" are remarks and are ignored.
-    """
+    """An object of a JSON file. Values are checked when read; errors name the file and key. Keys named "from" are remarks."""
 
     def __init__(self, path: Path, where: str, data: Any) -> None:
         self.path, self.where = path, where

@@ -32,7 +32,7 @@ HostSeconds = Annotated[_Seconds | Literal["auto"], Give("seconds of host time p
 class Runtime:
     """How the engine and the executor run.
 
-    asynchronous: plan and launch an iteration while the one before is computed.
+    asynchronous: plan and launch an iteration while the previous one is computed.
     graphs: which iterations replay a captured CUDA graph: "off", "decode" (those without prompts) or "all".
     compile: compute real tokens with `transformers`' modules, compiled by `torch.compile`, instead of the fused model.
     check: for real tokens: "poison" fills buffers with values that must never be read and reports tokens computed from
@@ -217,5 +217,5 @@ class Auto:
 
     def choose(self) -> tuple[Backend, str]:
         """Returns the backend and the reason for it."""
-        num_gpus = count_gpus()
-        return (Simulated(), "no GPU found") if num_gpus == 0 else (Cuda(), f"{num_gpus} GPU found")
+        found = count_gpus()
+        return (Cuda(), f"{found} GPU found") if found else (Simulated(), "no GPU found")

@@ -17,13 +17,10 @@ _OWN_KEYS = ("_target_", "_convert_", "_partial_", "_recursive_", "_args_")
 
 
 def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
-    """Build the object that a section describes, and the objects within it.
-
-    needs: attributes that it must have.
+    """Builds the object that a section describes, and those within it. needs: attributes that it must have.
 
     Raises:
-        ConfigError: not a section, a target that cannot be imported, an unknown or missing argument, an exception that the
-            target raised, or an object without the needed attributes.
+        ConfigError: not a section, a target that cannot be imported or failed, a wrong argument, a missing attribute.
         CbatchError: raised by the target.
     """
     if not isinstance(config, Mapping) or not isinstance(config.get("_target_"), str):
@@ -46,7 +43,7 @@ def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
 
 
 def _check(path: str, config: Mapping[str, Any]) -> None:
-    """Compare the keys of a section, and of the sections in it, with the parameters of their targets."""
+    """Compares the keys of a section, and of the sections in it, with the parameters of their targets."""
     if "_target_" in config:
         target = config["_target_"]
         parameters = _parameters(_locate(path, target))

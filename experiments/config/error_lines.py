@@ -29,10 +29,7 @@ _LAUNCHERS = ("hydra/launcher/joblib", "hydra/launcher/ray", "hydra/launcher/sub
 
 
 def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: str | None = None) -> str | None:
-    """The message for an error that the user caused; None for any other, which keeps its traceback.
-
-    overrides, config_dir: from the command line; Hydra's messages lack them.
-    """
+    """The message for a user error; None for any other. overrides, config_dir: of the command line."""
     without_keys = partial(_without_keys, overrides, config_dir)
     match error:
         case CbatchError():

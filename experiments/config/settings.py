@@ -75,7 +75,7 @@ ROOT_KEYS = (*Settings.__dataclass_fields__, *GROUPS)
 
 
 def read_settings(config: Mapping[str, Any]) -> Settings:
-    """Read the root keys of a resolved configuration.
+    """Reads the root keys of a resolved configuration.
 
     Raises:
         ConfigError: an unknown or missing key, or a value out of range.

@@ -44,7 +44,7 @@ class DecisionsFile(NamedTuple):
 def write_decisions(
     path: Path, engine: Engine, requests: Sequence[Request], overrides: Sequence[str]
 ) -> Iterator[None]:
-    """Write the decisions that an engine makes inside the `with` to a file, up to an error if there is one."""
+    """Writes the decisions that an engine makes inside the `with` to a file, up to an error if there is one."""
     with _writing(path), gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as file:
 
         def write(**line: Any) -> None:
@@ -73,10 +73,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def read_decisions(path: Path) -> DecisionsFile:
-    """
-    Raises:
-        ReplayError: no such file, or not a file of decisions. A truncated file is read as far as it goes.
-    """
+    """Reads a file, up to where it is truncated. Raises ReplayError if it is missing or malformed."""
     run: dict[str, Any] = {}
     requests: list[Request] = []
     events: list[Decision | StepEnd] = []

@@ -117,11 +117,9 @@ def run_folders(root: Path) -> list[Path]:
 
 @contextmanager
 def open_run_folder(folder: Path, config: Mapping[str, Any], facts: Facts = dict, *, replace: bool) -> Iterator[None]:
-    """Create the folder and write config.yaml. A failed run leaves a crash report; an interrupted run leaves nothing.
+    """Creates the folder and writes config.yaml. A failed run leaves a crash report; an interrupted run leaves nothing.
 
-    Args:
-        facts: stored in the crash report.
-        replace: a complete run in this folder may be overwritten.
+    facts: stored in the crash report. replace: a complete run in this folder may be overwritten.
 
     Raises:
         ConfigError: the folder cannot be written, or contains other files or a complete run that may not be replaced.
@@ -143,10 +141,7 @@ def open_run_folder(folder: Path, config: Mapping[str, Any], facts: Facts = dict
 
 
 def remove_killed(root: Path, since: datetime) -> None:
-    """Remove the files of a sweep's runs that began at `since` or later and were killed.
-
-    After Ctrl-C a launcher may kill its workers before they have removed their folders.
-    """
+    """Removes the files of a sweep's runs that began at `since` or later and were killed, as launchers do after Ctrl-C."""
     for folder in [path for path in root.glob("*") if path.is_dir()]:
         if was_killed(folder, since) and read_summary(folder) is None:
             _remove_files(folder)

@@ -23,7 +23,7 @@ _LATENCIES = ("scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_t
 
 
 def load(folder: str | Path) -> pd.DataFrame:
-    """One row for each complete run in a folder and below.
+    """One row for each complete run in and below a folder.
 
     Columns: `name` (policy and chunk), the fields of `about` (`policy`, `chunk`, `model`, `simulated`, `hardware`, ...), every
     setting by its key (`workload.pd_ratio`), every metric by its group and name (`throughput.total_tokens_per_second`,
@@ -51,7 +51,7 @@ def load_steps(folder: str | Path) -> pd.DataFrame:
 
 
 def load_copies(folder: str | Path) -> pd.DataFrame:
-    """One row for each iteration of a run: the columns of `cbatch.executor.CopyTimes`, seconds; no rows if none were timed."""
+    """One row for each timed iteration of a run: the columns of `cbatch.executor.CopyTimes`, in seconds."""
     if not (Path(folder) / COPIES).is_file():
         return pd.DataFrame(columns=CopyTimes._fields, dtype=float)
     return _table(folder, COPIES, CopyTimes._fields)

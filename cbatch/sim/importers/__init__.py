@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from cbatch.errors import ProfileError
 from cbatch.sim.importers import aiconfigurator, llmservingsim, vidur
 from cbatch.sim.profile import Profile
 
-_KINDS: list[tuple[Callable[[Path], bool], Callable[[Path], Profile], str]] = [
-    (kind.recognises, kind.read, kind.LAYOUT) for kind in (vidur, aiconfigurator, llmservingsim)
-]
+_KINDS = (vidur, aiconfigurator, llmservingsim)
 
 
 def read_folder(folder: Path) -> Profile:
-    """Read a folder of published tables, whose kind is recognised by its files.
+    """Reads a folder of published tables, whose kind is recognised by its files.
 
     Raises:
         ProfileError: no known kind, or a damaged table. The message names folder or file.
     """
-    for recognises, read, _ in _KINDS:
-        if recognises(folder):
-            return read(folder)
-    layouts = "; ".join(layout for _, _, layout in _KINDS)
+    for kind in _KINDS:
+        if kind.recognises(folder):
+            profile: Profile = kind.read(folder)
+            return profile
+    layouts = "; ".join(kind.LAYOUT for kind in _KINDS)
     raise ProfileError(f"hardware={folder}: no tables known here; give the folder of one device: {layouts}")

@@ -28,11 +28,7 @@ _FIX = "correct or remove the line"
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The rows of a file.
-
-    Attributes:
-        rows: unchecked values, text (CSV) or what JSON holds, with None where a key is missing; indexed by line number.
-    """
+    """The rows of a file, indexed by line number: unchecked text (CSV) or JSON values; None for a missing key."""
 
     file: TextFile
     rows: pd.DataFrame
@@ -89,7 +85,7 @@ def read_csv(file: TextFile, names: Sequence[str]) -> Table:
     """The named columns of a CSV file with a header; others are not read. A quoted field must end on its line.
 
     Raises:
-        WorkloadError: a column is missing, a line has another number of fields than the header, or no line follows it.
+        WorkloadError: a missing column, a line that does not have as many fields as the header, or no lines below it.
     """
     import pandas as pd
 
