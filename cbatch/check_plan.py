@@ -23,11 +23,7 @@ class _IllegalError(Exception):
 
 
 def check_plan(plan: Plan, state: State, view: EngineView, policy_name: str) -> CheckedPlan:
-    """Check a plan before anything is changed.
-
-    Raises:
-        PlanError: as `validate`.
-    """
+    """Check a plan before anything is changed; raises PlanError as `validate`."""
     rules = Rules(plan, view, policy_name)
     rules.check_form()
     try:
@@ -67,13 +63,10 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
 
 
 def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints, int]:
-    """The requests that wait, the rows of all, and how many decode.
-
-    Most plans begin with all decodes in their order: those are known to run, and their rows are kept.
-    """
+    """Returns the requests that wait, the rows of all, and how many decode."""
     decoding = state.decoding
     num_known = len(decoding.members)
-    if requests[:num_known] != decoding.members:
+    if requests[:num_known] != decoding.members:  # most plans begin with all decodes in their order
         num_known = 0
     others = requests[num_known:]
     if num_known and not others:

@@ -40,7 +40,6 @@ class CostModel(Protocol):
 
     def predict(self, shape: BatchShape) -> float:
         """Seconds that the device is busy with an iteration of this shape."""
-        ...
 
 
 class _NoCost:

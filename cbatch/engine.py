@@ -90,11 +90,7 @@ class Engine:
         return [self]
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests for their arrival times.
-
-        Raises:
-            WorkloadError: as `check_fits`.
-        """
+        """Queue requests for their arrival times; raises WorkloadError as `check_fits`."""
         new = list(requests)
         for request in new:
             self.check_fits(request)
@@ -214,10 +210,7 @@ class Engine:
         return f"policy {self.policy_name}, iteration {self.state.iteration}"
 
     def check_fits(self, request: Request) -> None:
-        """
-        Raises:
-            WorkloadError: the request exceeds the model's positions or the KV cache, or was submitted before.
-        """
+        """Raises WorkloadError if the request exceeds the model's positions or the KV cache, or was submitted before."""
         limits, pool = self.limits, self.state.pool
         if request.status is not Status.PENDING:
             raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")

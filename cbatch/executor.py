@@ -106,24 +106,18 @@ class Executor(Protocol):
 
     def launch(self, step: Step) -> Any:
         """Start computing and return a handle at once. `step.table` and `step.pool` are read here and never later."""
-        ...
 
     def wait(self, in_flight: Any) -> StepResult:
         """Block until the step's tokens are on the host. Called once for each launch, in launch order."""
-        ...
 
     def restart(self) -> None:
         """Set the clock back to 0: a new run begins. No step is in flight."""
-        ...
 
     def now(self) -> float:
         """Seconds since the clock was first read after a restart; virtual in simulation."""
-        ...
 
     def sleep_until(self, time: float) -> None:
         """Wait: there is nothing to compute before `time`."""
-        ...
 
     def close(self) -> None:
         """Release threads and memory. No step is in flight."""
-        ...

@@ -55,7 +55,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_rejection(entry: Any) -> bool:
-    return isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], Request) and isinstance(entry[1], str)
+    return isinstance(entry, tuple) and len(entry) == 2 and _is_request(entry[0]) and isinstance(entry[1], str)
 
 
 def _shown(value: Any) -> str:

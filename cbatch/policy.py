@@ -38,4 +38,3 @@ class Policy(Protocol):
 
         An empty plan means: wait for the next arrival or completion, or until `plan.wake_at`.
         """
-        ...

@@ -13,12 +13,7 @@ from cbatch.policy import Policy
 
 
 def check_policy(policy: Policy, limits: Limits) -> None:
-    """Call the policy's `check`, if it defines one.
-
-    Raises:
-        ConfigError: the policy's settings do not fit these limits.
-        PolicyError: the policy raised anything else.
-    """
+    """Call the policy's `check`, if defined; raises its ConfigError, or PolicyError if it raises anything else."""
     method = optional_method(policy, "check")
     try:
         method(limits)
@@ -29,11 +24,7 @@ def check_policy(policy: Policy, limits: Limits) -> None:
 
 
 def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
-    """Returns an optional method of the policy, or one that does nothing.
-
-    Raises:
-        PolicyError: reading the attribute raised, or it is not callable.
-    """
+    """Returns an optional method of the policy, or `ignore`; raises PolicyError if it cannot be read or called."""
     where = f"policy {type(policy).__name__}"
     try:
         found = getattr(policy, name, ignore)

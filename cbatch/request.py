@@ -34,27 +34,17 @@ def _asked(name: str) -> Any:
     return property(attrgetter(f"_spec.{name}"))
 
 
+_TIMES_AND_REASONS = ("admitted_at", "finish_reason", "finished_at", "reject_reason")
+_COUNTS_AND_OUTPUT = ("num_output_tokens", "num_preemptions", "num_recomputed_tokens", "output")
+
+
 class Request:
     """One request of a run.
 
     What was asked for (see `RequestSpec`) never changes and is read-only here. The true output length is not shown.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_spec",
-        "admitted_at",
-        "finish_reason",
-        "finished_at",
-        "num_output_tokens",
-        "num_preemptions",
-        "num_recomputed_tokens",
-        "output",
-        "reject_reason",
-        "row",
-        "status",
-        "table",
-    )
+    __slots__ = ("__weakref__", "_spec", "row", "status", "table", *_TIMES_AND_REASONS, *_COUNTS_AND_OUTPUT)
 
     id: Final[int] = _asked("id")
     num_prompt_tokens: Final[int] = _asked("num_prompt_tokens")
@@ -75,13 +65,7 @@ class Request:
     prefix_hashes: Final[tuple[int, ...]] = _asked("prefix_hashes")
 
     def __init__(self, id: int, num_prompt_tokens: int, max_new_tokens: int, **fields: Any) -> None:
-        """
-        Args:
-            fields: further fields of `RequestSpec`.
-
-        Raises:
-            ValueError: as `RequestSpec`.
-        """
+        """Takes the fields of `RequestSpec`, and raises ValueError as it does."""
         self._begin(RequestSpec(id, num_prompt_tokens, max_new_tokens, **fields))
 
     @classmethod
@@ -138,10 +122,8 @@ class Request:
         return self.table.ready_of(self.row)
 
     def __repr__(self) -> str:
-        return (
-            f"Request({self.id}: {self.num_prompt_tokens}+{self.max_new_tokens} tokens, {self.status.value}, "
-            f"{self.num_computed} of {self.num_tokens} computed)"
-        )
+        progress = f"{self.num_computed} of {self.num_tokens} computed"
+        return f"Request({self.id}: {self.num_prompt_tokens}+{self.max_new_tokens} tokens, {self.status.value}, {progress})"
 
 
 def spec_of(request: Request) -> RequestSpec:

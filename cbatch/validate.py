@@ -16,11 +16,7 @@ from cbatch.view import View
 
 
 def validate(plan: Plan, view: View, policy_name: str) -> None:
-    """Check a plan against the view that it was made from, before anything is changed.
-
-    Raises:
-        PlanError: naming policy, iteration, rule and request.
-    """
+    """Check a plan against the view that it was made from; raises PlanError naming policy, iteration, rule, request."""
     rules = Rules(plan, view, policy_name)
     rules.check_form()
     try:
@@ -42,10 +38,7 @@ class Rules:
         return f"policy {self.policy_name}, iteration {self.view.iteration}"
 
     def check_form(self) -> None:
-        """
-        Raises:
-            PlanError: not a `Plan`, or a field holds a value of the wrong kind.
-        """
+        """Raises PlanError if it is not a `Plan`, or a field holds a value of the wrong kind."""
         if not isinstance(self.plan, Plan):
             raise PlanError(f"{self._where}: plan() returned {type(self.plan).__name__}, not a cbatch.Plan")
         if not _looks_well_formed(self.plan):
@@ -170,10 +163,7 @@ class Rules:
         raise PlanError(f"{self._where}, request {request.id}: illegal plan ({found}); rule: {rule}")
 
     def _refuse_malformed(self, error: Exception | None = None) -> None:
-        """
-        Raises:
-            PlanError: the plan is malformed, which may be the cause of `error`.
-        """
+        """Raises PlanError if the plan is malformed, which may be the cause of `error`."""
         if found := malformed(self.plan):
             message = f"malformed plan ({found}); see cbatch.Plan for what each field holds"
             raise PlanError(f"{self._where}: {message}") from error

@@ -153,14 +153,11 @@ class PlanBuilder:
         return self._places > 0 and self.rows_left > 0 and self.tokens_left > 0
 
     def add(self, request: Request, num_tokens: int | None = None, *, reserve: int = 0, whole: bool = False) -> int:
-        """Compute up to `num_tokens` (default: all that are ready) further tokens of a request.
+        """Compute up to `num_tokens` (default: all that are ready) further tokens of a request; returns those granted.
 
         Args:
             reserve: KV cache in tokens that the request must hold from now on; it is not added where that does not fit.
             whole: add all `num_tokens` or nothing.
-
-        Returns:
-            Tokens granted, 0 if the request does not fit or has nothing ready.
 
         Raises:
             ConfigError: `whole`, and an iteration never holds that many tokens.
@@ -171,10 +168,8 @@ class PlanBuilder:
         ready = request.num_ready
         wanted = ready if num_tokens is None else min(num_tokens, ready)
         if whole and wanted > self._limits.max_tokens:
-            raise ConfigError(
-                f"request {request.id}: {wanted} tokens to compute in one iteration exceed "
-                f"max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy"
-            )
+            most = f"exceed max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy"
+            raise ConfigError(f"request {request.id}: {wanted} tokens to compute in one iteration {most}")
         held, computed = self._kv.num_held(request), request.num_computed
         room = (held + self.free_blocks) * self._block_size
         granted = min(wanted, self.tokens_left, room - computed)
@@ -190,15 +185,12 @@ class PlanBuilder:
         return granted
 
     def add_decodes(self, *, at_most: int | None = None, preempt_newest: bool = False) -> int:
-        """Compute one token of each running request that has only its newest token left, in the order of `View.decoding`.
+        """Compute one token of each request in `View.decoding`, in order; returns the number of requests added.
 
         Args:
             at_most: requests to add; default as many as the limits allow.
             preempt_newest: where the KV cache is full, preempt the newest running request rather than leave an older
                 one without its token (PagedAttention, section 4.5).
-
-        Returns:
-            Requests added.
         """
         room = min(self.rows_left, self.tokens_left)
         if at_most is not None:

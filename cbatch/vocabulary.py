@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from cbatch.checkpoint import stop_tokens_of
@@ -18,45 +19,29 @@ class Vocabulary:
     """
 
     def __init__(self, spec: ModelSpec) -> None:
-        """
-        Raises:
-            ModelError: the checkpoint's files are missing or malformed.
-        """
+        """Raises ModelError if the checkpoint's files are missing or malformed."""
         self.size = spec.vocab_size
         self.stop_tokens: tuple[int, ...] = () if spec.path is None else stop_tokens_of(spec.path)
         self._name, self._path = spec.name, spec.path
-        self._loaded: Any = None
 
     def encode(self, text: str) -> list[int]:
-        """
-        Raises:
-            ModelError: the model has no tokenizer.
-        """
-        ids: list[int] = self._tokenizer().encode(text)
-        return ids
+        """Raises ModelError if the model has no tokenizer."""
+        return list(self._tokenizer.encode(text))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """
-        Raises:
-            ModelError: the model has no tokenizer.
-        """
-        text: str = self._tokenizer().decode(list(ids))
-        return text
+        """Raises ModelError if the model has no tokenizer."""
+        return str(self._tokenizer.decode(list(ids)))
 
+    @cached_property
     def _tokenizer(self) -> Any:
         """Loaded at the first use: most workloads are token ids."""
+        give = "give prompts as token ids"
         if self._path is None:
-            raise ModelError(
-                f"model {self._name} has random weights and no tokenizer; give prompts as token ids, or set model.path"
-            )
-        if self._loaded is None:
-            from transformers import AutoTokenizer
+            raise ModelError(f"model {self._name} has random weights and no tokenizer; {give}, or set model.path")
+        from transformers import AutoTokenizer
 
-            try:
-                self._loaded = AutoTokenizer.from_pretrained(self._path, local_files_only=True)
-            except Exception as error:
-                raise ModelError(
-                    f"model.path={self._path}: its tokenizer cannot be loaded ({' '.join(str(error).split())}); "
-                    "add the tokenizer's files, or give prompts as token ids"
-                ) from error
-        return self._loaded
+        try:
+            return AutoTokenizer.from_pretrained(self._path, local_files_only=True)
+        except Exception as error:
+            why = f"its tokenizer cannot be loaded ({' '.join(str(error).split())})"
+            raise ModelError(f"model.path={self._path}: {why}; add the tokenizer's files, or {give}") from error

@@ -47,8 +47,8 @@ def _replay(run_folder: str, *overrides: str) -> int:
     file = read_decisions(folder / DECISIONS)
     settings = _settings(folder)
     policy = make_policy(*_policy_settings(settings, file, overrides), {})
-    topology = Topology(**{key: settings["backend"][key] for key in _TOPOLOGY if key in settings["backend"]})
-    profile = load_profile(str(settings["hardware"]))
+    backend, profile = settings["backend"], load_profile(str(settings["hardware"]))
+    topology = Topology(**{key: backend[key] for key in _TOPOLOGY if key in backend})
     cost = ProfileCost(profile, make_model(settings, {}), topology, max_batch=settings["batch"])
     found = Differences(type(policy).__name__)
     try:
@@ -85,18 +85,14 @@ class Differences:
 def _difference(comparison: Comparison, name: str) -> str:
     """Describes the view at which two policies differ, and both plans."""
     recorded, answer = comparison.recorded, comparison.answer
-    rows = [
-        *_view_rows(recorded.seen),
-        ("recorded plans", _words(recorded.decided)),
-        (f"{name} plans", answer.problem or _words(answer.decided)),
-    ]
-    if recorded.decided.reserve != answer.decided.reserve:
-        rows += [
-            (f"{who} reserves", _some([f"{id_}:{tokens}" for id_, tokens in decided.reserve], " "))
-            for who, decided in (("recorded", recorded.decided), (name, answer.decided))
-        ]
-    if recorded.decided.wake_at != answer.decided.wake_at:
-        rows.append(("wakes at", f"recorded {recorded.decided.wake_at}, {name} {answer.decided.wake_at}"))
+    before, now = recorded.decided, answer.decided
+    rows = _view_rows(recorded.seen)
+    rows += [("recorded plans", _words(before)), (f"{name} plans", answer.problem or _words(now))]
+    if before.reserve != now.reserve:
+        for who, decided in (("recorded", before), (name, now)):
+            rows.append((f"{who} reserves", _some([f"{id_}:{tokens}" for id_, tokens in decided.reserve], " ")))
+    if before.wake_at != now.wake_at:
+        rows.append(("wakes at", f"recorded {before.wake_at}, {name} {now.wake_at}"))
     width = max(len(label) for label, _ in rows)
     head = f"first at iteration {recorded.iteration}, {recorded.seen.now:.6g} s:"
     return "\n".join([head, *(f"  {label:{width}}  {text}" for label, text in rows)])

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbatch.cost import CostModel
-from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ReplayError
 from cbatch.executor import Step, StepResult
 from cbatch.kv import KVSize
@@ -67,13 +66,10 @@ class Comparison(NamedTuple):
         return not self.answer.problem and answer._replace(note="") == recorded._replace(note="")
 
 
-def replay(
-    recorded: Recorded,
-    requests: Sequence[Request],
-    policy: Policy,
-    cost: CostModel,
-    report: Callable[[Comparison], None],
-) -> None:
+Report = Callable[[Comparison], None]
+
+
+def replay(recorded: Recorded, requests: Sequence[Request], policy: Policy, cost: CostModel, report: Report) -> None:
     """Replay a recorded run and call `report` with what `policy` plans at each of its views.
 
     Args:
@@ -87,11 +83,10 @@ def replay(
     decisions = [event for event in recorded.events if isinstance(event, Decision)]
     step_ends = [event for event in recorded.events if isinstance(event, StepEnd)]
     times = chain(chain.from_iterable(event.times for event in recorded.events), recorded.times)
-    replayed = ReplayPolicy(policy, decisions, report)
+    replayed = ReplayPolicy(policy, decisions, requests, report)
     executor = ReplayExecutor(times, step_ends, recorded.num_stages)
     kv = KVSize(recorded.num_blocks, recorded.block_size)
     engine = Server(executor, recorded.limits, cost, kv, recorded.asynchronous).engine(replayed, requests)
-    replayed.bind(engine, requests)
     with suppress(_EndOfRecordingError):  # the recorded run did not finish
         engine.run()
 
@@ -134,16 +129,12 @@ class ReplayExecutor:
 class ReplayPolicy:
     """Repeats recorded plans, and reports what another policy plans at each view."""
 
-    def __init__(self, policy: Policy, decisions: Iterable[Decision], report: Callable[[Comparison], None]) -> None:
+    def __init__(
+        self, policy: Policy, decisions: Iterable[Decision], requests: Iterable[Request], report: Report
+    ) -> None:
         self.policy = policy
         self._decisions, self._report = iter(decisions), report
-        self._requests: dict[int, Request] = {}
-        self._check: Callable[[Plan], object] = lambda plan: None
-
-    def bind(self, engine: Engine, requests: Sequence[Request]) -> None:
-        """Set the engine that replays, before it begins."""
         self._requests = {request.id: request for request in requests}
-        self._check = lambda plan: validate(plan, engine.view, type(self.policy).__name__)
 
     def plan(self, view: View) -> Plan:
         recorded = next(self._decisions, None)
@@ -162,7 +153,7 @@ class ReplayPolicy:
         try:
             plan = self.policy.plan(view)
             decided = read(plan)
-            self._check(plan)
+            validate(plan, view, type(self.policy).__name__)
         except CbatchError as error:
             return Answer(decided, str(error))
         except Exception as error:
@@ -184,10 +175,7 @@ class _EndOfRecordingError(CbatchError):
 
 
 def _check_same_view(recorded: Decision, view: View) -> None:
-    """
-    Raises:
-        ReplayError: naming the first field that differs.
-    """
+    """Raises ReplayError naming the first field that differs."""
     for name, before, now in zip(recorded.seen._fields, recorded.seen, look(view), strict=True):
         if before != now:
             found = f"iteration {recorded.iteration}: the view's {name} was {before} and is now {now}"

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cbatch.engine import Engine
 from cbatch.executor import Executor, Step, StepResult
 from cbatch.plan import Plan
@@ -54,11 +52,9 @@ class Decided(NamedTuple):
 
     def __str__(self) -> str:
         """As in `0:64 1:1 -2 !3`: minus marks preempted requests, an exclamation mark rejected ones."""
-        words = [
-            *(f"{id_}:{count}" for id_, count in self.entries),
-            *(f"-{id_}" for id_ in self.preempt),
-            *(f"!{id_}" for id_, _ in self.reject),
-        ]
+        words = [f"{id_}:{count}" for id_, count in self.entries]
+        words += [f"-{id_}" for id_ in self.preempt]
+        words += [f"!{id_}" for id_, _ in self.reject]
         if self.pad_to is not None:
             words.append(f"padded to {self.pad_to}")
         return " ".join(words) or "nothing"
@@ -188,7 +184,6 @@ def _stopped(step: Step, result: StepResult) -> Ids:
     """Returns the ids of the requests of which the step sampled a stop token."""
     if result.tokens is None:
         return ()
-    places = step.sampled[np.flatnonzero(step.table.can_stop[step.rows[step.sampled]])].tolist()
-    return tuple(
-        step.requests[place].id for place in places if int(result.tokens[place]) in step.requests[place].stop_tokens
-    )
+    places = step.sampled[step.table.can_stop[step.rows[step.sampled]]].tolist()
+    sampled = ((step.requests[place], int(result.tokens[place])) for place in places)
+    return tuple(request.id for request, token in sampled if token in request.stop_tokens)
