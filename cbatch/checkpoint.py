@@ -14,14 +14,14 @@ from cbatch.errors import ModelError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 
 CHECKPOINT_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_NO_WINDOW = 2**31 - 1
 _VARYING_ROPE = ("dynamic", "longrope")  # rotate by the longest position of a batch, so results depend on the batch
 
 
 def spec_from_checkpoint(path: str | Path) -> ModelSpec:
     """Returns the shape of the model in a checkpoint folder, from its config.json.
 
-    `max_positions` is the model's own limit, or its sliding window where that is shorter: up to there windowed attention
-    is plain attention, beyond it is not supported.
+    `max_positions` is at most the sliding window: up to there windowed attention is plain attention.
 
     Raises:
         ModelError: the folder or its config.json is missing, malformed, or describes a model that cannot be run here.
@@ -97,9 +97,7 @@ def _size(file: Path, config: dict[str, Any], key: str, default: int | None = No
 
 
 def _window(config: dict[str, Any]) -> int:
-    """Returns the sliding window in tokens, or a huge number without one. Mistral's default is 4096, as in `transformers`."""
+    """Returns the sliding window in tokens. Mistral's default is 4096, as in `transformers`."""
     if config["model_type"] == "mistral":
-        window = config.get("sliding_window", 4096)
-    else:
-        window = config.get("sliding_window") if config.get("use_sliding_window") else None
-    return int(window) if window else 2**31 - 1
+        return int(config.get("sliding_window", 4096) or _NO_WINDOW)
+    return int((config.get("use_sliding_window") and config.get("sliding_window")) or _NO_WINDOW)

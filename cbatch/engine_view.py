@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import compress
+from operator import attrgetter
+from typing import Any
 
 from cbatch.cost import CostModel
 from cbatch.limits import Limits
@@ -12,26 +14,20 @@ from cbatch.state import State
 from cbatch.view import Freed, KVView, Requests, View
 
 
+def _read_only(path: str) -> Any:
+    """A read-only attribute that returns an attribute of the engine's state."""
+    return property(attrgetter(path))
+
+
 class EngineKVView(KVView):
+    block_size: int = _read_only("_pool.block_size")
+    num_blocks: int = _read_only("_pool.num_blocks")
+    num_free: int = _read_only("_pool.num_free")
+    num_retiring: int = _read_only("_pool.num_retiring")
+
     def __init__(self, state: State) -> None:
         self._state = state
         self._pool = state.pool
-
-    @property
-    def block_size(self) -> int:
-        return self._pool.block_size
-
-    @property
-    def num_blocks(self) -> int:
-        return self._pool.num_blocks
-
-    @property
-    def num_free(self) -> int:
-        return self._pool.num_free
-
-    @property
-    def num_retiring(self) -> int:
-        return self._pool.num_retiring
 
     def num_held(self, request: Request) -> int:
         return self._pool.held_by(request.row) if request.table is not None else 0
@@ -42,6 +38,8 @@ class EngineKVView(KVView):
 
 
 class EngineView(View):
+    iteration: int = _read_only("_state.iteration")
+
     def __init__(self, state: State, limits: Limits, cost: CostModel) -> None:
         self.now = 0.0
         self.limits, self.kv, self.cost = limits, EngineKVView(state), cost
@@ -50,10 +48,6 @@ class EngineView(View):
         self.decoding: Requests = state.decoding
         self.prefilling: Requests = state.prefilling
         self._state = state
-
-    @property
-    def iteration(self) -> int:
-        return self._state.iteration
 
     @property
     def num_in_flight(self) -> int:

@@ -10,8 +10,8 @@ from cbatch.request import Request
 class Plan:
     """An ordered list of (request, num_tokens): who computes how many tokens in the next iteration.
 
-    There is no prefill or decode phase in it: a request with uncomputed prompt left gets a chunk, one without gets 1
-    token. A waiting request named in the plan is thereby admitted.
+    It has no prefill or decode phase: a request with uncomputed prompt left gets a chunk, one without gets 1 token. A
+    waiting request named in the plan is thereby admitted.
 
     Attributes:
         requests, num_tokens: the two columns of the list.

@@ -34,7 +34,4 @@ class Policy(Protocol):
     """
 
     def plan(self, view: View) -> Plan:
-        """Plan the next iteration.
-
-        An empty plan means: wait for the next arrival or completion, or until `plan.wake_at`.
-        """
+        """Plan the next iteration; an empty plan waits for the next arrival or completion, or until `plan.wake_at`."""

@@ -1,8 +1,6 @@
-"""A request: what its client asked for, and how far it has come.
+"""A request: what its client asked for, and how far it has come. Knows nothing of tensors, policies or executors.
 
 The counters of an admitted request live in a row of a `RequestTable`, and a `Request` reads its own row.
-
-Knows nothing of tensors, policies or executors.
 """
 
 from __future__ import annotations
@@ -115,10 +113,8 @@ class Request:
     @property
     def num_ready(self) -> int:
         """Tokens that could be computed in the next iteration: see `RequestTable.ready`."""
-        if self.status is Status.FINISHED:
-            return 0
         if self.table is None:
-            return self.num_prompt_tokens
+            return 0 if self.status is Status.FINISHED else self.num_prompt_tokens
         return self.table.ready_of(self.row)
 
     def __repr__(self) -> str:

@@ -51,9 +51,8 @@ class RequestTable:
         sampled_at: the last iteration that samples a token of the request.
         sampled_row: the request's place in that iteration's batch.
         stop: tokens at which the request ends by itself; 0 if that is not below `limit`.
-        can_stop: bool; the request has stop tokens.
+        can_stop: bool; the request has stop tokens. ended: bool; iterations in flight may still compute tokens of it.
         temperature, top_k, top_p, seed: its `Sampling`; float32, int32, float32, uint64.
-        ended: bool; the request has ended, whatever iterations in flight still generate.
         tokens: int32 [rows, width]; prompt and known output, where token values matter. None in simulation.
     """
 
@@ -132,10 +131,7 @@ class RequestTable:
         return row
 
     def close(self, row: int, num_prompt_tokens: int) -> tuple[int, list[int]]:
-        """Marks the request as ended; its row stays taken until `free`.
-
-        Returns the number of output tokens, and their ids where token values matter.
-        """
+        """Marks the request as ended; returns the number of output tokens, and their ids where token values matter."""
         self.ended[row] = True
         known = self.known.item(row)
         output = [] if self.tokens is None else self.tokens[row, num_prompt_tokens:known].tolist()

@@ -251,12 +251,9 @@ class PlanBuilder:
             if self._coming_blocks > 0:
                 self._coming_blocks -= 1
                 return 0
-            victim = self._newest_outside_plan()
+            planned = {*self.plan.requests, *self.plan.preempt}
+            victim = next(newest for newest in reversed(self._view.running) if newest not in planned)
             self.preempt(victim)
             if victim is request:
                 return 0
         return self.add(request, 1)
-
-    def _newest_outside_plan(self) -> Request:
-        taken = {*self.plan.requests, *self.plan.preempt}
-        return next(request for request in reversed(self._view.running) if request not in taken)

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from cbatch import PlanError
 from cbatch.errors import ReplayError
 from cbatch.replay.counterfactual import Comparison, replay
-from cbatch.replay.decisions import Decided, Seen
+from cbatch.replay.decisions import Decided
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
 from cbatch.sim.topology import Topology
@@ -86,7 +86,13 @@ def _difference(comparison: Comparison, name: str) -> str:
     """Describes the view at which two policies differ, and both plans."""
     recorded, answer = comparison.recorded, comparison.answer
     before, now = recorded.decided, answer.decided
-    rows = _view_rows(recorded.seen)
+    seen = recorded.seen
+    rows = [
+        ("waiting", _some([str(id_) for id_ in seen.waiting])),
+        ("running", _some([f"{id_} ({computed} computed, {ready} ready)" for id_, computed, ready in seen.running])),
+        ("in flight", f"{seen.num_in_flight} iterations"),
+        ("KV blocks", f"{seen.num_free} free, {seen.num_retiring} about to be"),
+    ]
     rows += [("recorded plans", _words(before)), (f"{name} plans", answer.problem or _words(now))]
     if before.reserve != now.reserve:
         for who, decided in (("recorded", before), (name, now)):
@@ -94,18 +100,8 @@ def _difference(comparison: Comparison, name: str) -> str:
     if before.wake_at != now.wake_at:
         rows.append(("wakes at", f"recorded {before.wake_at}, {name} {now.wake_at}"))
     width = max(len(label) for label, _ in rows)
-    head = f"first at iteration {recorded.iteration}, {recorded.seen.now:.6g} s:"
+    head = f"first at iteration {recorded.iteration}, {seen.now:.6g} s:"
     return "\n".join([head, *(f"  {label:{width}}  {text}" for label, text in rows)])
-
-
-def _view_rows(seen: Seen) -> list[tuple[str, str]]:
-    running = [f"{id_} ({computed} computed, {ready} ready)" for id_, computed, ready in seen.running]
-    return [
-        ("waiting", _some([str(id_) for id_ in seen.waiting])),
-        ("running", _some(running)),
-        ("in flight", f"{seen.num_in_flight} iterations"),
-        ("KV blocks", f"{seen.num_free} free, {seen.num_retiring} about to be"),
-    ]
 
 
 def _words(decided: Decided) -> str:

@@ -9,17 +9,8 @@ from numpy.typing import NDArray
 
 from cbatch.record import RunRecord
 from cbatch.request import FinishReason
-from cbatch.results.metrics import (
-    Figures,
-    Objectives,
-    Served,
-    Window,
-    busy_seconds,
-    collect_served,
-    find_window,
-    statistics,
-    step_columns,
-)
+from cbatch.results import metrics
+from cbatch.results.metrics import Figures, Objectives, Served, Window, statistics
 
 StepColumns = dict[str, NDArray[Any]]
 
@@ -40,18 +31,18 @@ def summarize(
     Args:
         num_blocks: size of the KV cache. max_batch: largest number of requests in an iteration.
         overshoot_tokens: generated past an end-of-sequence token (`State.num_overshoot_tokens`).
-        warmup_requests, drain_requests: number of requests whose ends precede and follow the window (see `find_window`).
-            A request counts if its end lies in the window.
+        warmup_requests, drain_requests: see `find_window`. A request counts if its end lies in the window.
         objectives: for `goodput`.
         requests: `collect_served(record)`, if already computed.
     """
-    requests, steps = requests or collect_served(record), step_columns(record.steps)
-    window = find_window(record, requests, warmup_requests, drain_requests)
+    requests, steps = requests or metrics.collect_served(record), metrics.step_columns(record.steps)
+    window = metrics.find_window(record, requests, warmup_requests, drain_requests)
     counts = window.holds(requests.last_token)
+    num_counted = int(counts.sum())
     gaps, gap_times = requests.gaps()
     return {
-        "run": {**_run(record, requests, window, int(counts.sum())), "overshoot_tokens": overshoot_tokens},
-        "throughput": _throughput(requests, window, int(counts.sum())),
+        "run": {**_run(record, requests, window, num_counted), "overshoot_tokens": overshoot_tokens},
+        "throughput": _throughput(requests, window, num_counted),
         "ttft_seconds": statistics(requests.ttft[counts]),
         "tbt_seconds": statistics(gaps[window.holds(gap_times)]),
         "tpot_seconds": statistics(requests.tpot[counts]),
@@ -103,7 +94,7 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: int, max_batch: 
     )
     seconds = window.seconds or float("nan")
     planning, absorbing, computing = (
-        busy_seconds(steps[begin], steps[end], window)
+        metrics.busy_seconds(steps[begin], steps[end], window)
         for begin, end in (("planned_at", "launched_at"), ("received_at", "done_at"), ("started", "ended"))
     )
     tokens = prefill + decode + padding
@@ -126,11 +117,8 @@ def _mean(values: NDArray[Any]) -> float:
 def _goodput(record: RunRecord, requests: Served, window: Window, objectives: Objectives) -> Figures:
     """Requests that attained the objectives, per second and as a share; rejected ones attained none."""
     attained = window.holds(requests.last_token)
-    for limit, values in (
-        (objectives.ttft, requests.ttft),
-        (objectives.tpot, np.nan_to_num(requests.tpot)),
-        (objectives.end_to_end, requests.end_to_end),
-    ):
+    measured = (requests.ttft, np.nan_to_num(requests.tpot), requests.end_to_end)
+    for limit, values in zip(objectives.limits, measured, strict=True):
         if limit is not None:
             attained &= values <= limit
     rejected = [request.finished_at for request in record.requests if request.finish_reason is FinishReason.REJECTED]

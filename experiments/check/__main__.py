@@ -42,12 +42,7 @@ class Options(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit status: 0 or 1 as above, 2 for a user error, 130 after Ctrl-C."""
-    return run(_check, arguments, _usage)
-
-
-def _usage() -> str:
-    properties = {prop.name: prop.text for prop in PROPERTIES}
-    return f"{__doc__}\n{listed(properties)}"
+    return run(_check, arguments, lambda: f"{__doc__}\n{listed({prop.name: prop.text for prop in PROPERTIES})}")
 
 
 def _check(*arguments: str) -> int:
@@ -76,11 +71,10 @@ def _options(arguments: Sequence[str]) -> tuple[Options, list[str]]:
                 raise ConfigError(f"random={value}: give a whole number of workloads, 0 for none")
             options = options._replace(num_random=int(value))
         elif key == "require":
-            required = tuple(value.split(","))
-            for name in required:
+            options = options._replace(required=tuple(value.split(",")))
+            for name in options.required:
                 if name not in NAMES:
                     raise ConfigError(f"require={name}: no such property; {nearest(name, NAMES)}")
-            options = options._replace(required=required)
         else:
             overrides.append(argument)
     return options, overrides
