@@ -11,8 +11,8 @@ import pytest
 from cbatch import ConfigError
 from experiments.bench import measured, performance
 from experiments.bench.__main__ import main
-from experiments.bench.coverage import covered_share
 from experiments.plots import lanes
+from experiments.profile.kernel_trace import covered_share
 
 STAMP = {"hardware": "NVIDIA H200", "date": "2026-01-02", "versions": {"torch": "2.11.0"}}
 PEERS = {

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from cbatch import ConfigError, Engine, Limits, RunRecord, Server
-from experiments.bench.coverage import covered_share
 from experiments.bench.serving import gpu_server, summarize
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
 from experiments.config.servers import equal_requests, release_memory
-from experiments.profile.kernel_trace import KernelTrace
+from experiments.profile.kernel_trace import KernelTrace, covered_share
 from experiments.store.benchmark_file import spread, write
 from policies.prefill_first import PrefillFirst
 
@@ -53,9 +52,8 @@ def main(
         found: dict[str, Any] = {}
         for loop in loops:
             asynchronous = loop == "async"
-            records = [
-                server.serve(PrefillFirst(), ask(new=num_new), asynchronous=asynchronous) for _ in range(num_repeats)
-            ]
+            serve = partial(server.serve, asynchronous=asynchronous)
+            records = [serve(PrefillFirst(), ask(new=num_new)) for _ in range(num_repeats)]
             middle = equal_requests(batch, prompt + num_new // 2, 200, spec.vocab_size)
             found[loop] = {**loop_figures(records), "kernel_share": kernel_share(server, middle, asynchronous)}
             show(f"{num_new} new tokens, {loop}", found[loop])
@@ -109,9 +107,8 @@ def window(trace: KernelTrace) -> Callable[[Engine], None]:
 
 
 def show(name: str, figures: dict[str, Any]) -> None:
-    print(
-        f"  {name:24} {figures['seconds']['median']:7.2f} s  {figures['ms_per_iteration']['median']:6.3f} ms/iteration  "
-        f"device active {figures['active_share']['median']:.2%}, kernels {figures['kernel_share']:.2%}  "
-        f"host {figures['host_ms_per_iteration']['median']:.3f} ms",
-        flush=True,
+    seconds, iteration, active, host = (
+        figures[key]["median"] for key in ("seconds", "ms_per_iteration", "active_share", "host_ms_per_iteration")
     )
+    shares = f"device active {active:.2%}, kernels {figures['kernel_share']:.2%}"
+    print(f"  {name:24} {seconds:7.2f} s  {iteration:6.3f} ms/iteration  {shares}  host {host:.3f} ms", flush=True)

@@ -67,9 +67,9 @@ def _measure(
     """Returns times by what is checked, and their ratios."""
 
     def ask(num_new: int) -> list[Request]:
-        return ClosedBatch(
-            length=num_prompt + num_new, pd_ratio=num_prompt / num_new, batch=batch, num_requests=batch
-        ).requests(place.vocabulary(spec))
+        length, ratio = num_prompt + num_new, num_prompt / num_new
+        workload = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=batch)
+        return workload.requests(place.vocabulary(spec))
 
     limits = Limits(batch, max(batch * num_prompt, 2048), num_prompt + num_new)
     servers = {name: real_server(place, spec, limits, options) for name, options in CHECKS.items()}

@@ -50,10 +50,8 @@ def main(
         ConfigError: neither a trace nor measured runs, or no GPU.
     """
     if not path and not measured:
-        raise ConfigError(
-            "fidelity: give a trace to serve on a GPU, path=azure_llm_2023_conv.csv.gz, or kept runs, "
-            "measured=results/h200/fidelity.npz"
-        )
+        serve, keep = "path=azure_llm_2023_conv.csv.gz", "measured=results/h200/fidelity.npz"
+        raise ConfigError(f"fidelity: give a trace to serve on a GPU, {serve}, or kept runs, {keep}")
     profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
     kept = Path(measured) if measured else Path(folder) / hardware / "fidelity.npz"
     about, runs = kept_runs.load(kept) if kept.is_file() or not path else ({}, [])

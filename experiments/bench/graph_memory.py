@@ -75,19 +75,16 @@ def main(
     spec, limits = load_spec(model), Limits(batch, max_tokens, length)
     executor = gpu.build(spec, limits, KVSize(limits.max_batch, gpu.BLOCK_SIZE), Options(graphs="off"))
     shapes = default_shapes(limits, gpu.BLOCK_SIZE, "all")
-    Recaptured(
-        executor.iteration, shapes[:1], Way(shared=False)
-    )  # memory that the driver takes once belongs to no graph
+    # memory that the driver takes once belongs to no graph
+    Recaptured(executor.iteration, shapes[:1], Way(shared=False))
     release()
     print(f"{spec.name}, up to {limits.max_batch} requests and {limits.max_tokens} tokens: device memory of the graphs")
     figures: dict[str, Any] = {}
     for name, way in WAYS.items():
         found = Recaptured(executor.iteration, shapes, way)
         figures[name] = {"tokens": found.tokens, "bytes": found.used}
-        print(
-            f"  {name:26} {found.used[-1] / 1e6:8.0f} MB for {len(found.used)} graphs, the first {found.used[0] / 1e6:.0f} MB",
-            flush=True,
-        )
+        first, total = found.used[0] / 1e6, found.used[-1] / 1e6
+        print(f"  {name:26} {total:8.0f} MB for {len(found.used)} graphs, the first {first:.0f} MB", flush=True)
         del found
         release()
     executor.close()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,9 +67,8 @@ class Asked(NamedTuple):
     @property
     def limits(self) -> Limits:
         most = max(self.batches)
-        return Limits(
-            most, most * self.context, max(self.prompt + self.new, self.context + SETTLE_TOKENS + self.window)
-        )
+        longest = max(self.prompt + self.new, self.context + SETTLE_TOKENS + self.window)
+        return Limits(most, most * self.context, longest)
 
 
 def main(
@@ -85,15 +85,11 @@ def main(
     asked = Asked(tuple(sorted(batches)), prompt, new, window)
     chosen = choose(ways)
     figures: dict[str, Any] = {}
-
-    def keep() -> Path:
-        content = {"model": spec.name, **asked._asdict(), "figures": figures}
-        return write("graphs", torch.cuda.get_device_name(), content, Path(folder))
-
+    stamped = {"model": spec.name, **asked._asdict(), "figures": figures}
+    keep = partial(write, "graphs", torch.cuda.get_device_name(), stamped, Path(folder))
     print(f"{spec.name}, {asked.prompt} prompt and {asked.new} new tokens: tokens/s in the middle of the output")
     for name, way in chosen.items():
-        found: dict[str, Any] = {}
-        figures[name] = found
+        found = figures[name] = {}
         for batch in measure(spec, way, asked, found):
             print(f"  {name:22} batch {batch:3}  {found['by_batch'][str(batch)]['median']:8.1f} tokens/s", flush=True)
             keep()
@@ -135,8 +131,8 @@ def measure(
     }
     for batch in asked.batches:
         requests = equal_requests(batch, asked.context, SETTLE_TOKENS + asked.window, spec.vocab_size)
-        rates = spread(rates_of_window(server.serve(Orca(), requests), batch, asked.window))
-        found["by_batch"][str(batch)] = rates
+        record = server.serve(Orca(), requests)
+        found["by_batch"][str(batch)] = spread(rates_of_window(record, batch, asked.window))
         yield batch
     server.close()
 
@@ -157,9 +153,8 @@ def rates_of_window(record: RunRecord, batch: int, window: int) -> list[float]:
 
 
 def show_price(name: str, found: dict[str, Any]) -> None:
-    print(
-        f"  {name:22} whole run {found['output_tokens_per_second']['median']:.1f} tokens/s; built in "
-        f"{found['build_seconds']:.1f} s, {found['capture_seconds']:.1f} of it for {found['graphs']} graphs; first request "
-        f"{found['warm_up_seconds']:.1f} s",
-        flush=True,
+    speed = f"whole run {found['output_tokens_per_second']['median']:.1f} tokens/s"
+    built = (
+        f"built in {found['build_seconds']:.1f} s, {found['capture_seconds']:.1f} of it for {found['graphs']} graphs"
     )
+    print(f"  {name:22} {speed}; {built}; first request {found['warm_up_seconds']:.1f} s", flush=True)

@@ -59,7 +59,10 @@ class PackOnly:
 def main(folder: str = "results") -> None:
     """Measures, prints and writes host.json."""
     cases = [(32, 0), (128, 0), (256, 0), (256, 100_000)]
-    figures = {f"running {running}, waiting {waiting}": milliseconds(running, waiting) for running, waiting in cases}
+    figures = {
+        f"running {running}, waiting {waiting}": spread([_once(running, waiting) for _ in range(REPEATS)])
+        for running, waiting in cases
+    }
     # both in one loop, so that the machine's speed cancels out
     ratios = [_once(256, 100_000) / _once(256, 0) for _ in range(REPEATS)]
     print(f"host time of one decode iteration on {cpu_name()}")
@@ -68,10 +71,6 @@ def main(folder: str = "results") -> None:
     print(f"  100,000 waiting over none      {spread(ratios)['median']:.3f}")
     content = {"unit": "ms per iteration", "figures": figures, "queue_ratio": spread(ratios)}
     print(f"written: {write('host', cpu_name(), content, Path(folder))}")
-
-
-def milliseconds(running: int, waiting: int) -> dict[str, float]:
-    return spread([_once(running, waiting) for _ in range(REPEATS)])
 
 
 def _once(running: int, waiting: int) -> float:

@@ -35,20 +35,13 @@ def main(repeats: Count = 3, folder: str = "results") -> None:
     config, requests = composed("loops"), workload("loops")
     settings, spec, lengths = read_settings(config), make_model(config, {}), config["workload"]["lengths"]
     policy = partial(make_policy, config, settings, {})
-    limits = Limits(config["batch"], config["max_tokens"], lengths["max_length"])
-    stamped: dict[str, Any] = {
-        "model": spec.name,
-        "batch": config["batch"],
-        "chunk": config["chunk"],
-        "requests": requests.num_requests,
-        "lengths": [lengths["min_length"], lengths["max_length"]],
-        "ratio": lengths["pd_ratio"],
-        "figures": {},
-    }
-    print(
-        f"{spec.name}, batch {stamped['batch']}, {stamped['requests']} requests of {lengths['min_length']} to "
-        f"{lengths['max_length']} tokens, P:D {lengths['pd_ratio']}, {stamped['chunk']} tokens per iteration"
-    )
+    batch, chunk, number = config["batch"], config["chunk"], requests.num_requests
+    shortest, longest, ratio = lengths["min_length"], lengths["max_length"], lengths["pd_ratio"]
+    stamped: dict[str, Any] = {"model": spec.name, "batch": batch, "chunk": chunk, "requests": number}
+    stamped |= {"lengths": [shortest, longest], "ratio": ratio, "figures": {}}
+    limits = Limits(batch, config["max_tokens"], longest)
+    asked = f"{number} requests of {shortest} to {longest} tokens, P:D {ratio}"
+    print(f"{spec.name}, batch {batch}, {asked}, {chunk} tokens per iteration")
     for graphs in swept("loops", "runtime.graphs"):
         stamped["figures"] |= measure(spec, limits, requests, policy, graphs, repeats)
         release_memory()
@@ -73,12 +66,8 @@ def measure(
         ask = partial(requests.requests, server.executor.vocabulary)
         runs = repeat(server, policy, ask, repeats, asynchronous=asynchronous)
         name = f"{loop}, graphs {graphs}"
-        found[name] = {
-            **figures(runs),
-            "eager_iterations": runs.eager,
-            "graphs": report.num_graphs,
-            "capture_seconds": report.seconds,
-        }
+        captured = {"graphs": report.num_graphs, "capture_seconds": report.seconds}
+        found[name] = {**figures(runs), "eager_iterations": runs.eager, **captured}
         show(name, found[name])
     server.close()
     return found
@@ -89,13 +78,11 @@ def figures(runs: Runs) -> dict[str, Any]:
     mixed = np.array([step.num_prefill_tokens > 0 for step in steps])
     ends = np.array([step.received_at for step in steps])
     milliseconds = np.diff(ends, prepend=steps[0].planned_at) * 1e3
-    kinds = {"mixed": mixed, "decodes alone": ~mixed}
+    kinds = {"mixed": milliseconds[mixed], "decodes alone": milliseconds[~mixed]}
     return {
         "tokens_per_second": runs.spread("tokens_per_second"),
         "ms_per_iteration": runs.spread("milliseconds"),
-        "median_ms": {
-            kind: float(np.median(milliseconds[chosen])) if chosen.any() else None for kind, chosen in kinds.items()
-        },
+        "median_ms": {kind: float(np.median(times)) if len(times) else None for kind, times in kinds.items()},
         "active_share": runs.spread("active_share"),
         "host_ms_per_iteration": runs.spread("host_milliseconds"),
         "iterations": runs.served[-1].iterations,
@@ -104,10 +91,8 @@ def figures(runs: Runs) -> dict[str, Any]:
 
 
 def show(name: str, found: dict[str, Any]) -> None:
-    print(
-        f"  {name:22} {found['tokens_per_second']['median']:8.0f} tokens/s  {found['ms_per_iteration']['median']:7.3f} "
-        f"ms/iteration, device active {found['active_share']['median']:.2%}, host "
-        f"{found['host_ms_per_iteration']['median']:.3f} ms, {found['eager_iterations']} of {found['iterations']} "
-        "iterations eager",
-        flush=True,
-    )
+    keys = ("tokens_per_second", "ms_per_iteration", "active_share", "host_ms_per_iteration")
+    speed, time, active, host = (found[key]["median"] for key in keys)
+    eager = f"{found['eager_iterations']} of {found['iterations']} iterations eager"
+    times = f"{time:7.3f} ms/iteration, device active {active:.2%}, host {host:.3f} ms"
+    print(f"  {name:22} {speed:8.0f} tokens/s  {times}, {eager}", flush=True)

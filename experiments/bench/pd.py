@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from cbatch import Limits, Policy, Request, Server
-from experiments.bench.serving import compare, gpu_server
+from experiments.bench.serving import chunked, compare, gpu_server
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import write
 from experiments.workloads import ClosedBatch
-from policies.chunking import Fixed, PDAware, TileAligned
+from policies.chunking import Fixed, PDAware
 from policies.orca import Orca
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
@@ -23,14 +23,9 @@ from policies.sarathi import Sarathi
 POLICIES: dict[str, Callable[[], Policy]] = {
     "request_level": RequestLevel,
     "orca": Orca,
-    "sarathi, 128 tokens": lambda: Sarathi(TileAligned(128)),
-    "sarathi, 256 tokens": lambda: Sarathi(TileAligned(256)),
-    "sarathi, 384 tokens": lambda: Sarathi(TileAligned(384)),
-    "sarathi, 512 tokens": lambda: Sarathi(TileAligned(512)),
+    **chunked(Sarathi, "sarathi", 128, 256, 384, 512),
     "sarathi, chunk found": lambda: Sarathi(PDAware()),
-    "sarathi, 128 + decodes": lambda: Sarathi(Fixed(128)),
-    "sarathi, 256 + decodes": lambda: Sarathi(Fixed(256)),
-    "sarathi, 512 + decodes": lambda: Sarathi(Fixed(512)),
+    **{f"sarathi, {chunk} + decodes": partial(Sarathi, Fixed(chunk)) for chunk in (128, 256, 512)},
 }
 
 
@@ -63,10 +58,8 @@ def main(
             found[name] = {"tokens_per_second": rates, "iterations": run.iterations}
             if isinstance(runs.policy, Sarathi) and isinstance(runs.policy.chunking, PDAware):
                 found[name]["chunk"] = runs.policy.chunking.total
-            print(
-                f"  {name:24} {rates['median']:8.0f}  {run.milliseconds:7.3f} ms/iteration, {run.iterations} iterations",
-                flush=True,
-            )
+            speed = f"{rates['median']:8.0f}  {run.milliseconds:7.3f} ms/iteration"
+            print(f"  {name:24} {speed}, {run.iterations} iterations", flush=True)
             counts = {"replayed": iteration.num_replayed, "eager": iteration.num_eager}
             path = write("pd", torch.cuda.get_device_name(), {**stamped, **counts}, Path(folder))
     print(f"written: {path}")

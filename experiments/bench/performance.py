@@ -29,11 +29,7 @@ NOT_THE_SAME = (
 
 
 def main(results: str = "results/h200", docs: str = "docs", readme: str = "") -> None:
-    """Write the page, the picture if there is something to draw, and the table of `readme`; print their paths.
-
-    Raises:
-        ConfigError: `results` holds no results, or `readme` has no place for the table.
-    """
+    """Writes the page, the picture if there is something to draw, and the table of `readme`; prints their paths."""
     source = Path(results)
     if not any(source.glob("*.json")):
         raise ConfigError(f"results={results}: no results there; run a benchmark first: python -m experiments.bench")

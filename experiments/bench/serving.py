@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from cbatch.runtime.options import Options
 from experiments.config.backends import Cuda
 from experiments.config.servers import real_server
 from experiments.store.benchmark_file import spread
+from policies.chunking import TileAligned
 
 MakeServer = Callable[[ModelSpec, Limits, Options], Server[Any]]
 
@@ -20,6 +22,11 @@ MakeServer = Callable[[ModelSpec, Limits, Options], Server[Any]]
 def gpu_server(spec: ModelSpec, limits: Limits, options: Options = Options()) -> Server[Any]:
     """Builds a server on the GPU with as much KV cache as its largest batch can use, if there is room."""
     return real_server(Cuda(), spec, limits, options)
+
+
+def chunked(policy: type, name: str, *chunks: int, **settings: Any) -> dict[str, Callable[[], Policy]]:
+    """Returns a policy with each of these tile-aligned chunks, by "NAME, CHUNK tokens"."""
+    return {f"{name}, {chunk} tokens": partial(policy, TileAligned(chunk), **settings) for chunk in chunks}
 
 
 class Served(NamedTuple):

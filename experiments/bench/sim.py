@@ -47,10 +47,8 @@ def main(folder: str = "results") -> None:
         runs = [_once(make()) for _ in range(REPEATS)]
         rates = spread([rate for rate, _ in runs])
         figures[name] = {"iterations_per_second": rates, "mean_batch": runs[0][1]}
-        print(
-            f"  {name:28} {rates['median']:8.0f} iterations/s   ({rates['min']:.0f} to {rates['max']:.0f}), "
-            f"mean batch {runs[0][1]:.0f}"
-        )
+        extremes = f"({rates['min']:.0f} to {rates['max']:.0f})"
+        print(f"  {name:28} {rates['median']:8.0f} iterations/s   {extremes}, mean batch {runs[0][1]:.0f}")
     parts = _seconds_of_parts()
     for name, seconds in parts.items():
         print(f"  {name:40} {1e6 * seconds['median']:12,.1f} us")

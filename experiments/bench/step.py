@@ -44,15 +44,8 @@ def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, 
     print(f"  {times['median']:.3f} ms ({times['min']:.3f} to {times['max']:.3f}); bytes alone {bound:.3f} ms")
     for name, (milliseconds, calls) in parts.items():
         print(f"  {milliseconds:7.3f} ms  {calls:4d} x  {name}")
-    figures = {
-        "unit": "ms per iteration",
-        "model": spec.name,
-        "batch": batch,
-        "context": context,
-        "time": times,
-        "bytes_bound": bound,
-        "kernels": parts,
-    }
+    settings = {"unit": "ms per iteration", "model": spec.name, "batch": batch, "context": context}
+    figures = {**settings, "time": times, "bytes_bound": bound, "kernels": parts}
     print(f"written: {write(f'step-{spec.name}-{batch}x{context}', hardware, figures, Path(folder))}")
 
 

@@ -25,11 +25,7 @@ class Comparison(NamedTuple):
 
 
 def write(readme: Path, measured: Measured) -> None:
-    """Put the table between the two marks.
-
-    Raises:
-        ConfigError: the file or one of the marks in it is missing.
-    """
+    """Puts the table between the two marks; raises ConfigError if the file or one of the marks is missing."""
     text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)

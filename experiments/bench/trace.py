@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from cbatch import ConfigError, Limits, Policy
-from experiments.bench.serving import compare, gpu_server
+from experiments.bench.serving import chunked, compare, gpu_server
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
 from experiments.config.servers import equal_requests
 from experiments.store.benchmark_file import write
 from experiments.workloads import TraceReplay
-from policies.chunking import TileAligned
 from policies.longest_first import LongestFirst
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -25,19 +24,11 @@ from policies.sarathi_serve import SarathiServe
 BATCH = 128
 
 POLICIES: dict[str, Callable[[], Policy]] = {
-    "sarathi_serve, 512 tokens": lambda: SarathiServe(TileAligned(512)),
-    "sarathi_serve, 640 tokens": lambda: SarathiServe(TileAligned(640)),
-    "sarathi_serve, 768 tokens": lambda: SarathiServe(TileAligned(768)),
-    "sarathi_serve, 1024 tokens": lambda: SarathiServe(TileAligned(1024)),
-    "sarathi_serve, 2048 tokens": lambda: SarathiServe(TileAligned(2048)),
-    "sarathi, 512 tokens": lambda: Sarathi(TileAligned(512)),
-    "longest_first, 512 tokens": lambda: LongestFirst(TileAligned(512)),
-    "longest_first, 640 tokens": lambda: LongestFirst(TileAligned(640)),
-    "longest_first, 768 tokens": lambda: LongestFirst(TileAligned(768)),
-    "longest_first, 1024 tokens": lambda: LongestFirst(TileAligned(1024)),
-    "longest per prompt token first, 1024 tokens": lambda: LongestFirst(TileAligned(1024), per_prompt_token=True),
-    "longest_first, 1280 tokens": lambda: LongestFirst(TileAligned(1280)),
-    "longest_first, 2048 tokens": lambda: LongestFirst(TileAligned(2048)),
+    **chunked(SarathiServe, "sarathi_serve", 512, 640, 768, 1024, 2048),
+    **chunked(Sarathi, "sarathi", 512),
+    **chunked(LongestFirst, "longest_first", 512, 640, 768, 1024),
+    **chunked(LongestFirst, "longest per prompt token first", 1024, per_prompt_token=True),
+    **chunked(LongestFirst, "longest_first", 1280, 2048),
     "prefill_first": PrefillFirst,
     "orca": Orca,
 }
@@ -65,15 +56,10 @@ def main(
     longest = max(request.max_tokens for request in lengths)
     server = gpu_server(spec, Limits(batch, 16384, longest))
     server.serve(Orca(), equal_requests(batch, 64, 16, spec.vocab_size))
-    print(f"{spec.name}, batch {batch}, {len(lengths)} requests of {Path(path).name}: tokens/s")
     figures: dict[str, Any] = {}
-    stamped = {
-        "trace": Path(path).name,
-        "model": spec.name,
-        "batch": batch,
-        "requests": len(lengths),
-        "figures": figures,
-    }
+    name, number = Path(path).name, len(lengths)
+    stamped = {"trace": name, "model": spec.name, "batch": batch, "requests": number, "figures": figures}
+    print(f"{spec.name}, batch {batch}, {number} requests of {name}: tokens/s")
     for name, runs in compare(server, chosen, lambda: workload.requests(server.executor.vocabulary), repeats):
         run, rates = runs.served[0], runs.spread("tokens_per_second")
         figures[name] = {
@@ -83,11 +69,8 @@ def main(
             "eager": runs.eager,
             "active_share": runs.spread("active_share"),
         }
-        print(
-            f"  {name:28} {rates['median']:8.0f}  {run.seconds:6.2f} s, {run.iterations} iterations, {runs.eager} eager, "
-            f"device active {run.active_share:.2%}",
-            flush=True,
-        )
+        iterations = f"{run.iterations} iterations, {runs.eager} eager, device active {run.active_share:.2%}"
+        print(f"  {name:28} {rates['median']:8.0f}  {run.seconds:6.2f} s, {iterations}", flush=True)
         file = "trace" if batch == BATCH else f"trace-{batch}"
         written = write(file, torch.cuda.get_device_name(), stamped, Path(folder))
     print(f"written: {written}")

@@ -31,22 +31,10 @@ from experiments.config.hardware import cpu_name
 from experiments.store.benchmark_file import spread, write
 
 SETTING = (
-    "policy=sarathi_serve",
-    "chunking=tile_aligned",
-    "chunk=512",
-    "batch=128",
-    f"kv_tokens={13 * 4096}",
-    "model=llama-2-70b",
-    "backend=sim",
-    "backend.tensor_parallel=2",
-    "workload=sharegpt",
-    "workload.arrivals.rate=2.0",
-    "workload.lengths.format=auto",
-    "workload.lengths.order=random",
-    "workload.lengths.max_length=4096",
-    "workload.lengths.too_long=clip",
-    "progress=off",
-)
+    f"policy=sarathi_serve chunking=tile_aligned chunk=512 batch=128 kv_tokens={13 * 4096} model=llama-2-70b backend=sim "
+    "backend.tensor_parallel=2 workload=sharegpt workload.arrivals.rate=2.0 workload.lengths.format=auto "
+    "workload.lengths.order=random workload.lengths.max_length=4096 workload.lengths.too_long=clip progress=off"
+).split()
 
 OUTPUTS = {"tables": ("timeline=false",), "tables and timeline": ()}
 """Options by what the process writes; Vidur's default outputs include a timeline."""
@@ -73,48 +61,32 @@ class Process(NamedTuple):
 def main(path: str, tables: str, num_requests: Count = 5000, repeats: Count = 5, folder: str = "results") -> None:
     """Measures, prints and writes vidur.json."""
     setting = (*SETTING, f"workload.num_requests={num_requests}", f"workload.lengths.path={path}", f"hardware={tables}")
-    figures = {}
-    rows = []
+    figures, rows = {}, []
     for outputs, options in OUTPUTS.items():
         runs = []
         for repeat in range(repeats):
             run, summary = measured((*setting, *options))
             runs.append(run)
-            print(
-                f"  {outputs}, {repeat + 1} of {repeats}: {run.wall:.2f} s, of them {run.cpu:.2f} s of a core, "
-                f"{run.memory:.0f} MB",
-                flush=True,
-            )
+            cost = f"{run.wall:.2f} s, of them {run.cpu:.2f} s of a core, {run.memory:.0f} MB"
+            print(f"  {outputs}, {repeat + 1} of {repeats}: {cost}", flush=True)
         figures[outputs] = _figures(runs, summary)
-        rows += [
-            (outputs, name, values["median"], values["min"], values["max"])
-            for name, values in figures[outputs].items()
-            if isinstance(values, dict)
-        ]
-    print(
-        f"\n{summary['about']['requests']} requests, {summary['run']['iterations']} iterations "
-        f"({VIDUR['iterations']} for 5,000 in Vidur)\n"
-    )
+        spreads = {name: values for name, values in figures[outputs].items() if isinstance(values, dict)}
+        rows += [(outputs, name, found["median"], found["min"], found["max"]) for name, found in spreads.items()]
+    served = f"{summary['about']['requests']} requests, {summary['run']['iterations']} iterations"
+    print(f"\n{served} ({VIDUR['iterations']} for 5,000 in Vidur)\n")
     print(tabulate(rows, ("process that writes", "", "median", "least", "most"), floatfmt=".2f"))
-    content = {"setting": list(SETTING), "figures": figures, "vidur": VIDUR}
+    content = {"setting": SETTING, "figures": figures, "vidur": VIDUR}
     print(f"written: {write('vidur', cpu_name(), content, Path(folder))}")
 
 
 def measured(arguments: Sequence[str]) -> tuple[Process, dict[str, Any]]:
-    """Returns the cost of one new process of `experiments.run`, and the summary that it writes.
-
-    Raises:
-        ConfigError: the process fails; the message is its own.
-    """
+    """Returns the cost of one new process of `experiments.run` and its summary; raises ConfigError with its error message."""
     with TemporaryDirectory() as folder:
         output = Path(folder) / "run"
         with (Path(folder) / "errors").open("w+") as errors:
+            command = [sys.executable, "-m", "experiments.run", *arguments, f"output={output}"]
             began = time.perf_counter()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "experiments.run", *arguments, f"output={output}"],
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-            )
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
             _, status, usage = os.wait4(process.pid, 0)
             wall = time.perf_counter() - began
             process.returncode = os.waitstatus_to_exitcode(status)

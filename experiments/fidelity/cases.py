@@ -82,11 +82,7 @@ def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float 
 
 
 def chosen_cases(cases: str, policies: str = "") -> list[Case]:
-    """Returns the cases and their policies whose names begin with one of those given, separated by ";"; empty: all.
-
-    Raises:
-        ConfigError: none begins so.
-    """
+    """Returns the cases and their policies whose names begin with one of those given, separated by ";"; empty: all."""
     wanted = beginning_with("cases", cases, [case.name for case in CASES])
     allowed = beginning_with("policies", policies, POLICIES)
     chosen = []

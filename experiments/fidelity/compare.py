@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -74,9 +74,8 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
     for run, simulated, ranks, nudged in pairs:
         case, policy = run.name
         errors = {name: simulated[name] / value - 1 for name, value in run.figures.items()}
-        moved = {
-            name: [other[name] / value - 1 for other in (simulated, *nudged)] for name, value in run.figures.items()
-        }
+        others = (simulated, *nudged)
+        moved = {name: [other[name] / value - 1 for other in others] for name, value in run.figures.items()}
         cases.setdefault(case, {})[policy] = {
             "model": run.settings["model"],
             "requests": len(run.columns["request.prompt"]),
@@ -110,12 +109,10 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
     found = {}
     for name, chosen in (("with prompts", prompts), ("decodes alone", ~prompts)):
         if chosen.any():
-            found[name] = {
-                "number": int(chosen.sum()),
-                "seconds": float(real[chosen].sum()),
-                "total": float(predicted[chosen].sum() / real[chosen].sum() - 1),
-                "median": float(np.median(np.abs(predicted[chosen] / real[chosen] - 1))),
-            }
+            seconds, ratios = real[chosen].sum(), predicted[chosen] / real[chosen]
+            total, median = predicted[chosen].sum() / seconds - 1, np.median(np.abs(ratios - 1))
+            sums = {"number": int(chosen.sum()), "seconds": float(seconds)}
+            found[name] = {**sums, "total": float(total), "median": float(median)}
     return found
 
 
@@ -138,10 +135,8 @@ def ranking(policies: dict[str, Any]) -> dict[str, Any]:
 
     swapped: measured throughput of the first over the second, minus 1, for each such pair.
     """
-    speed = {
-        kind: {name: found[kind]["throughput"] for name, found in policies.items()}
-        for kind in ("measured", "simulated")
-    }
+    kinds = ("measured", "simulated")
+    speed = {kind: {name: found[kind]["throughput"] for name, found in policies.items()} for kind in kinds}
     orders = {kind: sorted(values, key=values.__getitem__, reverse=True) for kind, values in speed.items()}
     swapped = {
         f"{first}; {second}": speed["measured"][first] / speed["measured"][second] - 1
@@ -158,7 +153,10 @@ def show(result: dict[str, Any]) -> None:
     in the distribution may be far off although nearly all values are right; its rank in the simulated run shows that.
     """
     for case, policies in result["cases"].items():
-        rows = [_row(name, found) for name, found in policies.items()]
+        rows = [
+            [name, *(f"{found['measured'][key]:,.4g} {found['error'][key]:+.1%}" for key in TARGETS)]
+            for name, found in policies.items()
+        ]
         print(f"\n{case}: {next(iter(policies.values()))['model']}; measured, and the error of simulation")
         print(tabulate(rows, ["policy", *TARGETS], disable_numparse=True))
         for name, found in policies.items():
@@ -167,47 +165,30 @@ def show(result: dict[str, Any]) -> None:
                 for kind, part in found["iterations"].items()
             ]
             print(f"  iterations of {name}, predicted one by one: {'; '.join(kinds)}")
-        order = result["ranking"][case]
-        print("  ranking: " + ("the same" if not order["swapped"] else f"differs: {_swapped(order['swapped'])}"))
+        swapped = ", ".join(f"{pair} (apart by {gap:.1%})" for pair, gap in result["ranking"][case]["swapped"].items())
+        print(f"  ranking: {f'differs: {swapped}' if swapped else 'the same'}")
     print()
     for name, target in TARGETS.items():
-        missed = [
-            (case, policy, found)
-            for case, policies in result["cases"].items()
-            for policy, found in policies.items()
-            if abs(found["error"][name]) > target
+        all_runs = [
+            (f"{case}, {policy}", run) for case, runs in result["cases"].items() for policy, run in runs.items()
         ]
-        print(
-            f"  {name:12} error {result['median_error'][name]:6.2%} (median) {result['largest_error'][name]:6.2%} (largest), "
-            f"target {target:.0%}{f', MISSED by {len(missed)}:' if missed else ''}"
-        )
-        for case, policy, found in missed:
+        missed = [(which, found) for which, found in all_runs if abs(found["error"][name]) > target]
+        errors = f"{result['median_error'][name]:6.2%} (median) {result['largest_error'][name]:6.2%} (largest)"
+        says = f", MISSED by {len(missed)}:" if missed else ""
+        print(f"  {name:12} error {errors}, target {target:.0%}{says}")
+        for which, found in missed:
             low, high = found["error_range"][name]
             place = found["percentile_rank"].get(name)
-            print(
-                f"      {case}, {policy}: {found['error'][name]:+.1%} ({low:+.1%} to {high:+.1%} as iteration times move by 1%)"
-                f"{'' if place is None else f'; the measured one is P{place:.2f} of the simulated run'}"
-            )
+            moved = f"{low:+.1%} to {high:+.1%} as iteration times move by 1%"
+            rank = "" if place is None else f"; the measured one is P{place:.2f} of the simulated run"
+            print(f"      {which}: {found['error'][name]:+.1%} ({moved}){rank}")
 
 
 def error_line(result: dict[str, Any]) -> str:
     """Returns the text of a profile's `error`."""
     number = sum(len(policies) for policies in result["cases"].values())
     models = sorted({found["model"] for policies in result["cases"].values() for found in policies.values()})
-    errors = ", ".join(
-        f"{name} {result['median_error'][name]:.1%} (at most {result['largest_error'][name]:.1%})"
-        for name in TARGETS
-        if name != "throughput"
-    )
-    return (
-        f"against {number} real runs of {' and '.join(models)}, median error: {errors}; "
-        f"python -m experiments.bench fidelity, {today()}"
-    )
-
-
-def _row(name: str, found: dict[str, Any]) -> Sequence[str]:
-    return [name, *(f"{found['measured'][key]:,.4g} {found['error'][key]:+.1%}" for key in TARGETS)]
-
-
-def _swapped(pairs: dict[str, float]) -> str:
-    return ", ".join(f"{pair} (apart by {gap:.1%})" for pair, gap in pairs.items())
+    median, most = result["median_error"], result["largest_error"]
+    errors = [f"{name} {median[name]:.1%} (at most {most[name]:.1%})" for name in TARGETS if name != "throughput"]
+    runs = f"against {number} real runs of {' and '.join(models)}"
+    return f"{runs}, median error: {', '.join(errors)}; python -m experiments.bench fidelity, {today()}"

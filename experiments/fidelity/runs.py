@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch import BatchShape, Executor, Request, RunRecord, Step, StepResult
+from cbatch import BatchShape, Executor, Request, RunRecord, Step
 from cbatch.errors import ConfigError
 from cbatch.results.metrics import collect_served, statistics, step_columns
 from experiments.store.provenance import atomic_write
@@ -31,25 +31,14 @@ class Watched:
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
         self.shapes: list[BatchShape] = []
-        self.num_stages = executor.num_stages
-        self.needs_tokens = executor.needs_tokens
+        self.num_stages, self.needs_tokens = executor.num_stages, executor.needs_tokens
+        self.wait, self.restart = executor.wait, executor.restart
+        self.now, self.sleep_until = executor.now, executor.sleep_until
 
     def launch(self, step: Step) -> Any:
         in_flight = self.executor.launch(step)
         self.shapes.append(step.shape())  # the device is at work meanwhile
         return in_flight
-
-    def wait(self, in_flight: Any) -> StepResult:
-        return self.executor.wait(in_flight)
-
-    def restart(self) -> None:
-        self.executor.restart()
-
-    def now(self) -> float:
-        return self.executor.now()
-
-    def sleep_until(self, time: float) -> None:
-        self.executor.sleep_until(time)
 
     def close(self) -> None:
         """Does nothing: the executor's owner closes it."""
@@ -109,15 +98,10 @@ def figures(record: RunRecord) -> dict[str, float]:
     """Returns the figures by which runs are compared: seconds, and tokens (prompts and outputs) per second."""
     requests, steps = collect_served(record), record.steps
     total = steps[-1].received_at - steps[0].planned_at
-    first, between = map(statistics, _latencies(record).values())
-    return {
-        "total time": total,
-        "throughput": float(requests.prompt_tokens.sum() + requests.output_tokens.sum()) / total,
-        "TTFT P50": first["p50"],
-        "TTFT P99": first["p99"],
-        "TBT P50": between["p50"],
-        "TBT P99": between["p99"],
-    }
+    throughput = float(requests.prompt_tokens.sum() + requests.output_tokens.sum()) / total
+    latencies = {kind: statistics(values) for kind, values in _latencies(record).items()}
+    ranks = {f"{kind} {rank}": found[rank.lower()] for kind, found in latencies.items() for rank in ("P50", "P99")}
+    return {"total time": total, "throughput": throughput, **ranks}
 
 
 def percentile_ranks(record: RunRecord, other: Mapping[str, float]) -> dict[str, float]:
@@ -136,11 +120,7 @@ def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:
 
 
 def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request], shapes: list[BatchShape]) -> ServedRun:
-    """Returns a run in the form in which it is kept.
-
-    Args:
-        asked: the requests, in order of their ids. shapes: of every iteration.
-    """
+    """Returns a run in the form in which it is kept. asked: requests in order of their ids. shapes: of every iteration."""
     requests, steps = collect_served(record), step_columns(record.steps)
     order, start = np.argsort(requests.id), record.steps[0].planned_at
     columns: dict[str, Any] = {
@@ -158,49 +138,31 @@ def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request],
         "chunk.tokens": [tokens for shape in shapes for tokens, _ in shape.chunks],
         "chunk.context": [context for shape in shapes for _, context in shape.chunks],
     }
-    return ServedRun(
-        dict(settings), figures(record), {name: np.rint(column).astype(np.int64) for name, column in columns.items()}
-    )
+    rounded = {name: np.rint(column).astype(np.int64) for name, column in columns.items()}
+    return ServedRun(dict(settings), figures(record), rounded)
 
 
 def save(path: Path, about: Mapping[str, Any], runs: list[ServedRun]) -> None:
     """Writes runs to one file, atomically. `about`: hardware, versions, ..."""
     head = {**about, "runs": [{"settings": run.settings, "figures": run.figures} for run in runs]}
-    arrays = {
-        f"{index}/{name}": _packed(column) for index, run in enumerate(runs) for name, column in run.columns.items()
-    }
+    columns = ((f"{index}/{name}", column) for index, run in enumerate(runs) for name, column in run.columns.items())
+    arrays = {name: np.diff(column, prepend=0).astype(np.int32) for name, column in columns}  # small: compressed well
     with atomic_write(path) as partial:
         np.savez_compressed(partial, head=np.array(json.dumps(head)), **arrays)  # type: ignore[arg-type]
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[ServedRun]]:
-    """Returns what `save` wrote: `about` and the runs.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """Returns what `save` wrote, `about` and the runs; raises ConfigError if it cannot be read."""
     try:
         with np.load(path) as file:
             about: dict[str, Any] = json.loads(str(file["head"]))
-            runs = [
-                ServedRun(
-                    kept["settings"],
-                    kept["figures"],
-                    {
-                        name.partition("/")[2]: np.cumsum(file[name])
-                        for name in file.files
-                        if name.startswith(f"{index}/")
-                    },
-                )
-                for index, kept in enumerate(about.pop("runs"))
-            ]
+            kept = about.pop("runs")
+            columns: list[dict[str, NDArray[np.int64]]] = [{} for _ in kept]
+            for key in file.files:
+                index, slash, name = key.partition("/")
+                if slash:
+                    columns[int(index)][name] = np.cumsum(file[key])
+            return about, [ServedRun(**head, columns=found) for head, found in zip(kept, columns, strict=True)]
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"measured={path}: cannot read the measured runs: {error}; measure them with path=TRACE, on a GPU"
-        ) from error
-    return about, runs
-
-
-def _packed(column: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Returns the differences between neighbours, which are small and compress well."""
-    return np.diff(column, prepend=0).astype(np.int32)
+        problem = f"cannot read the measured runs: {error}; measure them with path=TRACE, on a GPU"
+        raise ConfigError(f"measured={path}: {problem}") from error

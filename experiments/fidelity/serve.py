@@ -26,12 +26,9 @@ WARM_UP = (64, 16)
 def serve_cases(
     cases: Iterable[Case], path: str, numbers: Mapping[str, int], runs: Iterable[ServedRun], backend: str = "cuda"
 ) -> Iterator[tuple[dict[str, Any], list[ServedRun]]]:
-    """Serves the cases; yields what all runs so far have in common, and the runs. A run replaces that of the same name.
+    """Serves the cases; yields what all runs so far have in common, and the runs. A run replaces an earlier one of its name.
 
-    Args:
-        path, numbers: see `fidelity_cases.workload`.
-        runs: earlier ones.
-        backend: "cuda", or "cpu" for small models.
+    path, numbers: see `cases.workload`. runs: earlier ones. backend: "cuda", or "cpu" for small models.
 
     Raises:
         ConfigError: no GPU, or a capacity that was never measured.
@@ -45,12 +42,8 @@ def serve_cases(
             lengths = requests.requests(None)
             longest = max(request.max_tokens for request in lengths)
             spec = load_spec(case.model)
-            if (
-                machine is None
-                or before is None
-                or not case.fits(before)
-                or longest > machine.server.limits.max_request_tokens
-            ):
+            fits = before is not None and case.fits(before)
+            if machine is None or not fits or longest > machine.server.limits.max_request_tokens:
                 machine = None  # frees its memory for the next one
                 in_use.close()
                 machine = build(backend, spec, batch=case.batch, max_tokens=case.max_tokens, longest=longest)
@@ -61,18 +54,10 @@ def serve_cases(
             for policy in case.policies:
                 run = serve(machine, spec, case, policy, requests)
                 by_name[run.name] = run
-                print(
-                    f"  {policy:28} {run.figures['total time']:7.2f} s, {run.figures['throughput']:8.0f} tokens/s",
-                    flush=True,
-                )
-            about = {
-                "hardware": machine.name,
-                "attention": machine.attention,
-                "trace": Path(path).name,
-                "versions": versions(),
-                "date": today(),
-            }
-            yield about, list(by_name.values())
+                seconds, rate = run.figures["total time"], run.figures["throughput"]
+                print(f"  {policy:28} {seconds:7.2f} s, {rate:8.0f} tokens/s", flush=True)
+            about = {"hardware": machine.name, "attention": machine.attention, "trace": Path(path).name}
+            yield {**about, "versions": versions(), "date": today()}, list(by_name.values())
 
 
 def capacity_of(runs: Mapping[tuple[str, str], ServedRun]) -> float | None:
@@ -85,18 +70,9 @@ def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: 
     """Serves one real run in the asynchronous loop, after a few requests to warm up."""
     server, vocabulary = machine.server, Vocabulary(spec)
     limits = server.limits
-    settings = {
-        "case": case.name,
-        "policy": policy,
-        "model": spec.name,
-        "batch": limits.max_batch,
-        "tile": limits.tile,
-        "max_tokens": limits.max_tokens,
-        "longest": limits.max_request_tokens,
-        **server.kv._asdict(),
-        "load": case.load,
-    }
-
+    tokens = {"tile": limits.tile, "max_tokens": limits.max_tokens, "longest": limits.max_request_tokens}
+    sizes = {"batch": limits.max_batch, **tokens, **server.kv._asdict()}
+    settings = {"case": case.name, "policy": policy, "model": spec.name, **sizes, "load": case.load}
     prompt, output = min(WARM_UP[0], limits.max_request_tokens - WARM_UP[1]), WARM_UP[1]
     server.serve(POLICIES[policy](), equal_requests(limits.max_batch, prompt, output, vocabulary.size))
     asked = requests.requests(vocabulary)

@@ -88,13 +88,10 @@ def decodes_and(num_tokens: int, decodes: Sequence[int]) -> Batch:
 
 def uneven(number: int, mean: int, most: int) -> tuple[int, ...]:
     """Returns contexts of this mean of which one in `ONE_IN` is `LONGER` times as long, but at most `most`."""
-    long = min(LONGER * mean, most)
-    count = -(-number // ONE_IN)
+    long, count = min(LONGER * mean, most), -(-number // ONE_IN)
     short = max((number * mean - count * long) // max(number - count, 1), 1)
-    return tuple(
-        long if index % ONE_IN == ONE_IN // 2 or (number <= ONE_IN // 2 and index == 0) else short
-        for index in range(number)
-    )
+    place = ONE_IN // 2 if number > ONE_IN // 2 else 0
+    return tuple(long if index % ONE_IN == place else short for index in range(number))
 
 
 def fit_in(sizes: Iterable[int], most: int) -> list[int]:

@@ -40,9 +40,7 @@ def profile(
     backend: str = "cuda",
     output: str = "",
 ) -> Path:
-    """Measures models in turn and writes their tables into a profile; returns its path.
-
-    `experiments.profile.__main__` explains the options.
+    """Measures models in turn and writes their tables into a profile; `experiments.profile.__main__` explains the options.
 
     Raises:
         ConfigError: an option that cannot be used. ProfileError: the file is not a profile. CapacityError: no room for a model.
@@ -50,9 +48,7 @@ def profile(
     specs = [load_spec(name) for name in model]
     batches = sorted(set(batch))
     limits = {"max_tokens": max_tokens, "longest": longest}
-    for spec in specs:
-        path = _one(spec, batches, limits, backend, output, report)
-    return path
+    return [_one(spec, batches, limits, backend, output, report) for spec in specs][-1]
 
 
 def _one(
@@ -122,11 +118,13 @@ def _shares(laboratory: Laboratory, machine: Machine, found: Iterations, *, on_g
     """Returns functions from tokens to shares, of iterations without and with prompts; each takes the next measured size."""
     if not on_gpu:
         return lambda size: UNKNOWN, lambda size: UNKNOWN
-    alone = {
-        size: shares(kernel_times(partial(laboratory.compute, Batch((), (1,) * size)))) for size in machine.decode_sizes
-    }
-    totals = [*machine.mixed_sizes, int(found.mixed.sizes[-1])]
-    mixed = {size: shares(kernel_times(partial(laboratory.compute, Batch(prompts(size))))) for size in totals}
+
+    def shares_of(batch: Batch) -> Shares:
+        return shares(kernel_times(partial(laboratory.compute, batch)))
+
+    alone = {size: shares_of(Batch((), (1,) * size)) for size in machine.decode_sizes}
+    totals = [*(size for _, size in machine.mixed_ranges), int(found.mixed.sizes[-1])]
+    mixed = {size: shares_of(Batch(prompts(size))) for size in totals}
     return partial(_next_of, alone), partial(_next_of, mixed)
 
 
@@ -158,17 +156,15 @@ def _compare(path: Path, spec: ModelSpec, measured: dict[Batch, float], between:
     for batch in between:
         report(f"between: {_words(batch)}: measured {measured[batch] * 1e3:.3f} ms, predicted {errors[batch]:+.1%}")
     inside = np.abs([error for batch, error in errors.items() if batch not in between])
-    report(
-        f"{len(inside)} measured batches are predicted within {np.median(inside):.2%} (median), {inside.max():.1%} at most"
-    )
+    within = f"{np.median(inside):.2%} (median), {inside.max():.1%} at most"
+    report(f"{len(inside)} measured batches are predicted within {within}")
 
 
 def _words(batch: Batch) -> str:
     chunks = " + ".join(f"{tokens} at {context}" for tokens, context in batch.chunks)
     mean = sum(batch.decodes) / max(len(batch.decodes), 1)
-    return f"{len(batch.decodes)} decodes of {mean:.0f}, at most {max(batch.decodes, default=0)}" + (
-        f", chunks {chunks}" if chunks else ""
-    )
+    decodes = f"{len(batch.decodes)} decodes of {mean:.0f}, at most {max(batch.decodes, default=0)}"
+    return f"{decodes}, chunks {chunks}" if chunks else decodes
 
 
 def _source(spec: ModelSpec, limits: dict[str, int], batches: list[int]) -> str:

@@ -92,8 +92,7 @@ class Laboratory:
         pause: idle seconds before the last one.
         """
         self._give_blocks([max(ends) for ends in zip_longest(*(batch.ends for batch in set(batches)), fillvalue=0)])
-        before = None
-        ended = 0.0
+        before, ended = None, 0.0
         for place, batch in enumerate(batches):
             if pause and place == len(batches) - 1 and before is not None:
                 ended, before = self.executor.wait(before).ended, None

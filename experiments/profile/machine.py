@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -33,21 +34,12 @@ class Machine(NamedTuple):
     mixed_ranges: Sequence[tuple[int, int]]
     attention: str
 
-    @property
-    def mixed_sizes(self) -> list[int]:
-        """Returns the tokens to which captured iterations with prompts are padded."""
-        return [size for _, size in self.mixed_ranges]
-
     def laboratory(self, spec: ModelSpec) -> Laboratory:
         return Laboratory(self.server, spec.vocab_size)
 
 
 def hardware_name(backend: str) -> str:
-    """Returns the name of the hardware to be measured.
-
-    Raises:
-        ConfigError: no such backend, or no GPU.
-    """
+    """Returns the name of the hardware to be measured; raises ConfigError for an unknown backend or without a GPU."""
     if backend not in TILES:
         raise ConfigError(f"profile: backend={backend} is unknown; give {' or '.join(TILES)}")
     if backend == "cpu":
@@ -58,11 +50,7 @@ def hardware_name(backend: str) -> str:
 
 
 def build(backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest: int) -> Machine:
-    """Builds the machine.
-
-    Args:
-        backend: "cuda" or "cpu".
-        batch, max_tokens: limits of an iteration. longest: tokens of a request.
+    """Builds a machine on "cuda" or "cpu". batch, max_tokens: limits of an iteration. longest: tokens of a request.
 
     Raises:
         ConfigError: see `hardware_name`. CapacityError: the model does not fit.
@@ -94,6 +82,4 @@ def memory_bytes(backend: str) -> float:
     if backend == "cuda":
         properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
         return float(properties.total_memory)
-    import os
-
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

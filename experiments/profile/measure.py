@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.power import PowerLimit
@@ -61,25 +62,22 @@ def measure(
     *,
     power_limited: bool = True,
 ) -> Iterations:
-    """
-    Args:
-        decode_sizes, mixed_ranges: as in `Machine`.
-        report: receives a line as each part begins.
-        power_limited: whether the device's clock follows its power; a CPU's varies for other reasons.
+    """Measures all parts; `report` receives a line as each begins. `decode_sizes` and `mixed_ranges` are those of `Machine`.
+
+    power_limited: whether the device's clock follows its power; a CPU's varies for other reasons.
     """
     limits = laboratory.limits
     report("decodes alone")
     alone = PiecewiseLinear.through(
         (number, laboratory.seconds(Batch((), (1,) * number))) for number in decode_counts(decode_sizes)
     )
-    decodes = _contexts(laboratory, attention_counts(decode_sizes), _alone, alone.at)
+    decodes = _contexts(laboratory, attention_counts(decode_sizes), partial(Batch, ()), alone.at)
     report("chunks of prompts")
     sizes = fit_in(CHUNKS, min(limits.max_tokens, limits.max_request_tokens))
     small = _chunks(laboratory, [size for size in sizes if size <= WHOLE])
     report("iterations with prompts")
-    mixed = mixed_bases(
-        laboratory, mixed_totals(mixed_ranges, limits.tile, limits.max_tokens), BilinearGrid.through(small)
-    )
+    totals = mixed_totals(mixed_ranges, limits.tile, limits.max_tokens)
+    mixed = mixed_bases(laboratory, totals, BilinearGrid.through(small))
     large = _chunks(laboratory, [size for size in sizes if size > WHOLE], mixed)
     power = None
     if power_limited:
@@ -87,35 +85,30 @@ def measure(
         power = power_limit(laboratory, mixed, decode_sizes)
     chunks = BilinearGrid.through((*small, *large))
     report("decodes beside a chunk")
-    beside = _Beside([size for _, size in mixed_ranges] or [2 * limits.max_batch], mixed, chunks)
-    most = min(limits.max_batch - 1, limits.max_tokens - 2)
-    mixed_counts = sorted({*(number for number in decode_sizes if number < most), max(3 * most // 4, 1), most})
-    mixed_decodes = _contexts(laboratory, mixed_counts, beside.batch, beside.without)
+    mixed_decodes = _mixed_decodes(laboratory, decode_sizes, [size for _, size in mixed_ranges], mixed, chunks)
     return Iterations(mixed, chunks, mixed_decodes, alone, decodes, power)
 
 
-def _alone(contexts: tuple[int, ...]) -> Batch:
-    return Batch((), contexts)
+def _mixed_decodes(
+    laboratory: Laboratory,
+    decode_sizes: Sequence[int],
+    mixed_sizes: Sequence[int],
+    mixed: PiecewiseLinear,
+    chunks: BilinearGrid,
+) -> BilinearGrid:
+    """Measures decodes with a small chunk, in the smallest captured size that holds them: its products draw little power."""
+    limits = laboratory.limits
+    sizes = mixed_sizes or [2 * limits.max_batch]
 
+    def total(number: int) -> int:
+        return next((size for size in sizes if size >= number + 2), sizes[-1])
 
-@dataclass(frozen=True, slots=True)
-class _Beside:
-    """Decodes beside a small chunk, in the smallest captured iteration that holds them: its products draw little power."""
+    def base(number: int) -> float:
+        return mixed.at(total(number)) + chunks.at(total(number) - number, 0)
 
-    sizes: Sequence[int]
-    mixed: PiecewiseLinear
-    chunks: BilinearGrid
-
-    def _total(self, number: int) -> int:
-        return next((size for size in self.sizes if size >= number + 2), self.sizes[-1])
-
-    def batch(self, contexts: tuple[int, ...]) -> Batch:
-        return decodes_and(self._total(len(contexts)), contexts)
-
-    def without(self, number: int) -> float:
-        """Returns the seconds of such an iteration without the decodes' attention."""
-        total = self._total(number)
-        return self.mixed.at(total) + self.chunks.at(total - number, 0)
+    most = min(limits.max_batch - 1, limits.max_tokens - 2)
+    counts = sorted({*(number for number in decode_sizes if number < most), max(3 * most // 4, 1), most})
+    return _contexts(laboratory, counts, lambda contexts: decodes_and(total(len(contexts)), contexts), base)
 
 
 def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: BilinearGrid) -> PiecewiseLinear:
@@ -155,14 +148,10 @@ def _contexts(
     """Returns the attention of decodes by (number, context): the time of an iteration beyond its base."""
     points: list[Point] = []
     for number in counts:
-        batches = {
-            context: batch_of((context,) * number) for context in fit_in(CONTEXTS, laboratory.limits.max_request_tokens)
-        }
-        points += [
-            (number, context, max(laboratory.seconds(batch) - base(number), 0.0))
-            for context, batch in batches.items()
-            if laboratory.holds(batch)
-        ]
+        for context in fit_in(CONTEXTS, laboratory.limits.max_request_tokens):
+            batch = batch_of((context,) * number)
+            if laboratory.holds(batch):
+                points.append((number, context, max(laboratory.seconds(batch) - base(number), 0.0)))
     return BilinearGrid.through(points)
 
 

@@ -48,11 +48,7 @@ NEARLY_ALL = 0.75
 
 
 def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: Sequence[int]) -> PowerLimit:
-    """
-    Args:
-        bases: seconds of mixed iterations in the steady state, against tokens, as `measure` finds them.
-        decode_counts: numbers of decodes to look at.
-    """
+    """Measures the limit with decodes in these numbers; `bases` are the seconds of mixed iterations in the steady state."""
     sizes = _sizes(laboratory, bases)
     rest = [LIGHT] * _repeats(laboratory, LIGHT, RESTED_SECONDS)
     saved = {size: max(_saved(laboratory, [*rest, Batch(prompts(size))])[0], 0.0) for size in sizes}
@@ -73,9 +69,7 @@ def _prompts(
 ) -> tuple[PiecewiseLinear, PiecewiseLinear]:
     """Returns `gain` and `loss` of a `PowerLimit`.
 
-    Args:
-        saved: seconds that prompts save after a rest, by their tokens.
-        spent: prompts that leave the clock at its lowest.
+    saved: seconds that prompts save after a rest, by their tokens. spent: prompts that leave the clock at its lowest.
     """
     usable = [size for size in saved if saved[size] <= NEARLY_ALL * reserve] or [min(saved)]
     gains, losses = [], []
@@ -94,9 +88,7 @@ def _decodes(
 ) -> tuple[PiecewiseLinear, PiecewiseLinear]:
     """Returns `decode_loss` and `rise_seconds` of a `PowerLimit`.
 
-    Args:
-        spent: large iterations that leave the clock at its lowest.
-        first: seconds that one of them saves after a rest.
+    spent: large iterations that leave the clock at its lowest. first: seconds that one of them saves after a rest.
     """
     context = min(DECODE_CONTEXT, laboratory.limits.max_request_tokens)
     batches = [Batch((), (context,) * number) for number in decode_counts]

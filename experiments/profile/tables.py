@@ -32,10 +32,8 @@ def model_tables(
 ) -> dict[str, Any]:
     """Returns the tables of one degree of tensor parallelism of a model.
 
-    Args:
-        max_batch: largest batch for which graphs were captured.
-        alone, mixed: shares of iterations without prompts and with.
-        rows: the table of captured rows; None without graphs.
+    alone, mixed: shares of iterations without prompts and with. max_batch: largest batch for which graphs were captured.
+    rows: the table of captured rows; None without graphs.
     """
     tables = {
         **_mixed_parts(found.mixed, mixed, max_batch),
@@ -51,13 +49,11 @@ def model_tables(
 
 
 def rows_table(bases: Mapping[int, PiecewiseLinear]) -> dict[str, Any] | None:
-    """Returns the cost of captured rows: see `cbatch.sim.profile.CapturedRows`.
+    """Returns the cost of captured rows (see `cbatch.sim.profile.CapturedRows`); None for fewer than two batches.
 
     A smaller batch has more captured sizes, so part of what it saves is padding.
 
-    Args:
-        bases: bases of mixed iterations, by the largest batch for which graphs were captured; all but the last only at
-            captured sizes. At least two are needed.
+    bases: of mixed iterations, by the largest batch for which graphs were captured; all but the last only at captured sizes.
     """
     if len(bases) < 2:
         return None
@@ -111,10 +107,8 @@ def _power(power: PowerLimit) -> dict[str, Any]:
 
 def _grid(grid: BilinearGrid) -> dict[str, Any]:
     contexts = sorted({context for row in grid.columns for context in row})
-    rows = [
-        dict(zip(columns, _rounded(seconds), strict=True))
-        for columns, seconds in zip(grid.columns, grid.seconds, strict=True)
-    ]
+    columns = zip(grid.columns, map(_rounded, grid.seconds), strict=True)
+    rows = [dict(zip(known, seconds, strict=True)) for known, seconds in columns]
     return {
         "sizes": [int(size) for size in grid.sizes],
         "contexts": [int(context) for context in contexts],
@@ -127,16 +121,11 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 def read_existing(path: Path) -> dict[str, Any]:
-    """Returns the content of the file; empty if there is none.
-
-    Raises:
-        ProfileError: it is not a profile.
-    """
+    """Returns the content of the file; empty if there is none. Raises ProfileError if it is not a profile."""
     if not path.is_file():
         return {}
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
-        return data
+        return dict(json.loads(path.read_text()))
     except ValueError as error:
         raise ProfileError(f"{path}: cannot read the profile: {error}; move it away to measure a new one") from error
 

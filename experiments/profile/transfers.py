@@ -48,11 +48,8 @@ def ceilings(device: torch.device) -> dict[str, float]:
 def link_times(backend: str, num_gpus: int, sizes: Sequence[int] = SENT) -> dict[str, Any]:
     """Times all-reduces over 2, 4, ... GPUs of this host, and sends between two; returns nothing for a single GPU.
 
-    Args:
-        backend: of torch.distributed: "nccl" for GPUs, "gloo" for processes on a CPU.
-
-    Returns:
-        {"all_reduce": {GPUs: curve}, "within_node": curve}, as in a profile's file.
+    backend: of torch.distributed: "nccl" for GPUs, "gloo" for processes on a CPU.
+    Returns {"all_reduce": {GPUs: curve}, "within_node": curve}, as in a profile's file.
     """
     if num_gpus < 2:
         return {}
@@ -62,12 +59,8 @@ def link_times(backend: str, num_gpus: int, sizes: Sequence[int] = SENT) -> dict
         for count in counts:
             spawn(_measure_links, (count, backend, folder, tuple(sizes)), nprocs=count)
         measured = {count: json.loads((Path(folder) / f"{count}.json").read_text()) for count in counts}
-    return {
-        "all_reduce": {
-            str(count): {"bytes": list(sizes), "seconds": found["all_reduce"]} for count, found in measured.items()
-        },
-        "within_node": {"bytes": list(sizes), "seconds": measured[2]["send"]},
-    }
+    curves = {str(count): {"bytes": list(sizes), "seconds": measured[count]["all_reduce"]} for count in counts}
+    return {"all_reduce": curves, "within_node": {"bytes": list(sizes), "seconds": measured[2]["send"]}}
 
 
 def _measure_links(rank: int, count: int, backend: str, folder: str, sizes: tuple[int, ...]) -> None:

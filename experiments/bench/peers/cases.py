@@ -63,11 +63,7 @@ CASES = {
 
 
 def requests_of(case: Case, spec: ModelSpec, path: str = "") -> list[Request]:
-    """All requests of a case, queued at once.
-
-    Raises:
-        ConfigError: the case replays a trace and `path` is empty.
-    """
+    """All requests of a case, queued at once. path: of the trace; only cases that replay it need one."""
     if case.work in ("decode", "one"):
         return equal_requests(case.batch, 256 if case.work == "decode" else 32, case.new, spec.vocab_size)
     if case.work == "pd":

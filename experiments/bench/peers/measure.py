@@ -56,14 +56,6 @@ class Peer(NamedTuple):
     environment: Mapping[str, str]
 
 
-class Taken(NamedTuple):
-    """Seconds that starting the engine and each run of all requests took, and the engine's settings."""
-
-    start_seconds: float
-    seconds: list[float]
-    settings: dict[str, Any]
-
-
 def measure(name: str, peer: Peer, *, path: str, repeats: int, tree: str, folder: Path) -> Path:
     """Measure the case `name`, print its figures and write them to `folder`/<card>/peers; returns the file's path.
 
@@ -75,8 +67,8 @@ def measure(name: str, peer: Peer, *, path: str, repeats: int, tree: str, folder
     spec, work, fields = load_spec(case.model), WORKS[case.work], case._asdict()
     requests = requests_of(case, spec, path)
     hardware, driver = graphics_card()
-    taken = run(peer, case, spec, requests, repeats)
-    values = spread([speed(case, requests, seconds) for seconds in taken.seconds])
+    start_seconds, seconds, settings = run(peer, case, spec, requests, repeats)
+    values = spread([speed(case, requests, taken) for taken in seconds])
     version = metadata.version(peer.package)
     row = f"{peer.label} {version}{work.row.format(**fields)}"
     print(f"{row}: {work.unit} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
@@ -87,19 +79,21 @@ def measure(name: str, peer: Peer, *, path: str, repeats: int, tree: str, folder
         "unit": work.unit,
         "commit": tree or commit(),
         "driver": driver,
-        "engine": {"name": peer.label, "version": version, "environment": peer.environment, **taken.settings},
+        "engine": {"name": peer.label, "version": version, "environment": peer.environment, **settings},
         **fields,
         "requests": len(requests),
         "prompt_tokens": sum(request.num_prompt_tokens for request in requests),
         "output_tokens": sum(request.max_new_tokens for request in requests),
-        "start_seconds": taken.start_seconds,
-        "figures": {"value": values, "seconds": spread(taken.seconds)},
+        "start_seconds": start_seconds,
+        "figures": {"value": values, "seconds": spread(seconds)},
     }
     return write(f"peers/{peer.package}-{name}", hardware, found, folder, "python -m experiments.bench.peers")
 
 
-def run(peer: Peer, case: Case, spec: ModelSpec, requests: Sequence[Request], repeats: int) -> Taken:
-    """Start the engine, warm it up, and serve the requests `repeats` times."""
+def run(
+    peer: Peer, case: Case, spec: ModelSpec, requests: Sequence[Request], repeats: int
+) -> tuple[float, list[float], dict[str, Any]]:
+    """Start the engine, warm it up, and serve the requests; the seconds of the start and of each run, and its settings."""
     with TemporaryDirectory() as checkpoint:
         write_checkpoint(spec, Path(checkpoint))
         began = time.perf_counter()
@@ -107,17 +101,13 @@ def run(peer: Peer, case: Case, spec: ModelSpec, requests: Sequence[Request], re
         start_seconds = time.perf_counter() - began
         try:
             serve(engine, [shortened(request) for request in requests[: min(case.batch, WARM_UP_REQUESTS)]])
-            return Taken(start_seconds, [serve(engine, requests) for _ in range(repeats)], engine.settings)
+            return start_seconds, [serve(engine, requests) for _ in range(repeats)], engine.settings
         finally:
             engine.close()
 
 
 def serve(engine: Engine, requests: Sequence[Request]) -> float:
-    """Seconds for all requests.
-
-    Raises:
-        CbatchError: a request did not get all its tokens, so the engine did other work than ours.
-    """
+    """Seconds for all requests; a CbatchError if one did not get all its tokens, as the engine did other work than ours."""
     seconds, generated = engine.serve(requests)
     asked = [request.max_new_tokens for request in requests]
     if generated != asked:
