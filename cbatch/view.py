@@ -224,8 +224,9 @@ class PlanBuilder:
         if self.num_requests:
             self.plan.pad_to = max(num_tokens, self.num_tokens)
 
-    def build(self, note: str = "") -> Plan:
-        self.plan.note = note
+    def build(self, note: str = "", *, wake_at: float | None = None) -> Plan:
+        """The finished plan. wake_at: seconds; an empty plan is asked for again then, if nothing happens before."""
+        self.plan.note, self.plan.wake_at = note, wake_at
         return self.plan
 
     def _count(self, num_requests: int, num_tokens: int) -> None:

@@ -112,13 +112,16 @@ def test_an_empty_plan_with_nothing_to_come_is_an_error() -> None:
         engine.run()
 
 
-def test_an_empty_plan_waits_for_its_wake_time_or_the_next_arrival() -> None:
+@pytest.mark.parametrize("built", [False, True], ids=["plan", "builder"])
+def test_an_empty_plan_waits_for_its_wake_time_or_the_next_arrival(built: bool) -> None:
     seen: list[float] = []
 
     class Patient(Orca):
         def plan(self, view: View) -> Plan:
             seen.append(view.now)
-            return super().plan(view) if view.now >= 5 else Plan(wake_at=5.0)
+            if view.now >= 5:
+                return super().plan(view)
+            return view.plan().build(wake_at=5.0) if built else Plan(wake_at=5.0)
 
     engine = make_engine(Patient(), LIMITS)
     engine.submit([Request(0, 3, 1), Request(1, 3, 1, arrival_time=2.0)])

@@ -8,7 +8,7 @@ from importlib import import_module
 
 from cbatch import ConfigError
 from experiments.config.command_line import check_name, keyword_arguments, listed, run
-from experiments.config.hardware import count_gpus
+from experiments.config.this_machine import count_gpus
 
 BENCHMARKS = {
     "host": "host time of an iteration against running and waiting requests (no GPU needed)",

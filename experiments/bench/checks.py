@@ -16,9 +16,9 @@ from cbatch.runtime.options import Options
 from cbatch.sim.profile_file import load_profile
 from experiments.config.backends import Cpu, Cuda
 from experiments.config.command_line import Count
-from experiments.config.hardware import count_gpus
 from experiments.config.presets import load_spec
 from experiments.config.servers import PROFILE, real_server
+from experiments.config.this_machine import count_gpus
 from experiments.store.benchmark_file import spread, write
 from experiments.workloads import ClosedBatch
 from policies.prefill_first import PrefillFirst

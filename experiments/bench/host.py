@@ -16,7 +16,7 @@ from cbatch import Limits, Request, Server, Step, StepResult
 from cbatch.cost import NO_COST
 from cbatch.kv import KVSize
 from cbatch.runtime.batch import Shape, host_views, pack
-from experiments.config.hardware import cpu_name
+from experiments.config.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
 from policies.chunking import TileAligned
 from policies.sarathi_serve import SarathiServe

@@ -55,8 +55,9 @@ def text(measured: Measured, *, drawn: bool) -> str:
     ]
     if "date" in peers:
         parts.append(
-            f"Peers marked{peer_rows.BY_HAND}: {peers['date']}; {peers['setting']}. {peers['note']} The bytes bound is the "
-            f"time that reading weights and KV cache takes at {peers['copy_bandwidth']}, the speed of a copy on the device."
+            f"Rows marked{peer_rows.BY_HAND} are other engines, measured on {peers['date']} on the same kind of GPU and work, and "
+            f"entered by hand ({peers['setting']}). The bytes bound is the time that reading weights and KV cache takes at "
+            f"{peers['copy_bandwidth']}, the speed of a copy on the device."
         )
     parts += _batches(measured, drawn) + _one_request(measured) + _pd(measured) + _trace(measured)
     return "\n\n".join([*parts, *_attention(measured)]) + "\n"

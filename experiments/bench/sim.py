@@ -20,7 +20,7 @@ from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile, profile_names
-from experiments.config.hardware import cpu_name
+from experiments.config.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
 from experiments.workloads import read_trace
 from policies.chunking import TileAligned

@@ -27,7 +27,7 @@ from tabulate import tabulate
 
 from cbatch import ConfigError
 from experiments.config.command_line import Count
-from experiments.config.hardware import cpu_name
+from experiments.config.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
 
 SETTING = (

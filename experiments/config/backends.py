@@ -19,7 +19,7 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime, Profile
 from cbatch.sim.topology import Topology
 from cbatch.validation import Give, Switch, check, not_negative
-from experiments.config.hardware import count_gpus, cpu_name
+from experiments.config.this_machine import count_gpus, cpu_name
 from experiments.workloads import Vocabulary
 
 Graphs = Literal["off", "decode", "all"]

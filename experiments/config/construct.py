@@ -80,7 +80,10 @@ def _locate(path: str, target: object) -> Any:
         module = import_module(module_name)
     except Exception as error:
         why = f"{module_name} cannot be imported ({_why(error)})"
-        raise ConfigError(f"{given}: {why}; run in the folder that contains it, or install it") from error
+        remedy = "run in the folder that contains it, or install it"
+        if not isinstance(error, ModuleNotFoundError):
+            remedy = "correct it"
+        raise ConfigError(f"{given}: {why}; {remedy}") from error
     found = getattr(module, name, None)
     if not callable(found):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]

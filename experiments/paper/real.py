@@ -15,9 +15,9 @@ from cbatch.kv import blocks_for
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from experiments.config.backends import Cpu, Cuda
-from experiments.config.hardware import count_gpus
 from experiments.config.presets import load_spec
 from experiments.config.servers import real_server
+from experiments.config.this_machine import count_gpus
 from experiments.paper.steady import (
     WARM_UP,
     Load,

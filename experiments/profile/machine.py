@@ -11,8 +11,8 @@ import torch
 from cbatch import ConfigError, Limits, Server
 from cbatch.model import ModelSpec
 from experiments.config.backends import Cpu, Cuda
-from experiments.config.hardware import count_gpus, cpu_name
 from experiments.config.servers import real_server, release_memory
+from experiments.config.this_machine import count_gpus, cpu_name
 from experiments.profile.laboratory import Laboratory
 
 TILES = {"cuda": 128, "cpu": 16}

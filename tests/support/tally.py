@@ -14,7 +14,7 @@ from typing import Never
 
 from tqdm import tqdm
 
-from experiments.config.hardware import cpu_name
+from experiments.config.this_machine import cpu_name
 from experiments.store.benchmark_file import write
 
 BLOB = re.compile(r"@reproduce_failure\('[^']*', b'([^']*)'\)")
