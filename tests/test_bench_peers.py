@@ -192,8 +192,9 @@ VALUES = {"decode-2048": 3 / 2048 * 1e3, "one": 512 / 3, "pd-256": 144 * 1024 / 
 def test_the_script_drives_vllm_and_writes_what_it_measured(
     name: str, fake: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["vllm", f"cases={name}", "commit=abc", f"folder={tmp_path}"]
+    options = ["vllm", f"cases={name}", f"folder={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["peers", *options])
+    monkeypatch.setenv("CBATCH_COMMIT", "abc")
     assert command.main(options) == 0
     file = json.loads((tmp_path / f"h200/peers/vllm-{name}.json").read_text())
     assert file["figures"]["value"] == pytest.approx(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -19,12 +20,18 @@ PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-c
 
 
 def provenance(command: str) -> dict[str, Any]:
-    """The command with this process's arguments, the date and versions."""
-    return {"command": f"{command} {arguments()}".rstrip(), "date": today(), "versions": versions()}
+    """The command with this process's arguments, the date, the commit and versions."""
+    told = {"command": f"{command} {arguments()}".rstrip(), "date": today(), "commit": commit()}
+    return {**told, "versions": versions()}
 
 
 def commit() -> str | None:
-    """The commit of this source tree, "+ changes" behind it if files differ from it; None outside a git checkout."""
+    """The commit of this source tree, "+ changes" behind it if files differ from it.
+
+    A copy without git, such as one on a GPU host, is told by the environment: CBATCH_COMMIT. None if nothing tells.
+    """
+    if told := os.environ.get("CBATCH_COMMIT"):
+        return told
     tree = Path(__file__).parents[2]
     git = partial(subprocess.check_output, cwd=tree, stderr=subprocess.DEVNULL, text=True)
     with suppress(OSError, subprocess.CalledProcessError):
@@ -36,7 +43,7 @@ def commit() -> str | None:
 
 def arguments(*excluded: str) -> str:
     """This process's arguments without the excluded options, by default those that do not affect results."""
-    left_out = tuple(f"{key}=" for key in excluded or ("folder", "commit"))
+    left_out = tuple(f"{key}=" for key in excluded or ("folder",))
     return shlex.join(_shorten_path(argument) for argument in sys.argv[1:] if not argument.startswith(left_out))
 
 

@@ -5,7 +5,6 @@ Runs in the engine's own environment, which needs PyTorch, transformers and PyYA
 keys: cases=trace-256,decode  beginnings of cases' names; all without it
       path=FILE               the trace
       repeats=3               runs of each case
-      commit=HASH             of this source tree, for a copy without git
       folder=results          a file for each case is written to folder/<card>/peers
 """
 
@@ -22,7 +21,7 @@ from experiments.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
 
 PEERS = {"vllm": Peer("vllm", "vLLM", VllmEngine, ENVIRONMENT)}
 
-DEFAULTS = {"cases": "", "path": "", "repeats": "3", "commit": "", "folder": "results"}
+DEFAULTS = {"cases": "", "path": "", "repeats": "3", "folder": "results"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         peer, keys = read(arguments)
         repeats, folder = int(keys["repeats"]), Path(keys["folder"])
         for name in chosen(keys["cases"]):
-            path = measure(name, peer, path=keys["path"], repeats=repeats, tree=keys["commit"], folder=folder)
+            path = measure(name, peer, path=keys["path"], repeats=repeats, folder=folder)
             print(f"written: {path}", flush=True)
     except CbatchError as error:
         print(f"error: {error}", file=sys.stderr)

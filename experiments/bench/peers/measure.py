@@ -17,7 +17,6 @@ from cbatch.model import ModelSpec
 from experiments.bench.peers.cases import CASES, WORKS, Case, requests_of, speed
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import spread, write
-from experiments.store.provenance import commit
 
 WARM_UP_REQUESTS = 32
 WARM_UP_TOKENS = 16
@@ -56,11 +55,10 @@ class Peer(NamedTuple):
     environment: Mapping[str, str]
 
 
-def measure(name: str, peer: Peer, *, path: str, repeats: int, tree: str, folder: Path) -> Path:
+def measure(name: str, peer: Peer, *, path: str, repeats: int, folder: Path) -> Path:
     """Measure the case `name`, print its figures and write them to `folder`/<card>/peers; returns the file's path.
 
-    Args:
-        path: of the trace. tree: the commit that runs, for a copy without git.
+    path: of the trace.
     """
     os.environ.update(peer.environment)
     case = CASES[name]
@@ -77,7 +75,6 @@ def measure(name: str, peer: Peer, *, path: str, repeats: int, tree: str, folder
         "section": [key.format(**fields) for key in work.section],
         "row": row,
         "unit": work.unit,
-        "commit": tree or commit(),
         "driver": driver,
         "engine": {"name": peer.label, "version": version, "environment": peer.environment, **settings},
         **fields,
