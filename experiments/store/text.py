@@ -123,7 +123,7 @@ def format_number(value: float | None) -> str:
     """Three significant digits, or all before the decimal point: 30,960 or 4.76 or 0.0384."""
     if value is None or value != value:
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
 def format_share(value: float | None) -> str:

@@ -1,0 +1,96 @@
+"""A run made by hand, in which every figure has another value; the test of each figure does the sum.
+
+seconds     0   1   2   3   4   5   6   7   8   9  10  11  12          one GPU, 4 places, 20 KV blocks
+request 0    a  A-------1-------2-----------3                          5 prompt tokens, 3 of output
+request 1         a       A-----    (preempted)  ---------1---2        7 prompt tokens, 2 of output
+request 2           a             x                                    rejected
+request 3                         aA--------1                          3 prompt tokens, 1 of output
+
+a: arrives, A: admitted, 1 2 3: its tokens on the host. Request 3 arrives with iteration 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from cbatch import SLO, FinishReason, Request, RunRecord, StepRecord
+from cbatch.request import Status
+from cbatch.results.metrics import Objectives, collect_served
+from cbatch.results.summary import summarize
+from experiments.store.run_folder import write_results
+
+# (planned, launched, waited, received, done, started, ended), (requests, prefill, decode, padding, sampled, preempted,
+# KV blocks, waiting, running), and the requests that receive a token
+STEPS = [
+    ((1.0, 1.25, 1.375, 3.0, 3.25, 1.25, 3.0), (1, 5, 0, 3, 1, 0, 2, 1, 1), [0]),
+    ((3.25, 3.5, 3.625, 5.0, 5.5, 3.5, 5.0), (2, 4, 1, 0, 1, 0, 5, 0, 2), [0]),
+    ((5.5, 6.0, 6.125, 8.0, 8.25, 6.0, 8.0), (2, 3, 1, 0, 2, 1, 6, 1, 0), [0, 3]),
+    ((8.25, 8.5, 8.625, 11.0, 11.25, 8.5, 11.0), (1, 7, 0, 1, 1, 0, 3, 0, 1), [1]),
+    ((11.25, 11.5, 11.625, 12.0, 12.75, 11.5, 12.0), (1, 0, 1, 0, 1, 0, 3, 0, 0), [1]),
+]
+NUM_BLOCKS, MAX_BATCH, OVERSHOOT = 20, 4, 6
+
+ABOUT: dict[str, Any] = {
+    "policy": "prefill_first",
+    "chunking": None,
+    "chunk": None,
+    "workload": "closed",
+    "model": "llama-13b",
+    "runtime": "async",
+    "simulated": False,
+    "hardware": "a computer",
+    "execution": {},
+    "limits": {"batch": MAX_BATCH, "kv_blocks": NUM_BLOCKS},
+    "overrides": [],
+}
+SETTINGS: dict[str, Any] = {"workload": {"length": 8}}
+
+
+def make_record() -> RunRecord:
+    record = RunRecord()
+    for index, (times, counts, receivers) in enumerate(STEPS):
+        record.add_step(StepRecord(index, *times, *counts, note=""), np.array(receivers))
+    record.requests = [
+        _ended(Request(2, 9, 9, arrival_time=2.0), None, 5.5, FinishReason.REJECTED, reject_reason="too long"),
+        _ended(Request(0, 5, 3, arrival_time=0.25, priority=7), 1.0, 8.0, num_output_tokens=3),
+        _ended(Request(3, 3, 4, arrival_iteration=2), 5.5, 8.0, FinishReason.STOP, num_output_tokens=1),
+        _ended(
+            Request(1, 7, 2, arrival_time=1.5, client="ann", tier="gold", slo=SLO(ttft=4.0)),
+            3.25,
+            12.0,
+            num_output_tokens=2,
+            num_preemptions=1,
+            num_recomputed_tokens=4,
+        ),
+    ]
+    return record
+
+
+def _ended(
+    request: Request, admitted: float | None, ended: float, why: FinishReason = FinishReason.LENGTH, **values: object
+) -> Request:
+    request.status, request.finish_reason = Status.FINISHED, why
+    request.admitted_at, request.finished_at = admitted, ended
+    for name, value in values.items():
+        setattr(request, name, value)
+    return request
+
+
+def make_summary(record: RunRecord, about: Mapping[str, Any] = ABOUT, **options: Any) -> dict[str, Any]:
+    sizes = {"num_blocks": NUM_BLOCKS, "max_batch": MAX_BATCH, "overshoot_tokens": OVERSHOOT}
+    return {"about": {**ABOUT, **about}, **summarize(record, **sizes, **options)}
+
+
+def write_run(folder: Path, about: Mapping[str, Any] = ABOUT, settings: Mapping[str, Any] = SETTINGS) -> Path:
+    """The folder of the run, as `experiments.run` would leave it."""
+    record = make_record()
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
+    summary = make_summary(record, about, objectives=Objectives(ttft=2.75))
+    write_results(folder, record, collect_served(record), summary, timeline_title="by hand")
+    return folder
