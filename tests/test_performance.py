@@ -33,8 +33,8 @@ PEERS = {
 }
 
 
-def write(folder: Path, name: str, figures: dict[str, Any], date: str = "2026-01-02") -> None:
-    stamp = {**STAMP, "date": date, "command": f"bench {name}"}
+def write(folder: Path, name: str, figures: dict[str, Any], date: str = "2026-01-02", **stamp: str) -> None:
+    stamp = {**STAMP, "date": date, "command": f"bench {name}", **stamp}
     (folder / f"{name}.json").write_text(json.dumps({**stamp, **figures}))
 
 
@@ -80,10 +80,12 @@ def test_figures_stand_beside_the_peers(tmp_path: Path) -> None:
     }
     write(tmp_path, "graphs", {"figures": figures})
     page = performance.text(measured.read(tmp_path), drawn=False)
-    assert rows(page)["**cbatch, sync**"] == ["6.00", "1.000", "66.7%", "99.98%"]
-    assert rows(page)["**cbatch, fused**"] == ["250", "1.250", "62.5%"]
-    assert rows(page)["fused"] == ["3.00", "2.00", "not measured", "4"]
-    assert "`bench graphs`; 2026-01-02; torch 2.11.0" in page
+    when = "2026-01-02, commit not recorded"
+    assert rows(page)["**cbatch, sync**"] == ["6.00", "1.000", "66.7%", "99.98%", when]
+    assert rows(page)["**cbatch, fused**"] == ["250", "1.250", "62.5%", when]
+    assert rows(page)["other"][-1] == "2026-01-01, by hand"
+    assert rows(page)["fused"] == ["3.00", "2.00", "not measured", "4", when]
+    assert "`bench graphs`; NVIDIA H200; 2026-01-02, commit not recorded; torch 2.11.0" in page
 
 
 def test_what_is_missing_is_said_to_be(tmp_path: Path) -> None:
@@ -106,10 +108,13 @@ def test_attention_of_each_model_stands_beside_the_bytes_that_it_reads(tmp_path:
 
 def test_batches_measured_apart_are_one_table_and_the_newest_stands(tmp_path: Path) -> None:
     write(tmp_path, "async-more", batches(**{"async": loop(7.0, 0.0), "sync": loop(8.0, 0.0)}), "2026-01-01")
-    write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0)}), "2026-01-03")
+    commit = "0123456789abcdef + changes"
+    write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0)}), "2026-01-03", commit=commit)
     page = performance.text(measured.read(tmp_path), drawn=False)
     assert rows(page)["**cbatch, async**"][0] == "5.00"
     assert rows(page)["**cbatch, sync**"][0] == "8.00"
+    assert rows(page)["**cbatch, async**"][-1] == "2026-01-03, 0123456789ab + changes"
+    assert rows(page)["**cbatch, sync**"][-1] == "2026-01-01, commit not recorded"
 
 
 def test_lanes_of_the_benchmark_show_sync_above_async(tmp_path: Path) -> None:

@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.bench.peers import rows as peer_rows
-from experiments.bench.tables import Json
+from experiments.bench.tables import Json, stamp
+
+NESTED = ("async", "pd")
+"""Benchmarks that measure several loops or policies on each piece of work."""
 
 
 class Measured(NamedTuple):
     """decode, graphs, pd and trace hold merged "figures" and their "sources", both empty if nothing was measured.
+
+    Each way, policy or loop has its date and commit under "measured".
 
     peers: see `peers.rows.read`. attention: files by model.
     """
@@ -43,7 +48,13 @@ def _merge(folder: Path, benchmark: str) -> Json:
         merged["hardware"] = found["hardware"]
         beginning = f"batch {found['batch']}, " if benchmark == "trace" else ""
         for name, parts in found["figures"].items():
-            merged["figures"].setdefault(beginning + name, {}).update(parts)
+            dated: Json = {"measured": stamp(found)}
+            if benchmark in NESTED:
+                ways = {way: figures for way, figures in parts.items() if isinstance(figures, dict)}
+                dated = {way: {**figures, **dated} for way, figures in ways.items()}
+            else:
+                dated |= parts
+            merged["figures"].setdefault(beginning + name, {}).update(dated)
     return merged
 
 

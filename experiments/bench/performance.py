@@ -11,8 +11,8 @@ from pathlib import Path
 from cbatch import ConfigError
 from experiments.bench import summary
 from experiments.bench.measured import Measured, read
-from experiments.bench.peers import rows as peer_rows
-from experiments.bench.tables import MISSING, Json, Row, markdown, number, speeds
+from experiments.bench.peers.rows import BY_HAND
+from experiments.bench.tables import MISSING, Json, Row, markdown, number, source, speeds
 from experiments.plots import lanes
 from experiments.plots.lane_panels import BENCHMARK
 from experiments.plots.style import save
@@ -20,7 +20,7 @@ from experiments.plots.style import save
 COMMAND = "python -m experiments.bench report"
 HOW_TIMED = (
     "Figures are medians. Ours are timed from the first plan to the last token, other engines' from the submission of all "
-    "requests to the last token."
+    "requests to the last token. Figures of different dates come from different cards, which vary by a few percent."
 )
 NOT_THE_SAME = (
     "Device active: of cbatch, the share of the run in which an iteration computes, short gaps between its kernels "
@@ -30,34 +30,35 @@ NOT_THE_SAME = (
 
 def main(results: str = "results/h200", docs: str = "docs", readme: str = "") -> None:
     """Writes the page, the picture if there is something to draw, and the table of `readme`; prints their paths."""
-    source = Path(results)
-    if not any(source.glob("*.json")):
+    folder = Path(results)
+    if not any(folder.glob("*.json")):
         raise ConfigError(f"results={results}: no results there; run a benchmark first: python -m experiments.bench")
     page = Path(docs) / "performance.md"
     page.parent.mkdir(parents=True, exist_ok=True)
-    drawn = (source / BENCHMARK).is_file()
-    measured = read(source)
+    drawn = (folder / BENCHMARK).is_file()
+    measured = read(folder)
     page.write_text(text(measured, drawn=drawn), encoding="utf-8")
     print(page)
     if readme:
         summary.write(Path(readme), measured)
         print(readme)
     if drawn:
-        print(*save(lanes.draw(source), Path(docs), "lanes"), sep="\n")
+        print(*save(lanes.draw(folder), Path(docs), "lanes"), sep="\n")
 
 
 def text(measured: Measured, *, drawn: bool) -> str:
     peers = measured.peers
     hardware = next((part["hardware"] for part in measured if "hardware" in part), "an unknown device")
     parts = [
-        f"# Measured on one {hardware}",
-        f"Written by `{COMMAND}` from the files that the command under each table wrote. {HOW_TIMED}",
+        f"# Speed on an {hardware}",
+        f"Written by `{COMMAND}` from the files that the commands under each table wrote. {HOW_TIMED}",
     ]
     if "date" in peers:
         parts.append(
-            f"Rows marked{peer_rows.BY_HAND} are other engines, measured on {peers['date']} on the same kind of GPU and work, and "
-            f"entered by hand ({peers['setting']}). The bytes bound is the time that reading weights and KV cache takes at "
-            f"{peers['copy_bandwidth']}, the speed of a copy on the device."
+            f'Rows measured "{peers["date"]}{BY_HAND}" are other engines on the same work and a GPU of the same kind, entered by '
+            f"hand: this repository has no script for transformers and nano-vllm, and vLLM's script is newer ({peers['setting']}). "
+            f"The bytes bound is the time that reading weights and KV cache takes at {peers['copy_bandwidth']}, the speed of a copy "
+            "on the device."
         )
     parts += _batches(measured, drawn) + _one_request(measured) + _pd(measured) + _trace(measured)
     return "\n\n".join([*parts, *_attention(measured)]) + "\n"
@@ -89,8 +90,13 @@ def _one_request(measured: Measured) -> list[str]:
     parts = ["## One request: llama-2-7b, 32 prompt and 512 new tokens", table, *_sources(peer)]
     if figures:
         keys = ("build_seconds", "capture_seconds", "warm_up_seconds")
-        costs = [[name, *(number(way.get(key)) for key in keys), way["graphs"]] for name, way in figures.items()]
-        parts.append(markdown(costs, ["", "built in [s]", "captures, of it [s]", "first request [s]", "graphs"]))
+        costs = [
+            [name, *(number(way.get(key)) for key in keys), way["graphs"], way["measured"]]
+            for name, way in figures.items()
+        ]
+        parts.append(
+            markdown(costs, ["", "built in [s]", "captures, of it [s]", "first request [s]", "graphs", "measured"])
+        )
     return [*parts, _source(measured.graphs)]
 
 
@@ -136,22 +142,23 @@ def _table(peer: Json, ours: list[Row], unit: str, *, faster_is_less: bool = Fal
 
 
 def _ours(found: Json, key: str) -> list[Row]:
-    rows = [Row(f"**cbatch, {name}**", part.get(key), _median(part, "active_share")) for name, part in found.items()]
+    """A row for each way, loop or policy; `key` names its speed or time."""
+    rows = []
+    for name, part in found.items():
+        figures = {**part[key], "measured": part.get("measured", "")} if key in part else None
+        rows.append(Row(f"**cbatch, {name}**", figures, _median(part, "active_share")))
     return rows or [Row("**cbatch**", None)]
 
 
 def _sources(peer: Json) -> list[str]:
     """How the other engines' measured figures of a section came about, a paragraph for each command."""
     files = peer.get("sources", [])
-    return list(dict.fromkeys(f"{file['engine']['name']}: {peer_rows.source(file)}." for file in files))
+    return list(dict.fromkeys(f"{file['engine']['name']}: {source(file)}." for file in files))
 
 
 def _source(found: Json) -> str:
-    return f"cbatch: {'; '.join(map(_origin, found.get('sources', [found]))) or MISSING}."
-
-
-def _origin(file: Json) -> str:
-    return f"`{file['command']}`; {file['date']}; {peer_rows.packages(file)}"
+    files = found.get("sources", [found])
+    return "\n\n".join(f"cbatch: {source(file)}." for file in files) or f"cbatch: {MISSING}."
 
 
 def _median(figures: Json | None, name: str) -> float | None:

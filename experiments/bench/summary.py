@@ -1,27 +1,33 @@
-"""The table of README's section on speed: ours beside the best of vLLM on the same work, from the files of results/<gpu>."""
+"""The table of README's section on speed: ours and vLLM's on the same work, from the files of results/<gpu>."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from cbatch import ConfigError
 from experiments.bench.measured import Measured
-from experiments.bench.peers.rows import BY_HAND
 from experiments.bench.tables import MISSING, Json, Row, fastest, markdown, number
 
 BEGIN, END = "<!-- begin: written by `python -m experiments.bench report` -->", "<!-- end -->"
 PEER = "vLLM"
+HEAD = ["", "cbatch", f"{PEER}, same batch", f"{PEER}, its best run"]
+MARKS = ("†", "‡", "§", "¶")
 
 
 class Comparison(NamedTuple):
-    """One line: a piece of work, our figure and the fastest of vLLM's under any setting allowed for the line."""
+    """One line: a piece of work, our figure, and vLLM's.
+
+    theirs: vLLM's fastest at our batch, of the newest measurements. best: its fastest of all batches, days and cards.
+    """
 
     work: str
     unit: str
     ours: Row | None
     theirs: Row | None
+    best: Row | None
 
 
 def write(readme: Path, measured: Measured) -> None:
@@ -35,57 +41,61 @@ def write(readme: Path, measured: Measured) -> None:
 
 
 def table(measured: Measured) -> str:
-    """Work, ours and vLLM's; figures entered by hand carry a star."""
-    rows = []
-    for work, unit, ours, theirs in comparisons(measured):
-        star = "\\*" if theirs and theirs.name.endswith(BY_HAND) else ""
-        rows.append(
-            [
-                work,
-                f"{number(ours.value)} {unit}" if ours else MISSING,
-                f"{number(theirs.value)}{star}" if theirs else "",
-            ]
-        )
-    starred = any(row[2].endswith("*") for row in rows)
-    note = f"\n\n\\* Measured on {measured.peers['date']} and entered by hand." if starred else ""
-    return markdown(rows, ["", "cbatch", f"{PEER}, its best setting"]) + note
+    """Work, ours and vLLM's. Most figures are of one date and commit, which a note names; marks name those of the others."""
+    lines = list(comparisons(measured))
+    runs = Counter(row.measured for line in lines for row in line[2:] if row)
+    usual, *others = [run for run, _ in runs.most_common()] or [MISSING]
+    marks = {usual: "", **dict(zip(others, MARKS, strict=False))}
+
+    def cell(row: Row | None, unit: str = "") -> str:
+        return f"{number(row.value)}{unit}{marks[row.measured]}" if row else MISSING
+
+    rows = [[line.work, cell(line.ours, f" {line.unit}"), cell(line.theirs), cell(line.best)] for line in lines]
+    hardware = {str(found["hardware"]) for found in measured if "hardware" in found}
+    notes = [f"{mark} {run}" for run, mark in marks.items() if mark]
+    note = f"Measured on one {' or '.join(sorted(hardware)) or 'GPU'} each: {'; '.join([usual, *notes])}."
+    return f"{markdown(rows, HEAD)}\n\n{note}"
 
 
 def comparisons(measured: Measured) -> Iterator[Comparison]:
     decodes = {"2048 new": "Llama-3.1-8B, 32 requests, 2,048 new tokens", "8192 new": "the same, 8,192 new tokens"}
     for new, work in decodes.items():
-        ours = measured.decode["figures"].get(new, {}).get("async", {}).get("ms_per_iteration")
-        theirs = _peer(measured.peers.get("decode", {}).get(new, {}), faster_is_less=True)
-        yield Comparison(work, "ms per iteration", ours and Row("", ours), theirs)
-    ways = measured.graphs["figures"].values()
-    one = fastest(Row("", way.get("output_tokens_per_second")) for way in ways)
-    yield Comparison("LLaMA-2-7B, one request", "tokens/s", one, _peer(measured.peers.get("one_request", {})))
-    chunks, theirs = (
-        _ours(measured.pd["figures"].get("14", {}), "sarathi, 256 tokens"),
-        _peer(measured.peers.get("pd", {})),
-    )
-    yield Comparison("LLaMA-13B, P:D 14, SARATHI's chunks of 256", "tokens/s", chunks, theirs)
+        loop = measured.decode["figures"].get(new, {}).get("async", {})
+        section = measured.peers.get("decode", {}).get(new, {})
+        yield Comparison(
+            work, "ms per iteration", _row(loop, "ms_per_iteration"), *_peers(section, faster_is_less=True)
+        )
+    one = fastest(filter(None, (_row(way, "output_tokens_per_second") for way in measured.graphs["figures"].values())))
+    yield Comparison("LLaMA-2-7B, one request", "tokens/s", one, *_peers(measured.peers.get("one_request", {})))
+    chunks = _ours(measured.pd["figures"].get("14", {}), "sarathi, 256 tokens")
+    work = "LLaMA-13B, P:D 14, SARATHI's chunks of 256"
+    yield Comparison(work, "tokens/s", chunks, *_peers(measured.peers.get("pd", {})))
     policies = {
         "512 queued requests of the Azure trace, first come, first served (`sarathi_serve`), batch {}": "sarathi_serve",
         "the same, whole prompts (`orca`), batch {}": "orca",
         "the same, `longest_first policy.per_prompt_token=true`, batch {}": "longest per prompt token first",
     }
     for batch in (128, 256):
-        theirs = _peer(measured.peers.get("trace", {}), f"batch {batch},")
+        theirs = _peers(measured.peers.get("trace", {}), f"batch {batch},")
         for work, policy in policies.items():
             ours = _ours(measured.trace["figures"], f"batch {batch}, {policy}")
-            if ours or (theirs and policy == "sarathi_serve"):
-                yield Comparison(work.format(batch), "tokens/s", ours, theirs)
+            if ours or (any(theirs) and policy == "sarathi_serve"):
+                yield Comparison(work.format(batch), "tokens/s", ours, *theirs)
 
 
 def _ours(policies: Json, beginning: str) -> Row | None:
     """The fastest of the policies whose names begin so."""
-    chosen = {name: found for name, found in policies.items() if name.startswith(beginning)}
-    return fastest(Row(name, found["tokens_per_second"]) for name, found in chosen.items())
+    chosen = [found for name, found in policies.items() if name.startswith(beginning)]
+    return fastest(filter(None, (_row(found, "tokens_per_second") for found in chosen)))
 
 
-def _peer(section: Json, setting: str = "", *, faster_is_less: bool = False) -> Row | None:
-    """The fastest of vLLM's rows with this setting."""
-    rows = [Row(name, found) for name, found in section.get("engines", {}).items()]
-    chosen = [row for row in rows if row.name.startswith(PEER) and setting in row.name]
-    return fastest(chosen, faster_is_less=faster_is_less)
+def _row(part: Json, key: str) -> Row | None:
+    return Row("", {**part[key], "measured": part["measured"]}) if key in part else None
+
+
+def _peers(section: Json, setting: str = "", *, faster_is_less: bool = False) -> tuple[Row | None, Row | None]:
+    """`theirs` and `best` of a `Comparison`, for vLLM's rows with this setting."""
+    rows = [Row(name, found) for name, found in section.get("engines", {}).items() if name.startswith(PEER)]
+    chosen = [row for row in rows if setting in row.name]
+    newest = [row for row in chosen if row.measured[:10] == max(row.measured[:10] for row in chosen)]
+    return fastest(newest, faster_is_less=faster_is_less), fastest(rows, faster_is_less=faster_is_less)

@@ -15,7 +15,8 @@ Json = dict[str, Any]
 class Row(NamedTuple):
     """One way to do a piece of work.
 
-    figures: its speed or its time, by the table's unit: "median", and "min" and "max" if repeated; None: not measured.
+    figures: its speed or its time, by the table's unit: "median", and "min" and "max" if repeated; "measured", see `stamp`.
+        None: not measured.
     share: of the time, in which the device computes; None: not known.
     """
 
@@ -26,6 +27,11 @@ class Row(NamedTuple):
     @property
     def value(self) -> float | None:
         return None if self.figures is None else float(self.figures["median"])
+
+    @property
+    def measured(self) -> str:
+        """Date and commit of the run."""
+        return str((self.figures or {}).get("measured", ""))
 
     @property
     def spread(self) -> str:
@@ -55,6 +61,9 @@ def speeds(theirs: list[Row], ours: list[Row], unit: str, *, bound: float | None
     if any(row.share is not None for row in rows):
         head.append("device active")
         columns.append([_formatted(row.share, "{:.2%}", "") for row in rows])
+    if any(row.measured for row in rows):
+        head.append("measured")
+        columns.append([row.measured for row in rows])
     return markdown(zip(*columns, strict=True), head)
 
 
@@ -67,6 +76,19 @@ def fastest(rows: Iterable[Row], *, faster_is_less: bool = False) -> Row | None:
 def markdown(rows: Iterable[Iterable[Any]], head: list[str]) -> str:
     aligned = ("left", *["right"] * (len(head) - 1))
     return tabulate(list(rows), head, tablefmt="github", colalign=aligned, disable_numparse=True)
+
+
+def stamp(file: Json) -> str:
+    """Date and commit of the run that wrote a results file."""
+    commit, space, changes = (file.get("commit") or "").partition(" ")
+    return f"{file['date']}, {commit[:12] or 'commit not recorded'}{space}{changes}"
+
+
+def source(file: Json) -> str:
+    """How a results file came about: command, card, date, commit and versions."""
+    card = file["hardware"] + (f", driver {file['driver']}" if "driver" in file else "")
+    packages = ", ".join(f"{name} {version}" for name, version in file["versions"].items())
+    return f"`{file['command']}`; {card}; {stamp(file)}; {packages}"
 
 
 def number(value: float | None) -> str:
