@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from textwrap import dedent
 
 import pytest
@@ -90,9 +91,10 @@ def test_prefill_first_stalls_decodes_while_a_prompt_waits() -> None:
     """)
 
 
-def test_prefill_first_preempts_the_newest_and_recomputes_it() -> None:
+@pytest.mark.parametrize("make", [lambda: PrefillFirst(watermark=0.0), lambda: SarathiServe(TileAligned(16))])
+def test_the_newest_is_preempted_and_recomputed(make: Callable[[], Policy]) -> None:
     """4 blocks of 4. At 8 tokens each both requests need a third block: request 1 gives way and starts over with 9."""
-    found, record = schedule(PrefillFirst(watermark=0.0), [(7, 4), (7, 4)], num_blocks=4)
+    found, record = schedule(make(), [(7, 4), (7, 4)], num_blocks=4)
     assert found == golden("""
         0:7 1:7
         0:1 1:1
@@ -103,6 +105,22 @@ def test_prefill_first_preempts_the_newest_and_recomputes_it() -> None:
     """)
     preempted = {request.id: (request.num_preemptions, request.num_recomputed_tokens) for request in record.requests}
     assert preempted == {0: (0, 0), 1: (1, 8)}
+    assert {request.id: request.admitted_at for request in record.requests} == {0: 0.0, 1: 0.0}  # the first time
+
+
+@pytest.mark.parametrize(("watermark", "prompt", "waits"), [(0.5, 16, False), (0.5, 17, True), (0.0, 17, False)])
+def test_prefill_first_leaves_the_watermark_free_for_the_growth_of_those_that_run(
+    watermark: float, prompt: int, waits: bool
+) -> None:
+    """10 blocks of 4, of which request 0 holds one. Half of them shall stay free: 4 may be taken, not 5."""
+    requests = [Request(0, 4, 4), Request(1, prompt, 1, arrival_iteration=1)]
+    found, _ = schedule(PrefillFirst(watermark), requests, num_blocks=10)
+    assert found.splitlines() == ["0:4", *["0:1"] * 3 * waits, f"1:{prompt}", *["0:1"] * 3 * (not waits)]
+
+
+def test_prefill_first_waives_the_watermark_while_nothing_runs() -> None:
+    """Nine of 10 blocks for one prompt, which could not be served otherwise."""
+    assert schedule(PrefillFirst(0.5), [(36, 1)], num_blocks=10)[0] == "0:36"
 
 
 def test_sarathi_fills_an_iteration_with_one_chunk_and_all_decodes() -> None:
@@ -146,6 +164,20 @@ def test_sarathi_serve_shares_the_budget_among_prompts() -> None:
     """)
 
 
+def test_sarathi_serve_allocates_a_prompt_at_its_admission() -> None:
+    """5 blocks of 4: request 0 holds the 4 of its prompt from the first chunk on, so that request 1 with 2 has to wait."""
+    found, record = schedule(SarathiServe(TileAligned(12)), [(16, 2), (8, 1)], num_blocks=5)
+    assert found.splitlines() == ["0:12", "0:4", "0:1", "1:8"]
+    assert [step.kv_blocks_used for step in record.steps] == [4, 4, 5, 2]
+
+
+def test_sarathi_reserves_the_maximum_length_with_the_first_chunk() -> None:
+    """7 blocks of 4: request 0 may grow to 18 tokens, 5 blocks; request 1, which takes 3, comes when it has ended."""
+    found, record = schedule(Sarathi(Fixed(4)), [(16, 2), (8, 1)], num_blocks=7)
+    assert found.splitlines() == [*["0:4"] * 4, "0:1", "1:4", "1:4"]
+    assert [step.kv_blocks_used for step in record.steps] == [5, 5, 5, 5, 5, 3, 3]
+
+
 def test_sarathi_serve_never_stalls_a_decode() -> None:
     """However long the prompts that wait, each running request gets a token in every iteration."""
     found, _ = schedule(SarathiServe(TileAligned(8)), [(3, 8), (60, 2), (60, 2)])
@@ -167,6 +199,26 @@ def test_longest_first_admits_the_longest_output_first_and_keeps_the_batch_full(
         2:1
     """)
     assert len(schedule(SarathiServe(TileAligned(4)), lengths, batch=2)[1].steps) == 8
+
+
+@pytest.mark.parametrize(
+    ("per_prompt_token", "order"),
+    [
+        (False, [0, 1, 2, 3]),  # 8, 4, 4, 3 tokens of output; of equals, the one that came first
+        (True, [2, 1, 3, 0]),  # 2, 1, 0.75, 0.5 for each token of the prompt
+    ],
+)
+def test_longest_first_ranks_by_output_or_by_output_per_prompt_token(per_prompt_token: bool, order: list[int]) -> None:
+    lengths = [(16, 8), (4, 4), (2, 4), (4, 3)]
+    _, record = schedule(LongestFirst(TileAligned(16), per_prompt_token), lengths, batch=1)
+    assert [request.id for request in record.requests] == order
+
+
+@pytest.mark.parametrize("per_prompt_token", [False, True])
+def test_longest_first_takes_the_predicted_length_where_there_is_one(per_prompt_token: bool) -> None:
+    requests = [Request(0, 4, 9, predicted_new_tokens=2), Request(1, 4, 3), Request(2, 4, 2, predicted_new_tokens=8)]
+    _, record = schedule(LongestFirst(TileAligned(16), per_prompt_token), requests, batch=1)
+    assert [request.id for request in record.requests] == [2, 1, 0]
 
 
 POLICIES = [RequestLevel, Orca, PrefillFirst, lambda: Sarathi(TileAligned(8)), lambda: SarathiServe(TileAligned(8))]
@@ -198,8 +250,9 @@ def test_every_request_is_served_when_memory_holds_one(make: type[Policy], async
     ],
 )
 def test_a_chunk_that_cannot_work_is_refused_before_anything_runs(selector, limits, says) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ConfigError, match=says):
-        make_engine(Sarathi(selector()), limits)
+    for policy in (Sarathi, SarathiServe, LongestFirst):
+        with pytest.raises(ConfigError, match=says):
+            make_engine(policy(selector()), limits)
 
 
 def test_a_prompt_longer_than_an_iteration_is_refused_by_whole_prompt_policies() -> None:

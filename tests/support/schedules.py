@@ -43,7 +43,7 @@ def make_engine(
 
 def schedule(
     policy: Policy,
-    lengths: Iterable[tuple[int, int]],
+    lengths: Iterable[tuple[int, int] | Request],
     *,
     batch: int = 3,
     max_tokens: int = 100,
@@ -52,10 +52,10 @@ def schedule(
     block_size: int = 4,
     asynchronous: bool = False,
 ) -> tuple[str, RunRecord]:
-    """The schedule of requests with (prompt, output) `lengths` that all arrive at once."""
+    """The schedule of requests, or of requests with (prompt, output) `lengths` that all arrive at once."""
     logged = Logged(policy)
     limits = Limits(batch, max_tokens, max_request_tokens=1000, tile=tile)
     engine = make_engine(logged, limits, num_blocks=num_blocks, block_size=block_size, asynchronous=asynchronous)
-    engine.submit(Request(index, prompt, output) for index, (prompt, output) in enumerate(lengths))
+    engine.submit(each if isinstance(each, Request) else Request(index, *each) for index, each in enumerate(lengths))
     record = engine.run()
     return "\n".join(logged.lines), record
