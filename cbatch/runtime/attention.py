@@ -72,7 +72,6 @@ class Attention(Protocol):
         Returns:
             [tokens, heads, head dim]; undefined at padding tokens.
         """
-        ...
 
 
 class ReferenceAttention:

@@ -30,14 +30,12 @@ class Iteration(Protocol):
 
     def shape(self, step: Step) -> Shape:
         """The padded shape in which a step is to be packed and computed."""
-        ...
 
     def __call__(self, slot: Slot, source: torch.Tensor, work: Work) -> None:
         """Compute `slot.sampled[:rows]` from the inputs in `slot.device`.
 
         source: int32 [rows]; the tokens sampled `num_stages` iterations before, which carry-over reads.
         """
-        ...
 
 
 class EagerIteration:

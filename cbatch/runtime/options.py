@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+AttentionName = Literal["auto", "flash4", "triton"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -15,7 +17,7 @@ class Options:
     compiled: compile the layers of `transformers`' modules by `torch.compile`, instead of the fused model.
     fused: use the fused model where there is one; False: `transformers`' modules as they are. GPU only.
     graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
-    attention: a name in `fast.attention.choice.NAMES`, or "auto" for the fastest that fits. GPU only.
+    attention: of prompt chunks: by flash-attn-4, by our Triton kernel, or "auto" for the faster one that fits. GPU only.
     times_copies: report when the inputs and tokens of each iteration were copied; two more events per iteration.
     """
 
@@ -23,5 +25,5 @@ class Options:
     compiled: bool = False
     fused: bool = True
     graphs: Literal["off", "decode", "all"] = "all"
-    attention: str = "auto"
+    attention: AttentionName = "auto"
     times_copies: bool = False

@@ -67,11 +67,9 @@ class Event(Protocol):
         Raises:
             StreamError: work that the record stands for failed.
         """
-        ...
 
     def time(self) -> float:
         """When the most recent record was reached, in seconds of `time.perf_counter`. It must have been reached."""
-        ...
 
 
 class Stream(Protocol):
@@ -79,7 +77,6 @@ class Stream(Protocol):
 
     def event(self) -> Any:
         """Return a new event that this stream can record."""
-        ...
 
     def run(self, operation: Operation[Any]) -> None: ...
 
@@ -89,7 +86,6 @@ class Stream(Protocol):
 
     def close(self) -> None:
         """Release the stream. Work that has not begun may be dropped; synchronize first if it matters."""
-        ...
 
 
 class Streams(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 from cbatch import ConfigError, Executor, Limits
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
-from cbatch.runtime.options import Options
+from cbatch.runtime.options import AttentionName, Options
 from cbatch.sim.cluster import make_router
 from cbatch.sim.cost import Outside, ProfileCost
 from cbatch.sim.executor import SimExecutor
@@ -174,15 +174,16 @@ class Cpu(Backend):
 class Cuda(Backend):
     """Real tokens on this machine's GPU.
 
-    attention: the attention kernels, by a name of `cbatch.runtime.fast.attention.choice`; "auto": the fastest that fits.
+    attention: of prompt chunks: "flash4", "triton", or "auto" for the faster one that fits.
     """
 
-    attention: str = "auto"
+    attention: AttentionName = "auto"
 
     name = "cuda"
     block_size = 128  # the page size at which paged attention is fastest
 
     def __post_init__(self) -> None:
+        check(self, "backend.")
         if count_gpus() == 0:
             raise ConfigError("backend=cuda: no GPU found; choose backend=sim or backend=cpu")
 

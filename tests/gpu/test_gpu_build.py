@@ -29,6 +29,19 @@ def test_float32_runs_on_our_own_kernel_and_says_why() -> None:
         choose_attention(TINY_LLAMA, BLOCK_SIZE, CUDA, "flash4")
 
 
+def test_attention_is_our_own_where_it_was_asked_for() -> None:
+    choice = choose_attention(LARGE, 128, CUDA, "triton")
+    assert choice.attention.name.startswith("triton")
+    assert not choice.reason
+
+
+def test_attention_is_flash4_where_it_is_installed() -> None:
+    pytest.importorskip("flash_attn.cute")
+    choice = choose_attention(LARGE, 128, CUDA)
+    assert choice.attention.name.startswith("flash-attn-4")
+    assert not choice.reason
+
+
 def test_sizes_that_no_kernel_takes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"block_size=48: attention on a GPU takes 16, 32, or a multiple of 64"):
         choose_attention(TINY_LLAMA, 48, CUDA)

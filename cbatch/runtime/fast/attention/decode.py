@@ -1,7 +1,7 @@
-"""Decodes by our own kernel, prompt chunks by the fastest library.
+"""Decodes by our own kernel, prompt chunks by one that is made for them.
 
-A library's kernel is made for many queries. With one query per request it leaves the memory idle between its tiles, and
-unless it splits contexts, most of the GPU too.
+A kernel for many queries leaves the memory idle between its tiles where each request has one query, and unless it splits
+contexts, most of the GPU too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cbatch.runtime.attention import Attention
 from cbatch.runtime.batch import Bounds, Fields
 from cbatch.runtime.fast.attention.rows import Rows, chunk_rows
 from cbatch.runtime.fast.attention.triton_decodes import Decodes
@@ -30,24 +29,6 @@ class Chunks(Protocol):
         Returns:
             [tokens, heads, head dim]; undefined at the tokens of other requests.
         """
-        ...
-
-
-class DecodeAttention:
-    """Our kernel for iterations of decodes alone, another attention for mixed ones. Implements `Attention`."""
-
-    def __init__(self, mixed: Attention, decodes: Decodes) -> None:
-        self.name = f"{mixed.name}, decodes alone by our kernel"
-        self._mixed = mixed
-        self._decodes = decodes
-
-    def __call__(
-        self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
-    ) -> Tensor:
-        query = query.contiguous()
-        if bounds.max_query_len > 1:
-            return self._mixed(query, keys, values, batch, bounds, scaling=scaling)
-        return self._decodes.write(torch.empty_like(query), query, keys, values, batch, scaling)
 
 
 class SplitAttention:

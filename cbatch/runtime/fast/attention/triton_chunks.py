@@ -1,6 +1,6 @@
 """A Triton kernel for the attention of chunks over pages: any GPU that Triton compiles for, any float type.
 
-FlashAttention-2 (Dao 2023): one program for each tile of queries. Slower than the libraries made for it.
+FlashAttention-2 (Dao 2023): one program for each tile of queries. Slower than flash-attn-4, which needs Hopper.
 """
 
 from __future__ import annotations
