@@ -274,7 +274,7 @@ def test_help_lists_groups_and_keys(capsys: pytest.CaptureFixture[str], monkeypa
 
 
 def test_every_key_of_the_configuration_is_explained() -> None:
-    lines = (ROOT / "conf" / "config.yaml").read_text().splitlines()
+    lines = (ROOT / "experiments" / "conf" / "config.yaml").read_text().splitlines()
     start = lines.index("hydra:")
     keys = [
         line for line in lines[:start] if line and line[0].isalpha() and not line.startswith(("defaults:", "metrics:"))

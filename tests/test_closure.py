@@ -139,6 +139,15 @@ def test_claims_that_cannot_be_read_are_refused(
         read_claims()
 
 
+def test_an_installation_without_claims_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(claims, "FOLDER", tmp_path)
+    assert command.main(["closure", f"folder={tmp_path}"]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {tmp_path}: no claims in *.yaml; ")
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_unknown_quantity_is_refused() -> None:
     claim = Claim(id="x", figure="fig9", where="y", hardware="a6000", quantity="gian", at_least=1)
     with pytest.raises(ConfigError, match="claim x: quantity gian is unknown; did you mean gain"):

@@ -129,7 +129,7 @@ def test_command_lines(fuzz: Fuzz, folder: Path) -> None:
 
 
 def test_option_files(fuzz: Fuzz, folder: Path) -> None:
-    """A file of conf/ that a user has written, in a folder of their own."""
+    """A file of settings that a user has written, in a folder of their own."""
 
     def test(content: bytes) -> str:
         path = folder / "conf" / "policy" / "own.yaml"
@@ -140,7 +140,7 @@ def test_option_files(fuzz: Fuzz, folder: Path) -> None:
         finally:
             clean(folder)
 
-    contents = spoiled_bytes((ROOT / "conf" / "policy" / "longest_first.yaml").read_bytes())
+    contents = spoiled_bytes((ROOT / "experiments" / "conf" / "policy" / "longest_first.yaml").read_bytes())
     fuzz(0.02, contents, test)
 
 

@@ -97,6 +97,18 @@ def test_what_is_absent_is_left_out_and_said(made: Path) -> None:
     ]
 
 
+def test_a_figure_asked_for_by_name_that_has_nothing_to_draw_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of an installed package, which lacks the repository's results."""
+    monkeypatch.setattr("experiments.paper.frames.read_benchmark", lambda name: None)
+    assert command.main(["graph_pool", f"folder={tmp_path}"]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: graph_pool: left out: results/h200/graph_memory.json is neither in this folder ")
+    assert said.err.count("\n") == 1 and "claims hold" not in said.out
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_interrupted_figure_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(machines: Machines, say: object) -> pd.DataFrame:
         raise KeyboardInterrupt

@@ -41,14 +41,16 @@ from experiments.run import main
 from experiments.store.run_folder import is_finished, open_run_folder
 from experiments.store.tables import load, load_requests, load_steps, load_tokens, time_between_tokens
 
-POLICIES = sorted(path.stem for path in (ROOT / "conf" / "policy").glob("*.yaml") if path.stem != "external")
-CHUNKINGS = sorted(path.stem for path in (ROOT / "conf" / "chunking").glob("*.yaml"))
-MODELS = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
+POLICIES = sorted(
+    path.stem for path in (ROOT / "experiments" / "conf" / "policy").glob("*.yaml") if path.stem != "external"
+)
+CHUNKINGS = sorted(path.stem for path in (ROOT / "experiments" / "conf" / "chunking").glob("*.yaml"))
+MODELS = sorted(path.stem for path in (ROOT / "experiments" / "conf" / "model").glob("*.yaml"))
 
 
 @pytest.fixture(scope="class")
 def hydra_config() -> Iterator[None]:
-    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+    with initialize_config_dir(str(ROOT / "experiments" / "conf"), version_base="1.3"):
         yield
 
 

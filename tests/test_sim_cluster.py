@@ -109,7 +109,7 @@ def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
     ],
 )
 def test_the_command_line_spreads_a_model(settings: list[str], num_gpus: int, num_stages: int) -> None:
-    folder = Path(__file__).parent.parent / "conf"
+    folder = Path(__file__).parent.parent / "experiments" / "conf"
     with initialize_config_dir(str(folder), version_base="1.3"):
         config = compose(
             "config", ["sweep=test", "backend=sim", "workload=open_loop", "workload.num_requests=20", *settings]

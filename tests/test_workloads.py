@@ -538,11 +538,11 @@ def test_bad_settings(action: Callable[[], object], problem: str) -> None:
 
 # -- configuration ----------------------------------------------------------------------------------------------------
 
-CONFIGS = sorted(path.stem for path in (ROOT / "conf" / "workload").glob("*.yaml"))
+CONFIGS = sorted(path.stem for path in (ROOT / "experiments" / "conf" / "workload").glob("*.yaml"))
 
 
 def composed(*overrides: str) -> Workload:
-    with initialize_config_dir(str(ROOT / "conf"), version_base=None):
+    with initialize_config_dir(str(ROOT / "experiments" / "conf"), version_base=None):
         config = compose(overrides=["+seed=3", "+batch=4", *overrides])
     workload: Workload = instantiate(config.workload, _convert_="all")
     return workload

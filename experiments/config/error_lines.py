@@ -20,7 +20,7 @@ from cbatch import CbatchError
 from cbatch.validation import nearest
 from experiments.config.settings import GROUPS
 
-CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "conf"
+CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 
 _RAY_ADDRESS = "hydra.launcher.ray.init.address=HOST:PORT (with RAY_AUTH_MODE=token in the environment for a token)"
 _ABSENT = object()

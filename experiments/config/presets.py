@@ -10,7 +10,7 @@ from cbatch import ConfigError
 from cbatch.model import ModelSpec
 from cbatch.validation import nearest
 
-FOLDER = Path(__file__).parents[2] / "conf" / "model"
+FOLDER = Path(__file__).parents[1] / "conf" / "model"
 
 
 def load_spec(name: str) -> ModelSpec:

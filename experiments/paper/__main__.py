@@ -70,7 +70,10 @@ def figures(
         for place, name in enumerate(chosen, 1):
             print(f"[{place}/{len(chosen)}] {name}: {gallery.about(name)}", flush=True)
             try:
-                shown.append(gallery.show(name, machines, into, lambda text: print(f"    {text}", flush=True)))
+                made = gallery.show(name, machines, into, lambda text: print(f"    {text}", flush=True))
+                if names and not made.drawn:
+                    raise ConfigError(made.notes[0])
+                shown.append(made)
             except CbatchError as error:  # go on with the other figures
                 print(f"error: {name}: {error}", file=sys.stderr, flush=True)
             else:

@@ -108,13 +108,16 @@ def read_claims(figure: str = "") -> list[Claim]:
     """The claims of all sources, or those of one figure.
 
     Raises:
-        ConfigError: a claim has an unknown key, lacks a required one, demands nothing, or repeats an id.
+        ConfigError: there are none at all; a claim has an unknown key, lacks a required one, demands nothing, or repeats
+            an id.
     """
     claims = [
         _claim(path, entry)
         for path in sorted(FOLDER.glob("*.yaml"))
         for entry in yaml.safe_load(path.read_text()) or ()
     ]
+    if not claims:
+        raise ConfigError(f"{FOLDER}: no claims in *.yaml; the installation is not complete: install cbatch again")
     ids: set[str] = set()
     for claim in claims:
         if claim.id in ids:

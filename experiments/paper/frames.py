@@ -9,7 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-FOLDER = Path(__file__).parents[2] / "results" / "h200"
+_H200 = Path("results", "h200")
+_OF_THE_REPOSITORY = Path(__file__).parents[2] / _H200  # not part of an installed package
+FOLDER = _OF_THE_REPOSITORY if _OF_THE_REPOSITORY.is_dir() else _H200
 PROVENANCE = ("benchmark", "command", "date", "hardware", "versions")
 
 
@@ -54,4 +56,5 @@ def load_benchmark(
 
 def explain_missing(name: str) -> str:
     """Why a figure has nothing to draw, and what would change that."""
-    return f"left out; run python -m experiments.bench {name} on a GPU"
+    missing = f"left out: {_H200 / name}.json is neither in this folder nor in a checkout of cbatch"
+    return f"{missing}; run there, or measure on a GPU with python -m experiments.bench {name}"

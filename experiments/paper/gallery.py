@@ -34,13 +34,17 @@ OF_THE_PAPER = ("fig3", "fig4", "table2", "fig5", "fig7", "fig8", "table4", "fig
 
 
 class Shown(NamedTuple):
-    """Outcome of one figure. verdicts: of the claims that could be checked. notes: what was left out, and why."""
+    """Outcome of one figure.
+
+    verdicts: of the claims that could be checked. notes: what was left out, and why. drawn: whether it has files.
+    """
 
     name: str
     verdicts: list[Verdict]
     seconds: float
     notes: list[str]
     text: str
+    drawn: bool = True
 
 
 def names() -> list[str]:
@@ -82,7 +86,7 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
         notes.append(left_out)
     if data.empty:
         why = "its machines are simulated" if machines.are_real else "there is nothing to draw"
-        return Shown(name, verdicts, time.perf_counter() - begin, notes or [f"left out: {why}"], "")
+        return Shown(name, verdicts, time.perf_counter() - begin, notes or [f"left out: {why}"], "", drawn=False)
     _write_table(data, folder / "paper" / f"{name}.csv")
     with style.print_style():
         figure = module.draw(data, claims)

@@ -63,7 +63,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
         rows += [(SIMULATED, loop, *row) for row in _simulate(loop == "async")]
     file, runs = find_longest_run(FOLDER)
     if not runs:
-        say(f"{explain_missing('async')}: simulation alone")
+        say(f"{explain_missing('async')}. Drawn: simulation alone")
     for loop, run in runs.items():
         totals = [("seconds", 0.0, run["seconds"]["median"]), ("active", 0.0, run["kernel_share"])]
         rows += [(file["hardware"], loop, *row) for row in (*totals, *_lanes(run["lanes"]))]
