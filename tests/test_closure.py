@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
+from math import nan
 from pathlib import Path
 
 import pandas as pd
@@ -37,13 +38,13 @@ def a6000_state() -> SteadyState:
 @pytest.mark.parametrize("claim", [claim for claim in CLAIMS if claim.hardware == "a6000"], ids=lambda claim: claim.id)
 def test_a_printed_result_is_met(claim: Claim) -> None:
     (verdict,) = check([claim], machines(), quantities, pd.DataFrame())
-    if not claim.tested:
-        assert claim.note and not verdict.holds, "a claim is left out only where it cannot hold, and the note says why"
+    if claim.expected == "missed":
+        assert claim.note and not verdict.holds, "a miss is expected only where it happens, and the note says why"
     assert not verdict.failed, f"{claim.where}: {claim.asked}, simulated {verdict.value:.3f}"
 
 
 def test_every_end_result_of_the_13b_model_is_among_the_claims() -> None:
-    asked = {claim.id for claim in CLAIMS if claim.tested}
+    asked = {claim.id for claim in CLAIMS}
     assert {
         "table4-13b-1k",
         "table4-13b-2k",
@@ -59,11 +60,24 @@ def test_every_end_result_of_the_13b_model_is_among_the_claims() -> None:
         "fig11-orca-worst",
         "fig13-c128",
     } <= asked
-    assert all(claim.within is None or claim.within <= 0.06 for claim in CLAIMS if claim.hardware == "a6000")
+    gains = [claim for claim in CLAIMS if claim.gain is not None]
+    assert {claim.gain for claim in gains} == {0.15}
+    assert sum(claim.holds(1.27) for claim in gains) <= len(gains) / 2, "one number for all gains must not do"
 
 
 def test_the_profile_is_what_the_printed_numbers_give() -> None:
-    assert json.loads((PROFILES / f"{a6000.NAME}.json").read_text()) == json.loads(json.dumps(a6000.profile()))
+    file = json.loads((PROFILES / f"{a6000.NAME}.json").read_text())
+    assert file == json.loads(json.dumps(a6000.profile(file["error"])))
+
+
+def test_the_error_that_the_profile_states_is_that_of_its_gains() -> None:
+    """Table 4's 1.33, ours 1.306, and the ten others: recomputed from each verdict, not from the sentence's own function."""
+    gains = [claim for claim in CLAIMS if claim.gain is not None and claim.hardware == "a6000"]
+    verdicts = check(gains, machines(), quantities, pd.DataFrame())
+    differences = sorted(abs(verdict.value - (verdict.claim.printed or nan)) for verdict in verdicts)
+    middle = f"median difference {differences[len(gains) // 2]:.3f}, largest {differences[-1]:.3f}"
+    stated = f"{len(gains)} gains printed in the paper for LLaMA-13B: {middle} ("
+    assert json.loads((PROFILES / f"{a6000.NAME}.json").read_text())["error"].startswith(stated)
 
 
 def test_the_profile_gives_back_the_iterations_that_are_printed() -> None:
@@ -117,8 +131,8 @@ def test_a_claim_holds_or_fails_by_what_it_asks() -> None:
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ("id: x, figure: fig9, where: y, quantity: gain", "claim x demands nothing"),
-        ("id: x, figure: fig9, where: y, quantity: gain, within: 0.1", "claim x demands nothing"),
+        ("id: x, figure: fig9, where: y, quantity: gain", "claim x: give printed with one of within"),
+        ("id: x, figure: fig9, where: y, quantity: gain, within: 0.1", "claim x: give printed with one of within"),
         (
             "id: x, figure: fig9, where: y, quantity: gain, atleast: 1",
             "claim x: atleast is not a key of a claim; did you mean at_least",

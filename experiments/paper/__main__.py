@@ -22,7 +22,7 @@ from cbatch.validation import nearest
 from experiments.config.command_line import keyword_arguments, listed, run
 from experiments.paper import gallery
 from experiments.paper.machines import Machines
-from experiments.paper.verdicts import table
+from experiments.paper.verdicts import SETTLED, conclusion, table
 from experiments.store.benchmark_file import slug
 
 COMMANDS = {
@@ -60,7 +60,7 @@ def figures(
     hardware: str = "sim",
     folder: str = "results",
 ) -> int:
-    """Make figures, all if none is named; returns 1 if a tested claim fails, 2 if a figure could not be made."""
+    """Make figures, all if none is named; returns 1 if a claim is missed unexpectedly, 2 if a figure could not be made."""
     chosen = [*names] or gallery.names()
     for name in chosen:
         gallery.module_of(name)
@@ -99,16 +99,15 @@ def _machines(tables: str | None, links: str | None, hardware: str, folder: Path
 
 def _report(shown: gallery.Shown, folder: Path, *, in_full: bool) -> None:
     """Print the outcome of one figure; `in_full`: with its text and the claims that hold."""
-    held = sum(verdict.holds for verdict in shown.verdicts)
     for note in shown.notes:
         print(f"    {note}")
     if shown.text and in_full:
         print(f"\n{shown.text}\n")
-    verdicts = shown.verdicts if in_full else [verdict for verdict in shown.verdicts if not verdict.holds]
+    verdicts = shown.verdicts if in_full else [verdict for verdict in shown.verdicts if verdict.outcome not in SETTLED]
     if verdicts:
         print(table(verdicts))
     files = f"{folder}/paper/{shown.name}.*"
-    print(f"    {held} of {len(shown.verdicts)} claims hold; {shown.seconds:.1f} s; {files}", flush=True)
+    print(f"    {conclusion(shown.verdicts)}; {shown.seconds:.1f} s; {files}", flush=True)
 
 
 def _usage() -> str:

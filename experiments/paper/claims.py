@@ -6,9 +6,15 @@ claims/<source>.yaml holds what one source states, one claim per entry:
     hardware: the machine it is checked on, see `machines`; none if the figure's data are of one measured run.
     quantity, setting: what is measured, and its arguments: a function of `quantities`, which takes the machine, or a
         function of the figure's module whose first parameter is `data`. NaN: the measurements do not cover it.
-    printed: the value in the source.
-    within: largest absolute difference, or share: largest relative one, or at_least / at_most: bounds of the value itself.
-    note: what the reader should know.  tested: false where the printed value cannot be met; the note says why.
+    printed: the value in the source.  basis: how it is known: printed, formula, or plot (read off one).
+    within: largest absolute difference, share: largest relative one, gain: largest one relative to printed - 1, the gain
+        over the baseline, or steps: how many steps of the swept grid (`outputs`) the peak may lie from it.
+    at_least / at_most: bounds of the value itself. Beside a printed value they are its direction only: a value within them
+        but not within the tolerance is "same direction".
+    derived_from: what the value follows from, if it went into the machine's profile or follows from another claim: such a
+        claim checks our arithmetic and is no evidence.
+    expected: missed or not comparable where the source's value cannot be met; the note says why.
+    note: what the reader should know.
 """
 
 from __future__ import annotations
@@ -16,10 +22,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from inspect import signature
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import yaml
@@ -32,6 +38,8 @@ from experiments.paper.steady import SteadyState
 
 FOLDER = Path(__file__).parent / "claims"
 
+Outcome = Literal["held", "same direction", "missed", "not comparable", "derived"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
@@ -43,30 +51,62 @@ class Claim:
     hardware: str = ""
     setting: Mapping[str, Any] = field(default_factory=dict)
     printed: float | None = None
+    basis: Literal["printed", "formula", "plot"] = "printed"
     within: float | None = None
     share: float | None = None
+    gain: float | None = None
+    steps: int | None = None
     at_least: float | None = None
     at_most: float | None = None
+    derived_from: str = ""
+    expected: Literal["held", "missed", "not comparable"] = "held"
     note: str = ""
-    tested: bool = True
 
     @property
     def asked(self) -> str:
         """What the claim demands of the value, in words."""
-        if self.within is not None:
-            return f"{self.printed} +- {self.within}"
-        if self.share is not None:
-            return f"{self.printed} +- {100 * self.share:g}%"
-        return " ".join(
-            f"{sign} {bound}" for sign, bound in ((">=", self.at_least), ("<=", self.at_most)) if bound is not None
-        )
+        return "; ".join(filter(None, (self._tolerance(), self._bounds())))
+
+    def _tolerance(self) -> str:
+        if self.printed is None:
+            return ""
+        if self.gain is not None:
+            return f"{self.printed} +- {100 * self.gain:g}% of the gain"
+        if self.steps is not None:
+            return f"{self.printed} +- {self.steps} of the grid's steps"
+        return f"{self.printed} +- " + (f"{self.within}" if self.share is None else f"{100 * self.share:g}%")
+
+    def _bounds(self) -> str:
+        bounds = ((">=", self.at_least), ("<=", self.at_most))
+        asked = " ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
+        return f"direction {asked}" if asked and self.printed is not None else asked
 
     def holds(self, value: float) -> bool:
-        if self.within is not None or self.share is not None:
-            assert self.printed is not None, "checked when it was read"
+        """Whether the value is within the tolerance or, without a printed value, within the bounds."""
+        if self.printed is None:
+            return self.within_bounds(value)
+        if self.steps is not None:
+            low, high = _reach(
+                [self.setting["length"] / output - 1 for output in self.setting["outputs"]], value, self.steps
+            )
+            return low <= self.printed <= high
+        if self.gain is not None:
+            slack = self.gain * (self.printed - 1)
+        else:
             slack = self.within if self.within is not None else (self.share or 0.0) * self.printed
-            return abs(value - self.printed) <= slack
+        return abs(value - self.printed) <= slack
+
+    def within_bounds(self, value: float) -> bool:
         return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+
+
+def _reach(grid: Iterable[float], peak: float, steps: int) -> tuple[float, float]:
+    """The points of the grid so many steps below and above a peak, rounded as sources print; none beyond the grid's ends."""
+    points = [round(point, 1) for point in sorted(grid)]
+    at = points.index(round(peak, 1))
+    if not steps <= at < len(points) - steps:
+        return inf, -inf  # the highest value is at the end of the grid: the peak may lie beyond it
+    return points[at - steps], points[at + steps]
 
 
 @dataclass(frozen=True)
@@ -82,9 +122,21 @@ class Verdict:
         return self.claim.holds(self.value)
 
     @property
+    def outcome(self) -> Outcome:
+        claim = self.claim
+        if claim.expected == "not comparable":
+            return "not comparable"
+        if claim.derived_from:
+            return "derived" if self.holds else "missed"
+        if self.holds:
+            return "held"
+        has_direction = claim.printed is not None and (claim.at_least, claim.at_most) != (None, None)
+        return "same direction" if has_direction and claim.within_bounds(self.value) else "missed"
+
+    @property
     def failed(self) -> bool:
-        """Whether the claim is tested and does not hold."""
-        return self.claim.tested and not self.holds
+        """Whether the claim is missed and not expected to be."""
+        return self.outcome == "missed" and self.claim.expected == "held"
 
     def row(self) -> dict[str, Any]:
         """Entry in a results file."""
@@ -96,10 +148,11 @@ class Verdict:
             "hardware": claim.hardware,
             "asked": claim.asked,
             "printed": claim.printed,
+            "basis": claim.basis,
+            "derived_from": claim.derived_from,
             "ours": self.value,
             **self.extra,
-            "holds": self.holds,
-            "tested": claim.tested,
+            "outcome": self.outcome,
             "note": claim.note,
         }
 
@@ -135,8 +188,11 @@ def _claim(path: Path, entry: Mapping[str, Any]) -> Claim:
         claim = Claim(**{"source": path.stem, **entry})
     except TypeError as error:
         raise ConfigError(f"{name}: {error}") from None
-    if not claim.asked or (claim.printed is None and (claim.within, claim.share) != (None, None)):
-        raise ConfigError(f"{name} demands nothing; give printed with within or share, or at_least or at_most")
+    tolerances = [claim.within, claim.share, claim.gain, claim.steps]
+    if len(tolerances) - tolerances.count(None) != (claim.printed is not None) or not claim.asked:
+        raise ConfigError(f"{name}: give printed with one of within, share, gain and steps, or at_least or at_most")
+    if claim.expected != "held" and not claim.note:
+        raise ConfigError(f"{name} is expected to be {claim.expected}; its note must say why")
     return claim
 
 

@@ -8,12 +8,15 @@ it. The figures that show these claims check them too; this command draws nothin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 
 import pandas as pd
 
+from cbatch import ConfigError
 from experiments.paper import quantities
-from experiments.paper.claims import Claim, check, read_claims
+from experiments.paper.claims import FOLDER, Claim, Verdict, check, read_claims
 from experiments.paper.machines import Machines
 from experiments.paper.verdicts import conclusion, table, write
 
@@ -23,12 +26,25 @@ def closure_claims() -> list[Claim]:
     return [claim for claim in read_claims() if claim.source == "sarathi" and claim.quantity in quantities.QUANTITIES]
 
 
+def error_of_gains(verdicts: Sequence[Verdict]) -> str:
+    """How far the gains that the paper prints for LLaMA-13B are from ours, as the error of the A6000's profile."""
+    gains = [verdict for verdict in verdicts if verdict.claim.hardware == "a6000" and verdict.claim.gain is not None]
+    differences = [abs(verdict.value - (verdict.claim.printed or 0.0)) for verdict in gains]
+    return (
+        f"{len(gains)} gains printed in the paper for LLaMA-13B: median difference {median(differences):.3f}, largest "
+        f"{max(differences):.3f} (python -m experiments.paper closure)"
+    )
+
+
 def main(tables: str | None = None, folder: str = "results") -> int:
-    """Check every claim, print the table, write closure.json; 1 if a tested claim fails."""
+    """Check every claim, print the table, write closure.json; 1 if a claim is missed unexpectedly."""
     machines = Machines(tables)
     verdicts = list(check(closure_claims(), machines, quantities, pd.DataFrame()))
     left_out = machines.left_out()
+    if not verdicts:
+        raise ConfigError(f"closure: no claims of SARATHI in {FOLDER}; the installation is incomplete")
     print(f"{table(verdicts)}\n\n{conclusion(verdicts)}" + (f"; {left_out}" if left_out else ""))
+    print(error_of_gains(verdicts))
     rows = {"claims": [verdict.row() for verdict in verdicts]}
     print(f"written: {write('closure', rows, machines.provenance(), Path(folder))}")
     return 1 if any(verdict.failed for verdict in verdicts) else 0

@@ -85,7 +85,7 @@ class Outcome:
 
 
 def main(tables: str, links: str, num_requests: Count = 10_000, step: Count = 1, folder: str = "results") -> int:
-    """Run the three systems, print and check their ratios, write fig12_systems.json; returns 1 if a tested claim fails."""
+    """Run the three systems, print and check their ratios, write fig12_systems.json; returns 1 if a claim fails."""
     outcomes = dict(run_systems(load_linked_profile(tables, links), num_requests, step))
     print(_tabulate(outcomes))
     values = ratios(outcomes)

@@ -23,7 +23,7 @@ from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.paper.claims import Verdict, check, read_claims
 from experiments.paper.machines import Machines
-from experiments.paper.verdicts import write
+from experiments.paper.verdicts import SETTLED, conclusion, write
 from experiments.plots import style
 from experiments.store.provenance import atomic_write
 
@@ -110,20 +110,15 @@ def totals(shown: Sequence[Shown]) -> str:
     seconds = sum(figure.seconds for figure in shown)
     sources = sorted({verdict.claim.source for verdict in verdicts})
     each = [(source, [verdict for verdict in verdicts if verdict.claim.source == source]) for source in sources]
-    lines = [f"{_share(verdicts)} claims hold; {len(shown)} figures in {seconds:.0f} s"]
-    lines += [f"  {source}: {_share(own)}" for source, own in each if len(each) > 1]
-    return "\n".join([*lines, *(_failure(verdict) for verdict in verdicts if not verdict.holds)])
-
-
-def _share(verdicts: Sequence[Verdict]) -> str:
-    held = sum(verdict.holds for verdict in verdicts)
-    return f"{held} of {len(verdicts)}" + (f" ({held / len(verdicts):.1%})" if verdicts else "")
+    lines = [f"{conclusion(verdicts)}; {len(shown)} figures in {seconds:.0f} s"]
+    lines += [f"  {source}: {conclusion(own)}" for source, own in each if len(each) > 1]
+    return "\n".join([*lines, *(_failure(verdict) for verdict in verdicts if verdict.outcome not in SETTLED)])
 
 
 def _failure(verdict: Verdict) -> str:
     claim = verdict.claim
     reason = claim.note or "no reason is known"
-    return f"  does not hold: {claim.id}, {claim.where}: {claim.asked}, ours {verdict.value:.3g}: {reason}"
+    return f"  {verdict.outcome}: {claim.id}, {claim.where}: {claim.asked}, ours {verdict.value:.3g}: {reason}"
 
 
 def _add_origin(figure: Figure, origin: str) -> None:

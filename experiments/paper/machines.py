@@ -17,7 +17,6 @@ from typing import Any
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
 from experiments.config.presets import load_spec
-from experiments.paper.a6000 import MODEL, NAME
 from experiments.paper.steady import SteadyState
 
 SINGLE_ITERATIONS = ("a6000", "h200", "gpu")
@@ -45,10 +44,17 @@ class Machines:
     tables: folder of published A100 kernel timings. links: folder of published NCCL timings. None if not given.
     """
 
-    def __init__(self, tables: str | None = None, links: str | None = None, real: SteadyState | None = None) -> None:
+    def __init__(
+        self,
+        tables: str | None = None,
+        links: str | None = None,
+        real: SteadyState | None = None,
+        a6000: str = "a6000-llama-13b",
+    ) -> None:
         """
         Args:
             real: serves real tokens; with it, only single iterations are simulated, on its measured profile.
+            a6000: name or file of its profile.
         """
         self.tables = tables
         self.links = links
@@ -56,7 +62,7 @@ class Machines:
             {REAL: lambda: real}
             if real
             else {
-                "a6000": lambda: _simulated(NAME, MODEL),
+                "a6000": lambda: _simulated(a6000, "nanogpt-13b"),
                 "a100": lambda: _simulated(tables, "nanogpt-33b") if tables else None,
                 "h200": lambda: _simulated("h200", "llama-3.1-8b", LARGEST_BATCH),
                 "h200-13b": lambda: _simulated("h200", "llama-13b", LARGEST_BATCH),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from experiments.paper.claims import Verdict
+from experiments.paper.claims import Outcome, Verdict
 from experiments.store.provenance import provenance, write_json
 
 
@@ -23,22 +24,38 @@ def table(verdicts: Sequence[Verdict]) -> str:
             verdict.claim.asked,
             f"{verdict.value:.3f}",
             *(f"{verdict.extra[name]:.3f}" if name in verdict.extra else "" for name in columns),
-            ("yes" if verdict.holds else "no") + ("" if verdict.claim.tested else " (not tested)"),
+            verdict.outcome,
             verdict.claim.note,
         )
         for verdict in verdicts
     ]
     names = [name.replace("_", " ") for name in columns]
-    return tabulate(rows, ("claim", "where", "on", "asked", "ours", *names, "holds", "note"), disable_numparse=True)
+    return tabulate(rows, ("claim", "where", "on", "asked", "ours", *names, "outcome", "note"), disable_numparse=True)
 
 
 def conclusion(verdicts: Sequence[Verdict]) -> str:
-    """How many of the tested claims hold, and how many are not tested because they are known to fail."""
-    tested = [verdict for verdict in verdicts if verdict.claim.tested]
-    held = sum(verdict.holds for verdict in tested)
-    others = len(verdicts) - len(tested)
-    suffix = f"; {others} are not tested, their notes say why" if others else ""
-    return f"{held} of {len(tested)} tested claims hold{suffix}"
+    """Each outcome's number among the independent claims, and how many follow from inputs or from other claims."""
+    count = Counter(verdict.outcome for verdict in verdicts)
+    tested = sum(count[outcome] for outcome in TESTED)
+    parts = [_listed(count, names) for names in (TESTED, NOT_TESTED)]
+    return "; ".join(filter(None, [f"{tested} independent claims tested: {parts[0]}", parts[1]]))
+
+
+def _listed(count: Mapping[Outcome, int], names: Mapping[Outcome, str]) -> str:
+    return ", ".join(f"{count[outcome]} {words}" for outcome, words in names.items() if count[outcome])
+
+
+TESTED: Mapping[Outcome, str] = {
+    "held": "held",
+    "same direction": "in the same direction but not reproduced",
+    "missed": "missed",
+}
+NOT_TESTED: Mapping[Outcome, str] = {
+    "not comparable": "not comparable",
+    "derived": "derived from inputs or other claims",
+}
+SETTLED: tuple[Outcome, ...] = ("held", "derived")
+"""Outcomes that need no reason."""
 
 
 def write(name: str, figures: Mapping[str, Any], machines: Mapping[str, Any], folder: Path) -> Path:
