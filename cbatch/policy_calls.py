@@ -14,13 +14,7 @@ from cbatch.policy import Policy
 
 def check_policy(policy: Policy, limits: Limits) -> None:
     """Call the policy's `check`, if defined; raises its ConfigError, or PolicyError if it raises anything else."""
-    method = optional_method(policy, "check")
-    try:
-        method(limits)
-    except (CbatchError, Interruption, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise policy_raised(f"policy {type(policy).__name__}", method, error) from error
+    call(f"policy {type(policy).__name__}", optional_method(policy, "check"), limits)
 
 
 def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
@@ -37,7 +31,17 @@ def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
     return found
 
 
-def policy_raised(where: str, method: Callable[[Any], Any], error: BaseException) -> PolicyError:
+def call(where: str, method: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a user's method; an exception in it becomes a PolicyError that begins with `where`."""
+    try:
+        return method(*arguments)
+    except (CbatchError, Interruption, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise policy_raised(where, method, error) from error
+
+
+def policy_raised(where: str, method: Callable[..., Any], error: BaseException) -> PolicyError:
     """Names the line in the policy: the first one outside this package, since our own wrappers may call it."""
     name = getattr(method, "__name__", type(method).__name__)
     package = Path(__file__).parent

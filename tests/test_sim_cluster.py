@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from commands import QUICK, command, summary
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from schedules import UnitCost
 
 from cbatch import Engine, Limits, Request, RunRecord
-from cbatch.errors import ConfigError, WorkloadError
+from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
-from cbatch.sim.cluster import Cluster, LeastLoaded, RoundRobin, Router, make_router
+from cbatch.sim.cluster import Cluster, LeastLoaded, Replica, RoundRobin, Router, make_router
 from cbatch.sim.executor import SimExecutor
 from experiments.config.assemble import assemble
 from policies.orca import Orca
@@ -94,11 +98,91 @@ def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
         WorkloadError, match="request 3 arrives by iteration, which several replicas do not share; give arrival times"
     ):
         serve(replicas(2), [Request(3, 4, 1, arrival_iteration=2)], RoundRobin())
-    with pytest.raises(ConfigError, match="router=random is unknown; choose round_robin or least_loaded"):
+    with pytest.raises(
+        ConfigError, match="router=random is unknown; choose round_robin or least_loaded, or one of yours"
+    ):
         make_router("random")
+    with pytest.raises(ConfigError, match=r"router: Orca has no method choose\(request, replicas\); define it"):
+        make_router(Orca())  # type: ignore[arg-type]
     with pytest.raises(WorkloadError, match=r"request 4: 200 prompt \+ 1 new tokens exceed the 100 positions"):
         Cluster(replicas(2), RoundRobin()).submit([Request(4, 200, 1)])
     assert isinstance(make_router("least_loaded"), LeastLoaded)
+
+
+class Looks:
+    """Sends every request to the first replica; notes what both look like: their counters, the ids and the free blocks."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[tuple[int, int, int, list[int], int]]] = []
+
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
+        counters = attrgetter("num_unfinished", "num_waiting", "outstanding_tokens")
+        self.seen.append([(*counters(at), [other.id for other in at.requests], at.kv.num_free) for at in replicas])
+        return 0
+
+
+def test_a_router_sees_queue_tokens_and_kv_cache_of_each_replica() -> None:
+    """Iterations of one second, one request at a time, blocks of 4 tokens; the idle replica looks the same throughout."""
+    arrivals = {0: (4, 3, 0.0), 1: (8, 2, 0.0), 2: (4, 1, 1.5), 3: (4, 1, 2.5), 4: (4, 1, 50.0)}
+    router = Looks()
+    requests = [Request(id_, prompt, new, arrival_time=time) for id_, (prompt, new, time) in arrivals.items()]
+    serve(replicas(2), requests, router)
+    assert [seen[1] for seen in router.seen] == [(0, 0, 0, [], 100)] * 5
+    assert [seen[0] for seen in router.seen] == [
+        (0, 0, 0, [], 100),
+        (1, 1, 7, [0], 100),  # routed at the same time, not submitted yet
+        (2, 1, 2 + 10, [0, 1], 98),  # after 2 s request 0 has computed 5 of its 7 tokens, in two blocks
+        (2, 2, 10 + 5, [1, 2], 100),  # after 3 s it has ended: its last token is never computed
+        (0, 0, 0, [], 100),
+    ]
+
+
+@pytest.mark.parametrize("answer", [2, -1, 0.0, None, "first"])
+def test_a_router_that_returns_no_replica_is_named(answer: object) -> None:
+    class Astray:
+        def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
+            return answer  # type: ignore[return-value]
+
+    message = f"router Astray, request 7: choose() returned {answer!r}; return the index of a replica, from 0 to 1"
+    with pytest.raises(PolicyError, match=re.escape(message)):
+        serve(replicas(2), [Request(7, 4, 1)], Astray())
+
+
+ROUTER = """
+import numpy as np
+
+class Heaviest:
+    def __init__(self, lightest=False):
+        self.sign = 1 if lightest else -1
+
+    def choose(self, request, replicas):
+        return np.argmin([self.sign * replica.outstanding_tokens for replica in replicas])
+
+class Fails:
+    def choose(self, request, replicas):
+        return replicas[len(replicas)]
+"""
+
+
+def test_a_router_outside_the_repository_is_given_by_its_import_path(tmp_path: Path) -> None:
+    """All at once: the heaviest replica keeps the first, and with it all others; the lightest takes turns, as lengths are equal."""
+    (tmp_path / "my_router.py").write_text(ROUTER)
+
+    def used(*keys: str) -> list[bool]:
+        settings = ("backend=sim", "backend.replicas=3", "batch=2", *QUICK, f"output={len(list(tmp_path.iterdir()))}")
+        done = command("run", *settings, *keys, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found = summary(tmp_path / settings[-1].removeprefix("output="))
+        return [stage["compute"] > 0 for stage in found["about"]["execution"]["stages"]]
+
+    assert used("backend.router._target_=my_router.Heaviest") == [True, False, False]
+    assert used("backend.router._target_=my_router.Heaviest", "+backend.router.lightest=true") == [True] * 3
+    assert used("backend.router=least_loaded") == [True] * 3
+    refused = command(
+        "run", "backend=sim", "backend.replicas=2", "backend.router._target_=my_router.Fails", cwd=tmp_path
+    )
+    raised = "router Fails, request 0: choose() raised IndexError: list index out of range (my_router.py:13)"
+    assert (refused.returncode, refused.stderr) == (2, f"error: {raised}\n")
 
 
 @pytest.mark.parametrize(

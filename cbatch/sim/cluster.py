@@ -9,21 +9,72 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, groupby
-from typing import Any, Protocol
+from operator import index
+from typing import Any, Protocol, SupportsIndex
 
 from cbatch.engine import Engine
-from cbatch.errors import ConfigError, WorkloadError
+from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.executor import Executor
 from cbatch.policy import Policy
+from cbatch.policy_calls import call
 from cbatch.record import RunRecord
-from cbatch.request import Request
+from cbatch.request import Request, Status
 from cbatch.server import Server
 from cbatch.sim.stages import StageAccount
+from cbatch.view import KVView
+
+
+class Replica:
+    """What a router sees of a replica: the requests routed to it that have not ended, and its KV cache.
+
+    Counters stand at the end of the iteration that is computed when the new request arrives, as the policy sees them.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.kv: KVView = engine.view.kv
+        self._engine = engine
+        self._requests: list[Request] = []  # unfinished ones, and some that have ended since the last look
+        self._new: list[Request] = []  # routed, and not submitted yet
+        self._outstanding: int | None = None
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        """Those routed to this replica that have not ended, in the order of their arrival."""
+        self._requests = [request for request in self._requests if request.status is not Status.FINISHED]
+        return self._requests
+
+    @property
+    def num_unfinished(self) -> int:
+        return self._engine.num_unfinished + len(self._new)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no KV blocks: not admitted yet, or preempted."""
+        return sum(request.status is not Status.RUNNING for request in self.requests)
+
+    @property
+    def outstanding_tokens(self) -> int:
+        """Tokens of prompts and outputs not computed yet; outputs by their limit, as their true length is hidden."""
+        if self._outstanding is None:
+            self._outstanding = sum(request.max_tokens - request.num_computed for request in self.requests)
+        return self._outstanding
+
+    def take(self, request: Request) -> None:
+        """Routes a request to this replica; for `Cluster`."""
+        if self._outstanding is not None:
+            self._outstanding += request.max_tokens
+        self._requests.append(request)
+        self._new.append(request)
+
+    def submit(self) -> None:
+        """Submits the requests taken; for `Cluster`."""
+        self._engine.submit(self._new)
+        self._new, self._outstanding = [], None
 
 
 class Router(Protocol):
-    def choose(self, request: Request, unfinished: Sequence[int]) -> int:
-        """Returns the replica for a request. unfinished: requests routed to each replica that have not ended."""
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
+        """Returns the index of the replica for a request that arrives."""
 
 
 class RoundRobin:
@@ -32,8 +83,8 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def choose(self, request: Request, unfinished: Sequence[int]) -> int:
-        chosen = self._next % len(unfinished)
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
+        chosen = self._next % len(replicas)
         self._next = chosen + 1
         return chosen
 
@@ -41,16 +92,23 @@ class RoundRobin:
 class LeastLoaded:
     """Chooses the replica with the fewest unfinished requests, the first on a tie."""
 
-    def choose(self, request: Request, unfinished: Sequence[int]) -> int:
-        return min(range(len(unfinished)), key=unfinished.__getitem__)
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
+        return min(range(len(replicas)), key=lambda index: replicas[index].num_unfinished)
 
 
-def make_router(name: str) -> Router:
-    """Returns the router `round_robin` or `least_loaded`; raises ConfigError for any other name."""
+def make_router(router: str | Router) -> Router:
+    """Returns the router `round_robin` or `least_loaded`, or a router itself; raises ConfigError for anything else."""
     routers: dict[str, type[Router]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded}
-    if name not in routers:
-        raise ConfigError(f"router={name} is unknown; choose {' or '.join(routers)}")
-    return routers[name]()
+    if not isinstance(router, str):
+        if not callable(getattr(router, "choose", None)):
+            raise ConfigError(
+                f"backend.router: {type(router).__name__} has no method choose(request, replicas); define it"
+            )
+        return router
+    if router not in routers:
+        own = "one of yours with backend.router._target_=my_module.MyRouter"
+        raise ConfigError(f"backend.router={router} is unknown; choose {' or '.join(routers)}, or {own}")
+    return routers[router]()
 
 
 class Cluster:
@@ -58,6 +116,7 @@ class Cluster:
 
     def __init__(self, engines: Sequence[Engine], router: Router) -> None:
         self.engines = list(engines)
+        self.replicas = [Replica(engine) for engine in self.engines]
         self.router = router
         self.executor = _Executors([engine.executor for engine in engines])
         self.record = RunRecord()
@@ -84,14 +143,18 @@ class Cluster:
         return self.record
 
     def _route(self, arrivals: Iterable[Request]) -> None:
-        unfinished = [engine.num_unfinished for engine in self.engines]
-        routed: list[list[Request]] = [[] for _ in self.engines]
         for request in arrivals:
-            chosen = self.router.choose(request, unfinished)
-            routed[chosen].append(request)
-            unfinished[chosen] += 1
-        for engine, batch in zip(self.engines, routed, strict=True):
-            engine.submit(batch)
+            self.replicas[self._choose(request)].take(request)
+        for replica in self.replicas:
+            replica.submit()
+
+    def _choose(self, request: Request) -> int:
+        where = f"router {type(self.router).__name__}, request {request.id}"
+        chosen: Any = call(where, self.router.choose, request, self.replicas)
+        if not isinstance(chosen, SupportsIndex) or not 0 <= index(chosen) < len(self.replicas):
+            last = len(self.replicas) - 1
+            raise PolicyError(f"{where}: choose() returned {chosen!r}; return the index of a replica, from 0 to {last}")
+        return index(chosen)
 
 
 class _Executors:
@@ -114,10 +177,11 @@ class _Executors:
 
 @dataclass(frozen=True, eq=False)
 class ReplicatedServer:
-    """Serves like a `Server`, on one server per replica behind a router. Each replica has a copy of the policy."""
+    """Serves like a `Server`, on one server per replica behind a router. Each replica has a copy of the policy,
+    and each run a copy of the router."""
 
     servers: Sequence[Server[Executor]]
-    router: str
+    router: Router
 
     def engine(self, policy: Policy, requests: Iterable[Request] = (), *, asynchronous: bool | None = None) -> Cluster:
         """As `Server.engine`."""
@@ -125,7 +189,7 @@ class ReplicatedServer:
         engines = [
             server.engine(copy, asynchronous=asynchronous) for server, copy in zip(self.servers, policies, strict=True)
         ]
-        cluster = Cluster(engines, make_router(self.router))
+        cluster = Cluster(engines, deepcopy(self.router))
         cluster.submit(requests)
         return cluster
 

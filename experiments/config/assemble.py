@@ -15,7 +15,7 @@ from cbatch.sim.cluster import Cluster, ReplicatedServer
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
-from experiments.config.backends import Auto, Backend, Runtime
+from experiments.config.backends import Auto, Backend, Runtime, Simulated
 from experiments.config.construct import construct
 from experiments.config.servers import make_server
 from experiments.config.settings import Settings, read_settings
@@ -75,7 +75,9 @@ def assemble(config: Mapping[str, Any]) -> Run:
         make_server(backend, spec, cost, limits, kv, options, asynchronous=runtime.asynchronous)
         for _ in range(topology.replicas)
     ]
-    server = servers[0] if len(servers) == 1 else ReplicatedServer(servers, config["backend"]["router"])
+    server: Server[Any] | ReplicatedServer = servers[0]
+    if isinstance(backend, Simulated) and backend.replicas > 1:
+        server = ReplicatedServer(servers, backend.router)
     try:
         engine = server.engine(policy, requests)
     except BaseException:

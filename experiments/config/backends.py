@@ -100,7 +100,7 @@ class Simulated(Backend):
 
     host_seconds: host time per iteration; "auto": the profile's.
     tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.sim.topology.Topology`.
-    router: round_robin or least_loaded, over the replicas.
+    router: assigns requests to replicas: round_robin, least_loaded, or an object with the method of `cbatch.sim.cluster.Router`.
     outside: "mark" counts iterations outside the measured range, "error" refuses them.
     """
 
@@ -109,7 +109,7 @@ class Simulated(Backend):
     pipeline_stages: int = 1
     replicas: int = 1
     gpus_per_node: int = 8
-    router: str = "round_robin"
+    router: Any = "round_robin"
     outside: Outside = "mark"
 
     name = "sim"
@@ -117,7 +117,7 @@ class Simulated(Backend):
 
     def __post_init__(self) -> None:
         check(self, "backend.")
-        make_router(self.router)
+        object.__setattr__(self, "router", make_router(self.router))
 
     @property
     def _topology(self) -> Topology:
