@@ -155,7 +155,7 @@ class Engine:
         absorbed = self.state.absorb(step, result.tokens, received_at)
         times = (*launched.times, waited_at, received_at, self.executor.now(), result.started, result.ended)
         num_tokens, num_decodes = step.num_batch_tokens, step.num_decode_tokens
-        num_prefill, num_padding = num_tokens - num_decodes, step.pad_to - num_tokens
+        num_prefill, num_padding = num_tokens - num_decodes, (result.num_computed_tokens or step.pad_to) - num_tokens
         batch = (len(step.rows), num_prefill, num_decodes, num_padding, len(absorbed.receivers))
         record = StepRecord(step.index, *times, *batch, *launched.state, step.note)
         self.record.add_step(record, absorbed.receivers)

@@ -83,12 +83,14 @@ class StepResult(NamedTuple):
     tokens: int32 [batch], the token sampled at each place (only those in `Step.sampled` mean anything); None in simulation.
     started, ended: when the device began and finished computing, seconds on the executor's clock.
     copies: None where nothing is copied, or copy timing is off.
+    num_computed_tokens: of the shape that was computed, such as a captured graph's, padding included; None: `Step.pad_to`.
     """
 
     tokens: Tokens | None
     started: float
     ended: float
     copies: CopyTimes | None = None
+    num_computed_tokens: int | None = None
 
 
 class Executor(Protocol):

@@ -31,7 +31,7 @@ from experiments.profile.batches import (
 from experiments.profile.kernels import shares
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.measure import measure, mixed_bases
-from experiments.profile.tables import model_tables, read_existing, rows_table, write_profile
+from experiments.profile.tables import graphs_table, model_tables, read_existing, rows_table, write_profile
 from experiments.profile.transfers import link_times
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
@@ -113,7 +113,7 @@ def profile_of(folder: Path, lab: Laboratory, small: Laboratory) -> Profile:
     def share(size: float) -> object:
         return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
 
-    tables = model_tables(found, share, share, 8, rows_table(bases))  # type: ignore[arg-type]
+    tables = model_tables(found, share, share, 8, {"captured_rows": rows_table(bases)})  # type: ignore[arg-type]
     data = {
         "name": "x",
         "hardware": "x",
@@ -255,6 +255,13 @@ def test_a_laboratory_knows_what_it_cannot_hold() -> None:
     assert not lab.holds(Batch((), (1,) * 9))  # requests
     assert not lab.holds(Batch(((2000, 100),)))  # positions
     assert rows_table({4: PiecewiseLinear((1,), (1.0,))}) is None
+    assert graphs_table((1, 2), ()) is None
+    # from 257 to 449 tokens iterations run unpadded; a larger batch has no graph for 128
+    assert graphs_table((1, 4, 8), ((1, 128), (129, 256), (451, 512)), ((1, 256), (450, 512))) == {
+        "requests": [1, 4, 8],
+        "tokens": [128, 256, 512],
+        "fewest": [0, 0, 450],
+    }
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rig import LONGEST, Ask, build
 from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, Reference, greedy_references, make_executor, paged_weights
 
@@ -243,6 +244,19 @@ def test_an_executor_serves_one_run_after_the_other() -> None:
         expected = [reference.output[:length] for reference in greedy_references(LLAMA)[8:12]]
         assert [request.output for request in requests] == expected
     executor.close()
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_what_a_graph_computes_beyond_the_step_is_padding(graphs: bool) -> None:
+    """The only graph takes LONGEST tokens and four more; the request has 1 to 12 prompt tokens, then one per iteration."""
+    reference = greedy_references(LLAMA)[0]
+    rig = build(Streams(*map(ThreadStream, Streams._fields)), Orca(), [Ask(reference, 3, None, 0)], graphs=graphs)
+    rig.run()
+    tokens = [len(reference.prompt), 1, 1]
+    padding = [LONGEST + 4 - number for number in tokens] if graphs else [0, 0, 0]
+    steps = rig.engine.record.steps
+    assert [step.num_prefill_tokens + step.num_decode_tokens for step in steps] == tokens
+    assert [step.num_padding_tokens for step in steps] == padding
 
 
 def test_a_slot_is_not_used_again_before_its_tokens_were_fetched() -> None:

@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 from small_cluster import LINKS, SPEC, make_cost, profile
 
-from cbatch import BatchShape
+from cbatch import BatchShape, Engine, Limits, Request
 from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import ModelSpec
+from cbatch.results.summary import summarize
 from cbatch.sim.cost import ProfileCost
+from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured
 from cbatch.sim.profile_file import load_profile
 from cbatch.sim.topology import Topology
+from policies.orca import Orca
 
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
 OTHER = ModelSpec("some-13b", "llama", 40, 5120, 40, 40, 128, 13824, 32000, 4096)
@@ -49,6 +52,45 @@ def test_measured_steps_at_tile_edges_stay_steps() -> None:
     seconds = {count: cost.parts(BatchShape(((count, 0),))).linear for count in (255, 256, 257, 448, 512)}
     assert seconds[257] > 1.1 * seconds[256]
     assert seconds[448] == pytest.approx(seconds[512], rel=0.05)  # padded to the next captured graph
+
+
+@pytest.mark.parametrize(
+    ("shape", "max_batch", "computed"),
+    [
+        (BatchShape(((385, 0),)), 128, 512),
+        (BatchShape(((512, 0),)), 128, 512),
+        (BatchShape(((380, 0),), 5, 50), 128, 512),
+        (BatchShape(((100, 0),)), 18, 128),
+        (BatchShape(((100, 0),)), 128, 192),  # a graph for 128 tokens would have no token per request to spare
+        (BatchShape(((1025, 0),)), 18, 1025),  # not worth 2,048
+        (BatchShape(((1735, 0),)), 18, 1735),
+        (BatchShape(((1736, 0),)), 18, 2048),
+        (BatchShape(((2049, 0),)), 18, 2049),
+        (BatchShape((), 5, 50), 18, 8),
+        (BatchShape((), 17, 170), 18, 18),
+        (BatchShape((), 17, 170), 128, 32),
+        (BatchShape((), 3, 30, 130), 18, 192),  # the plan pads decodes to 133, which only graphs with prompts hold
+    ],
+)
+def test_an_iteration_is_padded_to_the_graph_that_holds_it(shape: BatchShape, max_batch: int, computed: int) -> None:
+    assert ProfileCost(load_profile("h200"), LLAMA, max_batch=max_batch).computed_tokens(shape) == computed
+
+
+def test_a_prompt_of_385_tokens_that_costs_as_much_as_512_has_127_of_padding() -> None:
+    cost = ProfileCost(load_profile("h200"), LLAMA, max_batch=4)
+    limits = Limits(max_batch=4, max_tokens=512, max_request_tokens=512, tile=128)
+    engine = Engine(Orca(), SimExecutor(cost), limits, cost, num_blocks=99, block_size=16)
+    engine.submit([Request(0, 385, 1)])
+    record = engine.run()
+    assert [step.num_padding_tokens for step in record.steps] == [127]
+    figures = summarize(record, num_blocks=99, max_batch=4)["iterations"]
+    assert (figures["batch_tokens"], figures["padding_share"]) == (512, 127 / 512)
+
+
+def test_without_graphs_nothing_is_padded() -> None:
+    shape = BatchShape(((385, 0),), 2, 20, 7)
+    assert ProfileCost(load_profile("h200"), OTHER).computed_tokens(shape) == 385 + 2 + 7
+    assert ProfileCost(load_profile("a6000-llama-13b"), OTHER).computed_tokens(shape) == 385 + 2 + 7
 
 
 def test_a_model_without_a_table_is_estimated_from_the_ceilings_and_marked() -> None:

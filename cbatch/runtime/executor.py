@@ -27,10 +27,11 @@ from cbatch.vocabulary import Vocabulary
 
 
 class InFlight(NamedTuple):
-    """A launched step: its slot, its number of rows, and the rows that sample a token."""
+    """A launched step: its slot, its number of rows, its tokens with all padding, and the rows that sample a token."""
 
     slot: Slot
     num_rows: int
+    num_tokens: int
     sampled: Ints
 
 
@@ -60,7 +61,8 @@ class StreamExecutor:
         slot.in_use = True
         h2d, compute, d2h = self._streams
         self._streams.begin(step.index)
-        work = self._streams.run_on_host(slot.pack(step, self._iteration.shape(step), self._owners))
+        shape = self._iteration.shape(step)
+        work = self._streams.run_on_host(slot.pack(step, shape, self._owners))
 
         if self.times_copies:
             h2d.record(slot.upload_started)
@@ -77,7 +79,7 @@ class StreamExecutor:
             d2h.record(slot.download_started)
         d2h.run(slot.download(step))
         d2h.record(slot.downloaded)
-        return InFlight(slot, len(step.rows), step.sampled)
+        return InFlight(slot, len(step.rows), shape.num_tokens, step.sampled)
 
     def wait(self, in_flight: InFlight) -> StepResult:
         """Block until the step's tokens are on the host; the only place in the runtime that does.
@@ -93,7 +95,8 @@ class StreamExecutor:
         tokens = self._streams.run_on_host(slot.fetch(in_flight.num_rows))
         check_tokens(tokens, in_flight.sampled)
         started, ended = slot.started.time() - origin, slot.computed.time() - origin
-        return StepResult(tokens, started, ended, self._copy_times(slot, origin) if self.times_copies else None)
+        copies = self._copy_times(slot, origin) if self.times_copies else None
+        return StepResult(tokens, started, ended, copies, in_flight.num_tokens)
 
     def now(self) -> float:
         """Seconds since the clock was first read, by the engine at the start of its run."""

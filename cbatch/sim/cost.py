@@ -116,6 +116,7 @@ class ProfileCost:
         self._decode_only = _Tables(alone.linear, alone.other, alone.head, {}, {}) if alone else self._mixed
         self._most_decodes = alone.linear.sizes[-1] if alone else 0.0
         self._max_batch = max_batch
+        self._computed: dict[tuple[int, bool], int] = {}
 
     def predict(self, shape: BatchShape) -> float:
         """Seconds for which an iteration of this shape occupies the busiest device, that of the last stage."""
@@ -156,6 +157,18 @@ class ProfileCost:
         if self.power is None or shape.chunks:
             return times
         return times._replace(pace=self.power.of_decodes(shape.num_decodes, times.compute))
+
+    def computed_tokens(self, shape: BatchShape) -> int:
+        """Tokens that the GPU computes for an iteration: its own, planned padding, and up to a captured graph's."""
+        num_tokens, prompts = shape.num_tokens, bool(shape.chunks or shape.num_padding)
+        graphs = self.operations.captured_graphs
+        if graphs is None:
+            return num_tokens
+        found = self._computed.get((num_tokens, prompts))
+        if found is None:
+            max_batch = self._max_batch or graphs.decodes[-1]
+            found = self._computed[num_tokens, prompts] = graphs.padded(num_tokens, max_batch, prompts=prompts)
+        return found
 
     def provenance(self) -> dict[str, Any]:
         """The profile, its error and the extrapolated iterations; part of every simulated result."""

@@ -34,6 +34,7 @@ class SimExecutor:
         self.host = host if isinstance(host, HostTime) else HostTime(host)
         self.num_stages = cost.topology.pipeline_stages if isinstance(cost, ProfileCost) else 1
         self._execute = cost.execute if isinstance(cost, ProfileCost) else self._execute_on_one
+        self._computed_tokens = cost.computed_tokens if isinstance(cost, ProfileCost) else _as_planned
         self.restart()
 
     def restart(self) -> None:
@@ -63,7 +64,7 @@ class SimExecutor:
         full = self._num_in_flight >= self.num_stages
         self._advance(in_flight.ended, Cause.COMPUTE if full else Cause.NO_WORK, in_flight.shape)
         self._num_in_flight -= 1
-        return StepResult(None, in_flight.started, in_flight.ended)
+        return StepResult(None, in_flight.started, in_flight.ended, None, self._computed_tokens(in_flight.shape))
 
     def now(self) -> float:
         return self._now
@@ -91,3 +92,7 @@ class SimExecutor:
 
     def _execute_on_one(self, shape: BatchShape) -> StageTimes:
         return StageTimes(self.cost.predict(shape), 0.0, 0.0, 0.0, ())
+
+
+def _as_planned(shape: BatchShape) -> int:
+    return shape.num_tokens

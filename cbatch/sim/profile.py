@@ -68,6 +68,29 @@ class CapturedRows:
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedGraphs:
+    """The graphs that a runtime has captured, to whose tokens it pads iterations.
+
+    decodes: requests of those for decodes alone; there is one for the largest batch too.
+    prompts: tokens of those for iterations with prompts, each with the fewest tokens that it takes: an iteration of fewer tokens
+        that no smaller graph holds runs unpadded. Only those of more tokens than the largest batch has requests are used.
+    """
+
+    decodes: tuple[int, ...]
+    prompts: tuple[tuple[int, int], ...]
+
+    def padded(self, num_tokens: int, max_batch: int, *, prompts: bool) -> int:
+        """Tokens that are computed for an iteration with or without prompts, padding included."""
+        if not prompts:
+            sizes = [size for size in self.decodes if size < max_batch]
+            return next((size for size in [*sizes, max_batch] if size >= num_tokens), num_tokens)
+        for size, fewest in self.prompts:
+            if max_batch < size and num_tokens <= size:
+                return size if num_tokens >= fewest else num_tokens
+        return num_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Measurements of a model on one GPU at one tensor-parallel degree; None: not measured.
 
@@ -75,7 +98,7 @@ class Measured:
     attention: of one layer.
     embedding: of the whole model, against tokens. head: output head and sampling, against requests.
     decode_only: iterations without prompts, if measured separately; linear, other and head then exclude them.
-    captured_rows: effect of the largest batch on captured iterations.
+    captured_rows: effect of the largest batch on captured iterations. captured_graphs: None: nothing is padded.
     power: how the time of an iteration depends on the iterations before it.
     inferred: parts derived from other measurements; they count as estimated.
     """
@@ -87,6 +110,7 @@ class Measured:
     head: PiecewiseLinear | None = None
     decode_only: DecodeOnly | None = None
     captured_rows: CapturedRows | None = None
+    captured_graphs: CapturedGraphs | None = None
     power: PowerLimit | None = None
     inferred: tuple[str, ...] = ()
 
@@ -112,6 +136,7 @@ class Operations:
     head: Seconds
     decode_only: DecodeOnly | None
     captured_rows: CapturedRows | None
+    captured_graphs: CapturedGraphs | None
     power: PowerLimit | None
     estimated: tuple[str, ...]
 
@@ -165,6 +190,7 @@ class Profile:
             head=measured.head or head_product(share, ceilings),
             decode_only=measured.decode_only,
             captured_rows=measured.captured_rows,
+            captured_graphs=measured.captured_graphs,
             power=measured.power,
             estimated=(*(name for name, source in known.items() if source is None), *measured.inferred),
         )

@@ -12,6 +12,7 @@
          "head": {"requests", "seconds"}, "chunks", "decodes", "mixed_decodes": {"sizes", "contexts", "seconds": [[]]},
          "decode_only": {"linear", "other", "head"},                                                       (optional)
          "captured_rows": {"requests": [], "tokens": [], "seconds": [[]]},                                 (optional)
+         "captured_graphs": {"requests": [], "tokens": [], "fewest": []},                                  (optional)
          "power": {"tokens", "gain", "loss", "reserve_seconds",                                            (optional)
                    "requests", "decode_loss", "rise_seconds", "idle_rise_seconds"}}}}}}
 
@@ -37,7 +38,7 @@ from cbatch.sim.importers import read_folder
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
-from cbatch.sim.profile import CapturedRows, DecodeOnly, HostTime, Measured, Profile, SmallOperations
+from cbatch.sim.profile import CapturedGraphs, CapturedRows, DecodeOnly, HostTime, Measured, Profile, SmallOperations
 from cbatch.sim.roofline import Ceilings
 from cbatch.validation import nearest
 
@@ -151,7 +152,7 @@ def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:
 
 def _measured(node: Node, layer: float) -> Measured:
     """layer: one layer's share of the seconds in the file."""
-    tables = "linear other embedding head chunks decodes mixed_decodes decode_only captured_rows power"
+    tables = "linear other embedding head chunks decodes mixed_decodes decode_only captured_rows captured_graphs power"
     node.only(*tables.split())
     return Measured(
         linear=node.optional("linear", lambda table: _linear(table).scaled(layer)),
@@ -163,6 +164,7 @@ def _measured(node: Node, layer: float) -> Measured:
         captured_rows=node.optional(
             "captured_rows", lambda table: CapturedRows(_grid(table, 1.0, "requests", "tokens"))
         ),
+        captured_graphs=node.optional("captured_graphs", _graphs),
         power=node.optional("power", _power),
     )
 
@@ -180,6 +182,15 @@ def _decode_only(node: Node, layer: float) -> DecodeOnly:
     node.only("linear", "other", "head")
     linear, other = _linear(node.child("linear")), _by_tokens(node.child("other"))
     return DecodeOnly(linear.scaled(layer), other.scaled(layer), _by_requests(node.child("head")))
+
+
+def _graphs(node: Node) -> CapturedGraphs:
+    node.only("requests", "tokens", "fewest")
+    requests, tokens = ([int(size) for size in node.ascending(key)] for key in ("requests", "tokens"))
+    fewest = [int(size) for size in node.numbers("fewest", zero=True)]
+    if len(fewest) != len(tokens):
+        node.fail("fewest", f"has {len(fewest)} values for {len(tokens)} tokens")
+    return CapturedGraphs(tuple(requests), tuple(zip(tokens, fewest, strict=True)))
 
 
 def _power(node: Node) -> PowerLimit:

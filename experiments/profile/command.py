@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import TILES, Machine, build, hardware_name, memory_bytes
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
-from experiments.profile.tables import UNCOMPARED, model_tables, read_existing, rows_table, write_profile
+from experiments.profile.tables import UNCOMPARED, graphs_table, model_tables, read_existing, rows_table, write_profile
 from experiments.profile.transfers import ceilings, copy_times, link_times
 from experiments.store.benchmark_file import slug
 from experiments.store.provenance import arguments, today, versions
@@ -71,10 +72,15 @@ def _one(
         report("shares of kernels, copies")
         alone, mixed = _shares(laboratory, machine, found, on_gpu=backend == "cuda")
         data.setdefault("links", {}).update(_transfers(backend, report))
-        captured, measured = bool(machine.mixed_ranges), laboratory.measured
+        decode_sizes, ranges, measured = machine.decode_sizes, machine.mixed_ranges, laboratory.measured
     del laboratory, machine  # their memory is the next machine's
-    bases = {number: _bases_of(make(batch=number), spec, found, report) for number in batches[:-1] if captured}
-    tables = model_tables(found, alone, mixed, batches[-1], rows_table({**bases, batches[-1]: found.mixed}))
+    smaller = [_captured_by(make(batch=number), spec, found, report) for number in batches[:-1] if ranges]
+    bases = dict(zip(batches, (*(base for _, base in smaller), found.mixed), strict=False)) if ranges else {}
+    graphs = {
+        "captured_rows": rows_table(bases),
+        "captured_graphs": graphs_table(decode_sizes, *(shorter for shorter, _ in smaller), ranges),
+    }
+    tables = model_tables(found, alone, mixed, batches[-1], graphs)
     data.setdefault("models", {})[spec.name] = {
         "from": _source(spec, limits, batches),
         "num_layers": spec.num_layers,
@@ -142,11 +148,15 @@ def _transfers(backend: str, report: Report) -> dict[str, Any]:
     return {**copy_times(torch.device("cuda")), **link_times("nccl", num_gpus)}
 
 
-def _bases_of(machine: Machine, spec: ModelSpec, found: Iterations, report: Report) -> PiecewiseLinear:
-    """Returns the bases of captured iterations on a machine with graphs for another batch."""
+def _captured_by(
+    machine: Machine, spec: ModelSpec, found: Iterations, report: Report
+) -> tuple[Sequence[tuple[int, int]], PiecewiseLinear]:
+    """Returns the ranges and the bases of captured iterations on a machine with graphs for another batch."""
     report(f"captured rows: graphs for batch {machine.server.limits.max_batch}")
     with closing(machine.server):
-        return mixed_bases(machine.laboratory(spec), captured_edges(machine.mixed_ranges), found.chunks)
+        return machine.mixed_ranges, mixed_bases(
+            machine.laboratory(spec), captured_edges(machine.mixed_ranges), found.chunks
+        )
 
 
 def _compare(path: Path, spec: ModelSpec, measured: dict[Batch, float], between: list[Batch], report: Report) -> None:

@@ -28,12 +28,12 @@ ShareOf = Callable[[float], Shares]
 
 
 def model_tables(
-    found: Iterations, alone: ShareOf, mixed: ShareOf, max_batch: int, rows: Mapping[str, Any] | None
+    found: Iterations, alone: ShareOf, mixed: ShareOf, max_batch: int, graphs: Mapping[str, dict[str, Any] | None]
 ) -> dict[str, Any]:
     """Returns the tables of one degree of tensor parallelism of a model.
 
     alone, mixed: shares of iterations without prompts and with. max_batch: largest batch for which graphs were captured.
-    rows: the table of captured rows; None without graphs.
+    graphs: the tables of captured rows and graphs by key; None without graphs.
     """
     tables = {
         **_mixed_parts(found.mixed, mixed, max_batch),
@@ -45,7 +45,22 @@ def model_tables(
     }
     if found.power is not None:
         tables["power"] = _power(found.power)
-    return tables if rows is None else {**tables, "captured_rows": dict(rows)}
+    return tables | {key: table for key, table in graphs.items() if table is not None}
+
+
+def graphs_table(decodes: Sequence[int], *machines: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
+    """Returns the captured graphs (see `cbatch.sim.profile.CapturedGraphs`); None without any.
+
+    decodes: requests of the graphs for decodes alone.
+    machines: the ranges of each machine's graphs for prompts (see `Machine`), those of the largest batch last, which stand.
+    """
+    fewest: dict[int, int] = {}
+    for ranges in machines:
+        below = [0, *(largest for _, largest in ranges)]
+        fewest |= {last: first * (first > under + 1) for (first, last), under in zip(ranges, below, strict=False)}
+    if not fewest:
+        return None
+    return {"requests": list(decodes), "tokens": sorted(fewest), "fewest": [fewest[size] for size in sorted(fewest)]}
 
 
 def rows_table(bases: Mapping[int, PiecewiseLinear]) -> dict[str, Any] | None:
