@@ -47,9 +47,7 @@ OPTIMUM = "optimization_results.yaml"
 _ALL_FAILED = "No trials are completed yet."
 """Optuna's error after a search without a successful run."""
 
-_ALWAYS_OURS = (
-    "settings begin with experiments/conf/config.yaml; add files of your own with --config-dir=FOLDER and GROUP=NAME"
-)
+_ALWAYS_OURS = "settings begin with conf/config.yaml; add files of your own with --config-dir=FOLDER and GROUP=NAME"
 
 
 class _Parser(ArgumentParser):

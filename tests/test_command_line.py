@@ -145,9 +145,9 @@ def test_options_with_dashes_are_answered_in_one_line(
         (["--con"], "ambiguous option: --con could match --config-path, --config-name, --config-dir; see --hydra-help"),
         (
             ["-cp", "nowhere"],
-            "--config-path=nowhere: settings begin with experiments/conf/config.yaml; add files of your own with --config-dir",
+            "--config-path=nowhere: settings begin with conf/config.yaml; add files of your own with --config-dir",
         ),
-        (["-m", "--config-name=mine"], "--config-name=mine: settings begin with experiments/conf/config.yaml; "),
+        (["-m", "--config-name=mine"], "--config-name=mine: settings begin with conf/config.yaml; "),
         (["--config-dir=nowhere", "chunk=3"], "--config-dir=nowhere: no such folder; "),
         (["--cfg", "jobs"], "--cfg/-c: invalid choice: 'jobs' (choose from "),
         (

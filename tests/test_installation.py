@@ -77,8 +77,11 @@ def test_an_installed_command_runs_in_an_empty_folder(installed: Path, tmp_path:
 
 
 def test_every_file_of_settings_and_data_is_installed(installed: Path) -> None:
-    files = (path for package in PACKAGES for path in (ROOT / package).rglob("*.*"))
-    data = {path.relative_to(ROOT) for path in files if path.suffix not in (".py", ".pyc")}
+    files = {path.relative_to(ROOT) for package in PACKAGES for path in (ROOT / package).rglob("*.*")}
+    files |= {
+        Path("experiments") / path.relative_to(ROOT) for path in (ROOT / "conf").rglob("*.yaml")
+    }  # through the link
+    data = {path for path in files if path.suffix not in (".py", ".pyc")}
     assert Path("experiments/conf/config.yaml") in data and Path("cbatch/sim/profiles/h200.json") in data
     assert {path for path in data if not (installed / path).is_file()} == set()
 
