@@ -3,8 +3,6 @@
 It only detects that a plan is illegal; `validate` then finds the rule that is broken.
 """
 
-from __future__ import annotations
-
 from operator import attrgetter
 
 import numpy as np

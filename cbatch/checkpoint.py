@@ -3,8 +3,6 @@
 `cbatch.runtime.weights` loads the weights.
 """
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -3,8 +3,6 @@
 The shape of a batch is all that a cost model sees. Implementations live in `cbatch.sim`; a policy finds one at `view.cost`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 

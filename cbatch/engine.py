@@ -10,8 +10,6 @@ In the asynchronous form iteration 1 is planned from predicted counters, before 
 device carries them over. The host blocks in one place: `executor.wait`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -85,7 +83,7 @@ class Engine:
         )
 
     @property
-    def engines(self) -> list[Engine]:
+    def engines(self) -> list["Engine"]:
         """This engine; a cluster of replicas (`sim.cluster.Cluster`) has several."""
         return [self]
 
@@ -97,7 +95,7 @@ class Engine:
         self._pending = deque(sorted([*self._pending, *new], key=lambda r: (r.arrival_time, r.arrival_iteration, r.id)))
         self.num_unfinished += len(new)
 
-    def run(self, on_step: Callable[[Engine], None] = lambda engine: None) -> RunRecord:
+    def run(self, on_step: Callable[["Engine"], None] = lambda engine: None) -> RunRecord:
         """Serve until every request has ended. `on_step` is called after each turn of the loop, for a progress bar say."""
         while self.num_unfinished or self._in_flight:
             self.step()

@@ -1,7 +1,5 @@
 """The view of the engine's own state that policies plan from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import compress
 from operator import attrgetter

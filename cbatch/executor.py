@@ -4,8 +4,6 @@ Three executors exist: real tokens on a CPU, real tokens on a GPU, and predicted
 every policy, cannot tell which one is behind the seam.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 

@@ -4,8 +4,6 @@ A block is `block_size` tokens of keys and values in every layer (PagedAttention
 out block numbers; it knows nothing of the memory behind them.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, TypeVar
 
 import numpy as np

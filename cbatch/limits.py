@@ -1,7 +1,5 @@
 """The capacities of an iteration, which policies plan within and executors are built for."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cbatch.errors import ConfigError

@@ -1,7 +1,5 @@
 """Explains a malformed plan: which field does not hold what `Plan` says. Runs only after a check failed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
 from numbers import Integral, Real

@@ -1,7 +1,5 @@
 """The shape of a decoder-only transformer, as accounting, simulation and random weights need it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cbatch.errors import ConfigError

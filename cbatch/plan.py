@@ -1,7 +1,5 @@
 """What a policy decides for one iteration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from cbatch.request import Request

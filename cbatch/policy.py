@@ -12,8 +12,6 @@
 is a whole policy: it runs with real tokens on a CPU or GPU and in simulation, sync and async, without an edit.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from cbatch.plan import Plan

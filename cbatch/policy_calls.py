@@ -1,7 +1,5 @@
 """Calls a policy's methods: optional ones may be missing, and an exception becomes an error that names the policy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from traceback import extract_tb

@@ -3,8 +3,6 @@
 Rows hold plain numbers; arrays and tables are made once, at the end. `cbatch.results` derives figures from it.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

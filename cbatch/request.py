@@ -3,8 +3,6 @@
 The counters of an admitted request live in a row of a `RequestTable`, and a `Request` reads its own row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from operator import attrgetter

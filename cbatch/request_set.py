@@ -1,7 +1,5 @@
 """The ordered sets of requests that the engine changes and a policy sees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
 

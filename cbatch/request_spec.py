@@ -1,7 +1,5 @@
 """What a client asks for: one frozen record, made by workloads and carried unchanged into decision files and results."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

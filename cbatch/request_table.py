@@ -4,8 +4,6 @@ Counters are *predicted*: the work of iterations in flight is counted as done, s
 without knowing whether the engine runs asynchronously.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -3,8 +3,6 @@
 The policy is chosen per call, so that several can be compared on one executor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar

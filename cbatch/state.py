@@ -4,8 +4,6 @@
 the step is in flight. Knows nothing of policies, executors or clocks.
 """
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The rules that every plan must keep. A plan that breaks one is an error that names the policy; it is never repaired."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import accumulate
 from typing import NoReturn

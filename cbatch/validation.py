@@ -13,8 +13,6 @@
 Importing this loads pydantic, which takes longer than `import cbatch`: only what reads settings and files does it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches

@@ -4,8 +4,6 @@
 implement them over its own state, and the same policies run there.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Reversible, Sequence
 from itertools import islice
@@ -113,7 +111,7 @@ class View(ABC):
         requests = list(islice((request for request in self.decoding if request.num_ready), at_most))
         return requests, sum(self.kv.num_lacking(request, request.num_computed + 1) for request in requests)
 
-    def plan(self) -> PlanBuilder:
+    def plan(self) -> "PlanBuilder":
         """A fresh, empty plan for this iteration."""
         return PlanBuilder(self)
 

@@ -1,7 +1,5 @@
 """The token ids of a model, and its tokenizer if it has one."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any

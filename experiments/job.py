@@ -1,7 +1,5 @@
 """A run under Hydra: `experiments.run` calls `run_job` once, and for each run of a sweep."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

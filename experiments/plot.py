@@ -1,7 +1,5 @@
 """`python -m experiments.plot NAME FOLDER [key=value ...]`: plot a finished run or sweep; the files go to FOLDER/plots."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from functools import partial

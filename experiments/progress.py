@@ -1,7 +1,5 @@
 """A progress bar over the requests of a run. Reads the engine at most ten times per second; otherwise costs a clock read."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,7 +43,7 @@ def _shown(setting: Setting) -> bool:
 
 
 class _Watch:
-    def __init__(self, bar: tqdm[Never]) -> None:
+    def __init__(self, bar: "tqdm[Never]") -> None:
         self.bar = bar
         self._next = 0.0
         self._num_steps = self._num_tokens = 0

@@ -5,8 +5,6 @@ policy that they describe plans at each view instead: policy=orca, or chunk=512.
 are the same, 1 if some differ.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path

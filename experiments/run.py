@@ -3,8 +3,6 @@
 With -m, comma-separated values are swept; the same command with the same `sweep=NAME` goes on with an interrupted sweep.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

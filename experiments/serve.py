@@ -1,7 +1,5 @@
 """Serves one workload from plain settings: builds the run, writes its folder, returns its summary. Knows nothing of Hydra."""
 
-from __future__ import annotations
-
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence

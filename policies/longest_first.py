@@ -8,8 +8,6 @@ starve.
 Ranked by output per prompt token instead, the batch fills with decodes sooner, and long prompts come later beside them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import chain
 

@@ -5,8 +5,6 @@ in one iteration together with the running requests' decodes. KV cache is reserv
 that a running request never lacks memory.
 """
 
-from __future__ import annotations
-
 from cbatch import Plan, View
 
 

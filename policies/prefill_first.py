@@ -4,8 +4,6 @@ As long as a waiting prompt fits, an iteration computes whole prompts and nothin
 cache grows block by block; when it is full, the newest running request is preempted and recomputed later.
 """
 
-from __future__ import annotations
-
 from cbatch import Plan, View
 
 

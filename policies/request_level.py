@@ -5,8 +5,6 @@ ended; only then is the next batch formed. KV cache is reserved to each request'
 SARATHI (arXiv 2308.16369): prefill-only iterations, then decode-only ones.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 
 from cbatch import Plan, Request, View

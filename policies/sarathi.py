@@ -4,8 +4,6 @@ Every iteration holds one chunk of one prompt and all decodes, at most B - 1, wh
 more rows in the matrix products. KV cache is reserved to the maximum length at admission.
 """
 
-from __future__ import annotations
-
 from itertools import chain, islice
 
 from cbatch import Limits, Plan, Request, View

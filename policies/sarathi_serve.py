@@ -5,8 +5,6 @@ several prompts may share an iteration. A prompt's KV cache is allocated at its 
 by block, with preemption of the newest request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """Settings of all tests: hypothesis draws the same examples in every run, without deadlines."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """What workloads add to requests: the visible limit, tiers, objectives and predictions, each seeded on its own."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

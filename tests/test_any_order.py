@@ -1,7 +1,5 @@
 """Streams in any order: all orders that the rules allow and no others; the same random numbers give the same order."""
 
-from __future__ import annotations
-
 import random
 from itertools import permutations
 

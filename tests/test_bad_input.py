@@ -1,7 +1,5 @@
 """What a user may get wrong on the command line: one line that names it and what to do, status 2, nothing written before the run."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The benchmark of checked mode measures what it says, on a CPU."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

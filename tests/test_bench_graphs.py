@@ -1,7 +1,5 @@
 """The benchmarks of graphs and loops with real tokens on a CPU; what only CUDA does is in tests/gpu."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

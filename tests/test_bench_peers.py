@@ -1,7 +1,5 @@
 """Measuring other engines: the same work as ours, what is written, and how it enters documents. A fake engine stands in."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """The properties that the papers claim for their policies, found out; and policies that lack what every policy needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path

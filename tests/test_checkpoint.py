@@ -1,7 +1,5 @@
 """Checkpoint folders: their shape without torch, their weights with it, and one line for each way of being broken."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The end results that SARATHI prints, predicted from the single-iteration times that it prints (LLaMA-13B on an A6000)."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from math import nan

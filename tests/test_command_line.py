@@ -1,7 +1,5 @@
 """How commands read their lines and end: options by a function's parameters, mistakes in one line, one status for each end."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable

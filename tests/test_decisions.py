@@ -1,7 +1,5 @@
 """A recorded run can be followed: the same views come up again, and any policy may say what it would have planned."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from contextlib import closing

@@ -3,8 +3,6 @@
 The race checker sees only declarations, so a wrong one would hide races from it.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The engine's rules: what plans are refused, when it waits, and how blocks and rows are given back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

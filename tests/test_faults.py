@@ -1,7 +1,5 @@
 """Whatever fails in mid-run: finished results stay, the folder says what happened, every request and block is accounted for, the status is not 0."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Simulation held against real runs: what is kept of them, what is compared, and what the command does with it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every figure of a run that was made by hand (`hand_made`), and each under its own name wherever it is shown."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@
 draws that many inputs, shows how far it is, and writes results/cpu/fuzz.json; --draw=N draws others. What fails is shrunk.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import json

@@ -1,7 +1,5 @@
 """What `pip install .` and `pip install -e .` leave: commands that work in any folder, and types that a stranger's mypy sees."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Finds the library that is detached after a kernel trace; tracing itself needs a GPU."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from experiments.profile.kernel_trace import detach_cupti_at_exit, loaded_library

@@ -1,7 +1,5 @@
 """Block accounting under random use: no block is held twice, and all come back."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The definitions of the metrics: on schedules that can be reckoned by hand, and against loops over random records."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any

@@ -6,8 +6,6 @@
 Neither may notice anything in the unbroken runtime.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The notebooks run from top to bottom without a GPU, and are stored with their pictures and without a trace of a machine."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`python -m experiments.paper`: the contract of figures, claims as data, and what a figure leaves, simulated and with real tokens."""
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Iterator

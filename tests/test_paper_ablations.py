@@ -1,7 +1,5 @@
 """The ablations and the two posts' figures: what they measure, what they make of benchmarks' files, and that they draw."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache

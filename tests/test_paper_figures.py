@@ -1,7 +1,5 @@
 """The figures of single iterations and pipelines: what is drawn is what the cost model says, counted by hand where one can."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from types import ModuleType

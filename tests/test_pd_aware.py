@@ -1,7 +1,5 @@
 """The P:D-aware chunk against an exhaustive sweep, stated and estimated, and when the ratio drifts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The page of measured figures, and the lanes of the benchmark, from files as the benchmarks write them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`experiments.plot`: what is on the axes is what is in the results, and each plot is written for print."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

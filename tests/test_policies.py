@@ -1,7 +1,5 @@
 """Golden schedules: small enough to check by hand against the paper. `2:4` = request 2 computes 4 tokens; `-1` = preempted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from textwrap import dedent
 

@@ -1,7 +1,5 @@
 """`experiments.profile` on a small model's CPU runtime, and the arithmetic that takes iterations apart."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

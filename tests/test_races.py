@@ -1,7 +1,5 @@
 """Checked streams report a race exactly where two conflicting accesses are not ordered, and name both."""
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

@@ -7,8 +7,6 @@ flight while the next is planned: 0 or 1, all that an executor of one stage has.
 A failing schedule is shrunk to a small one, printed, and made again by the --replay=... that stands below it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass

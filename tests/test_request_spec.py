@@ -1,7 +1,5 @@
 """What a request was asked for is one record; its true output length ends it, and policies cannot see it."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

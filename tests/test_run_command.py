@@ -1,7 +1,5 @@
 """`python -m experiments.run`: the real configuration, from the command line to the folder that a run leaves."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

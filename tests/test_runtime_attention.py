@@ -1,7 +1,5 @@
 """The reference attention against attention computed query by query."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Packing: every packed step of fuzzed runs is compared with the request table and the block pool."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

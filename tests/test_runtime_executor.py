@@ -1,7 +1,5 @@
 """The executor: each of its waits is necessary, failures reach the host, and its times are right."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The paged model against `transformers`' own, for every family, and models that cannot be built."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Sampling against sampling written out token by token, and carry-over."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import event, given, settings

@@ -1,7 +1,5 @@
 """Which captured shape takes a step; tests that need no GPU."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The same workload and policy make the same plans with real tokens and in simulation, once the clock is the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing
 

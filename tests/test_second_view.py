@@ -1,7 +1,5 @@
 """Policies, plan builder and plan rules need no more than the public view: a host without the engine gets the same plans."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

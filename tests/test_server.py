@@ -1,7 +1,5 @@
 """A server serves one set of requests after another, each from a clock at 0."""
 
-from __future__ import annotations
-
 import pytest
 from tiny_models import LLAMA
 

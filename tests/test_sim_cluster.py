@@ -1,7 +1,5 @@
 """Replicas and routers: who gets which request, and one record of them all."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """The cost model: against what was measured, its parts, what it estimates and what it extrapolates."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Importers of published tables, on small tables of the same layouts whose times can be checked by hand."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Apart from its results, the memory of a simulation does not grow with simulated time; a run is one small process."""
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Profiles damaged at random: each is refused in one line of the framework's own, or gives finite times; nothing else happens."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The simulated executor: its clock, its pipeline, and where every second of every stage went."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import astuple

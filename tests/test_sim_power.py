@@ -1,7 +1,5 @@
 """The clock under a power limit: what iterations take depends on those before them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp
 

@@ -1,7 +1,5 @@
 """Profile files: found, checked, and refused with the file and key named."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

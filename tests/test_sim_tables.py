@@ -1,7 +1,5 @@
 """Curves and grids: measured points stay as measured, steps stay steps, and what lies outside is known."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Thread streams follow CUDA's ordering rules and add none."""
 
-from __future__ import annotations
-
 import threading
 import time
 import traceback

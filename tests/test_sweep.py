@@ -1,7 +1,5 @@
 """Sweeps: runs side by side by Hydra's launchers, a failing one among them, and going on after an interruption."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

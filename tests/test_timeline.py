@@ -1,7 +1,5 @@
 """The timeline: a file that trace viewers read, in which everything that the record says is found again."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import Counter

@@ -4,8 +4,6 @@ The tokens are those of `transformers`' own `generate`, in float32 on tiny model
 cache, -1 in the token buffers), so that reading what was never written shows.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Trace readers: small files of every format, the published files, and the errors for malformed ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Types say what is accepted; what is refused becomes one line with the key, the value and what to give."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence

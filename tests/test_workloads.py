@@ -1,7 +1,5 @@
 """Workloads: the same fields make the same requests, distributions have the stated parameters, bad settings are refused."""
 
-from __future__ import annotations
-
 import heapq
 import json
 import math

@@ -5,8 +5,6 @@ and the same views appear in the same order on any machine. The other policy's p
 remembers its own plans, rather than reading the view, may go wrong here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain

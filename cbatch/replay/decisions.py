@@ -7,8 +7,6 @@
 Together with its requests that determines a run: `counterfactual` replays it. Knows nothing of files.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -108,7 +106,7 @@ def read(plan: Plan) -> Decided:
 
 
 @contextmanager
-def record_decisions(engine: Engine, sink: Sink) -> Iterator[RecordedExecutor]:
+def record_decisions(engine: Engine, sink: Sink) -> Iterator["RecordedExecutor"]:
     """Send each plan and step of an engine that has not begun to `sink`. Copies every view.
 
     Yields the executor that keeps the clock's readings since the last event.
@@ -125,7 +123,7 @@ def record_decisions(engine: Engine, sink: Sink) -> Iterator[RecordedExecutor]:
 class RecordedPolicy:
     """Records a policy's plans, illegal ones too; everything else is passed on."""
 
-    def __init__(self, inner: Policy, executor: RecordedExecutor) -> None:
+    def __init__(self, inner: Policy, executor: "RecordedExecutor") -> None:
         self.inner = inner
         self._executor = executor
 

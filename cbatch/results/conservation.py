@@ -1,7 +1,5 @@
 """Conservation of requests and KV blocks: where each of them is, at any moment of a run and above all after a crash."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple

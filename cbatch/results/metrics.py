@@ -12,8 +12,6 @@ default, Hyndman and Fan's type 7). A metric without values, such as the time be
 Does not know what produced the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any

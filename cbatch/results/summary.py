@@ -1,7 +1,5 @@
 """Summary of one run: every metric of `metrics`, over the measured window of the run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -11,8 +11,6 @@ The file is JSON in Chrome's trace event format, compressed with gzip; its times
 executor timed them.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A kernel knows nothing of models, streams or requests. `ReferenceAttention` is t
 against; the fast ones are in `cbatch.runtime.fast.attention`.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

@@ -8,8 +8,6 @@ real ones are in no row; their keys and values go to the dummy block, which foll
 nothing of streams or models.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -37,12 +35,12 @@ class Shape(NamedTuple):
     num_blocks: int
 
     @classmethod
-    def of(cls, step: Step) -> Shape:
+    def of(cls, step: Step) -> "Shape":
         """The step's own shape, with the padding that the plan asks for."""
         return cls(step.pad_to, len(step.rows), step.pool.blocks_for(int((step.start + step.num_tokens).max())))
 
     @classmethod
-    def largest(cls, limits: Limits, block_size: int) -> Shape:
+    def largest(cls, limits: Limits, block_size: int) -> "Shape":
         """The largest iteration within the limits, also of decodes alone."""
         width = blocks_for(limits.max_request_tokens, block_size)
         return cls(max(limits.max_tokens, limits.max_batch), limits.max_batch, width)
@@ -100,7 +98,7 @@ class Work(NamedTuple):
     sampling: bool
 
     @classmethod
-    def of(cls, shape: Shape, packed: Fields[NDArray[Any]]) -> Work:
+    def of(cls, shape: Shape, packed: Fields[NDArray[Any]]) -> "Work":
         """Read it off the packed inputs; the bounds are the tightest."""
         query_lens = np.diff(packed.query_starts)
         bounds = Bounds(int(query_lens.max()), int(packed.context_lens.max()), int((query_lens > 1).sum()))

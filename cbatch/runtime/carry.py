@@ -1,7 +1,5 @@
 """Carry-over: tokens that one iteration sampled become inputs of a later one without passing through the host."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -1,7 +1,5 @@
 """Real tokens on a CPU: worker threads for streams, plain PyTorch for attention."""
 
-from __future__ import annotations
-
 import os
 
 import torch

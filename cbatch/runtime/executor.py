@@ -9,8 +9,6 @@ CPU and GPU differ in the kind of streams, pinned memory, and what computes an i
 requests only the step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from time import perf_counter, sleep

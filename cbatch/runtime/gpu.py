@@ -1,7 +1,5 @@
 """Real tokens on a GPU: CUDA streams, the fused model, captured graphs, and the fastest attention that fits."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

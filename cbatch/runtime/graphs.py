@@ -9,8 +9,6 @@ the largest is captured first, each of the others fits into what the first has t
 buffer, so each shape is captured once for each slot.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

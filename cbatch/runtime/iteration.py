@@ -3,8 +3,6 @@
 This is the unit that a captured graph replays. `EagerIteration` runs it operation by operation, for any shape.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

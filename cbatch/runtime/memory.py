@@ -1,7 +1,5 @@
 """Estimates the GPU memory that an executor takes, before it is allocated."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from cbatch.errors import CapacityError

@@ -4,8 +4,6 @@
 this way the batch and the cache of one call reach the attention of each layer; nothing is kept between calls.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How an executor of real tokens computes, and what it checks. Imports no torch, so settings can be made of it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

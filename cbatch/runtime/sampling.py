@@ -4,8 +4,6 @@ Each row is sampled from its own logits and its own random number, so a request 
 are fixed and the device is not read, so both functions can be captured in a graph.
 """
 
-from __future__ import annotations
-
 import torch
 
 from cbatch.runtime.batch import Fields

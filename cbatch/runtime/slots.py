@@ -4,8 +4,6 @@
 is free again when the host has waited for its `downloaded`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -20,7 +18,7 @@ from cbatch.runtime.checks.ownership import Owners, blocks_read, blocks_written,
 from cbatch.runtime.streams import Operation, Streams
 
 
-def make_slots(limits: Limits, block_size: int, device: torch.device, streams: Streams) -> list[Slot]:
+def make_slots(limits: Limits, block_size: int, device: torch.device, streams: Streams) -> list["Slot"]:
     """`num_stages + 1` slots, each for the largest iteration within the limits."""
     largest = Shape.largest(limits, block_size)
     return [Slot(index, largest, device, streams) for index in range(limits.num_stages + 1)]
@@ -85,7 +83,7 @@ class Slot:
         return Operation(body, reads=(self.host,), writes=(self.device,))
 
     def compute(
-        self, iteration: Callable[[Slot, torch.Tensor, Work], None], source: Slot, work: Work, block_size: int
+        self, iteration: Callable[["Slot", torch.Tensor, Work], None], source: "Slot", work: Work, block_size: int
     ) -> Operation[None]:
         """Compute: from the inputs, and the tokens that `source` sampled, to the tokens that this slot samples."""
         packed = partial(host_views, self.host_array, work.shape)

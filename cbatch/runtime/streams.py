@@ -14,8 +14,6 @@ On a CPU a stream is a worker thread, so streams really are concurrent: where a 
 work. An operation declares the memory that it reads and writes; only the race checker (`checks.races`) looks at that.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Sequence

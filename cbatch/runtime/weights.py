@@ -1,7 +1,5 @@
 """Makes the `transformers` modules of a model: random weights from a seed, or a local checkpoint's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast

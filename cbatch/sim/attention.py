@@ -1,7 +1,5 @@
 """Seconds of one layer's attention on one GPU: from measured tables, or in closed form."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -36,7 +34,7 @@ class AttentionRates:
     mixed_seconds: float = 0.0
     seconds_per_context_token: float = 0.0
 
-    def of(self, share: ModelSpec) -> RateAttention:
+    def of(self, share: ModelSpec) -> "RateAttention":
         """For one GPU's share of a model."""
         kv_bytes = 2 * share.num_kv_heads * share.head_dim * DTYPE_BYTES[share.dtype]
         return RateAttention(

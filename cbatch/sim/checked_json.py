@@ -1,7 +1,5 @@
 """Reads a JSON file and checks every value, so that a damaged file fails when it is loaded, not as a strange result."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -18,7 +16,7 @@ LARGEST = 1e30
 """Numbers are 0 or between the inverse of this and this: products and quotients of two of them stay finite."""
 
 
-def read_json(path: Path) -> Node:
+def read_json(path: Path) -> "Node":
     """Raises ProfileError if the file cannot be read or does not contain an object."""
     try:
         data = json.loads(path.read_text())
@@ -42,7 +40,7 @@ class Node:
     def __contains__(self, key: str) -> bool:
         return key in self.data
 
-    def only(self, *known: str) -> Node:
+    def only(self, *known: str) -> "Node":
         """Refuse other keys; returns the node itself."""
         for key in self:
             if key not in known:
@@ -50,10 +48,10 @@ class Node:
                 self.fail(key, f"is unknown{f', did you mean {near[0]}?' if near else ''}")
         return self
 
-    def child(self, key: str) -> Node:
+    def child(self, key: str) -> "Node":
         return Node(self.path, f"{self.where}{key}.", self.get(key))
 
-    def optional(self, key: str, build: Callable[[Node], T]) -> T | None:
+    def optional(self, key: str, build: Callable[["Node"], T]) -> T | None:
         """Builds an object from a child; None if it is missing."""
         return build(self.child(key)) if key in self.data else None
 

@@ -3,8 +3,6 @@
 A request is routed when it arrives, after every replica has been simulated up to that time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass

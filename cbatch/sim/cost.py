@@ -4,8 +4,6 @@ Times that depend only on the number of tokens (matrix products, small operation
 Iterations without prompts have separate tables if a runtime computes them differently.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, NamedTuple
 
 from cbatch.cost import BatchShape

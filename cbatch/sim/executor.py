@@ -8,8 +8,6 @@ If the profile describes how the GPU's clock follows its power, an iteration's t
 see `cbatch.sim.power`.
 """
 
-from __future__ import annotations
-
 from collections import deque
 
 from cbatch.cost import BatchShape, CostModel

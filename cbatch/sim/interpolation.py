@@ -1,7 +1,5 @@
 """Interpolation of measured tables: linear between neighbours, so that a measured step stays a step."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, groupby
@@ -19,13 +17,13 @@ class PiecewiseLinear(NamedTuple):
     seconds: tuple[float, ...]
 
     @classmethod
-    def through(cls, points: Iterable[tuple[float, float]]) -> PiecewiseLinear:
+    def through(cls, points: Iterable[tuple[float, float]]) -> "PiecewiseLinear":
         """From (size, seconds) points in any order; a size measured more than once has the mean."""
         means = _mean_by_size(points)
         return cls(tuple(means), tuple(means.values()))
 
     @classmethod
-    def sum(cls, parts: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
+    def sum(cls, parts: Sequence["PiecewiseLinear"]) -> "PiecewiseLinear":
         """The sum of interpolations with the same sizes."""
         sizes = parts[0].sizes
         assert all(part.sizes == sizes for part in parts), "parts of one table share their sizes"
@@ -45,7 +43,7 @@ class PiecewiseLinear(NamedTuple):
         """Whether the size lies within the measured range."""
         return size <= self.sizes[-1]
 
-    def scaled(self, factor: float) -> PiecewiseLinear:
+    def scaled(self, factor: float) -> "PiecewiseLinear":
         return PiecewiseLinear(self.sizes, tuple(value * factor for value in self.seconds))
 
 
@@ -61,7 +59,7 @@ class BilinearGrid(NamedTuple):
     seconds: tuple[tuple[float, ...], ...]
 
     @classmethod
-    def through(cls, points: Iterable[tuple[float, float, float]]) -> BilinearGrid:
+    def through(cls, points: Iterable[tuple[float, float, float]]) -> "BilinearGrid":
         """From (size, column, seconds) points in any order; a pair measured more than once has the mean."""
         groups = groupby(sorted(points), key=lambda point: point[0])
         rows = {size: _mean_by_size((column, seconds) for _, column, seconds in group) for size, group in groups}

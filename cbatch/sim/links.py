@@ -1,7 +1,5 @@
 """Communication of GPUs: all-reduces within a pipeline stage, and hidden states sent from one stage to the next."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

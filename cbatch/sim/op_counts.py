@@ -5,8 +5,6 @@ the KV cache and writes its result, with the scores kept on chip (FlashAttention
 waste by tiles are not counted.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from cbatch.cost import BatchShape

@@ -14,8 +14,6 @@ Each kind of iteration has its own clock, at which the GPU settles if it compute
 clock towards its own. A profile's tables describe this steady state; this module describes the difference at other clocks.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import expm1
 from typing import NamedTuple

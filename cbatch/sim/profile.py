@@ -1,7 +1,5 @@
 """A hardware profile: measurements of one kind of GPU and its links, and the error of simulated times."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Protocol
 

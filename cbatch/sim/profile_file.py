@@ -20,8 +20,6 @@ A model's tables cover all its layers on one GPU; null in a grid means not measu
 the source of the numbers beside it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping

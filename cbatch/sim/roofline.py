@@ -3,8 +3,6 @@
 An estimate has the interface of a measured `PiecewiseLinear`: `at(size)` in seconds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

@@ -9,8 +9,6 @@ before its launch the host was busy, or waited for the oldest iteration in fligh
 work. Waiting for another iteration is a bubble of one of three kinds (SARATHI, arXiv 2308.16369, section 3.3).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple

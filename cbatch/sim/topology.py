@@ -1,7 +1,5 @@
 """How a model is distributed over GPUs: tensor parallelism within a stage, pipeline stages, replicas."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated
 

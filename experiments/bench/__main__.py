@@ -1,7 +1,5 @@
 """`python -m experiments.bench NAME [key=value ...]`: run one benchmark, print its table, write its results file."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from importlib import import_module

@@ -5,8 +5,6 @@ which the device computes iterations, and in which it runs kernels, from a profi
 whose contexts are those in the middle of the long one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

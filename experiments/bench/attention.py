@@ -4,8 +4,6 @@ At best a decode takes as long as reading its keys and values. One long context,
 are the cases in which kernels leave processors idle. Each case runs in a graph, as in serving.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -4,8 +4,6 @@ The second unchecked server shows the noise. The three serve in turn, so that th
 On a GPU if there is one, else on the CPU, where a small model makes an iteration short and the check's share large.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ iteration of the real ones is predicted from its shape, which tells errors of th
 events.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Annotated

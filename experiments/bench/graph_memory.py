@@ -4,8 +4,6 @@ A graph keeps the memory of its intermediate results. Graphs that never run at t
 is captured first, the others fit into its memory; captured in the other order, each is larger than all before it.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Sequence
 from pathlib import Path

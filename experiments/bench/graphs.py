@@ -10,8 +10,6 @@ smallest batch is also served whole, prompt included, as engines are compared: `
 written as soon as it is known.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ once. For comparison, on the same kind of machine: nano-vllm 0.15 ms at 32 runni
 transformers' asynchronous continuous batching 1.9 and 6.6 ms.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

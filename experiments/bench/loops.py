@@ -5,8 +5,6 @@ as fill it. Graphs of decodes serve only the tail of the run; graphs of all iter
 size, as a tile-aligned one is. The asynchronous loop hides the host's planning, graphs hide the launching of kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

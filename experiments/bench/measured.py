@@ -1,7 +1,5 @@
 """The results of one folder as the pages of figures need them: parts of a benchmark merged, peers beside ours."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import NamedTuple

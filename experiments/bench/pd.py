@@ -1,7 +1,5 @@
 """Throughput against the ratio of prompt to output tokens, closed batch: the workload of SARATHI (arXiv 2308.16369, 5.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ Reads files only: whatever a benchmark has not measured is "not measured". The p
 written by `python -m experiments.bench.peers`, and for what was not measured so, those entered by hand in peers.json.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cbatch import ConfigError

@@ -1,7 +1,5 @@
 """What the benchmarks share: a server on the GPU, runs of a policy on it, and their figures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Also the parts that a user waits for: loading each profile, predicting one iteration, reading a trace.
 """
 
-from __future__ import annotations
-
 import tempfile
 import time
 import timeit

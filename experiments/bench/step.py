@@ -3,8 +3,6 @@
 Without carry-over, packing and the engine: the device's part only, a lower bound for `async` and `graphs`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The table of README's section on speed: ours and vLLM's on the same work, from the files of results/<gpu>."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path

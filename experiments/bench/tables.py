@@ -1,7 +1,5 @@
 """Markdown tables of speeds: ours and other engines', as multiples of the fastest other engine's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 

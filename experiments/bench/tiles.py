@@ -3,8 +3,6 @@
 Matrix products are cut into tiles, so time rises in steps, and some sizes are slower than the next larger ones.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from pathlib import Path

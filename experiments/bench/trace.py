@@ -1,7 +1,5 @@
 """The first requests of a recorded trace, queued at once, under each policy: prompt and output tokens per second."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -11,8 +11,6 @@ Each process starts cold: interpreter, configuration, profile, trace, simulation
 printed besides wall seconds, as other work on the machine lengthens only the latter.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

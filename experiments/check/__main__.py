@@ -10,8 +10,6 @@ smallest schedule that shows it is printed. chunk=4 unless given; request sizes 
 The status is 0, or 1 if the policy lacks a property that it must have.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Every policy needs the first three; the others distinguish policies, and lacking one is not an error.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Small workloads with the limits that they are served under, and the history of a policy serving one."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from functools import cached_property

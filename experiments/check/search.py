@@ -4,8 +4,6 @@ The first tiny scenario that violates a property is therefore the smallest; a ra
 Sizes scale with the policy's chunk, so that prompts shorter and longer than a chunk are among them.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The verdict as text: one line per property, with the smallest schedule that violates it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from textwrap import indent
 

@@ -1,7 +1,5 @@
 """From resolved settings to a server, a policy and requests. All automatic choices are made, and noted, here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Only the chosen backend's packages are loaded: a simulated run imports no torch.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args

@@ -3,8 +3,6 @@
 Independent of any command. The settings of a run are read by Hydra instead: see `experiments.run`.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -3,8 +3,6 @@
 They are the settings of the runs of `experiments.run -m experiment=NAME`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Any

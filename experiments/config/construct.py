@@ -1,7 +1,5 @@
 """Builds objects from sections of the configuration, by Hydra's `_target_`; an error is one line that names the key."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module

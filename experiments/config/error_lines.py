@@ -1,7 +1,5 @@
 """Turns errors of Hydra and OmegaConf into one line with the key, the value and what to give instead."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor

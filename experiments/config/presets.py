@@ -1,7 +1,5 @@
 """Model presets of the configuration, for benchmarks that need no other settings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import yaml

@@ -1,7 +1,5 @@
 """Servers on a backend; those of commands that read no settings have the KV cache that their largest batch needs."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

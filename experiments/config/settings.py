@@ -1,7 +1,5 @@
 """The root keys of a run, checked: each error names the key, the value and what to give instead."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any

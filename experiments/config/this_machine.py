@@ -1,7 +1,5 @@
 """The processors of this machine. Importing it loads neither torch nor CUDA."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

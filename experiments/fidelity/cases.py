@@ -1,7 +1,5 @@
 """The cases by which simulation is validated: three workloads, each under four policies, served and then simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -46,7 +44,7 @@ class Case:
     policies: tuple[str, ...]
     load: float | None = None
 
-    def fits(self, other: Case) -> bool:
+    def fits(self, other: "Case") -> bool:
         """Whether an executor built for the other case serves this one too."""
         return (self.model, self.batch, self.max_tokens) == (other.model, other.batch, other.max_tokens)
 

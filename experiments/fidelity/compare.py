@@ -1,7 +1,5 @@
 """Simulates real runs again and compares the figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import combinations
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ Columns of microseconds and counts, small enough to keep beside the results, so 
 the cause of an error needs no GPU.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

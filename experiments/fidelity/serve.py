@@ -1,7 +1,5 @@
 """Serves the real runs by which simulation is validated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace

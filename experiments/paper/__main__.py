@@ -8,8 +8,6 @@ tables: published A100 kernel timings, .../aiconfigurator/a100_sxm; links: NCCL 
 Without one of them, what needs it is left out.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from contextlib import closing

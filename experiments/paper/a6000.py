@@ -16,8 +16,6 @@ speedup, the position of a peak - is an input: the profile is to predict those. 
 * The paper prints no times of embedding and output head; they are part of "other".
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What each stage of a simulated pipeline did at each time: the intervals whose sums `cbatch.sim.stages` keeps."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

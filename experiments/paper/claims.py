@@ -17,8 +17,6 @@ claims/<source>.yaml holds what one source states, one claim per entry:
     note: what the reader should know.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from inspect import signature

@@ -6,8 +6,6 @@ tables: the folder of published A100 kernel timings (aiconfigurator/a100_sxm) fo
 it. The figures that show these claims check them too; this command draws nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median

@@ -14,8 +14,6 @@ iteration, the form of Zipf's law, how Sarathi counts its 256 tokens, or the lin
 runs nearly empty, and 8 x TP8 is the fastest by far, which contradicts the figure.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

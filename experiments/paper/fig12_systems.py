@@ -14,8 +14,6 @@ weights, 90% of 64 x 80 GB holds 220 requests of 4K, 27 for each of 8 iterations
 Bubble time of a request: seconds that stages waited for the iterations it was part of, mean over the stages.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

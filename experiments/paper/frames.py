@@ -1,7 +1,5 @@
 """Tables of figures: selecting and pivoting rows, and reading what benchmarks have measured on a GPU."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@
 Each file is written atomically, the .json last.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module

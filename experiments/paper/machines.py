@@ -9,8 +9,6 @@
 Figures leave unavailable machines out, and the command says which option would add them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 

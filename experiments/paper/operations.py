@@ -1,7 +1,5 @@
 """Seconds of an iteration by operation, under the names of the SARATHI paper (arXiv 2308.16369, section 2.1)."""
 
-from __future__ import annotations
-
 from cbatch import BatchShape
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.op_counts import layer_op_counts

@@ -1,7 +1,5 @@
 """The three panels that Figs 9 and 11 of SARATHI (arXiv 2308.16369) share, and the gains that are measured for each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What the paper's figures and tables state, measured in simulation: one function per quantity, named in claims/*.yaml."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ One server is built for the largest load and serves them all in turn: weights ar
 are the host's clock between the ends of requests. Policies, requests and what is counted are those of `steady`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

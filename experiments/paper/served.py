@@ -7,8 +7,6 @@ simulated with the layer timings that were published with the run; nothing is fi
 time; host_ms adds it to each iteration of a synchronous loop.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Mapping

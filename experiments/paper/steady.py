@@ -4,8 +4,6 @@ Every value comes from a run of the engine with the real policy and KV accountin
 steady state by hand, as a check of the runs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Verdicts as text, and results files with command, date, versions and where the times come from."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Iterations over time: prefill, decode and padding tokens; requests running and waiting; KV cache."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Simulated against measured metrics of the `fidelity` benchmark: the values above, their relative errors below."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data of a picture of lanes: the iterations of finished runs, or those that the `async` benchmark has kept."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 Copies to and from the device have their own lanes if the run timed them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Distributions of the latencies that a client sees: time to first token, time between tokens, end to end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

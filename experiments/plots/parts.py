@@ -1,7 +1,5 @@
 """Building blocks of figures: facets, grouped and stacked bars, plain logarithmic axes, lanes of activity, legends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Choosing and labelling the runs of a sweep that a plot shows."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How every plot looks: page size, series that differ in grey too, headings, and a line that says where times come from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The runs of a sweep side by side, as a table in Markdown."""
 
-from __future__ import annotations
-
 import sys
 from math import isnan
 from numbers import Real

@@ -1,7 +1,5 @@
 """Throughput, and its gain over a baseline policy, against the ratio of prefill to decode tokens (SARATHI, figure 9)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

@@ -9,8 +9,6 @@
 The file keeps the other models' tables. Interpolated times are compared with batches measured in between, and printed.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The batches to measure: on both sides of every step in the time of an iteration, and evenly between."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

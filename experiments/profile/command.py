@@ -1,7 +1,5 @@
 """The steps of `experiments.profile`: build, measure, divide, compare, write."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 from contextlib import closing

@@ -5,8 +5,6 @@ iteration planned, packed, uploaded and launched. In the asynchronous loop it is
 waiting; the device does not notice it while its iterations take longer.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records which kernels and copies the GPU runs, by PyTorch's profiler; the only place that uses it."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 from collections.abc import Iterable
@@ -44,7 +42,7 @@ class KernelTrace:
             if event.device_type == torch.profiler.DeviceType.CUDA
         )
 
-    def __enter__(self) -> KernelTrace:
+    def __enter__(self) -> "KernelTrace":
         self.start()
         return self
 

@@ -3,8 +3,6 @@
 Kernels overlap, so their times do not add up to the iteration; only their proportions are used.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import NamedTuple

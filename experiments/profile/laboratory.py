@@ -5,8 +5,6 @@ step is packed, uploaded, computed - by a captured graph where one fits - and do
 runtime executes them, padding included. Knows nothing of policies or profiles.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple

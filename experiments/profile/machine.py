@@ -1,7 +1,5 @@
 """The machine that is measured: a server as a run would build it, and the sizes for which it has captured graphs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ chunk itself what half its length before it would add; that of decodes is what t
 So the sum is the measured iteration at every measured point, however kernels overlap.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -8,8 +8,6 @@ loss          large ones until nothing is saved | prompts, or decodes: what they
 rise          large ones until nothing is saved | decodes, or a pause, of known length | a large one: what it saves again
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from math import expm1, log1p
 from statistics import median

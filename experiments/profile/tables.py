@@ -3,8 +3,6 @@
 Only the measured model, the host times and the links are replaced in an existing file.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Measures copies between host and device, and between the GPUs of one host through torch.distributed."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """Results files of benchmarks, in a folder for each hardware."""
 
-from __future__ import annotations
-
 import re
 import statistics
 from collections.abc import Sequence

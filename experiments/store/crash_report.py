@@ -7,8 +7,6 @@
 It is removed when the run is complete and has a `summary.json`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

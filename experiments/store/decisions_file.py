@@ -10,8 +10,6 @@ With the policy and the cost model that config.yaml describes, it suffices to re
 weights or a GPU.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

@@ -1,7 +1,5 @@
 """Provenance of results - command, date, versions - and atomic writing of their files."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

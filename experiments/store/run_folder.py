@@ -14,8 +14,6 @@
 Read by `experiments.store.tables`.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """Results on disk as pandas frames: one row per run of a sweep, one row per request or iteration of a run."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -65,7 +63,7 @@ def load_tokens(folder: str | Path) -> pd.DataFrame:
         return pd.DataFrame({"request_id": ids, "time": times})
 
 
-def time_between_tokens(folder: str | Path) -> pd.Series[float]:
+def time_between_tokens(folder: str | Path) -> "pd.Series[float]":
     """Seconds between consecutive tokens of a request, of all requests of a run."""
     return load_tokens(folder).groupby("request_id")["time"].diff().dropna()
 

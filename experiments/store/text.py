@@ -1,7 +1,5 @@
 """Text that commands print about results: one run in full, a sweep as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

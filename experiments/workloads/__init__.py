@@ -4,8 +4,6 @@ A workload is a frozen dataclass, built by Hydra from `conf/workload/`. The same
 the policy, the executor or the machine. Nothing here loads torch, pandas or Hydra.
 """
 
-from __future__ import annotations
-
 from experiments.workloads.arrivals import AllAtOnce, Arrivals, GammaArrivals
 from experiments.workloads.base import Vocabulary, Workload, sampling
 from experiments.workloads.closed import ClosedBatch

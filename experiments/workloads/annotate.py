@@ -4,8 +4,6 @@ Each column has its own random stream, so that adding one changes no other, and 
 number of requests.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Arrival times of an open loop, independent of the server's speed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Protocol, runtime_checkable
 

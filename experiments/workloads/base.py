@@ -1,7 +1,5 @@
 """What every workload shares: the common fields, and the step from columns to requests."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -18,8 +18,6 @@ limits prefills per iteration changes the stagger. With s pipeline stages a life
 The stagger counts iterations, not seconds, so it gives the same schedule on any hardware.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Makes the lengths of a trace fit a model: scaled, and held to a maximum."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """Draws from a discrete distribution."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from experiments.workloads.trace import Floats, Ints

@@ -1,7 +1,5 @@
 """How long the requests of an open loop are: prompt and output tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """An open loop: requests arrive independently of how busy the server is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The user's own prompts, from a JSONL file: text or token ids, one request per line."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Replays a recorded trace: its lengths, and its arrival times unless all is queued at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Annotated
 

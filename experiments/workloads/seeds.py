@@ -4,8 +4,6 @@ Streams are independent, so drawing other lengths does not move the arrivals, an
 one, so the first requests stay the same when more are asked for.
 """
 
-from __future__ import annotations
-
 from enum import IntEnum
 
 import numpy as np

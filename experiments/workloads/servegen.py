@@ -9,8 +9,6 @@ published; ServeGen's generator takes both at the same quantile.
 Every client and window has its own random stream: another range or other clients do not change a request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Requests as columns: what a trace file, a generator or a length distribution says about them, without their tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +43,7 @@ class Trace:
         """Names a row in a message."""
         return f"{self.source}, row {row + 1}" if self.line is None else f"{self.source}, line {self.line[row]}"
 
-    def select(self, rows: slice | NDArray[np.bool_]) -> Trace:
+    def select(self, rows: slice | NDArray[np.bool_]) -> "Trace":
         """The rows named by a slice or a mask, in their order, with times from the first of them."""
         times = None if self.arrival_time is None else self.arrival_time[rows]
         return Trace(
@@ -57,7 +55,7 @@ class Trace:
             fields={name: column[rows] for name, column in self.fields.items()},
         )
 
-    def first(self, num_requests: int | None) -> Trace:
+    def first(self, num_requests: int | None) -> "Trace":
         """The first rows; None keeps all. Raises WorkloadError if there are fewer."""
         if num_requests is not None and num_requests > len(self):
             found = f"{len(self)} requests are usable: ask for at most {len(self)}"

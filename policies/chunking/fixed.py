@@ -3,8 +3,6 @@
 Decodes come on top, so 256 prompt tokens and 17 decodes make 273 tokens: three tiles of 128, the last one nearly empty.
 """
 
-from __future__ import annotations
-
 from cbatch import ConfigError, Limits, View
 from policies.chunking.selector import ChunkSelector
 

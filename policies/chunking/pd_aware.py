@@ -4,8 +4,6 @@ Each tile-aligned total is judged by its steady state (`steady_state`), with ite
 sweep. Lengths are configured, or estimated from ended requests.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """The interface of chunk selectors."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 
 from cbatch import Limits, Request, View

@@ -11,8 +11,6 @@ cost model, which include the hardware's tile steps, attention, a nearly empty l
 fill.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from math import ceil
 

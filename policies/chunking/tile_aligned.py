@@ -3,8 +3,6 @@
 `chunk` is the total: with 17 decodes and chunk = 256, 239 prompt tokens are computed.
 """
 
-from __future__ import annotations
-
 from cbatch import ConfigError, Limits, View
 from policies.chunking.fixed import Fixed
 

@@ -1,7 +1,5 @@
 """Everything in this folder needs an NVIDIA GPU; without one, one test is skipped and says so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

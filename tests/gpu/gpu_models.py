@@ -1,7 +1,5 @@
 """Models for the tests on a GPU: tiny ones in float32 with the tokens of `generate`, and slices of a large one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Building a GPU executor: what is chosen, what it costs, and the errors."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

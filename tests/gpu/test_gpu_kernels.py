@@ -1,7 +1,5 @@
 """Each kernel against plain PyTorch in float64, on random inputs of every kind of size that occurs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from gpu_models import CUDA, error, make_batch

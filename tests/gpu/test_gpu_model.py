@@ -1,7 +1,5 @@
 """The fused model at full size, bfloat16: how a text is divided into iterations changes only rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ The first policy's tokens are forced upon the others, so that all compute the sa
 gives to the tokens are compared.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 from itertools import combinations

@@ -1,7 +1,5 @@
 """On the GPU as on the CPU: with any policy, loop and graphs, each request gets the tokens that it gets alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

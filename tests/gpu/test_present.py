@@ -1,7 +1,5 @@
 """Without a GPU, the one test of this folder: its skip says why the others are missing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

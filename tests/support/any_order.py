@@ -7,8 +7,6 @@ give the same order, and a failing order that hypothesis found shrinks, because 
 runs as soon as it is enqueued.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from random import Random
@@ -52,7 +50,7 @@ class Order:
         self._host = object()
         self._ranking: list[object] = [self._host]  # highest first
 
-    def add(self, stream: AnyOrderStream) -> None:
+    def add(self, stream: "AnyOrderStream") -> None:
         """Streams rank in the order in which they are added, the host after all of them, until that changes."""
         self._ranking.insert(-1, stream)
 
@@ -74,7 +72,7 @@ class Order:
         """Move a randomly chosen agent to the top of the ranking."""
         self._ranking.insert(0, self._ranking.pop(self._random.randrange(len(self._ranking))))
 
-    def _highest(self, *, host_waits: bool) -> AnyOrderStream | None:
+    def _highest(self, *, host_waits: bool) -> "AnyOrderStream | None":
         """The highest-ranked stream that can go on; None if the host ranks above it or no stream can."""
         if self._every and self._random.randrange(self._every) == self._every - 1:
             self.change()

@@ -4,8 +4,6 @@ Plans depend on time through arrivals (and through policies that look at `view.n
 an executor's clock; `ReplayedTimes` lets another executor compute, but answers with those times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

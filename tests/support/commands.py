@@ -1,7 +1,5 @@
 """Runs the repository's commands: in this process, which is fast, or in a process of their own, as a user would."""
 
-from __future__ import annotations
-
 import gc
 import io
 import json

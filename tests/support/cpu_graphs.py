@@ -4,8 +4,6 @@ As in a CUDA graph, everything that Python decides while recording is fixed: buf
 what a graph may depend on shows here as it does on a GPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

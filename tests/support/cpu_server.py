@@ -1,7 +1,5 @@
 """A benchmark's server on the CPU: the tiny model, with the capture report of a GPU's executor."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A random policy: any plan that the rules allow, drawn from a seed."""
 
-from __future__ import annotations
-
 import random
 
 from cbatch import Plan, PlanBuilder, Request, View

@@ -9,8 +9,6 @@ request 3                         aA--------1                          3 prompt 
 a: arrives, A: admitted, 1 2 3: its tokens on the host. Request 3 arrives with iteration 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs a command in this process and checks how it ends: it serves everything, or prints one line of error."""
 
-from __future__ import annotations
-
 import io
 import signal
 import sys

@@ -1,7 +1,5 @@
 """A second host for policies: a view over plain Python objects, with nothing of the engine behind it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from cbatch import KVView, Request, View
@@ -68,7 +66,7 @@ class PlainKVView(KVView):
 
 
 class PlainView(View):
-    def __init__(self, view: View, host: PlainHost) -> None:
+    def __init__(self, view: View, host: "PlainHost") -> None:
         self.now, self.limits, self.kv, self.cost = view.now, view.limits, PlainKVView(view.kv), view.cost
         self.waiting, self.running = host.copies(view.waiting, view), host.copies(view.running, view)
         self.decoding, self.prefilling = host.copies(view.decoding, view), host.copies(view.prefilling, view)

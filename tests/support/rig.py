@@ -1,7 +1,5 @@
 """A server on the CPU made of real parts that a test can reach and change before it runs, and workloads that stress it."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Runs a policy in simulation with unit costs and writes its schedule as text, one line per iteration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from cbatch import BatchShape, Engine, Limits, Plan, Policy, Request, RunRecord, Server, View

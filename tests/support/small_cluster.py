@@ -1,7 +1,5 @@
 """A small model on made-up GPUs: every part of a simulated cluster at sizes that can be checked by hand."""
 
-from __future__ import annotations
-
 from cbatch import Engine, Limits, Policy, Server
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec

@@ -1,7 +1,5 @@
 """Strategies for what users get wrong: values of settings, files, and fields of JSON."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from typing import Any

@@ -1,7 +1,5 @@
 """Policies that go wrong once, in every way that their authors may come upon; before and after they do what they should."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction

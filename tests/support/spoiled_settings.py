@@ -1,7 +1,5 @@
 """Strategies for the settings of a run, a few of which are spoiled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Trace files in which something is wrong, for each reader of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple

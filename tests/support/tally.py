@@ -1,7 +1,5 @@
 """Counts the drawn cases of a long test: a progress bar while it runs, a results file at its end."""
 
-from __future__ import annotations
-
 import platform
 import re
 import sys

@@ -1,7 +1,5 @@
 """Tiny models, and the tokens that `transformers` itself generates with them."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A policy for tests that end a run from outside: it stops in the middle of the run and waits for a signal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from threading import Event
 

@@ -7,8 +7,6 @@ Only the last write and each agent's last read of an item are stored: an access 
 with any earlier one (FastTrack, Flanagan and Freund, PLDI 2009). Knows nothing of streams, tensors or requests.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from itertools import chain
 from typing import Literal, NamedTuple, cast
@@ -112,7 +110,7 @@ class History:
             kept.note(agent, number, items, writing)
         return None
 
-    def _memory(self, memory: Hashable, items: Ints) -> _Memory:
+    def _memory(self, memory: Hashable, items: Ints) -> "_Memory":
         kept = self._memories.get(memory)
         if kept is None:
             kept = self._memories[memory] = _Memory(len(self._agents))

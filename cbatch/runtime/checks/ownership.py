@@ -1,7 +1,5 @@
 """Which KV blocks and request-table rows an iteration accesses, and which change owner: used by the race checker alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

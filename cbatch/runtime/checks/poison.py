@@ -1,7 +1,5 @@
 """Poison: fills buffers with values that must never be read, and reports tokens that were computed from them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

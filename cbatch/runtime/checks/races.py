@@ -8,8 +8,6 @@ A race is found when it is enqueued, whether or not it would do harm this time, 
 So the same check works for threads and for CUDA streams, and it cannot see accesses that operations do not declare.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -25,7 +23,7 @@ from cbatch.runtime.streams import Event, Items, Memory, Operation, Result, Stre
 class CheckedEvent:
     """An event, and the accesses that it stands for. The clock is written at each record."""
 
-    def __init__(self, inner: Event, checker: Checker) -> None:
+    def __init__(self, inner: Event, checker: "Checker") -> None:
         self.inner = inner
         self.clock: Clock | None = None  # None: never recorded
         self._checker = checker
@@ -42,7 +40,7 @@ class CheckedEvent:
 class CheckedStream:
     """A stream that keeps track of what each of its operations comes after."""
 
-    def __init__(self, inner: Stream, agent: int, checker: Checker) -> None:
+    def __init__(self, inner: Stream, agent: int, checker: "Checker") -> None:
         """agent: its number in the checker's history."""
         self.inner = inner
         self._agent, self._checker, self._clocks = agent, checker, checker.history.clocks
@@ -83,7 +81,7 @@ class CheckedStream:
 class CheckedStreams(Streams):
     """Three checked streams, and a host whose accesses are checked too. Made by `checked`."""
 
-    checker: Checker
+    checker: "Checker"
 
     def name(self, tensor: torch.Tensor, name: str) -> None:
         self.checker.names[_memory(tensor)] = name

@@ -1,7 +1,5 @@
 """The likeliest token of each row, found by many programs per row; PyTorch's own search uses one per row."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

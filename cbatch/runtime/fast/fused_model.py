@@ -7,8 +7,6 @@ The modules stay valid: their projections become views of the fused matrices, so
 reference, share one set of weights.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import torch

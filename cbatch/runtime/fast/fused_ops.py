@@ -5,8 +5,6 @@ a plain product as the only part. Each kernel lets its successor start early and
 ("programmatic dependent launch") if `dependent`, which needs compute capability 9.0.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

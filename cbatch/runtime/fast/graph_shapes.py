@@ -1,7 +1,5 @@
 """Which shapes to capture graphs for, and, from measured times, which steps are worth their padding."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

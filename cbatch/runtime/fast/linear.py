@@ -1,7 +1,5 @@
 """Products with a weight matrix: our own kernel for few rows, the library's for many."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn.functional import linear
 

@@ -10,8 +10,6 @@ three differences from a library's product:
   that kernel has ended and what it wrote can be read.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

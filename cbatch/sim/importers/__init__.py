@@ -1,7 +1,5 @@
 """Profiles from published measurements of other projects, read from a folder given by the user."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from cbatch.errors import ProfileError

@@ -14,8 +14,6 @@ milliseconds per call on one GPU. They are not tied to a model; any model is com
 Small operations were not measured and are estimated too. Host time is unknown and taken as 0.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from functools import cached_property
 from itertools import product

@@ -5,8 +5,6 @@ against sequences) and attention.csv (one layer, a chunk and decodes in one call
 time were not measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median

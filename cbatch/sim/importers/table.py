@@ -1,7 +1,5 @@
 """Reads columns of a CSV file, plain or gzip-compressed, and checks every number."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import math

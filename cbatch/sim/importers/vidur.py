@@ -6,8 +6,6 @@ Models are identified by shape. Vidur does not measure the output head, which is
 simulations leave it out by default.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from math import isnan
 from pathlib import Path

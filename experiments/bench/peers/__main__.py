@@ -8,8 +8,6 @@ keys: cases=trace-256,decode  beginnings of cases' names; all without it
       folder=results          a file for each case is written to folder/<card>/peers
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

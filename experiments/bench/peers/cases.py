@@ -1,7 +1,5 @@
 """The work that other engines are measured on: the requests that our benchmarks `async`, `graphs`, `pd` and `trace` serve."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Serves a case on another engine, several times, and writes what it took."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

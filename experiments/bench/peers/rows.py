@@ -1,7 +1,5 @@
 """The figures of other engines for docs/performance.md: those that a command measured, and others entered by hand."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

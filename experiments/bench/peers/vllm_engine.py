@@ -5,8 +5,6 @@ FlashInfer's sampler (greedy decoding uses none) and automatic choice of the att
 back from flash-attention 3, the fastest on Hopper.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from importlib import import_module

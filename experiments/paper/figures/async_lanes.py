@@ -6,8 +6,6 @@ asynchronous loop is the prediction. Measured: `python -m experiments.bench asyn
 the share of a profiled window in which kernels or copies run.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

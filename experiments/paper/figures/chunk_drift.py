@@ -4,8 +4,6 @@ The selector is not informed of the drift; it estimates P:D from the requests th
 total that serves the whole run fastest, which only a sweep of the whole run can find.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

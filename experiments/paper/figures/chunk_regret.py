@@ -4,8 +4,6 @@ SARATHI (arXiv 2308.16369, section 5.1.3) finds chunks by sweeping; `pd_aware` c
 cost model. Regret is the throughput lost against the best total of the sweep, over all multiples of half a tile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

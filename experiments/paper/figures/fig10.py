@@ -5,8 +5,6 @@ printed numbers, holds the matrix products as one sum, which is split by weights
 postproj and ffn. All three therefore speed up equally there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pandas as pd

@@ -5,8 +5,6 @@ worst case all requests start together, and it schedules as the baseline does. T
 as the prompts, so its peak lies at a much higher P:D.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

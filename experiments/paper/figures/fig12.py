@@ -3,8 +3,6 @@
 `experiments.paper.fig12_systems` runs the three systems, and explains them and the bubble time of a request.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ Chunks read the KV cache of their prompt again and again, and small ones use the
 beside them pay for it: the last panel is at each chunk's own best P:D.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd

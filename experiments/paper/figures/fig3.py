@@ -1,7 +1,5 @@
 """Fig 3 of SARATHI (arXiv 2308.16369): cost of a prompt token and of a decode, by operation, against the batch size."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pandas as pd

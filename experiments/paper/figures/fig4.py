@@ -5,8 +5,6 @@
 iterations were last measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ of different lengths at once, and one later. Each engine serves the same request
 simulated.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

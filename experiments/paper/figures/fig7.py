@@ -1,7 +1,5 @@
 """Fig 7 of SARATHI (arXiv 2308.16369): iteration time against tokens, which rises with each tile of the matrix products."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -53,7 +51,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     return figure
 
 
-def _draw_curve(panel: Axes, values: pd.Series[float], label: str, tile: int) -> None:
+def _draw_curve(panel: Axes, values: "pd.Series[float]", label: str, tile: int) -> None:
     panel.plot(values.index, values.to_numpy(), color=PREFILL, linewidth=1.2)
     panel.set(xlabel="tokens in the iteration", ylabel=label, xlim=(0, MOST + 8))
     panel.set_ylim(bottom=0)
@@ -63,7 +61,7 @@ def _draw_curve(panel: Axes, values: pd.Series[float], label: str, tile: int) ->
     panel.grid(visible=True, which="both", axis="x")
 
 
-def _mark(panel: Axes, values: pd.Series[float], points: Sequence[tuple[int, float]]) -> None:
+def _mark(panel: Axes, values: "pd.Series[float]", points: Sequence[tuple[int, float]]) -> None:
     """The paper's milliseconds, and our rise from each of these sizes to the next."""
     mark_printed(panel, points)
     if points:

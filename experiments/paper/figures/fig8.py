@@ -5,8 +5,6 @@ with the batch, as larger batches already share the weights among their decodes,
 shared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

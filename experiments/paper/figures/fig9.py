@@ -4,8 +4,6 @@ The gain is highest where the chunks of a prompt and the decodes of an output ta
 chunk C' = C - (B-1) that fills the tiles together with B-1 decodes, that is at P:D = C/(B-1) - 1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
@@ -53,7 +51,7 @@ def lead_of_256(data: pd.DataFrame, hardware: str, chunk: int, length: int = 102
     return best_gain(data, hardware, 256, length) / best_gain(data, hardware, chunk, length)
 
 
-def _line(data: pd.DataFrame, hardware: str, chunk: int, length: int) -> pd.Series[float]:
+def _line(data: pd.DataFrame, hardware: str, chunk: int, length: int) -> "pd.Series[float]":
     return select(data, hardware=hardware, series=chunk, length=length).set_index("pd_ratio")["value"]
 
 

@@ -4,8 +4,6 @@ The post serves one request: LLaMA-2-7B, batch 1, on an A100-80GB, 30 tokens/s w
 gives the device more to do for the same launches. Measured by `python -m experiments.bench graphs`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

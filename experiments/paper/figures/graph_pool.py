@@ -4,8 +4,6 @@ Fireworks AI's post (August 2023) captures a graph for each batch size, in decre
 by `python -m experiments.bench graph_memory`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ batching and on CUDA graphs each have one of the two, and pure decodes; with chu
 which graphs of decodes do not serve.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

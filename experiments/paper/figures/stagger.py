@@ -4,8 +4,6 @@ If all requests start together, whole prompts never meet decodes (worst case). I
 life of D iterations, D / B apart, every prompt does (best case, the last point of a line). Sarathi staggers requests by itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pandas as pd
@@ -75,7 +73,7 @@ def reached(data: pd.DataFrame, hardware: str, pd_ratio: float, stagger: float =
     return float(gains[stagger] / gains.iloc[-1])
 
 
-def _orca(data: pd.DataFrame, hardware: str) -> pd.Series[float]:
+def _orca(data: pd.DataFrame, hardware: str) -> "pd.Series[float]":
     """Orca's gains, [P:D, stagger]."""
     return select(data, hardware=hardware, series="Orca").set_index(["pd_ratio", "stagger"])["value"]
 

@@ -4,8 +4,6 @@ A decode beside a prompt costs its share of what the iteration takes beyond the 
 attention, as in the paper, whose rows add up without anything else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 LLaMA-13B on the A6000, LLaMA-33B on the A100, and the first one's rows on the other available machines.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pandas as pd

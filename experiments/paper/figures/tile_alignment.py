@@ -4,8 +4,6 @@ With B = 18 and C = 256, adding decodes on top of the chunk makes 273 tokens: a 
 prints the step (Fig 7) but not its cost end to end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pandas as pd

@@ -5,8 +5,6 @@ shapes: there are steps, and there are sizes that take longer than some larger s
 `python -m experiments.bench tiles`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Readers of request traces. The repository contains no trace files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

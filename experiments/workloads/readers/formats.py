@@ -14,8 +14,6 @@ mooncake   JSON lines with timestamp (milliseconds), input_length, output_length
 Other columns are ignored. A length of 0 is refused; no published file has one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from experiments.workloads.readers.source import TextFile

@@ -10,8 +10,6 @@ a row for each client and window, a line for each client. arg1 is the fitted sha
 are not read: the rate sets the scale. Nor is `reason_ratio`: reasoning tokens are part of the output.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Text files, plain or gzipped, and one-line errors that name file and line."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from dataclasses import dataclass

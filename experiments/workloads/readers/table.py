@@ -3,8 +3,6 @@
 pandas is imported by the first file that is read: a run without a trace does not load it.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -31,7 +29,7 @@ class Table:
     """The rows of a file, indexed by line number: unchecked text (CSV) or JSON values; None for a missing key."""
 
     file: TextFile
-    rows: pd.DataFrame
+    rows: "pd.DataFrame"
 
     @property
     def line(self) -> Ints:
@@ -68,7 +66,7 @@ class Table:
         microseconds = np.asarray(times.dt.tz_localize(None), "datetime64[us]").astype(np.int64)
         return np.asarray((microseconds - microseconds[0]) / 1e6, np.float64)
 
-    def refuse(self, bad: pd.Series[bool] | NDArray[np.bool_], problem: str, name: str | None = None) -> None:
+    def refuse(self, bad: "pd.Series[bool] | NDArray[np.bool_]", problem: str, name: str | None = None) -> None:
         """Raise WorkloadError for the first bad row, quoting its value in column `name`, or else the whole line."""
         if not bad.any():
             return

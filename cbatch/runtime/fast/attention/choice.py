@@ -1,7 +1,5 @@
 """Chooses a GPU's attention: decodes by our kernel, chunks by flash-attn-4 where it runs, else by our kernel too."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import NamedTuple
 

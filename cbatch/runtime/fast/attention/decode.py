@@ -4,8 +4,6 @@ A kernel for many queries leaves the memory idle between its tiles where each re
 contexts, most of the GPU too.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import torch

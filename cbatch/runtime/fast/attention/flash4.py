@@ -5,8 +5,6 @@ Hopper: they are loaded as whole tiles. A tile's rows past the end of a context 
 may not be poisoned with NaN.
 """
 
-from __future__ import annotations
-
 from flash_attn.cute import flash_attn_varlen_func
 from torch import Tensor
 

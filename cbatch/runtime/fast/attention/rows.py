@@ -5,8 +5,6 @@ kernel made for chunks starts programs for every row that it is given, empty or 
 one real chunk.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

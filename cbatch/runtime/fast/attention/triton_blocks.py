@@ -1,7 +1,5 @@
 """The part that our attention kernels share: some queries attend to some blocks of one request's pages."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import triton
@@ -82,7 +80,7 @@ class Sizes(NamedTuple):
     fitting: int  # stages of a block's loads that the shared memory holds
 
     @classmethod
-    def of(cls, query: Tensor, keys: Tensor, *, block: int = BLOCK, programs: int = 2) -> Sizes:
+    def of(cls, query: Tensor, keys: Tensor, *, block: int = BLOCK, programs: int = 2) -> "Sizes":
         """
         Args:
             query: [tokens, heads, head dim].

@@ -3,8 +3,6 @@
 FlashAttention-2 (Dao 2023): one program for each tile of queries. Slower than flash-attn-4, which needs Hopper.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

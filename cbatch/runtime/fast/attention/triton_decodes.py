@@ -7,8 +7,6 @@ Each program stores its part of a shared context with the logarithm of its weigh
 parts. The number of programs depends on the GPU alone: rows of padding or of chunks cost nothing.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
