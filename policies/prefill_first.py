@@ -2,6 +2,10 @@
 
 As long as a waiting prompt fits, an iteration computes whole prompts and nothing else, and running decodes stall. KV
 cache grows block by block; when it is full, the newest running request is preempted and recomputed later.
+
+Differs from vLLM's code: the watermark is waived while nothing runs, so that a prompt as large as the cache is served and not
+refused; decodes go on as long as the blocks that they need are free, where vLLM asks for a free block per running request; and
+preempted requests are always recomputed, never swapped.
 """
 
 from cbatch import Plan, View

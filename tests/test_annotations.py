@@ -19,6 +19,7 @@ from cbatch import SLO
 from cbatch.errors import CbatchError
 from cbatch.request import Request, limits_tell_lengths, spec_of
 from experiments.workloads import TraceReplay
+from experiments.workloads.annotate import Annotations
 from experiments.workloads.fit import Fit
 from experiments.workloads.readers import read_trace
 
@@ -50,6 +51,15 @@ def test_a_number_is_the_limit_of_all_and_cuts_longer_outputs() -> None:
     assert [spec_of(request).true_new_tokens for request in limited] == [min(r.max_new_tokens, 10) for r in plain]
     assert not limits_tell_lengths(limited)
     assert [r.num_prompt_tokens for r in limited] == [r.num_prompt_tokens for r in plain]
+
+
+def test_outputs_are_padded_to_the_longest_of_their_batch() -> None:
+    """Seven requests in batches of 3: two full ones and the last request alone."""
+    outputs = np.array([5, 9, 2, 4, 4, 7, 3])
+    columns = Annotations(pad_outputs=3).columns(outputs, seed=0)
+    assert columns["max_new_tokens"].tolist() == [9, 9, 9, 7, 7, 7, 3]
+    limited = Annotations(pad_outputs=3, max_new_tokens=8).columns(outputs, seed=0)
+    assert limited["true_new_tokens"].tolist() == [8, 8, 8, 7, 7, 7, 3]
 
 
 # -- tiers and objectives ---------------------------------------------------------------------------------------------
@@ -194,6 +204,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: closed(slo={"tpot": 1}), "slo.tpot: no such key; did you mean total? known: tbt, total, ttft"),
     (lambda: closed(prediction={"error": -1}), "prediction.error=-1: give a finite number, at least 0 (0 is exact)"),
     (lambda: closed(prediction=0.3), "prediction=0.3: give a valid dictionary"),
+    (lambda: closed(pad_outputs=0), "pad_outputs=0: give the batch size, a whole number of requests, at least 1"),
 ]
 
 
@@ -207,3 +218,5 @@ def test_bad_settings(action: Callable[[], object], problem: str) -> None:
 def test_a_prompt_file_has_no_lengths_to_predict(tmp_path: Path) -> None:
     with pytest.raises(CbatchError, match="the output lengths of prompts are unknown"):
         replace(prompt_file(tmp_path, {"token_ids": [1]}), prediction={"error": 0})
+    with pytest.raises(CbatchError, match="the output lengths of prompts are unknown"):
+        replace(prompt_file(tmp_path, {"token_ids": [1]}), pad_outputs=2)

@@ -21,6 +21,7 @@ Limit = Annotated[
     Literal["exact"] | Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)],
     Give("exact, or a whole number of tokens, at least 1"),
 ]
+BatchSize = Annotated[int, Field(ge=1, strict=True), Give("the batch size, a whole number of requests, at least 1")]
 Share = Annotated[float, Field(gt=0, le=1, strict=True), Give("a number above 0, at most 1")]
 
 
@@ -49,12 +50,15 @@ class Annotations:
     tiers: service classes by name, drawn in proportion to their shares, which sum to 1.
     slo: objectives of requests whose tier has none.
     prediction: fills `predicted_new_tokens`.
+    pad_outputs: every so many consecutive requests get the longest output among them, which is what a system computes that
+        returns a batch as a whole, with a batch of that size (FasterTransformer; Orca, OSDI 2022, section 2).
     """
 
     max_new_tokens: Limit = "exact"
     tiers: dict[str, Tier] = field(default_factory=dict)
     slo: SLO = NO_SLO
     prediction: Prediction | None = None
+    pad_outputs: BatchSize | None = None
 
     def __post_init__(self) -> None:
         total = sum(tier.share for tier in self.tiers.values())
@@ -64,6 +68,9 @@ class Annotations:
     def columns(self, output_tokens: Ints, seed: int) -> dict[str, Column]:
         """Fields of `RequestSpec` by name, [requests] each, for requests with these true output lengths."""
         num = len(output_tokens)
+        if self.pad_outputs is not None:
+            longest = np.maximum.reduceat(output_tokens, np.arange(0, num, self.pad_outputs))
+            output_tokens = np.repeat(longest, self.pad_outputs)[:num]
         columns: dict[str, Column] = {"max_new_tokens": output_tokens}
         if self.max_new_tokens != "exact":
             output_tokens = np.minimum(output_tokens, self.max_new_tokens)

@@ -12,7 +12,7 @@ from cbatch.errors import WorkloadError
 from cbatch.request import Request
 from cbatch.request_spec import GREEDY, Sampling
 from cbatch.validation import Give, check, not_negative, read, whole
-from experiments.workloads.annotate import Annotations, Limit
+from experiments.workloads.annotate import Annotations, BatchSize, Limit
 from experiments.workloads.seeds import Stream, request_seeds
 from experiments.workloads.trace import Column, Trace
 
@@ -58,7 +58,7 @@ class Workload(ABC):
     num_requests: the meaning of None differs between workloads.
     sampling: temperature, top-k and top-p of every request; each request gets its own sampling seed.
     use_stop_tokens: end a request at an end-of-sequence token. No effect in simulation, which has no tokens.
-    max_new_tokens, tiers, slo, prediction: as mappings, see `Annotations`; None adds nothing.
+    max_new_tokens, tiers, slo, prediction, pad_outputs: see `Annotations`; None adds nothing.
 
     Raises:
         WorkloadError: when built, for an unusable setting; by `requests`, for unusable input.
@@ -72,6 +72,7 @@ class Workload(ABC):
     tiers: Mapping[str, Any] | None = None
     slo: Mapping[str, Any] | None = None
     prediction: Mapping[str, Any] | None = None
+    pad_outputs: BatchSize | None = None
 
     def __post_init__(self) -> None:
         check(self, "workload.", WorkloadError)

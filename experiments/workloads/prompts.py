@@ -49,7 +49,7 @@ class PromptFile(Workload):
     ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
 
     num_requests: the first N lines; None takes all. max_new_tokens: the limit for lines without one.
-    prediction: not available, as true output lengths are unknown.
+    prediction, pad_outputs: not available, as true output lengths are unknown.
     """
 
     path: str
@@ -57,6 +57,8 @@ class PromptFile(Workload):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.pad_outputs is not None:
+            raise WorkloadError("workload.pad_outputs: the output lengths of prompts are unknown; leave it out")
         if self.prediction is not None:
             remedy = "the output lengths of prompts are unknown; give predicted_new_tokens in the file's lines"
             raise WorkloadError(f"workload.prediction={self.prediction}: {remedy}")
