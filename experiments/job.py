@@ -6,8 +6,10 @@ import os
 import re
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from difflib import get_close_matches
 from functools import partial
@@ -22,13 +24,16 @@ from omegaconf import DictConfig, OmegaConf
 from cbatch import ConfigError
 from experiments.config.error_lines import one_line
 from experiments.serve import Command, serve
-from experiments.store.run_folder import is_finished, read_summary
+from experiments.store.claim import ClaimedError, check_free
+from experiments.store.crash_report import UNFINISHED
+from experiments.store.run_folder import is_finished, new_run_folder, read_summary
 from experiments.store.text import DIGEST, run_line, run_text
 
 ERRORS = "errors.log"
 """File in a sweep's folder with one line per failed run."""
 
 _LONGEST_NAME = 150  # characters of a folder's name
+_SECONDS_BETWEEN_LOOKS = 0.2  # at a run that another process has begun
 
 
 class Refused(BaseException):
@@ -132,11 +137,17 @@ def _note_error(path: Path, line: str) -> None:
 def _single_run(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str, Any]:
     if hydra.sweeper.get("params"):
         raise ConfigError(f"experiment={hydra.runtime.choices['experiment']} is a sweep; add -m")
-    folder = _single_folder(settings, hydra)
-    if settings["output"] is not None and (summary := _finished(folder, settings)):
-        print(f"{folder} holds this run already; remove it to run again")
-        return summary
-    summary = serve(settings, folder, _command(hydra), say=partial(print, flush=True))
+    if settings["output"] is None:
+        stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{hydra.runtime.choices['policy']}"
+        chosen: AbstractContextManager[Path] = new_run_folder(stem)
+    else:
+        chosen = nullcontext(Path(str(settings["output"])))
+    with chosen as folder:
+        if summary := _finished(folder, settings):
+            print(f"{folder} holds this run already; remove it to run again")
+            return summary
+        check_free(folder / UNFINISHED)  # before weights are loaded
+        summary = serve(settings, folder, _command(hydra), say=partial(print, flush=True))
     print(run_text(summary))
     print(f"\nresults: {folder}")
     return summary
@@ -146,13 +157,24 @@ def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str,
     if settings["output"] is not None:
         raise ConfigError(f"output={settings['output']} names the folder of a single run; name a sweep with sweep=")
     folder = _sweep_folder(hydra) / folder_name(hydra.job.override_dirname)
-    if summary := _finished(folder, settings):
-        print(f"{folder.name}: finished before", flush=True)
-        return summary
     alone = hydra.runtime.choices["hydra/launcher"] == "basic"  # others share the terminal: no bar can be drawn
-    summary = serve(settings, folder, _command(hydra), replace=True, say=lambda line: None, bar=alone)
-    print(run_line(folder.name, summary), flush=True)
-    return summary
+    waits = False
+    while True:
+        if summary := _finished(folder, settings):
+            print(f"{folder.name}: finished before", flush=True)
+            return summary
+        try:
+            check_free(folder / UNFINISHED)
+            summary = serve(settings, folder, _command(hydra), replace=True, say=lambda line: None, bar=alone)
+            print(run_line(folder.name, summary), flush=True)
+            return summary
+        except ClaimedError as error:  # the same run, by another worker, or by one that survived an earlier command
+            if not error.visible:
+                raise
+            if not waits:
+                print(f"{folder.name}: waits for {error.who}, which runs it", flush=True)
+            waits = True
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def _finished(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -180,15 +202,3 @@ def _without_folders(override: str) -> str:
     """Shortens a path to its last part: `workload.path=/data/trace.csv` becomes `workload.path=trace.csv`."""
     key, _, value = override.partition("=")
     return f"{key}={value.rstrip('/').rpartition('/')[2]}"
-
-
-def _single_folder(settings: Mapping[str, Any], hydra: HydraConf) -> Path:
-    """Returns `output`, or a new folder under runs/."""
-    if settings["output"] is not None:
-        return Path(str(settings["output"]))
-    stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{hydra.runtime.choices['policy']}"
-    number, folder = 1, stem
-    while folder.exists():
-        number += 1
-        folder = stem.with_name(f"{stem.name}_{number}")
-    return folder

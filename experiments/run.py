@@ -9,7 +9,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
@@ -25,8 +25,9 @@ from experiments.config.command_line import no_such_option
 from experiments.config.error_lines import CONFIG_FOLDER, one_line
 from experiments.config.settings import GROUPS, ROOT_KEYS
 from experiments.job import ERRORS, Refused, run_job
-from experiments.store.crash_report import TerminatedError, sigterm_raises
-from experiments.store.run_folder import read_summary, remove_killed, run_folders
+from experiments.store.claim import claimed, make_new_folder
+from experiments.store.crash_report import UNFINISHED, TerminatedError, sigterm_raises
+from experiments.store.run_folder import CONFIG, read_summary, remove_killed, run_folders
 from experiments.store.text import sweep_text
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
@@ -41,6 +42,9 @@ _OUR_OWN = {
 
 OPTIMUM = "optimization_results.yaml"
 """File in which `hydra-optuna-sweeper` leaves the best settings."""
+
+_SHOWS_ONLY = ("help", "hydra_help", "version", "shell_completion", "cfg", "info")
+"""Options that print something instead of running."""
 
 _ALL_FAILED = "No trials are completed yet."
 """Optuna's error after a search without a successful run."""
@@ -71,6 +75,11 @@ class _Parser(ArgumentParser):
 
 def main() -> int:
     """Runs the command line; returns the exit status: 0, 2 for an error, 130 after Ctrl-C, 143 after SIGTERM."""
+    with ExitStack() as claims:  # released after the last line that is printed
+        return _main(claims)
+
+
+def _main(claims: ExitStack) -> int:
     gc.set_threshold(20_000)  # allocations; few of the settings and requests about to be made are garbage
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_job`
     began = datetime.now()
@@ -80,8 +89,8 @@ def main() -> int:
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
         options = _parsed(arguments)
-        if options.multirun:
-            sweep = _name_of_sweep(arguments)
+        if options.multirun and not any(getattr(options, name) for name in _SHOWS_ONLY):
+            sweep = claims.enter_context(_claimed_sweep(arguments))
             (_folder(sweep) / ERRORS).unlink(missing_ok=True)
         with sigterm_raises(), _hydra_raises():
             if _needs_hydra_main(arguments):
@@ -102,12 +111,9 @@ def main() -> int:
             return _end_of_sweep(sweep)
         if message is None or traceback_wanted:
             raise
-        if sweep is not None:
-            _remove_unused(_folder(sweep))
         print(f"error: {message}", file=sys.stderr)
         return 2
-    helped = options.help or options.hydra_help
-    return 0 if sweep is None or helped else _end_of_sweep(sweep)
+    return 0 if sweep is None else _end_of_sweep(sweep)
 
 
 def _parsed(arguments: list[str]) -> Namespace:
@@ -143,23 +149,48 @@ def _check_overrides(overrides: list[str]) -> None:
             raise ConfigError(f"{override}: give one {key}; or several for a sweep, without brackets and with -m")
 
 
-def _name_of_sweep(arguments: list[str]) -> str:
-    """Returns the sweep's name; if the command line has none, adds one to it.
+@contextmanager
+def _claimed_sweep(arguments: list[str]) -> Iterator[str]:
+    """Claims a sweep's folder and yields its name; if the command line has none, adds one to it.
 
     Known before Hydra composes anything, so that this process can say how to resume after an interruption.
 
     Raises:
-        ConfigError: an empty name, or several.
+        ConfigError: a name that cannot be used.
+        ClaimedError: another command runs this sweep.
+    """
+    name = _name_of_sweep(arguments)
+    if name is None:
+        name = make_new_folder(_folder(f"{datetime.now():%Y-%m-%d_%H-%M-%S}")).name
+        sys.argv.append(f"sweep={name}")
+    with claimed(_folder(name) / UNFINISHED):
+        try:
+            yield name
+        finally:
+            _remove_unused(_folder(name))
+
+
+def _name_of_sweep(arguments: list[str]) -> str | None:
+    """Returns the name that the command line gives to the sweep.
+
+    Raises:
+        ConfigError: an empty name, several, or one of a folder that is not below multirun/ or holds a run.
     """
     named = [argument for argument in arguments if argument.startswith("sweep=")]
     if not named:
-        name = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-        sys.argv.append(f"sweep={name}")
-        return name
+        return None
     override = OverridesParser.create().parse_override(named[-1])
     value = override.value()
     if override.is_sweep_override() or value in (None, "") or "${" in str(value):
         raise ConfigError(f"{named[-1]}: is not a name; give one, without commas or ${{...}}")
+    name = Path(str(value))
+    if name.is_absolute() or not name.parts or ".." in name.parts:
+        raise ConfigError(
+            f"{named[-1]}: is not below multirun/, where sweeps are; give a name without .. or a leading /"
+        )
+    for folder in (_folder(str(name)), *map(_folder, map(str, name.parents))):
+        if folder != _folder(".") and (folder / CONFIG).is_file():
+            raise ConfigError(f"{named[-1]}: {folder} is the folder of a run; give another name")
     return str(value)
 
 
@@ -199,7 +230,6 @@ def _end_of_sweep(sweep: str) -> int:
     if not errors.exists():
         if finished:
             return 0
-        _remove_unused(_folder(sweep))
         print(
             "error: the sweep holds no run; glob(...) chooses among the names of a group, give other keys their values",
             file=sys.stderr,
@@ -222,10 +252,12 @@ def _best(sweep: str) -> str:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Removes the folder of a sweep that failed before its first run, and the parents that it leaves empty."""
-    if folder.is_dir() and {path.name for path in folder.iterdir()} <= {"multirun.yaml"}:
-        (folder / "multirun.yaml").unlink(missing_ok=True)
-        os.removedirs(folder)
+    """Removes the folder of a sweep that ended before its first run, and the parents that it leaves empty."""
+    with suppress(OSError):
+        if {path.name for path in folder.iterdir()} <= {"multirun.yaml", UNFINISHED}:
+            for path in folder.iterdir():
+                path.unlink()
+            os.removedirs(folder)
 
 
 def _folder(sweep: str) -> Path:

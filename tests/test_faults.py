@@ -189,7 +189,7 @@ def test_a_failed_run_says_why_and_where_everything_was_and_can_be_run_again(tmp
     arguments = ("policy=external", "policy._target_=moody.Moody", "output=out", "decisions=true", *QUICK)
     assert (
         run(*arguments, "+policy.at=7")
-        == "error: policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10)"
+        == "error: policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10); see out/unfinished.json"
     )
     assert names(tmp_path / "out") == {"config.yaml", "unfinished.json", "decisions.jsonl.gz"}
     told = unfinished(tmp_path / "out")
@@ -222,7 +222,7 @@ def test_a_failing_model_is_told_in_one_line(tmp_path: Path, run: Run, monkeypat
 
     monkeypatch.setattr(ReferenceAttention, "__call__", fail)
     message = run("backend=cpu", "output=out", "workload.num_requests=2", "workload.length=32")
-    assert message == "error: stream 'compute' failed: MemoryError: no memory left"
+    assert message == "error: stream 'compute' failed: MemoryError: no memory left; see out/unfinished.json"
     assert unfinished(tmp_path / "out")["accounts"]["in_flight"] > 0
     assert unfinished(tmp_path / "out")["accounts_add_up"]
 

@@ -311,7 +311,9 @@ def test_a_policy_from_outside_works_by_its_import_path(tmp_path: Path) -> None:
     assert figures["iterations"]["batch_requests"] <= 2
     broken = command("run", "policy=external", "policy._target_=mine.Broken", *QUICK, cwd=tmp_path)
     assert broken.returncode == 2
-    assert broken.stderr == "error: policy Broken, iteration 0: plan() raised KeyError: 'key' (mine.py:17)\n"
+    (failed,) = (tmp_path / "runs").iterdir()
+    said = "error: policy Broken, iteration 0: plan() raised KeyError: 'key' (mine.py:17)"
+    assert broken.stderr == f"{said}; see {failed.relative_to(tmp_path)}/unfinished.json\n"
     left = {path.name for path in (tmp_path / "runs").glob("*/*")}
     assert left == {"config.yaml", "unfinished.json"}
 

@@ -1,6 +1,7 @@
 """`unfinished.json`: the state of a run that is not complete, whatever ends it.
 
-    begun        process, host and time; if the process no longer exists, it was killed, perhaps for lack of memory
+    begun        the claim of the process (`experiments.store.claim`); if it no longer exists, it was killed, perhaps for lack
+                 of memory
     failed       the error with its traceback, and the state of all requests and KV blocks
     terminated   the same after SIGTERM, which job schedulers send at the time limit
 
@@ -8,18 +9,17 @@ It is removed when the run is complete and has a `summary.json`.
 """
 
 import json
-import os
 import signal
-import socket
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from cbatch.errors import CbatchError, Interruption, ResultsError
+from experiments.store.claim import Claim, has_ended, now, release
 from experiments.store.provenance import write_json
 
 UNFINISHED = "unfinished.json"
@@ -33,27 +33,32 @@ class TerminatedError(Interruption):
 
 
 @contextmanager
-def report_crashes(folder: Path, facts: Facts) -> Iterator[None]:
-    """Keeps `unfinished.json` in a run's folder: begun, then failed or terminated after an error; removed at the end.
+def report_crashes(folder: Path, begun: Claim, facts: Facts) -> Iterator[None]:
+    """Ends the claim of a run's folder: `unfinished.json` is removed, or says failed or terminated after an error.
 
     Raises:
         ResultsError: the folder can no longer be written.
         CbatchError: in place of any other exception; it names the file, which has the traceback.
         TerminatedError: SIGTERM was received.
     """
-    begun = {"process": os.getpid(), "host": socket.gethostname(), "begun": _now()}
+    file = folder / UNFINISHED
     try:
-        write_json(folder / UNFINISHED, {"status": "begun", **begun})
         with sigterm_raises():
             yield
-        (folder / UNFINISHED).unlink()
-    except (Exception, TerminatedError) as error:
+        release(file, begun)
+    except KeyboardInterrupt:
+        release(file, begun)
+        raise
+    except BaseException as error:
         status = "terminated" if isinstance(error, TerminatedError) else "failed"
-        with suppress(OSError):  # the disk may be what failed
-            report = {"status": status, **begun, "ended": _now(), "error": _message(error), **facts()}
+        try:
+            report = {**begun, "status": status, "ended": now(), "error": _message(error), **facts()}
             lines = "".join(traceback.format_exception(error)).splitlines()
-            write_json(folder / UNFINISHED, {**report, "traceback": lines})
-        raise _named(error, folder) from error
+            write_json(file, {**report, "traceback": lines})
+        except OSError:  # the disk may be what failed
+            release(file, begun)
+        named = _named(error, folder)
+        raise named from (None if named is error else error)
 
 
 def was_killed(folder: Path, since: datetime) -> bool:
@@ -63,30 +68,24 @@ def was_killed(folder: Path, since: datetime) -> bool:
     except (OSError, ValueError):
         return False
     recent = datetime.fromisoformat(said["begun"]) >= since.astimezone().replace(microsecond=0)  # as stored
-    begun_here = said["status"] == "begun" and said["host"] == socket.gethostname()
-    return recent and begun_here and not _is_alive(said["process"])
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except OSError as error:
-        return isinstance(error, PermissionError)  # another user's process
-    return True
+    return recent and said["status"] == "begun" and has_ended(said)
 
 
 def _named(error: BaseException, folder: Path) -> BaseException:
     """The error for the command line."""
+    see = f"see {folder / UNFINISHED}"
     match error:
-        case CbatchError():
-            return error
         case TerminatedError():
-            return TerminatedError(f"terminated; see {folder / UNFINISHED}")
+            return TerminatedError(f"terminated; {see}")
+        case ResultsError():
+            return error
         case OSError():
             why = error.strerror or error
             return ResultsError(f"{folder}: {why}; make room, or choose another folder with output=")
+        case Exception():
+            return CbatchError(f"{_message(error)}; {see}")
         case _:
-            return CbatchError(f"{_message(error)}; see {folder / UNFINISHED}")
+            return error
 
 
 @contextmanager
@@ -110,7 +109,3 @@ def _raise_terminated(signum: int, frame: object) -> None:
 def _message(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, (CbatchError, TerminatedError)) else f"{type(error).__name__}: {text}"
-
-
-def _now() -> str:
-    return f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}"

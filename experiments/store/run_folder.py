@@ -35,6 +35,7 @@ from cbatch.executor import CopyTimes
 from cbatch.request import spec_of
 from cbatch.results.metrics import Served, arrival_of
 from cbatch.results.timeline import write_timeline
+from experiments.store.claim import Claim, ClaimedError, claimed, make_new_folder, release, take
 from experiments.store.crash_report import UNFINISHED, Facts, report_crashes, was_killed
 from experiments.store.provenance import partial_name, write_json
 
@@ -114,46 +115,76 @@ def run_folders(root: Path) -> list[Path]:
 
 
 @contextmanager
+def new_run_folder(stem: Path) -> Iterator[Path]:
+    """Creates a folder called `stem`, or with a number behind it if that exists; an unused one is removed at the end."""
+    missing = _missing(stem.parent)
+    folder = make_new_folder(stem)
+    try:
+        yield folder
+    finally:
+        _remove_empty([folder, *missing])
+
+
+@contextmanager
 def open_run_folder(folder: Path, config: Mapping[str, Any], facts: Facts = dict, *, replace: bool) -> Iterator[None]:
-    """Creates the folder and writes config.yaml. A failed run leaves a crash report; an interrupted run leaves nothing.
+    """Claims the folder and writes config.yaml. A failed run leaves a crash report; an interrupted run leaves nothing.
 
     facts: stored in the crash report. replace: a complete run in this folder may be overwritten.
 
     Raises:
         ConfigError: the folder cannot be written, or contains other files or a complete run that may not be replaced.
+        ClaimedError: another process writes to it.
         CbatchError: as in `report_crashes`.
     """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    if folder not in missing:
-        _check_ours(folder, replace)
+    missing = _missing(folder)
+    _check_ours(folder, config, replace)
     try:
-        _begin(folder, config)
-        with report_crashes(folder, facts), _without_partial_results(folder):
-            yield
-    except KeyboardInterrupt:
-        _remove_files(folder)
-        with suppress(OSError):  # another run uses it
-            for path in missing:
-                path.rmdir()
-        raise
+        begun = _begin(folder, config, replace)
+        try:
+            with report_crashes(folder, begun, facts), _without_partial_results(folder):
+                yield
+        except KeyboardInterrupt:
+            _remove_files(folder)
+            raise
+    finally:
+        _remove_empty(missing)
 
 
 def remove_killed(root: Path, since: datetime) -> None:
     """Removes the files of a sweep's runs that began at `since` or later and were killed, as launchers do after Ctrl-C."""
     for folder in [path for path in root.glob("*") if path.is_dir()]:
         if was_killed(folder, since) and read_summary(folder) is None:
-            _remove_files(folder)
-        with suppress(OSError):  # not empty
+            with suppress(ClaimedError), claimed(folder / UNFINISHED):
+                _remove_files(folder, but=(UNFINISHED,))
+        _remove_empty([folder])
+
+
+def _missing(folder: Path) -> list[Path]:
+    """Returns the folder and its parents that do not exist, the innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    with suppress(OSError):  # not empty
+        for folder in folders:
             folder.rmdir()
 
 
-def _begin(folder: Path, config: Mapping[str, Any]) -> None:
+def _begin(folder: Path, config: Mapping[str, Any], replace: bool) -> Claim:
+    """Claims the folder for a run and empties it."""
+    begun = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _remove_files(folder)
+        begun = take(folder / UNFINISHED)
+        _check_ours(folder, config, replace)  # another run may have ended here just now
+        _remove_files(folder, but=(UNFINISHED,))
         (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{folder} cannot be written ({error.strerror}); {_OTHER_FOLDER}") from error
+        return begun
+    except BaseException as error:
+        if begun is not None:
+            release(folder / UNFINISHED, begun)
+        if isinstance(error, OSError):
+            raise ConfigError(f"{folder} cannot be written ({error.strerror}); {_OTHER_FOLDER}") from error
+        raise
 
 
 @contextmanager
@@ -225,17 +256,20 @@ def _request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object,
         yield (*spec(spec_of(request)), *objectives(request.slo), *row[:4], *outcome(request), *row[4:])
 
 
-def _check_ours(folder: Path, replace: bool) -> None:
+def _check_ours(folder: Path, config: Mapping[str, Any], replace: bool) -> None:
+    if not folder.exists():
+        return
     if not folder.is_dir():
         raise ConfigError(f"{folder} is a file; {_OTHER_FOLDER}")
     if any(path.name not in (*FILES, *_PARTIAL, PLOTS) for path in folder.iterdir()):
         raise ConfigError(f"{folder} contains files that do not belong to a run; {_OTHER_FOLDER}")
     if not replace and read_summary(folder) is not None:
-        raise ConfigError(f"{folder} contains a complete run with other settings; {_OTHER_FOLDER}")
+        what = "this run already" if is_finished(folder, config) else "a complete run with other settings"
+        raise ConfigError(f"{folder} contains {what}; {_OTHER_FOLDER}")
 
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
-    for name in (*_PARTIAL, *FILES):
+    for name in (SUMMARY, *_PARTIAL, *FILES):  # first the one that says that the others are complete
         if name not in but:
             (folder / name).unlink(missing_ok=True)
 
