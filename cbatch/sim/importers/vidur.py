@@ -13,7 +13,7 @@ from pathlib import Path
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.attention import TableAttention
-from cbatch.sim.importers.table import FirstRow, read_table, some
+from cbatch.sim.importers.table import read_table, some
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
@@ -79,22 +79,20 @@ class VidurTables:
         )
 
     @cached_property
-    def _models(self) -> dict[tuple[int, int, int, int, bool], Path]:
+    def _models(self) -> dict[tuple[float | bool, ...], Path]:
         """The file of each model shape."""
-        found = {}
+        columns, found = ("n_head", "n_kv_head", "n_embd", "n_expanded_embd"), {}
         for path in sorted(self.folder.glob("*/*/mlp.csv*")):
-            row = FirstRow(path)
-            shape = (row.whole("n_head"), row.whole("n_kv_head"), row.whole("n_embd"), row.whole("n_expanded_embd"))
-            found[*shape, row.text("use_gated_mlp") == "True"] = path
+            [((gated,), shape)] = read_table(path, columns, ("use_gated_mlp",), above_zero=columns, num_rows=1)
+            found[*shape, gated == "True"] = path
         return found
 
     def _attention(self, share: ModelSpec) -> TableAttention | None:
         """The table measured for this number of query and key-value heads on the GPU, if there is one."""
+        columns = ("n_q_head", "n_kv_head", "num_tensor_parallel_workers")
         for path in sorted(self.folder.glob("attention_*.csv*")):
-            row = FirstRow(path)
-            parts = row.whole("num_tensor_parallel_workers")
-            heads, kv_heads = row.whole("n_q_head") // parts, row.whole("n_kv_head") // parts
-            if (heads, kv_heads) == (share.num_heads, share.num_kv_heads) and share.head_dim == 128:
+            [(_, (heads, kv_heads, parts))] = read_table(path, columns, above_zero=columns, num_rows=1)
+            if (heads / parts, kv_heads / parts) == (share.num_heads, share.num_kv_heads) and share.head_dim == 128:
                 return _read_attention(path)
         return None
 
