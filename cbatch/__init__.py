@@ -9,14 +9,15 @@ from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError
 from cbatch.executor import Executor, Step, StepResult
 from cbatch.limits import Limits
 from cbatch.plan import Plan
+from cbatch.plan_builder import PlanBuilder, Refusal
 from cbatch.policy import Policy
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_spec import SLO, RequestSpec, Sampling
 from cbatch.server import Server
-from cbatch.view import KVView, PlanBuilder, View
+from cbatch.view import KVView, View
 
 __all__ = ["Engine", "Executor", "Limits", "RunRecord", "Server", "Step", "StepRecord", "StepResult"]
-__all__ += ["BatchShape", "CostModel", "KVView", "Plan", "PlanBuilder", "Policy", "View"]
+__all__ += ["BatchShape", "CostModel", "KVView", "Plan", "PlanBuilder", "Policy", "Refusal", "View"]
 __all__ += ["SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status"]
 __all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError"]

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from cbatch.check_plan import check_plan
 from cbatch.cost import CostModel
 from cbatch.engine_view import EngineView
-from cbatch.errors import CbatchError, Interruption, PolicyError, WorkloadError
+from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError, WorkloadError
 from cbatch.executor import Executor, Step
 from cbatch.kv import BlockPool, CountingPool
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.policy import Policy
-from cbatch.policy_calls import check_policy, ignore, optional_method, policy_raised
+from cbatch.policy_calls import check_policy, ignore, line_in_policy, optional_method, policy_raised
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
@@ -134,7 +134,7 @@ class Engine:
             self.state.reject(request, why, planned_at)
             self._ended(request)
         if not plan.requests:
-            if not self._in_flight and not plan.preempt:
+            if not self._in_flight and not plan.preempt and not plan.reject:
                 self._idle(plan)
             return None
         state = self.state
@@ -188,7 +188,8 @@ class Engine:
         elif self.num_unfinished:
             held = f"{len(self.state.waiting)} waiting and {len(self.state.running)} running requests"
             stuck = f"empty plan with {held}, nothing in flight and no arrival to come"
-            raise PolicyError(f"{self._where()}: {stuck}; plan a request, preempt one, or set wake_at")
+            wake_at = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={self.view.now:g}"
+            raise PolicyError(f"{self._where()}: {stuck}; plan a request, preempt one, or give {wake_at}")
 
     def _ended(self, request: Request) -> None:
         self.num_unfinished -= 1
@@ -199,6 +200,8 @@ class Engine:
         """Call the policy; an exception in it becomes an error that names the policy."""
         try:
             return method(argument)
+        except PlanError as error:  # a call of the plan builder that no plan may contain
+            raise PlanError(f"{self._where()}, {error}{line_in_policy(error)}") from error
         except (CbatchError, Interruption, KeyboardInterrupt):
             raise
         except BaseException as error:

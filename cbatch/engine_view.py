@@ -1,6 +1,6 @@
 """The view of the engine's own state that policies plan from."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from itertools import compress
 from operator import attrgetter
 from typing import Any
@@ -57,9 +57,12 @@ class EngineView(View):
     def is_waiting(self, request: Request) -> bool:
         return request.status is Status.WAITING
 
-    def ready_decodes(self, at_most: int) -> tuple[list[Request], int]:
+    def ready_decodes(self, at_most: int, without: Set[Request] = frozenset()) -> tuple[list[Request], int]:
         table, decoding = self._state.table, self._state.decoding
         requests, rows = decoding.members, decoding.rows
+        if without:
+            others = [request not in without for request in requests]
+            rows, requests = rows[others], list(compress(requests, others))
         if self.limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
             ready = table.ready(rows) > 0
             rows, requests = rows[ready], list(compress(requests, ready.tolist()))

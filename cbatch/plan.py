@@ -17,7 +17,9 @@ class Plan:
         reject: (waiting request, reason) pairs that end without being served.
         reserve: tokens of KV cache that a request is to hold from now on, where that is more than what it computes.
         pad_to: tokens to pad the iteration to (a tile, or the shape of a captured graph).
-        wake_at: with an empty plan, plan again at this time (seconds) if nothing happens before.
+        wake_at: with an empty plan, plan again at this time (seconds) unless a request arrives before. It has no effect
+            where the next plan is asked for anyway: beside requests to compute, preempt or reject, and while an
+            iteration is in flight, whose end comes first. A time that is not after `View.now` counts as none.
         note: free text for the log of this iteration.
     """
 

@@ -40,12 +40,16 @@ def call(where: str, method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def policy_raised(where: str, method: Callable[..., Any], error: BaseException) -> PolicyError:
-    """Names the line in the policy: the first one outside this package, since our own wrappers may call it."""
+    """Returns the error to raise for an exception in a method of the policy."""
     name = getattr(method, "__name__", type(method).__name__)
+    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}{line_in_policy(error)}")
+
+
+def line_in_policy(error: BaseException) -> str:
+    """Returns " (file:line)" of the first line outside this package, whose own wrappers may call the policy."""
     package = Path(__file__).parent
     frames = ((Path(frame.filename), frame.lineno) for frame in extract_tb(error.__traceback__))
-    line = next((f" ({path.name}:{line})" for path, line in frames if package not in path.parents), "")
-    return PolicyError(f"{where}: {name}() raised {type(error).__name__}: {error}{line}")
+    return next((f" ({path.name}:{line})" for path, line in frames if package not in path.parents), "")
 
 
 def ignore(_: Any) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from cbatch.errors import PlanError
 from cbatch.malformed import malformed
 from cbatch.plan import Plan
+from cbatch.plan_builder import PlanBuilder
 from cbatch.request import Request, Status
 from cbatch.view import View
 
@@ -38,7 +39,8 @@ class Rules:
     def check_form(self) -> None:
         """Raises PlanError if it is not a `Plan`, or a field holds a value of the wrong kind."""
         if not isinstance(self.plan, Plan):
-            raise PlanError(f"{self._where}: plan() returned {type(self.plan).__name__}, not a cbatch.Plan")
+            remedy = "; return its build()" if isinstance(self.plan, PlanBuilder) else ""
+            raise PlanError(f"{self._where}: plan() returned {type(self.plan).__name__}, not a cbatch.Plan{remedy}")
         if not _looks_well_formed(self.plan):
             self._refuse_malformed()
 

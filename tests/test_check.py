@@ -58,6 +58,22 @@ class Twice:
         return Plan([*plan, *plan]) if len(plan) > 1 else plan
 
 
+class DecodesTheVictim:
+    """Preempts the newest request and names it beside the decodes."""
+
+    def plan(self, view: View) -> Plan:
+        plan = Orca().plan(view)
+        plan.preempt = [request for request in plan.requests if request in view.running][1:]
+        return plan
+
+
+class AssignsWakeTime:
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.wake_at = view.now + 1
+        return plan.build()
+
+
 class Greedy:
     """Takes whatever is ready, whether or not it fits."""
 
@@ -103,6 +119,18 @@ class Raising(Orca):
     ("policy", "name", "says", "num_requests"),
     [
         (Twice(), "legal", "rule: a request is named once in a plan", 2),
+        (
+            DecodesTheVictim(),
+            "legal",
+            "(it is preempted or rejected, and named again); rule: a request is named once",
+            2,
+        ),
+        (
+            AssignsWakeTime(),
+            "legal",
+            "a PlanBuilder has no attribute wake_at; give build(wake_at=...) (test_check.py:",
+            1,
+        ),
         (Greedy(), "kv", "rule: the KV blocks that a plan takes must be free", 2),
         (Restless(), "ends", "requests are planned and preempted again and again, and none ends", 1),
         (Forgetful(), "legal", "policy Forgetful, iteration 1: empty plan with 0 waiting and 1 running", 1),

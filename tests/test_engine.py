@@ -55,6 +55,7 @@ ILLEGAL = {
     "max_tokens=10": entries((0, 8), (1, 8)),
     "is waiting, or running": lambda view: Plan([(STRANGER, 1)]),
     "not a cbatch.Plan": lambda view: None,
+    r"returned PlanBuilder, not a cbatch.Plan; return its build\(\)": lambda view: view.plan(),
     "pad_to lies between": altered(lambda plan, view: setattr(plan, "pad_to", 3)),
     "only a running request can be preempted": altered(lambda plan, view: plan.preempt.append(view.waiting[1])),
     "only a waiting request can be rejected": altered(lambda plan, view: plan.reject.append((STRANGER, "why"))),

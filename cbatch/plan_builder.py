@@ -1,0 +1,317 @@
+"""The builder with which a policy fills a plan, call by call, within the limits of batch, tokens and KV cache."""
+
+from collections.abc import Set
+from enum import Enum
+from math import inf
+from operator import index
+from typing import TYPE_CHECKING, NoReturn
+
+from cbatch.errors import ConfigError, PlanError
+from cbatch.kv import blocks_lacking
+from cbatch.plan import Plan
+from cbatch.request import Request
+
+if TYPE_CHECKING:
+    from cbatch.view import View
+
+
+class Refusal(Enum):
+    """Why `PlanBuilder.add` granted nothing."""
+
+    ROWS = "the plan holds max_batch requests"
+    PLACES = "max_running requests are admitted"
+    GONE = "the request neither waits nor runs"
+    NAMED = "the plan names the request already"
+    NOT_READY = "the request has no token to compute in this iteration, or none was asked for"
+    TOKENS = "the tokens left of max_tokens do not suffice"
+    BLOCKS = "the free KV blocks do not suffice"
+
+
+class _SetByCall:
+    """A field of `Plan` that the builder takes as an argument of a call: an assignment is refused and names the call."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, builder: object, owner: type) -> NoReturn:
+        raise AttributeError(f"a PlanBuilder has no attribute {self._name}; give {self._call}")
+
+    def __set__(self, builder: object, value: object) -> NoReturn:
+        self.__get__(builder, type(builder))
+
+
+class PlanBuilder:
+    """Fills the plan of one iteration up to the limits of batch, tokens and KV cache; it builds no illegal plan.
+
+    Every `add` grants as many tokens as fit and returns their number. A policy adds requests in the order of its
+    priorities. Nothing can be assigned to a builder.
+    """
+
+    __slots__ = (
+        "_block_size",
+        "_bulk",
+        "_coming_blocks",
+        "_free_blocks",
+        "_kv",
+        "_limits",
+        "_named",
+        "_num_tokens",
+        "_padding",
+        "_places",
+        "_plan",
+        "_refusal",
+        "_rows_left",
+        "_tokens_left",
+        "_view",
+    )
+
+    note = _SetByCall("build(note)")
+    reserve = _SetByCall("add(request, reserve=...)")
+    wake_at = _SetByCall("build(wake_at=...)")
+
+    def __init__(self, view: "View") -> None:
+        limits, kv = view.limits, view.kv
+        self._plan = Plan()
+        self._num_tokens = 0
+        self._tokens_left = limits.max_tokens
+        self._rows_left = limits.max_batch
+        self._free_blocks = kv.num_free
+        self._refusal: Refusal | None = None
+        self._padding: int | None = None
+        self._view = view
+        self._limits, self._kv = limits, kv
+        self._block_size = kv.block_size
+        self._places = view.num_places
+        self._coming_blocks = kv.num_retiring
+        self._named: set[Request] = set()  # added one by one, preempted or rejected
+        self._bulk: list[Request] = []  # decodes that were added together; not to be changed
+
+    @property
+    def plan(self) -> Plan:
+        """The plan so far."""
+        return self._plan
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the plan."""
+        return self._num_tokens
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in the plan that compute tokens."""
+        return len(self._plan.requests)
+
+    @property
+    def tokens_left(self) -> int:
+        """Tokens that the iteration can still take."""
+        return self._tokens_left
+
+    @property
+    def rows_left(self) -> int:
+        """Requests that the iteration can still take."""
+        return self._rows_left
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that are left."""
+        return self._free_blocks
+
+    @property
+    def can_admit(self) -> bool:
+        """Whether a waiting request still finds a place."""
+        return self._places > 0 and self._rows_left > 0 and self._tokens_left > 0
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why the latest `add` granted nothing; None if it granted tokens."""
+        return self._refusal
+
+    def add(self, request: Request, num_tokens: int | None = None, *, reserve: int = 0, whole: bool = False) -> int:
+        """Compute up to `num_tokens` (default: all that are ready) further tokens of a request; returns those granted.
+
+        Where it grants none, `refusal` says why.
+
+        Args:
+            reserve: KV cache in tokens that the request must hold from now on, at most `request.max_tokens`; it is not
+                added where that does not fit.
+            whole: add all `num_tokens` or nothing.
+
+        Raises:
+            ConfigError: `whole`, and an iteration never holds that many tokens.
+            PlanError: a number of tokens that is not whole.
+        """
+        waiting = self._view.is_waiting(request)
+        if refusal := self._refusal_of(request, waiting):
+            return self._refuse(refusal)
+        ready = request.num_ready
+        wanted = ready if num_tokens is None else min(num_tokens, ready)
+        if wanted <= 0:
+            return self._refuse(Refusal.NOT_READY)
+        wanted = _whole(wanted, "num_tokens", request)
+        if whole and wanted > self._limits.max_tokens:
+            most = f"exceed max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy"
+            raise ConfigError(f"request {request.id}: {wanted} tokens to compute in one iteration {most}")
+        if reserve:
+            reserve = _whole(min(reserve, request.max_tokens), "reserve", request)
+        held, computed = self._kv.num_held(request), request.num_computed
+        room = (held + self._free_blocks) * self._block_size
+        granted = min(wanted, self._tokens_left, room - computed)
+        if granted <= 0 or reserve > room or (whole and granted < wanted):
+            short_of_tokens = self._tokens_left < (wanted if whole else 1)
+            return self._refuse(Refusal.TOKENS if short_of_tokens else Refusal.BLOCKS)
+        self._free_blocks -= blocks_lacking(max(computed + granted, reserve), held, self._block_size)
+        if reserve > held * self._block_size:
+            self._plan.reserve[request] = reserve
+        self._refusal = None
+        self._named.add(request)
+        self._places -= waiting
+        self._plan.requests.append(request)
+        self._plan.num_tokens.append(granted)
+        self._count(1, granted)
+        return granted
+
+    def add_decodes(self, *, at_most: int | None = None, preempt_newest: bool = False) -> int:
+        """Compute one token of each request in `View.decoding`, in order; returns the number of requests added.
+
+        Those that the plan names already are left out.
+
+        Args:
+            at_most: requests to add; default as many as the limits allow.
+            preempt_newest: where the KV cache is full, preempt the newest running request rather than leave an older
+                one without its token (PagedAttention, section 4.5).
+        """
+        room = min(self._rows_left, self._tokens_left)
+        if at_most is not None:
+            room = max(min(room, at_most), 0)
+        named: Set[Request] = {*self._plan.requests, *self._plan.preempt} if self._bulk or self._named else frozenset()
+        ready, missing = self._view.ready_decodes(room, named)
+        if missing > self._free_blocks:
+            return self._add_decodes_singly(room, preempt_newest)
+        num_ready = len(ready)
+        self._free_blocks -= missing
+        self._bulk = [*self._bulk, *ready] if self._bulk else ready
+        self._plan.requests.extend(ready)
+        self._plan.num_tokens.extend([1] * num_ready)
+        self._count(num_ready, num_ready)
+        return num_ready
+
+    def preempt(self, request: Request) -> None:
+        """Preempt a running request: it loses its KV blocks, waits again and will be recomputed.
+
+        Tokens that this plan granted it are taken back. Blocks that an iteration in flight still uses come free when it
+        has ended, too late for this plan.
+
+        Raises:
+            PlanError: the request does not run, or is preempted already.
+        """
+        if request not in self._view.running:
+            raise _illegal(request, "preempted, and does not run", "only a running request can be preempted")
+        self._depart(request, "preempted")
+        self._plan.preempt.append(request)
+        self._places += 1
+        now, later = self._kv.freed_by_preempting(request)
+        self._free_blocks += now
+        self._coming_blocks += later
+
+    def reject(self, request: Request, reason: str) -> None:
+        """End a waiting request unserved. Tokens that this plan granted it are taken back.
+
+        Raises:
+            PlanError: the request does not wait, or is rejected already.
+        """
+        if not self._view.is_waiting(request):
+            raise _illegal(request, "rejected, and does not wait", "only a waiting request can be rejected")
+        self._depart(request, "rejected")
+        self._plan.reject.append((request, reason))
+
+    def pad_to(self, num_tokens: int) -> None:
+        """Pad the iteration to `num_tokens`, at most `max_tokens`, if the plan then has fewer and more than none."""
+        self._padding = index(num_tokens)
+
+    def build(self, note: str = "", *, wake_at: float | None = None) -> Plan:
+        """The finished plan.
+
+        wake_at: seconds; see `Plan`. Infinity counts as None.
+        """
+        plan = self._plan
+        plan.note, plan.wake_at = note, None if wake_at == inf else wake_at
+        if self._padding is not None:
+            plan.pad_to = min(max(self._padding, self._num_tokens), self._limits.max_tokens) if plan.requests else None
+        return plan
+
+    def _refusal_of(self, request: Request, waiting: bool) -> Refusal | None:
+        """Why the request cannot be added, apart from tokens and blocks."""
+        if self._rows_left <= 0:
+            return Refusal.ROWS
+        if waiting and self._places <= 0:
+            return Refusal.PLACES
+        if request in self._named:
+            return Refusal.NAMED
+        if waiting:
+            return None
+        if request not in self._view.running:
+            return Refusal.GONE
+        return Refusal.NAMED if request in self._view.decoding and request in self._bulk else None
+
+    def _refuse(self, refusal: Refusal) -> int:
+        self._refusal = refusal
+        return 0
+
+    def _count(self, num_requests: int, num_tokens: int) -> None:
+        self._rows_left -= num_requests
+        self._tokens_left -= num_tokens
+        self._num_tokens += num_tokens
+
+    def _depart(self, request: Request, how: str) -> None:
+        """Take back what the plan granted a request that is preempted or rejected."""
+        plan, planned = self._plan, self._plan.requests
+        if request in planned:
+            place = planned.index(request)
+            del planned[place]
+            granted, reserve = plan.num_tokens.pop(place), plan.reserve.pop(request, 0)
+            held, kept = self._kv.num_held(request), max(request.num_computed + granted, reserve)
+            self._free_blocks += blocks_lacking(kept, held, self._block_size)
+            self._places += self._view.is_waiting(request)
+            self._count(-1, -granted)
+        elif request in self._named:
+            raise _illegal(request, f"{how} twice", "a request is named once in a plan")
+        self._named.add(request)
+
+    def _add_decodes_singly(self, room: int, preempt_newest: bool) -> int:
+        added = 0
+        for request in list(self._view.running):
+            if added >= room:
+                break
+            if request in self._view.decoding:
+                granted = self.add(request, 1)
+                if preempt_newest and not granted and self._refusal is Refusal.BLOCKS:
+                    granted = self._add_by_preempting(request)
+                added += granted
+        return added
+
+    def _add_by_preempting(self, request: Request) -> int:
+        """Free a block for `request` at the cost of newer ones, unless enough blocks are about to come free."""
+        while self._free_blocks == 0:
+            if self._coming_blocks > 0:
+                self._coming_blocks -= 1
+                return 0
+            planned = {*self._plan.requests, *self._plan.preempt}
+            victim = next(newest for newest in reversed(self._view.running) if newest not in planned)
+            self.preempt(victim)
+            if victim is request:
+                return 0
+        return self.add(request, 1)
+
+
+def _whole(value: int, name: str, request: Request) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise _illegal(request, f"{name}={value!r}", "token counts are whole numbers") from None
+
+
+def _illegal(request: Request, found: str, rule: str) -> PlanError:
+    return PlanError(f"request {request.id}: illegal plan ({found}); rule: {rule}")
