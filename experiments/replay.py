@@ -18,15 +18,14 @@ from cbatch import PlanError
 from cbatch.errors import ReplayError
 from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile_file import load_profile
 from cbatch.sim.topology import Topology
 from experiments.config.assemble import make_model, make_policy
 from experiments.config.command_line import run
 from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.config.hardware import cost_model
 from experiments.config.settings import Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
-from experiments.store.run_folder import CONFIG, DECISIONS
+from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE
 
 _SHOWN = 12
 """Requests of a view or plan that are printed; the rest is counted."""
@@ -45,9 +44,9 @@ def _replay(run_folder: str, *overrides: str) -> int:
     file = read_decisions(folder / DECISIONS)
     settings = _settings(folder)
     policy = make_policy(*_policy_settings(settings, file, overrides), {})
-    backend, profile = settings["backend"], load_profile(str(settings["hardware"]))
-    topology = Topology(**{key: backend[key] for key in _TOPOLOGY if key in backend})
-    cost = ProfileCost(profile, make_model(settings, {}), topology, max_batch=settings["batch"])
+    topology = Topology(**{key: settings["backend"][key] for key in _TOPOLOGY if key in settings["backend"]})
+    hardware = str(folder / PROFILE if (folder / PROFILE).is_file() else settings["hardware"])
+    cost = cost_model(hardware, make_model(settings, {}), topology, max_batch=settings["batch"])
     found = Differences(type(policy).__name__)
     try:
         replay(file.recorded, file.requests, policy, cost, found.add)

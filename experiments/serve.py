@@ -6,19 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from pathlib import Path
+from shutil import copy
 from typing import Any
 
-from cbatch import ConfigError
+from cbatch import ConfigError, RunRecord
 from cbatch.request import limits_tell_lengths
 from cbatch.results.conservation import take_inventory
 from cbatch.results.metrics import collect_served
 from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
+from experiments.config.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.progress import progress
 from experiments.store.provenance import versions
-from experiments.store.run_folder import DECISIONS, open_run_folder, write_results
+from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results
 from experiments.store.text import name_of, origin_of
 
 
@@ -44,6 +45,8 @@ def serve(
 ) -> dict[str, Any]:
     """Serves the workload and writes the run's folder; returns the summary, as in summary.json.
 
+    Where a policy asks for predictions of a CPU that was not measured, measures it and begins again.
+
     Args:
         settings: every key of conf/config.yaml as plain dictionaries, interpolations resolved.
         replace: overwrite a complete run in this folder.
@@ -56,12 +59,17 @@ def serve(
     began = time.perf_counter()
     run = assemble(settings)
     _say_chosen(run, command, say)
-    with open_run_folder(folder, settings, partial(_facts, run), replace=replace):
-        shown = progress(run.settings.progress if bar else "off", len(run.requests))
-        with closing(run.server), _decisions_of(run, command, folder), shown as on_step:
-            gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
-            record = run.engine.run(on_step)
-            gc.freeze()  # nor the record while it is written
+    with open_run_folder(folder, settings, lambda: _facts(run), replace=replace):
+        try:
+            record = _run(run, command, folder, bar)
+        except UnmeasuredError:
+            from experiments.profile.command import measure_cpu  # loads torch
+
+            say(f"view.cost: measuring this CPU with model={run.spec.name}, once, into {cpu_profile(run.spec)}")
+            measure_cpu(run.spec)
+            began, run = time.perf_counter(), assemble(settings)
+            _say_chosen(run, command, lambda line: None)
+            record = _run(run, command, folder, bar)
         metrics, requests = run.settings.metrics, collect_served(record)
         figures = summarize(
             record,
@@ -81,6 +89,16 @@ def serve(
     return summary
 
 
+def _run(run: Run, command: Command, folder: Path, bar: bool) -> RunRecord:
+    """Serves the requests to their end."""
+    shown = progress(run.settings.progress if bar else "off", len(run.requests))
+    with closing(run.server), _decisions_of(run, command, folder), shown as on_step:
+        gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
+        record = run.engine.run(on_step)
+        gc.freeze()  # nor the record while it is written
+    return record
+
+
 def _facts(run: Run) -> dict[str, Any]:
     """Returns where the requests and KV blocks of a run are, for the report of one that failed."""
     engines = run.engine.engines
@@ -98,6 +116,8 @@ def _decisions_of(run: Run, command: Command, folder: Path) -> AbstractContextMa
         raise ConfigError("decisions=true records the decisions of one replica; set backend.replicas=1")
     from experiments.store.decisions_file import write_decisions  # loaded only where needed
 
+    if run.settings.hardware == CPU and (measured := cpu_profile(run.spec)).is_file():
+        copy(measured, folder / PROFILE)  # for a replay on another machine
     return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, command.overrides)
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cbatch import BatchShape, Limits, Server, Step, StepResult
@@ -26,6 +27,7 @@ from experiments.profile.batches import (
     prompts,
     uneven,
 )
+from experiments.profile.fitted import FittedLaboratory, features, fit
 from experiments.profile.kernels import shares
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.measure import measure, mixed_bases
@@ -260,6 +262,35 @@ def test_a_laboratory_knows_what_it_cannot_hold() -> None:
         "tokens": [128, 256, 512],
         "fewest": [0, 0, 450],
     }
+
+
+def test_noise_makes_no_price_negative() -> None:
+    """Three of five prices are planted; the two others are lost in the noise of 20%."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(1, 9, (60, 3))
+    batches = [Batch(((2 * a, 10 * b),) * (a % 3), (30 * b,) * c) for a, b, c in sizes.tolist()]
+    prices = np.array([5e-4, 2e-5, 0.0, 1e-6, 0.0])
+    seconds = {batch: float(features(batch) @ prices) for batch in batches}
+    assert fit(seconds) == pytest.approx(prices, rel=1e-6, abs=1e-12)
+    noisy = fit({batch: exact * rng.uniform(0.8, 1.2) for batch, exact in seconds.items()})
+    assert noisy.min() >= 0
+    assert [float(features(batch) @ noisy) / exact for batch, exact in seconds.items()] == pytest.approx(
+        [1.0] * len(seconds), abs=0.2
+    )
+    assert features(Batch(((2, 10), (3, 0)), (7, 8))).tolist() == [1, 7, 4, 15, 2 * 11.5 + 3 * 2]
+
+
+def test_where_times_vary_a_few_batches_price_all_others() -> None:
+    class Priced(Clockwork):
+        def seconds(self, shape: BatchShape) -> float:
+            return 4e-3 + 1e-5 * shape.num_tokens + self.attention(shape)
+
+    lab = FittedLaboratory(Server(Priced(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
+    measured = len(lab.measured)
+    for batch in (Batch((), (700,) * 3), Batch(((100, 500),), (300, 300)), Batch(((1500, 0), (900, 100)))):
+        assert lab.seconds(batch) == pytest.approx(Priced().seconds(batch.shape()), rel=1e-6)
+    assert len(lab.measured) == measured <= 30
+    assert lab.time(Batch((), (700,) * 3)) == pytest.approx(4.03e-3 + 2100 * 2e-7)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

@@ -15,7 +15,7 @@ from cbatch.sim.profile_file import load_profile
 from experiments.config.backends import Cpu, Cuda
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
-from experiments.config.servers import PROFILE, real_server
+from experiments.config.servers import real_server
 from experiments.config.this_machine import count_gpus
 from experiments.store.benchmark_file import spread, write
 from experiments.workloads import ClosedBatch
@@ -46,7 +46,7 @@ def main(
     on_cpu = isinstance(place, Cpu)
     spec = load_spec(("tiny" if on_cpu else "llama-3.1-8b") if model == "auto" else model)
     batches = batch or ((1, 32, 128) if on_cpu else (32,))
-    hardware = place.hardware(load_profile(PROFILE))
+    hardware = place.hardware(load_profile("h200"))
     print(f"{spec.name}, requests of {prompt} + {new} tokens on {hardware}", flush=True)
     found = {f"batch {number}": _measure(place, spec, number, prompt, new, repeats) for number in batches}
     figures = {"unit": "ms per iteration", "model": spec.name, "prompt": prompt, "new": new, "figures": found}

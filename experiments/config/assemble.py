@@ -12,7 +12,6 @@ from cbatch.policy_calls import check_policy
 from cbatch.sim.cluster import Cluster, ReplicatedServer
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Profile
-from cbatch.sim.profile_file import load_profile
 from experiments.config.backends import Auto, Backend, Runtime, Simulated
 from experiments.config.construct import construct
 from experiments.config.servers import make_server
@@ -56,8 +55,9 @@ def assemble(config: Mapping[str, Any]) -> Run:
     runtime: Runtime = construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile", "check"))
     options = runtime.options(times_copies=settings.timeline)
     spec = make_model(config, chosen)
-    profile = load_profile(settings.hardware)
-    cost = backend.cost(profile, spec, settings.batch)
+    cost = backend.cost(settings.hardware, spec, settings.batch)
+    profile = cost.profile
+    _note_other_hardware(backend, profile, chosen)
     workload: Workload = construct("workload", config["workload"], needs=("requests",))
     policy = make_policy(config, settings, chosen)
 
@@ -90,6 +90,13 @@ def _backend(config: Mapping[str, Any], chosen: dict[str, str]) -> Backend:
         backend, why = backend.choose()
         chosen["backend"] = f"{backend.name} ({why})"
     return backend
+
+
+def _note_other_hardware(backend: Backend, profile: Profile, chosen: dict[str, str]) -> None:
+    """Notes that policies predict with the profile of other hardware than this machine's."""
+    here, there = backend.hardware(profile), profile.hardware
+    if here not in (there, there.partition(",")[0]):
+        chosen["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
 
 
 def make_model(config: Mapping[str, Any], chosen: dict[str, str]) -> ModelSpec:

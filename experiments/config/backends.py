@@ -17,6 +17,7 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime, Profile
 from cbatch.sim.topology import Topology
 from cbatch.validation import Give, Switch, check, not_negative
+from experiments.config.hardware import CPU, cost_model
 from experiments.config.this_machine import count_gpus, cpu_name
 from experiments.workloads import Vocabulary
 
@@ -54,15 +55,17 @@ class Backend(ABC):
     """A place to run; the defaults are those of real tokens.
 
     name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block.
+    predicts_with: profile for the predictions of policies where no settings name one.
     """
 
     name: ClassVar[str]
     simulated: ClassVar[bool] = False
     block_size: ClassVar[int] = 16
+    predicts_with: ClassVar[str] = "h200"
 
-    def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
+    def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Returns the cost model for policies; its topology is the run's."""
-        return ProfileCost(profile, spec, max_batch=max_batch)
+        return cost_model(hardware, spec, max_batch=max_batch)
 
     @abstractmethod
     def hardware(self, profile: Profile) -> str:
@@ -88,8 +91,8 @@ class Backend(ABC):
     ) -> Executor: ...
 
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
-        """Returns facts about a run that has ended: which kernels ran, or where simulated times come from."""
-        return {}
+        """Returns facts about a run that has ended: which kernels ran, where predicted times come from."""
+        return {"predictions": cost.provenance()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +124,8 @@ class Simulated(Backend):
     def _topology(self) -> Topology:
         return Topology(self.tensor_parallel, self.pipeline_stages, self.replicas, self.gpus_per_node)
 
-    def cost(self, profile: Profile, spec: ModelSpec, max_batch: int) -> ProfileCost:
-        return ProfileCost(profile, spec, self._topology, self.outside, max_batch)
+    def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
+        return cost_model(hardware, spec, self._topology, self.outside, max_batch)
 
     def hardware(self, profile: Profile) -> str:
         return profile.hardware
@@ -149,6 +152,7 @@ class Cpu(Backend):
     """Real tokens on this machine's CPU."""
 
     name = "cpu"
+    predicts_with = CPU
 
     def hardware(self, profile: Profile) -> str:
         return cpu_name()
@@ -205,7 +209,7 @@ class Cuda(Backend):
     def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
         ran = executor.iteration
         counts = {"replayed_iterations": ran.num_replayed, "eager_iterations": ran.num_eager}
-        return {"attention": executor.attention, **counts}
+        return {"attention": executor.attention, **counts, **super().facts(executor, cost)}
 
 
 @dataclass(frozen=True, kw_only=True)

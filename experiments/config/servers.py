@@ -10,11 +10,7 @@ from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.options import Options
 from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile_file import load_profile
 from experiments.config.backends import Backend, Cpu, Cuda
-
-PROFILE = "h200"
-"""Profile that policies predict with on a `real_server`."""
 
 
 def make_server(
@@ -39,11 +35,10 @@ def real_server(
 
     kv_tokens: size of the KV cache; None: what the largest batch can use, as far as the memory holds it.
     """
-    profile, size = load_profile(PROFILE), backend.block_size
+    cost, size = backend.cost(backend.predicts_with, spec, limits.max_batch), backend.block_size
     if kv_tokens is None:
         longest = blocks_for(limits.max_request_tokens, size) * size
-        kv_tokens = min(limits.max_running * longest, backend.kv_tokens(spec, profile, limits, size)[0])
-    cost = backend.cost(profile, spec, limits.max_batch)
+        kv_tokens = min(limits.max_running * longest, backend.kv_tokens(spec, cost.profile, limits, size)[0])
     return make_server(backend, spec, cost, limits, KVSize(kv_tokens // size, size), options, asynchronous=True)
 
 

@@ -15,6 +15,11 @@ def cpu_name() -> str:
     return f"{found.group(1) if found else platform.machine()}, {cores} cores"
 
 
+def memory_bytes() -> float:
+    """Returns the size of this machine's memory."""
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
 def count_gpus() -> int:
     """Returns the number of NVIDIA GPUs that this process may use. Asks the driver: importing torch takes seconds."""
     try:

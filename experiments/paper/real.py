@@ -11,8 +11,8 @@ from typing import Any
 from cbatch import ConfigError, Limits, Server
 from cbatch.kv import blocks_for
 from cbatch.model import ModelSpec
-from cbatch.sim.cost import ProfileCost
 from experiments.config.backends import Cpu, Cuda
+from experiments.config.hardware import cost_model
 from experiments.config.presets import load_spec
 from experiments.config.servers import real_server
 from experiments.config.this_machine import count_gpus
@@ -93,8 +93,8 @@ def _on(backend: Cpu | Cuda, spec: ModelSpec, loads: Sequence[Load]) -> RealStea
     )
     kv_tokens = max(_blocks(load, backend.block_size) for load in loads) * backend.block_size
     server = real_server(backend, spec, limits, kv_tokens=kv_tokens)
-    assert isinstance(server.cost, ProfileCost)
-    return RealSteadyState(server.cost, server=server, hardware=backend.hardware(server.cost.profile))
+    cost = cost_model(Cuda.predicts_with, spec, max_batch=limits.max_batch)
+    return RealSteadyState(cost, server=server, hardware=backend.hardware(cost.profile))
 
 
 def _blocks(load: Load, block_size: int) -> int:

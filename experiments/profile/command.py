@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,19 +16,23 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.profile_file import PROFILES, load_profile
 from cbatch.validation import whole
+from experiments.config.hardware import cpu_profile
 from experiments.config.presets import load_spec
 from experiments.profile.batches import captured_edges, held_out, prompts
 from experiments.profile.host import host_time
 from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
 from experiments.profile.laboratory import Batch, Laboratory
-from experiments.profile.machine import TILES, Machine, build, hardware_name, memory_bytes
+from experiments.profile.machine import TILES, Machine, build, device_memory, hardware_name
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
 from experiments.profile.tables import UNCOMPARED, graphs_table, model_tables, read_existing, rows_table, write_profile
 from experiments.profile.transfers import ceilings, copy_times, link_times
 from experiments.store.benchmark_file import slug
-from experiments.store.provenance import arguments, today, versions
+from experiments.store.provenance import today, versions
 
 Size = Annotated[int, whole(2)]
+
+QUICK = {"max_tokens": 512, "longest": 1024}
+"""Limits of the iterations of `measure_cpu`; predictions beyond them are extrapolated."""
 
 
 def profile(
@@ -48,6 +53,14 @@ def profile(
     batches = sorted(set(batch))
     limits = {"max_tokens": max_tokens, "longest": longest}
     return [_one(spec, batches, limits, backend, output, report) for spec in specs][-1]
+
+
+def measure_cpu(spec: ModelSpec) -> None:
+    """Measures this machine's CPU with a model, quickly, into the file that `hardware=cpu` reads."""
+    path = cpu_profile(spec)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=path.parent) as folder:  # other processes may measure as well
+        _one(spec, [16], QUICK, "cpu", str(Path(folder) / path.name), lambda what: None).replace(path)
 
 
 def _one(
@@ -80,7 +93,7 @@ def _one(
     }
     tables = model_tables(found, alone, mixed, batches[-1], graphs)
     data.setdefault("models", {})[spec.name] = {
-        "from": _source(spec, limits, batches),
+        "from": _source(spec, limits, backend, batches),
         "num_layers": spec.num_layers,
         "tensor_parallel": {"1": tables},
     }
@@ -96,7 +109,7 @@ def _between(laboratory: Laboratory, machine: Machine) -> list[Batch]:
     batches = held_out(machine.decode_sizes, machine.server.limits.max_batch, machine.server.limits.max_request_tokens)
     held = [batch for batch in batches if laboratory.holds(batch)]
     for batch in held:
-        laboratory.seconds(batch)
+        laboratory.time(batch)
     return held
 
 
@@ -108,7 +121,7 @@ def _blank(hardware: str, backend: str, name: str) -> dict[str, Any]:
         "hardware": hardware,
         "source": "measured by python -m experiments.profile, each model as it says",
         "error": UNCOMPARED,
-        "memory_bytes": memory_bytes(backend),
+        "memory_bytes": device_memory(backend),
         "ceilings": {**ceilings(device), "tile": TILES[backend]},
     }
 
@@ -175,10 +188,12 @@ def _words(batch: Batch) -> str:
     return f"{decodes}, chunks {chunks}" if chunks else decodes
 
 
-def _source(spec: ModelSpec, limits: dict[str, int], batches: list[int]) -> str:
+def _source(spec: ModelSpec, limits: dict[str, int], backend: str, batches: list[int]) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    given = {"model": spec.name, "backend": backend, "batch": ",".join(map(str, batches)), **limits}
+    options = " ".join(f"{key}={value}" for key, value in given.items())
     return (
-        f"python -m experiments.profile {arguments('output')}; {today()}; {packages}; iterations as "
+        f"python -m experiments.profile {options}; {today()}; {packages}; {torch.get_num_threads()} threads; iterations as "
         f"executed, with graphs for batches of {' and '.join(map(str, batches))}, up to {limits['max_tokens']} tokens, requests "
         f"up to {min(limits['longest'], spec.max_positions)}"
     )

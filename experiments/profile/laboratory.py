@@ -78,7 +78,11 @@ class Laboratory:
         )
 
     def seconds(self, batch: Batch) -> float:
-        """Returns the median time between the starts of two iterations. The batch must fit (`holds`)."""
+        """Returns what an iteration of the batch takes. The batch must fit (`holds`)."""
+        return self.time(batch)
+
+    def time(self, batch: Batch) -> float:
+        """Returns the median time between the starts of two iterations, measured once per batch."""
         if batch not in self.measured:
             self._give_blocks(batch.ends)
             self.measured[batch] = float(np.median(self._intervals(batch)))

@@ -1,6 +1,5 @@
 """The machine that is measured: a server as a run would build it, and the sizes for which it has captured graphs."""
 
-import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +9,8 @@ from cbatch import ConfigError, Limits, Server
 from cbatch.model import ModelSpec
 from experiments.config.backends import Cpu, Cuda
 from experiments.config.servers import real_server, release_memory
-from experiments.config.this_machine import count_gpus, cpu_name
+from experiments.config.this_machine import count_gpus, cpu_name, memory_bytes
+from experiments.profile.fitted import FittedLaboratory
 from experiments.profile.laboratory import Laboratory
 
 TILES = {"cuda": 128, "cpu": 16}
@@ -33,7 +33,7 @@ class Machine(NamedTuple):
     attention: str
 
     def laboratory(self, spec: ModelSpec) -> Laboratory:
-        return Laboratory(self.server, spec.vocab_size)
+        return (Laboratory if self.mixed_ranges else FittedLaboratory)(self.server, spec.vocab_size)
 
 
 def hardware_name(backend: str) -> str:
@@ -75,9 +75,9 @@ def _cpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
     return Machine(name, real_server(Cpu(), spec, limits), [*sizes, limits.max_batch], (), "reference")
 
 
-def memory_bytes(backend: str) -> float:
+def device_memory(backend: str) -> float:
     """Returns the memory of the device to be measured, in bytes."""
-    if backend == "cuda":
-        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return float(properties.total_memory)
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    if backend == "cpu":
+        return memory_bytes()
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return float(properties.total_memory)

@@ -8,6 +8,7 @@
     outputs.jsonl       generated token ids by request, if real; with a tokenizer, also the text
     timeline.json.gz    for chrome://tracing or ui.perfetto.dev
     decisions.jsonl.gz  each view and plan, with decisions=true (`experiments.store.decisions_file`)
+    profile.json        beside decisions on backend=cpu: this machine's CPU, as policies predicted with it
     unfinished.json     until the run is complete: its state (`experiments.store.crash_report`)
     summary.json        the figures; written last and atomically, so its presence means that the run is complete
 
@@ -39,7 +40,7 @@ from experiments.store.claim import Claim, ClaimedError, claimed, make_new_folde
 from experiments.store.crash_report import UNFINISHED, Facts, report_crashes, was_killed
 from experiments.store.provenance import partial_name, write_json
 
-CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, _ = FILES = (
+CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, _ = FILES = (
     "config.yaml",
     "summary.json",
     "requests.csv",
@@ -49,6 +50,7 @@ CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, 
     "outputs.jsonl",
     "timeline.json.gz",
     "decisions.jsonl.gz",
+    "profile.json",
     UNFINISHED,
 )
 

@@ -1,0 +1,66 @@
+"""What predicts iterations, by `hardware=`: a profile that comes with the package, one in a file, or `cpu`, this machine's CPU.
+
+The CPU is measured with a model when a policy first asks for a prediction (`experiments.profile.command.measure_cpu`), and the
+profile kept in a file of the user's cache folder.
+"""
+
+import os
+from dataclasses import asdict
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import NoReturn
+
+from cbatch import BatchShape, ConfigError
+from cbatch.model import ModelSpec
+from cbatch.sim.cost import Outside, ProfileCost
+from cbatch.sim.profile import Profile
+from cbatch.sim.profile_file import ModelTables, load_profile
+from cbatch.sim.roofline import Ceilings
+from cbatch.sim.topology import Topology
+from experiments.config.this_machine import cpu_name, memory_bytes
+
+CPU = "cpu"
+
+
+class UnmeasuredError(ConfigError):
+    """A policy asks for a prediction, and this machine's CPU was not measured with the model yet."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        remedy = "experiments.profile.command.measure_cpu(spec) measures it, experiments.run does so by itself"
+        super().__init__(f"view.cost: this machine's CPU was not measured with model={spec.name}; {remedy}")
+        self.spec = spec
+
+
+class _UnmeasuredCost(ProfileCost):
+    """Stands in for the cost model of a CPU that was not measured; raises UnmeasuredError when asked."""
+
+    def _tables(self, shape: BatchShape) -> NoReturn:
+        raise UnmeasuredError(self.spec)
+
+
+def cost_model(
+    hardware: str,
+    spec: ModelSpec,
+    topology: Topology = Topology(),  # noqa: B008 - frozen
+    outside: Outside = "mark",
+    max_batch: int | None = None,
+) -> ProfileCost:
+    """Returns the cost model of a model on `hardware`; the other arguments are those of `ProfileCost`."""
+    path = cpu_profile(spec)
+    if hardware != CPU or path.is_file():
+        profile = load_profile(str(path) if hardware == CPU else hardware)
+        return ProfileCost(profile, spec, topology, outside, max_batch)
+    unknown = Profile(CPU, cpu_name(), "", "not measured", memory_bytes(), Ceilings(1.0, 1.0, 1), ModelTables({}))
+    return _UnmeasuredCost(unknown, spec, topology, outside, max_batch)
+
+
+def cpu_profile(spec: ModelSpec) -> Path:
+    """Returns the file for the measurements of this machine's CPU with a model.
+
+    There is one for each processor, number of cores and threads, version of PyTorch and shape of a model.
+    """
+    shape = {key: value for key, value in asdict(spec).items() if key not in ("path", "seed")}
+    measured = (cpu_name(), os.environ.get("OMP_NUM_THREADS"), version("torch"), shape)
+    digest = sha256(repr(measured).encode()).hexdigest()[:12]
+    return Path.home() / ".cache" / "cbatch" / f"{CPU}-{digest}.json"

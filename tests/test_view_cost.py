@@ -1,0 +1,124 @@
+"""What `view.cost` predicts with where tokens are real: measurements of this machine, or a profile that is announced."""
+
+import csv
+import json
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from shutil import copy
+
+import pytest
+from commands import command, summary
+
+from cbatch import BatchShape
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.profile_file import PROFILES, load_profile
+from experiments.config.hardware import UnmeasuredError, cost_model, cpu_profile
+from experiments.config.presets import load_spec
+from experiments.config.this_machine import cpu_name
+from experiments.profile import command as profile_command
+from experiments.profile import host, laboratory
+
+TINY = load_spec("tiny")
+SMALL = ("backend=cpu", "workload.num_requests=3", "workload.length=40", "timeline=off")
+ASKS = ("policy=external", "policy._target_=asks.Asks")
+
+POLICY = """
+from cbatch import BatchShape
+from policies.orca import Orca
+
+class Asks(Orca):
+    def plan(self, view):
+        plan = super().plan(view)
+        seconds = view.cost.predict(BatchShape((), 2, 60))
+        plan.note = repr(seconds)
+        if seconds < 2e-4:  # as on an H200
+            plan.pad_to = 512
+        return plan
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a policy that asks, and a home without measurements; measuring is quick here."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(profile_command, "QUICK", {"max_tokens": 32, "longest": 64})
+    monkeypatch.setattr(host, "NEW", 4)
+    for name, value in (("WARM_UP_SECONDS", 0.0), ("MOST_SECONDS", 0.0)):
+        monkeypatch.setattr(laboratory, name, value)
+    (tmp_path / "asks.py").write_text(POLICY)
+    return tmp_path
+
+
+def run(folder: Path, *keys: str) -> str:
+    done = command("run", *SMALL, *keys, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def predicted(run_folder: Path) -> set[float]:
+    with (run_folder / "steps.csv").open(newline="") as file:
+        return {float(row["note"]) for row in csv.DictReader(file)}
+
+
+def on_h200() -> float:
+    return ProfileCost(load_profile("h200"), TINY).predict(BatchShape((), 2, 60))
+
+
+def test_the_cpu_is_measured_once_for_policies_that_ask(folder: Path) -> None:
+    file = cpu_profile(TINY)
+    run(folder, "policy=orca")
+    assert not file.exists(), "nobody asked"
+    assert f"measuring this CPU with model=tiny, once, into {file}\n" in run(folder, *ASKS, "output=a")
+    (seconds,) = predicted(folder / "a")
+    assert seconds > 4 * on_h200(), "two layers in Python take longer than a GPU's"
+    written = json.loads(file.read_text())
+    assert written["hardware"] == cpu_name() and "cores" in written["hardware"]
+    assert "model=tiny backend=cpu batch=16 max_tokens=32" in written["models"]["tiny"]["from"]
+    assert f"torch {version('torch')}" in written["models"]["tiny"]["from"]
+    assert "measuring" not in run(folder, *ASKS, "output=b")
+    assert predicted(folder / "b") == {seconds}
+    assert summary(folder / "b")["about"]["execution"]["predictions"]["hardware"] == cpu_name()
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+
+def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(folder, *ASKS, "decisions=true", "output=a")
+    monkeypatch.setenv("HOME", str(folder / "elsewhere"))  # another machine, which has measured nothing
+    done = command("replay", "a", cwd=folder)
+    assert done.returncode == 0 and done.stdout.startswith("a: Asks makes the same"), done
+    copy(PROFILES / "h200.json", folder / "a/profile.json")
+    assert command("replay", "a", cwd=folder).returncode == 1, "other predictions, other plans"
+    (folder / "a/profile.json").unlink()
+    done = command("replay", "a", cwd=folder)
+    assert done.returncode == 1 and "view.cost: this machine's CPU was not measured with model=tiny; " in done.stdout
+
+
+def test_a_simulation_of_this_cpu_measures_it_first(folder: Path) -> None:
+    keys = ("backend=sim", "hardware=cpu", "model=tiny", "policy=orca", "output=a")
+    assert "measuring this CPU with model=tiny" in run(folder, *keys)
+    about = summary(folder / "a")["about"]
+    assert about["hardware"] == cpu_name() and about["execution"]["estimated"] == []
+
+
+def test_another_machines_profile_is_announced(folder: Path) -> None:
+    printed = run(folder, *ASKS, "hardware=h200", "output=a")
+    assert f"view.cost=h200 (predictions are for NVIDIA H200, 141 GB, this is {cpu_name()})" in printed
+    assert predicted(folder / "a") == {on_h200()}
+    assert summary(folder / "a")["about"]["execution"]["predictions"]["hardware"] == "NVIDIA H200, 141 GB"
+    assert "view.cost" not in run(folder, "policy=orca"), "with its own measurements there is nothing to say"
+
+
+def test_a_server_of_an_unmeasured_cpu_names_the_remedy(folder: Path) -> None:
+    with pytest.raises(UnmeasuredError, match=r"not measured with model=tiny; experiments.profile.command.measure_cpu"):
+        cost_model("cpu", TINY).predict(BatchShape((), 1, 8))
+
+
+def test_measurements_hold_for_one_shape_of_a_model_and_one_number_of_threads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = cpu_profile(TINY)
+    assert cpu_profile(replace(TINY, seed=1)) == file, "the values of weights take no time"
+    assert cpu_profile(replace(TINY, num_layers=4)) != file
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert cpu_profile(TINY) != file
