@@ -1,0 +1,164 @@
+"""The rules of a plan, one by one: the last plan of a script breaks one, or keeps all of them by a hair.
+
+    0:8   request 0 computes 8 tokens     -0   it is preempted    0=11   it reserves 11 tokens of KV cache
+    +9    the iteration is padded to 9    !0   it is rejected
+
+Four requests of 8 prompt tokens and 3 of output; 2 places, 10 tokens in an iteration, KV blocks of 4 tokens.
+"""
+
+from __future__ import annotations
+
+import pytest
+from schedules import make_engine
+
+from cbatch import Limits, Plan, PlanError, Request, View
+from cbatch.validate import validate
+from policies.chunking import Fixed
+from policies.sarathi_serve import SarathiServe
+
+LIMITS = Limits(max_batch=2, max_tokens=10, max_request_tokens=100)
+
+
+class Script:
+    """Plans as its lines say, then like Sarathi-Serve; asks the public rules about the last line before the engine does."""
+
+    def __init__(self, lines: str) -> None:
+        self.lines = lines.split(" | ")
+        self.others = SarathiServe(Fixed(10))
+        self.known: dict[int, Request] = {}
+        self.refusal = ""
+
+    def on_arrival(self, request: Request) -> None:
+        self.known[request.id] = request
+
+    def plan(self, view: View) -> Plan:
+        if not self.lines:
+            return self.others.plan(view)
+        plan = self._read(self.lines.pop(0))
+        if not self.lines:
+            try:
+                validate(plan, view, "Script")
+            except PlanError as error:
+                self.refusal = str(error)
+        return plan
+
+    def _read(self, line: str) -> Plan:
+        plan = Plan()
+        for word in line.split():
+            if word[0] == "-":
+                plan.preempt.append(self.known[int(word[1:])])
+            elif word[0] == "!":
+                plan.reject.append((self.known[int(word[1:])], "why"))
+            elif word[0] == "+":
+                plan.pad_to = int(word[1:])
+            elif "=" in word:
+                request, tokens = map(int, word.split("="))
+                plan.reserve[self.known[request]] = tokens
+            else:
+                request, tokens = map(int, word.split(":"))
+                plan.requests.append(self.known[request])
+                plan.num_tokens.append(tokens)
+        return plan
+
+
+def refusals(lines: str, num_blocks: int, asynchronous: bool) -> tuple[str, str]:
+    """What the public rules and the engine say of the script's last plan; nothing if they take it."""
+    policy, said = Script(lines), ""
+    engine = make_engine(policy, LIMITS, num_blocks=num_blocks, asynchronous=asynchronous)
+    engine.submit(Request(index, 8, 3) for index in range(4))
+    try:
+        engine.run()
+    except PlanError as error:
+        said = str(error)
+    return policy.refusal, said
+
+
+@pytest.mark.parametrize(
+    ("lines", "num_blocks"),
+    [
+        ("0:8 1:2", 10),  # as many requests and tokens as an iteration holds
+        ("0:1", 10),
+        ("0:8 +8", 10),
+        ("0:8 +10", 10),
+        ("0:8 0=11", 3),  # its longest length, and every block
+        ("0:8 0=4", 3),  # less than it computes
+        ("0:8 1:2", 3),  # every block
+        ("0:8 | 1:8", 10),  # as many as may be admitted at once
+        ("0:8 | 1:8 | 2:8 -1", 10),  # one place, given by a preemption
+        ("0:8 | 1:8 | 2:5 3:5 -0 -1", 4),  # two places, and all blocks
+        ("0:8 | 1:8 -0", 3),  # the block that is free, and one that the preemption frees
+        ("!0 1:8", 10),
+        ("0:4 | 0:4", 10),
+    ],
+)
+def test_a_plan_at_the_edge_of_the_rules_is_taken(lines: str, num_blocks: int) -> None:
+    assert refusals(lines, num_blocks, asynchronous=False) == ("", "")
+
+
+NAMED_ONCE = "a request is named once in a plan"
+NAMED_AGAIN = f"it is preempted or rejected, and named again); rule: {NAMED_ONCE}"
+NOT_RUNNING, NOT_WAITING = "only a running request can be preempted", "only a waiting request can be rejected"
+PADDING = "pad_to lies between the tokens planned and max_tokens"
+READY = "a request computes at least 1 token and no more than are ready"
+FREE = "the KV blocks that a plan takes must be free"
+PLANNED = "a planned request is waiting, or running with tokens left"
+AT_ONCE = "at most 2 requests are admitted at once"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("0:4 0:4", f"request 0: illegal plan (it is named 2 times); rule: {NAMED_ONCE}"),
+        ("0:8 | 0:1 -0", f"request 0: illegal plan ({NAMED_AGAIN}"),
+        ("0:8 | 1:8 -0 -0", f"request 0: illegal plan ({NAMED_AGAIN}"),
+        ("0:8 !1 !1", f"request 1: illegal plan ({NAMED_AGAIN}"),
+        ("0:8 !0", f"request 0: illegal plan ({NAMED_AGAIN}"),
+        ("0:8 -1", f"request 1: illegal plan (it is waiting); rule: {NOT_RUNNING}"),
+        ("0:8 | 1:8 !0", f"request 0: illegal plan (it is running); rule: {NOT_WAITING}"),
+        ("0:9", f"request 0: illegal plan (9 planned, 8 ready); rule: {READY}"),
+        ("0:4 | 0:5", f"request 0: illegal plan (5 planned, 4 ready); rule: {READY}"),
+        ("0:8 | 0:2", f"request 0: illegal plan (2 planned, 1 ready); rule: {READY}"),
+        ("0:8 1:0", f"request 1: illegal plan (0 planned, 8 ready); rule: {READY}"),
+        ("0:1 1:1 2:1", "request 2: illegal plan (3 planned); rule: an iteration holds at most max_batch=2 requests"),
+        ("0:8 1:3", "request 1: illegal plan (11 planned); rule: an iteration holds at most max_tokens=10 tokens"),
+        ("0:8 | 1:8 | 2:8", f"request 2: illegal plan (3 with this plan); rule: {AT_ONCE}"),
+        ("0:8 | 1:8 | 2:2 3:2 -0", f"request 3: illegal plan (3 with this plan); rule: {AT_ONCE}"),
+        ("0:8 +7", f"request 0: illegal plan (pad_to=7, 8 planned, max_tokens=10); rule: {PADDING}"),
+        ("0:8 +11", f"request 0: illegal plan (pad_to=11, 8 planned, max_tokens=10); rule: {PADDING}"),
+        (
+            "0:8 0=12",
+            "request 0: illegal plan (12 tokens reserved, 11 at most); "
+            "rule: a request reserves no more KV cache than its longest length",
+        ),
+        (
+            "0:8 1=4",
+            "request 1: illegal plan (it is not in the plan); rule: a reservation belongs to a planned request",
+        ),
+        ("!0 1:2 | 0:2", f"request 0: illegal plan (it is finished); rule: {PLANNED}"),
+    ],
+)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_plan_beyond_a_rule_is_refused_by_name(lines: str, message: str, asynchronous: bool) -> None:
+    expected = f"policy Script, iteration {lines.count(' | ')}, {message}"
+    assert refusals(lines, 10, asynchronous) == (expected, expected)
+
+
+@pytest.mark.parametrize(
+    ("lines", "asynchronous", "found"),
+    [
+        ("0:8 | 1:8", False, "request 1: illegal plan (2 blocks planned, 1 free)"),
+        ("0:8 1:2 0=11", False, "request 1: illegal plan (4 blocks planned, 3 free)"),
+        ("0:2 1:4 1=9", False, "request 1: illegal plan (4 blocks planned, 3 free)"),
+        ("0:8 0=11 | 0:1 1:2", False, "request 1: illegal plan (1 blocks planned, 0 free)"),
+        # blocks of a request that is preempted while an iteration in flight uses them
+        ("0:8 | 1:8 -0", True, "request 1: illegal plan (2 blocks planned, 1 free)"),
+    ],
+)
+def test_a_plan_takes_no_more_blocks_than_are_free(lines: str, asynchronous: bool, found: str) -> None:
+    message = f"policy Script, iteration {lines.count(' | ')}, {found}; rule: {FREE}"
+    assert refusals(lines, 3, asynchronous) == (message, message)
+
+
+def test_a_request_whose_last_token_is_in_flight_cannot_be_planned() -> None:
+    message = "policy Script, iteration 3, request 0: illegal plan (it is running with its last token in flight)"
+    assert refusals("0:8 | 0:1 | 0:1 | 0:1", 10, asynchronous=True) == (f"{message}; rule: {PLANNED}",) * 2
