@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CODE := cbatch policies experiments
 
-.PHONY: run test test-nightly test-gpu lint format clean
+.PHONY: run test test-nightly test-gpu mutants lint format clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m experiments.run policy=sarathi chunk=256
@@ -18,6 +18,11 @@ test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/test_tokens.py tests/test_runtime_model.py --workloads=96 --compiler=inductor -n 2
 	$(BIN)/python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/test_fuzz.py --fuzz=20000 --record=results $(if $(DRAW),--draw=$(DRAW))
+
+# Changes the code that makes figures, one change at a time: which changes does no test notice? Takes an hour or two.
+# MODULES= parts of paths; SAMPLE= about as many changes of each module.
+mutants: $(INSTALLED)
+	$(BIN)/python tests/support/mutate.py $(MODULES) $(if $(SAMPLE),--sample=$(SAMPLE)) --record=results
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest tests/gpu

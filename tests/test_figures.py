@@ -1,13 +1,17 @@
 """Every figure of a run that was made by hand (`hand_made`), and each under its own name wherever it is shown."""
 
 import csv
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hand_made import make_record, make_summary, write_run
+from hand_made import end, make_record, make_summary, write_run
 
-from cbatch.results.metrics import Objectives, Served, collect_served
+from cbatch import Request, RunRecord, StepRecord
+from cbatch.results.metrics import Objectives, Served, collect_served, step_columns
 from experiments.plots import table
 from experiments.store.tables import load, load_requests, load_steps, load_tokens, time_between_tokens
 from experiments.store.text import (
@@ -92,6 +96,50 @@ def test_figures_of_the_summary(group: str) -> None:
 
 def test_every_figure_of_the_summary_is_held_against_one_made_by_hand() -> None:
     assert set(make_summary(make_record())) == {"about", *FIGURES}
+
+
+def test_tokens_of_a_request_that_is_rejected_later_count_nowhere() -> None:
+    """Request 2 is admitted at 3.25 s, receives a token at 5 s, is preempted and then rejected."""
+    record = make_record()
+    record.receivers[1] = np.array([2, 0])
+    record.requests[0].admitted_at = 3.25
+    summary = make_summary(record)
+    assert {group: summary[group] for group in FIGURES} == {
+        group: pytest.approx(values) for group, values in FIGURES.items()
+    }
+
+
+def test_a_run_that_rejects_everything_has_no_latencies() -> None:
+    record = make_record()
+    record.requests, record.steps, record.receivers = record.requests[:1], [], []
+    summary = make_summary(record, warmup_requests=1, objectives=Objectives(ttft=1.0))
+    assert (summary["run"]["rejected_requests"], summary["run"]["seconds"]) == (1, 0.0)
+    assert all(math.isnan(value) for value in (*summary["ttft_seconds"].values(), *summary["iterations"].values()))
+    assert math.isnan(summary["goodput"]["attained_share"])
+
+
+def test_time_per_output_token_of_tokens_within_a_second(served: Served) -> None:
+    fast = replace(served, first_token=served.first_token / 16, last_token=served.last_token / 16)
+    assert fast.tpot.tolist() == pytest.approx([value / 16 for value in LATENCIES["tpot"]], nan_ok=True)
+
+
+@pytest.mark.parametrize(("first", "second"), [(70_000, 5_000), (65_536, 3), (3, -1)])
+def test_tokens_belong_to_their_requests_whatever_the_ids(first: int, second: int) -> None:
+    """Also ids that would be smaller, or larger, if only their lowest 16 bits counted."""
+    record = RunRecord()
+    record.requests = [end(Request(id_, 1, 2), 0.0, 3.0) for id_ in (first, second)]
+    for index, receivers in enumerate(([first], [first, second], [second])):
+        record.add_step(make_record().steps[index], np.array(receivers))
+    served = collect_served(record)
+    assert list(zip(served.first_token, served.last_token, strict=True)) == [(3, 5), (5, 8)]
+    assert served.output_tokens.tolist() == [2, 2]
+
+
+def test_columns_of_iterations_are_all_but_the_note() -> None:
+    columns = step_columns(make_record().steps)
+    assert list(columns) == [name for name in StepRecord._fields if name != "note"]
+    assert columns["num_running"].tolist() == [1, 2, 0, 1, 0]
+    assert list(step_columns([])) == list(columns)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,13 @@ def test_a_request_that_arrives_by_iteration_arrives_when_that_is_planned() -> N
     assert requests.ttft[requests.id == 1].tolist() == [1.0]
 
 
+def test_a_request_whose_iteration_never_comes_arrives_when_nothing_else_is_left() -> None:
+    """Request 0 ends with the first iteration, and the run with the second; the fifth is never planned."""
+    requests = collect_served(run([Request(0, 3, 1), Request(1, 3, 1, arrival_iteration=5)]))
+    assert requests.arrival.tolist() == requests.admitted.tolist() == [0.0, 1.0]
+    assert requests.ttft.tolist() == [1.0, 1.0]
+
+
 class RejectsOdd(Orca):
     """Serves requests of even number only."""
 
@@ -237,7 +244,7 @@ def by_loops(record: RunRecord, num_blocks: int, warmup: int, drain: int) -> dic
 
     def arrival(request: Request) -> float:
         planned = {step.iteration: step.planned_at for step in record.steps}
-        by_iteration = planned.get(request.arrival_iteration, 0.0) if request.arrival_iteration else 0.0
+        by_iteration = planned.get(request.arrival_iteration, math.inf) if request.arrival_iteration else 0.0
         assert request.admitted_at is not None
         return min(max(request.arrival_time, by_iteration), request.admitted_at)
 

@@ -11,7 +11,9 @@ from cbatch import BatchShape, ConfigError, CostModel, Engine, Limits, Request
 from cbatch.sim.executor import SimExecutor
 from policies.chunking import ChunkSelector, PDAware, TileAligned, pd_aware
 from policies.chunking.steady_state import best_total, steady_state_seconds
+from policies.longest_first import LongestFirst
 from policies.sarathi import Sarathi
+from policies.sarathi_serve import SarathiServe
 
 LENGTH, BATCH, TILE = 1024, 18, 128
 
@@ -199,6 +201,14 @@ def test_it_chooses_again_when_a_length_has_changed_by_more_than_the_tolerance(a
         selector.observe(ended(prompt, output))
         choose(selector)
         assert len(asked.outputs) == choices, (prompt, output)
+
+
+@pytest.mark.parametrize("policy", [Sarathi, SarathiServe, LongestFirst])
+def test_policies_tell_it_of_requests_that_have_ended(policy: type[Sarathi | SarathiServe], asked: Asked) -> None:
+    selector = PDAware()
+    policy(selector).on_finish(ended(12, 5))
+    choose(selector)
+    assert (asked.prompts, asked.outputs) == ([[12]], [5])
 
 
 def test_decodes_count_into_the_total(asked: Asked) -> None:

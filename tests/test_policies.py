@@ -116,6 +116,19 @@ def test_prefill_first_leaves_the_watermark_free_for_the_growth_of_those_that_ru
     assert found.splitlines() == ["0:4", *["0:1"] * 3 * waits, f"1:{prompt}", *["0:1"] * 3 * (not waits)]
 
 
+@pytest.mark.parametrize(("prompt", "second"), [(392, "1:392"), (393, "0:1")])
+def test_prefill_first_leaves_one_percent_unless_told_otherwise(prompt: int, second: str) -> None:
+    """100 blocks of 4, of which request 0 holds one: 98 may be taken, not 99."""
+    requests = [Request(0, 4, 4), Request(1, prompt, 1, arrival_iteration=1)]
+    assert schedule(PrefillFirst(), requests, num_blocks=100, max_tokens=1000)[0].splitlines()[1] == second
+
+
+def test_prefill_first_computes_whole_prompts() -> None:
+    """The second would fit into the first iteration in part."""
+    found, _ = schedule(PrefillFirst(), [(60, 2), (60, 2)], max_tokens=100)
+    assert found.splitlines() == ["0:60", "1:60", "0:1 1:1"]
+
+
 def test_prefill_first_waives_the_watermark_while_nothing_runs() -> None:
     """Nine of 10 blocks for one prompt, which could not be served otherwise."""
     assert schedule(PrefillFirst(0.5), [(36, 1)], num_blocks=10)[0] == "0:36"
@@ -208,7 +221,8 @@ def test_longest_first_admits_the_longest_output_first_and_keeps_the_batch_full(
 )
 def test_longest_first_ranks_by_output_or_by_output_per_prompt_token(per_prompt_token: bool, order: list[int]) -> None:
     lengths = [(16, 8), (4, 4), (2, 4), (4, 3)]
-    _, record = schedule(LongestFirst(TileAligned(16), per_prompt_token), lengths, batch=1)
+    settings = {"per_prompt_token": True} if per_prompt_token else {}
+    _, record = schedule(LongestFirst(TileAligned(16), **settings), lengths, batch=1)
     assert [request.id for request in record.requests] == order
 
 
@@ -217,6 +231,12 @@ def test_longest_first_takes_the_predicted_length_where_there_is_one(per_prompt_
     requests = [Request(0, 4, 9, predicted_new_tokens=2), Request(1, 4, 3), Request(2, 4, 2, predicted_new_tokens=8)]
     _, record = schedule(LongestFirst(TileAligned(16), per_prompt_token), requests, batch=1)
     assert [request.id for request in record.requests] == [2, 1, 0]
+
+
+def test_longest_first_completes_a_prompt_that_it_has_begun() -> None:
+    """Request 1 has the longer output, but arrives when request 0 has half of its prompt."""
+    found, _ = schedule(LongestFirst(TileAligned(8)), [(16, 2), Request(1, 7, 3, arrival_iteration=1)])
+    assert found.splitlines() == ["0:8", "0:8", "0:1 1:7", "1:1", "1:1"]
 
 
 POLICIES = [RequestLevel, Orca, PrefillFirst, lambda: Sarathi(TileAligned(8)), lambda: SarathiServe(TileAligned(8))]

@@ -101,6 +101,7 @@ NOT_RUNNING, NOT_WAITING = "only a running request can be preempted", "only a wa
 PADDING = "pad_to lies between the tokens planned and max_tokens"
 READY = "a request computes at least 1 token and no more than are ready"
 FREE = "the KV blocks that a plan takes must be free"
+LONGEST = "a request reserves no more KV cache than its longest length"
 PLANNED = "a planned request is waiting, or running with tokens left"
 AT_ONCE = "at most 2 requests are admitted at once"
 
@@ -125,11 +126,7 @@ AT_ONCE = "at most 2 requests are admitted at once"
         ("0:8 | 1:8 | 2:2 3:2 -0", f"request 3: illegal plan (3 with this plan); rule: {AT_ONCE}"),
         ("0:8 +7", f"request 0: illegal plan (pad_to=7, 8 planned, max_tokens=10); rule: {PADDING}"),
         ("0:8 +11", f"request 0: illegal plan (pad_to=11, 8 planned, max_tokens=10); rule: {PADDING}"),
-        (
-            "0:8 0=12",
-            "request 0: illegal plan (12 tokens reserved, 11 at most); "
-            "rule: a request reserves no more KV cache than its longest length",
-        ),
+        ("0:8 0=12", f"request 0: illegal plan (12 tokens reserved, 11 at most); rule: {LONGEST}"),
         (
             "0:8 1=4",
             "request 1: illegal plan (it is not in the plan); rule: a reservation belongs to a planned request",

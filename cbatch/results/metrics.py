@@ -124,11 +124,15 @@ def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
 
 
 def arrival_of(request: Request, steps: Sequence[StepRecord]) -> float:
-    """Arrival time of a request in seconds; of one that arrives at an iteration, when that iteration is planned."""
-    arrival = request.arrival_time
-    if 0 < request.arrival_iteration < len(steps):
-        arrival = max(arrival, steps[request.arrival_iteration].planned_at)
-    return arrival if request.admitted_at is None else min(arrival, request.admitted_at)
+    """Arrival time of an ended request in seconds; of one that arrives at an iteration, when that iteration is planned.
+
+    With nothing else left to run it arrives earlier: when it is admitted, or rejected.
+    """
+    arrival, iteration = request.arrival_time, request.arrival_iteration
+    if iteration:
+        arrival = max(arrival, steps[iteration].planned_at) if iteration < len(steps) else float("inf")
+    seen = request.finished_at if request.admitted_at is None else request.admitted_at
+    return arrival if seen is None else min(arrival, seen)
 
 
 def collect_served(record: RunRecord) -> Served:

@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from cbatch import SLO, FinishReason, Request, RunRecord, StepRecord
+from cbatch.executor import CopyTimes
 from cbatch.request import Status
 from cbatch.results.metrics import Objectives, collect_served
 from cbatch.results.summary import summarize
@@ -49,15 +50,20 @@ ABOUT: dict[str, Any] = {
 SETTINGS: dict[str, Any] = {"workload": {"length": 8}}
 
 
-def make_record() -> RunRecord:
+def make_record(*, copies: bool = False) -> RunRecord:
+    """copies: timed, each upload while its iteration is planned, each download in the last eighth of a second."""
     record = RunRecord()
     for index, (times, counts, receivers) in enumerate(STEPS):
         record.add_step(StepRecord(index, *times, *counts, note=""), np.array(receivers))
+    if copies:
+        record.copies = [
+            CopyTimes(step.planned_at, step.launched_at, step.ended - 0.125, step.ended) for step in record.steps
+        ]
     record.requests = [
-        _ended(Request(2, 9, 9, arrival_time=2.0), None, 5.5, FinishReason.REJECTED, reject_reason="too long"),
-        _ended(Request(0, 5, 3, arrival_time=0.25, priority=7), 1.0, 8.0, num_output_tokens=3),
-        _ended(Request(3, 3, 4, arrival_iteration=2), 5.5, 8.0, FinishReason.STOP, num_output_tokens=1),
-        _ended(
+        end(Request(2, 9, 9, arrival_time=2.0), None, 5.5, FinishReason.REJECTED, reject_reason="too long"),
+        end(Request(0, 5, 3, arrival_time=0.25, priority=7), 1.0, 8.0, num_output_tokens=3),
+        end(Request(3, 3, 4, arrival_iteration=2), 5.5, 8.0, FinishReason.STOP, num_output_tokens=1),
+        end(
             Request(1, 7, 2, arrival_time=1.5, client="ann", tier="gold", slo=SLO(ttft=4.0)),
             3.25,
             12.0,
@@ -69,11 +75,12 @@ def make_record() -> RunRecord:
     return record
 
 
-def _ended(
-    request: Request, admitted: float | None, ended: float, why: FinishReason = FinishReason.LENGTH, **values: object
+def end(
+    request: Request, admitted: float | None, seconds: float, why: FinishReason = FinishReason.LENGTH, **values: object
 ) -> Request:
+    """The request as it is when it has ended. values: other attributes."""
     request.status, request.finish_reason = Status.FINISHED, why
-    request.admitted_at, request.finished_at = admitted, ended
+    request.admitted_at, request.finished_at = admitted, seconds
     for name, value in values.items():
         setattr(request, name, value)
     return request
@@ -84,11 +91,20 @@ def make_summary(record: RunRecord, about: Mapping[str, Any] = ABOUT, **options:
     return {"about": {**ABOUT, **about}, **summarize(record, **sizes, **options)}
 
 
-def write_run(folder: Path, about: Mapping[str, Any] = ABOUT, settings: Mapping[str, Any] = SETTINGS) -> Path:
-    """The folder of the run, as `experiments.run` would leave it."""
-    record = make_record()
+def write_run(
+    folder: Path,
+    about: Mapping[str, Any] = ABOUT,
+    settings: Mapping[str, Any] = SETTINGS,
+    *,
+    speed: float | None = None,
+    copies: bool = False,
+) -> Path:
+    """The folder of the run, as `experiments.run` would leave it. speed: tokens per second instead of its own."""
+    record = make_record(copies=copies)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
     summary = make_summary(record, about, objectives=Objectives(ttft=2.75))
+    if speed is not None:
+        summary["throughput"]["total_tokens_per_second"] = speed
     write_results(folder, record, collect_served(record), summary, timeline_title="by hand")
     return folder

@@ -1,0 +1,155 @@
+"""`make mutants`: changes the code that makes figures, one change at a time, and reports which changes no test notices.
+
+    python tests/support/mutate.py [MODULE ...] [--sample N] [--jobs N] [--record FOLDER]
+
+Each mutant runs the tests that `mutants.yaml` names for its module, in a process of its own over a copy of the repository. A
+mutant that no test notices is a missing test, unless `mutants.yaml` says why nothing can: such mutants are equivalent.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.util import cache_from_source
+from pathlib import Path
+
+import hydra  # noqa: F401 - loaded once here, not again by the tests of each mutant
+import hypothesis  # noqa: F401
+import matplotlib.pyplot  # noqa: F401
+import pandas  # noqa: F401
+import pydantic  # noqa: F401
+import pytest
+import yaml
+from mutations import Mutant, mutants_of, sample
+from tabulate import tabulate
+
+ROOT = Path(__file__).parents[2]
+FORK = multiprocessing.get_context("fork")
+TARGETS = Path(__file__).with_name("mutants.yaml")
+COPIED = ("cbatch", "policies", "experiments", "tests")
+MOST_SURVIVORS = 0.03
+
+
+@dataclass
+class Target:
+    """tests: files of tests/ that cover the module. equivalent: "before -> after": why no test can notice."""
+
+    module: str
+    tests: list[str]
+    equivalent: dict[str, str] = field(default_factory=dict)
+
+
+def read_targets(chosen: Sequence[str]) -> list[Target]:
+    entries = yaml.safe_load(TARGETS.read_text())
+    targets = [Target(module, **entry) for module, entry in entries.items()]
+    return [target for target in targets if not chosen or any(name in target.module for name in chosen)]
+
+
+def copy_repository(folder: Path) -> Path:
+    """The code to change and its tests; everything else is linked."""
+    folder.mkdir()
+    for path in ROOT.iterdir():
+        if path.name in COPIED:
+            shutil.copytree(path, folder / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        elif not path.name.startswith("."):
+            (folder / path.name).symlink_to(path)
+    return folder
+
+
+def run_tests(folder: Path, tests: Sequence[str], seconds: float | None = None, *, keep: bool = False) -> str:
+    """Returns "passed", "failed" or "too slow". keep: the compiled modules, for later runs."""
+    process = FORK.Process(target=_pytest, args=(folder, tests, keep))
+    process.start()
+    process.join(seconds)
+    slow = process.is_alive()
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid or 0, signal.SIGKILL)  # and what its tests have started
+    process.join()
+    return "too slow" if slow else "failed" if process.exitcode else "passed"
+
+
+def _pytest(folder: Path, tests: Sequence[str], keep: bool) -> None:
+    os.setsid()
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = str(folder)
+    sys.path[:0] = [str(folder), str(folder / "tests" / "support")]
+    sys.dont_write_bytecode = not keep
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", "--tb=no", f"--rootdir={folder}"]
+    os._exit(pytest.main([*options, *(f"tests/{name}.py" for name in tests)]))
+
+
+def judge(target: Target, mutants: Sequence[Mutant], folder: Path) -> list[str]:
+    """What the tests say of each mutant, in a copy of the repository; raises SystemExit if they fail without one."""
+    path, began = folder / target.module, time.monotonic()
+    if run_tests(folder, target.tests, keep=True) != "passed":
+        raise SystemExit(f"{target.module}: its tests fail without any mutant: {' '.join(target.tests)}")
+    seconds = 20 + 10 * (time.monotonic() - began)
+    Path(cache_from_source(str(path))).unlink()  # a mutant may be as long, and written in the same second
+    original, said = path.read_text(), []
+    for mutant in mutants:
+        path.write_text(mutant.source)
+        said.append(run_tests(folder, target.tests, seconds))
+    path.write_text(original)
+    return said
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", metavar="MODULE", help="parts of their paths; default: all")
+    parser.add_argument("--sample", type=int, default=0, help="about as many mutants of each module; default: all")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--record", metavar="FOLDER", help="write the numbers under this folder")
+    given = parser.parse_args()
+    rows: list[list[object]] = []
+    with tempfile.TemporaryDirectory() as temporary, ProcessPoolExecutor(given.jobs, FORK) as pool:
+        folders = [copy_repository(Path(temporary) / str(job)) for job in range(given.jobs)]
+        for target in read_targets(given.modules):
+            mutants = sample(mutants_of((ROOT / target.module).read_text()), given.sample)
+            parts = [mutants[job :: given.jobs] for job in range(given.jobs)]
+            said = pool.map(partial(judge, target), parts, folders)
+            rows.append(
+                report(target, [pair for part in zip(parts, said, strict=True) for pair in zip(*part, strict=True)])
+            )
+    return conclude(rows, given.record)
+
+
+def report(target: Target, judged: Sequence[tuple[Mutant, str]]) -> list[object]:
+    """Prints the mutants that nobody noticed and that no one explains; returns a row of the table."""
+    passed = [mutant for mutant, said in judged if said == "passed"]
+    left = [mutant for mutant in passed if f"{mutant.before} -> {mutant.after}" not in target.equivalent]
+    for mutant in sorted(left, key=lambda mutant: mutant.line):
+        print(f"{target.module}:{mutant.line}: {mutant.before} -> {mutant.after}", flush=True)
+    return [target.module, len(judged), len(judged) - len(passed), len(passed) - len(left), len(left)]
+
+
+def conclude(rows: list[list[object]], folder: str | None) -> int:
+    names = ("module", "mutants", "killed", "equivalent", "survived")
+    total = ["all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])]  # type: ignore[arg-type]
+    print(tabulate([*rows, total], names))
+    share = total[4] / max(total[1] - total[3], 1)
+    print(f"{share:.1%} of the mutants that are not equivalent survived, at most {MOST_SURVIVORS:.0%} may")
+    if folder:
+        from experiments.config.this_machine import cpu_name  # not earlier: each mutant imports a copy of its own
+        from experiments.store.benchmark_file import write
+
+        figures = {"modules": [dict(zip(names, row, strict=True)) for row in [*rows, total]], "survived_share": share}
+        write("mutants", cpu_name(), figures, Path(folder), command="make mutants")
+    return int(share > MOST_SURVIVORS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Mutants of a source file: mutmut's operators, and those of figures that stand under each other's names.
+
+What has no meaning for a result is left alone: annotations, imports, docstrings, error messages, the look of plots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import libcst as cst
+import libcst.matchers as m
+from libcst.metadata import MetadataWrapper, PositionProvider
+from mutmut.mutation import mutators
+
+LOOK = frozenset(
+    {"alpha", "bbox_to_anchor", "clip_on", "color", "decimals", "edgecolor", "edgecolors", "encoding", "facecolor"}
+    | {"facecolors", "figsize", "fontsize", "ha", "height_ratios", "layout", "linewidth", "loc", "ncols", "ratios"}
+    | {"subs", "title_fontsize", "transform", "va", "visible", "width", "zorder", "strict", "dtype", "colalign"}
+)
+"""Keywords whose values are not changed: the look of a figure, and what only checks."""
+
+OBVIOUS = (mutators.operator_arg_removal, mutators.operator_assignment, mutators.operator_dict_arguments)
+"""Operators whose mutants nearly all raise an exception: they would only make the share of those that survive look small."""
+
+OTHER = {"min": "max", "max": "min", "any": "all", "all": "any", "sum": "max", "median": "mean", "mean": "median"}
+OTHER |= {"floor": "ceil", "ceil": "floor", "maximum": "minimum", "minimum": "maximum"}
+"""Functions that stand for each other."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    line: int
+    before: str  # the changed part
+    after: str
+    source: str  # of the whole file
+
+
+def mutants_of(source: str) -> list[Mutant]:
+    """All mutants of a file, each with one change, in the order of their lines."""
+    wrapper = MetadataWrapper(cst.parse_module(source))
+    finder = _Finder(wrapper.module)
+    wrapper.visit(finder)
+    return finder.mutants
+
+
+class _Finder(cst.CSTVisitor):
+    METADATA_DEPENDENCIES = (PositionProvider,)
+
+    def __init__(self, module: cst.Module) -> None:
+        self.module = module
+        self.mutants: list[Mutant] = []
+        self._left_alone: set[cst.CSTNode] = set()
+        names = _Names()
+        module.visit(names)
+        self._names = names
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        kinds = (cst.Annotation, cst.Decorator, cst.Import, cst.ImportFrom, cst.Raise, cst.Assert)
+        if isinstance(node, kinds) or node in self._left_alone or _is_docstring(node) or _is_look(node):
+            return False
+        if isinstance(node, cst.ClassDef):
+            self._left_alone.update(node.bases)
+        if isinstance(node, cst.Module):
+            self._left_alone.update(line for line in node.body if _is_type(line))
+        for changed in self._changes(node):
+            line = self.get_metadata(PositionProvider, node).start.line
+            before, after = (_one_line(self.module.code_for_node(each)) for each in (node, changed))
+            if before != after:
+                mutated = self.module.deep_replace(node, changed)  # type: ignore[arg-type]
+                self.mutants.append(Mutant(line, before, after, mutated.code))
+        return True
+
+    def _changes(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+        for kind, operator in mutators.mutation_operators:
+            if isinstance(node, kind) and operator not in OBVIOUS:
+                yield from list(operator(node))[: 1 if operator is mutators.operator_string else None]
+        if isinstance(node, cst.Attribute):
+            yield from self._names.another_attribute(node)
+        if isinstance(node, cst.Subscript):
+            yield from self._names.another_key(node)
+        if isinstance(node, cst.If | cst.IfExp | cst.CompIf):
+            yield node.with_changes(test=_negated(node.test))
+        if m.matches(node, m.SimpleStatementLine(body=[m.Expr(value=m.Call())])):
+            yield cst.SimpleStatementLine([cst.Pass()])
+        yield from _swapped_neighbours(node)
+        yield from _without_keyword(node)
+        yield from _other_function(node)
+
+
+class _Names(cst.CSTVisitor):
+    """The attributes that a file reads, and its string keys: what one could be mistaken for."""
+
+    def __init__(self) -> None:
+        self.attributes: dict[str, dict[str, None]] = {}
+        self.keys: dict[str, None] = {}
+        self._called: set[cst.CSTNode] = set()
+
+    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802 - libcst's name
+        self._called.add(node.func)
+
+    def visit_Attribute(self, node: cst.Attribute) -> None:  # noqa: N802 - libcst's name
+        if node not in self._called and isinstance(node.value, cst.Name):
+            self.attributes.setdefault(node.value.value, {})[node.attr.value] = None
+
+    def visit_Subscript(self, node: cst.Subscript) -> None:  # noqa: N802 - libcst's name
+        if key := _string_key(node):
+            self.keys[key] = None
+
+    def another_attribute(self, node: cst.Attribute) -> Iterator[cst.CSTNode]:
+        known = self.attributes.get(node.value.value, {}) if isinstance(node.value, cst.Name) else {}
+        if node not in self._called and (other := _next(node.attr.value, list(known))):
+            yield node.with_changes(attr=cst.Name(other))
+
+    def another_key(self, node: cst.Subscript) -> Iterator[cst.CSTNode]:
+        if (key := _string_key(node)) and (other := _next(key, list(self.keys))):
+            yield node.with_changes(slice=[cst.SubscriptElement(cst.Index(cst.SimpleString(other)))])
+
+
+def _next(name: str, names: Sequence[str]) -> str:
+    return names[(names.index(name) + 1) % len(names)] if name in names and len(names) > 1 else ""
+
+
+def _string_key(node: cst.Subscript) -> str:
+    if len(node.slice) == 1 and m.matches(node.slice[0].slice, m.Index(value=m.SimpleString())):
+        return node.slice[0].slice.value.value  # type: ignore[union-attr, no-any-return]
+    return ""
+
+
+def _negated(test: cst.BaseExpression) -> cst.UnaryOperation:
+    return cst.UnaryOperation(cst.Not(), test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()]))
+
+
+def _swapped_neighbours(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """One value stands where its neighbour should: elements, arguments, values of a dictionary, parts of a text."""
+    field = {cst.Tuple: "elements", cst.List: "elements", cst.Dict: "elements", cst.Call: "args"}.get(type(node), "")
+    parts: Sequence[Any] = getattr(node, field or "parts", ()) if field or isinstance(node, cst.FormattedString) else ()
+    name = "expression" if isinstance(node, cst.FormattedString) else "value"
+    places = [place for place, part in enumerate(parts) if hasattr(part, name) and not _is_look(part)]
+    for one, two in pairwise(places):
+        first, second = getattr(parts[one], name), getattr(parts[two], name)
+        changed = list(parts)
+        changed[one] = parts[one].with_changes(**{name: second})
+        changed[two] = parts[two].with_changes(**{name: first})
+        yield node.with_changes(**{field or "parts": changed})
+
+
+def _without_keyword(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    """An option is ignored: the default is taken."""
+    for arg in node.args if isinstance(node, cst.Call) else ():
+        if arg.keyword is not None and not _is_look(arg):
+            yield node.with_changes(args=[other for other in node.args if other is not arg])
+
+
+def _other_function(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+    if not isinstance(node, cst.Call):
+        return
+    name = node.func.attr if isinstance(node.func, cst.Attribute) else node.func
+    if isinstance(name, cst.Name) and name.value in OTHER:
+        other = cst.Name(OTHER[name.value])
+        yield node.with_changes(func=other if name is node.func else node.func.with_changes(attr=other))
+    if m.matches(node, m.Call(func=m.Name("abs"), args=[m.Arg()])):
+        yield node.args[0].value
+
+
+def _is_docstring(node: cst.CSTNode) -> bool:
+    return m.matches(node, m.Expr(value=m.SimpleString() | m.ConcatenatedString()))
+
+
+def _is_type(line: cst.CSTNode) -> bool:
+    """Whether it names a type, as in `Floats = NDArray[np.float64]`."""
+    return m.matches(line, m.SimpleStatementLine(body=[m.Assign(value=m.Subscript())]))
+
+
+def _is_look(node: cst.CSTNode) -> bool:
+    return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value in LOOK
+
+
+def _one_line(code: str) -> str:
+    return " ".join(code.split())
+
+
+def sample(mutants: Iterable[Mutant], number: int) -> list[Mutant]:
+    """Every n-th mutant, so that about `number` are left, from all parts of the file; 0: all."""
+    found = list(mutants)
+    step = max(len(found) / number, 1.0) if number else 1.0
+    return [found[int(place * step)] for place in range(int(len(found) / step))]

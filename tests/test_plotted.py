@@ -1,0 +1,307 @@
+"""What plots draw - lines, areas, spans, labels - of a run made by hand (`hand_made`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hand_made import write_run
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+
+from cbatch import ConfigError
+from experiments.plots import composition, fidelity, lanes, latency_cdf, throughput_vs_pd
+from experiments.plots.series import choose_runs, label_runs
+from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL
+
+Points = tuple[list[float], list[float]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("drawn") / "run")
+
+
+def lines(axes: Axes) -> dict[str, Points]:
+    """x and y of each line, by its label."""
+    return {str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()}
+
+
+def words(axes: Axes) -> tuple[str, str]:
+    return axes.get_xlabel(), axes.get_ylabel()
+
+
+# -- latencies --------------------------------------------------------------------------------------------------------
+
+
+def test_distributions_of_what_a_client_sees(folder: Path) -> None:
+    figure = latency_cdf.draw(folder)
+    first, between, whole = figure.axes
+    assert lines(first) == {"prefill_first": ([2.5, 2.75, 9.5], [0, 0.5, 1])}
+    assert lines(between) == {"prefill_first": ([1000, 2000, 3000], [0, 0.5, 1])}
+    assert lines(whole) == {"prefill_first": ([2.5, 7.75, 10.5], [0, 0.5, 1])}
+    names = ["time to first token [s]", "time between tokens [ms]", "end-to-end latency [s]"]
+    assert [axes.get_xlabel() for axes in figure.axes] == names
+    assert first.get_ylabel() == "share of requests, or of gaps"
+    assert [axes.get_xscale() for axes in figure.axes] == ["log"] * 3
+    assert [axes.get_ylim() for axes in figure.axes] == [(0, 1.01)] * 3
+    assert first.get_lines()[0].get_drawstyle() == "steps-post"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["prefill_first"]
+
+
+def test_distributions_of_many_values_are_thinned_out_to_quantiles() -> None:
+    axes = latency_cdf.new_figure(1, 1, 1)[1][0][0]
+    latency_cdf._draw_distribution(axes, np.arange(5001.0), "many", 0)
+    latency_cdf._draw_distribution(axes, np.zeros(0), "none", 1)
+    x, y = lines(axes)["many"]
+    assert len(x) == 1000 and np.allclose(x, 5000 * np.array(y)) and (y[0], y[-1]) == (0, 1)
+    assert lines(axes)["none"] == ([], [])
+
+
+# -- composition ------------------------------------------------------------------------------------------------------
+
+
+def area_at(axes: Axes, x: float, y: float) -> str:
+    """The label of the area that covers a point."""
+    covering = [str(area.get_label()) for area in axes.collections if area.get_paths()[0].contains_point((x, y))]
+    return " and ".join(covering)
+
+
+def test_tokens_of_iterations_are_stacked_over_time(folder: Path) -> None:
+    figure = composition.draw(folder)
+    tokens, requests, memory = figure.axes
+    assert [area.get_label() for area in tokens.collections] == ["decode", "prefill", "padding"]
+    assert [area_at(tokens, 2, y) for y in (0.5, 4.5, 5.5, 7.5, 8.5)] == ["prefill"] * 2 + ["padding"] * 2 + [""]
+    assert [area_at(tokens, 4, y) for y in (0.5, 1.5, 4.5, 5.5)] == ["decode", "prefill", "prefill", ""]
+    assert [area_at(tokens, 9, y) for y in (0.5, 6.5, 7.5, 8.5)] == ["prefill", "prefill", "padding", ""]
+    started = [1.25, 3.5, 6.0, 8.5, 11.5]
+    assert lines(requests) == {"running": (started, [1, 2, 0, 1, 0]), "waiting": (started, [1, 0, 1, 0, 0])}
+    [(x, y)] = lines(memory).values()
+    assert (x, y) == (started, pytest.approx([0.1, 0.25, 0.3, 0.15, 0.15]))
+    assert [words(axes) for axes in figure.axes] == [
+        *(("", "tokens per iteration"), ("", "requests"), ("time [s]", "KV cache used"))
+    ]
+    assert figure.get_suptitle() == "prefill_first: llama-13b, closed, length 8, batch 4 (each iteration)"
+    assert figure.get_supxlabel() == "measured on a computer"
+    assert all(axes.get_ylim()[0] == 0 for axes in figure.axes)
+    assert {line.get_drawstyle() for axes in (requests, memory) for line in axes.get_lines()} == {"steps-post"}
+
+
+def test_kinds_of_tokens_that_do_not_occur_are_left_out(folder: Path) -> None:
+    tokens = composition.draw(folder, begin=3.0, end=7.0).axes[0]
+    assert [text.get_text() for text in tokens.get_legend().get_texts()] == ["decode", "prefill"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "shown"), [(3.5, 8.5, [3.5, 6.0, 8.5]), (3.6, 8.4, [6.0]), (0.0, 1.25, [1.25])]
+)
+def test_iterations_that_start_within_the_given_seconds(folder: Path, begin: float, end: float, shown: object) -> None:
+    assert lines(composition.draw(folder, begin=begin, end=end).axes[1])["running"][0] == shown
+    with pytest.raises(ConfigError, match=r"begin=12 end=13: no iteration starts in these seconds"):
+        composition.draw(folder, begin=12, end=13)
+
+
+def test_of_more_iterations_than_can_be_seen_means_are_drawn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two spans of 5.125 s: three iterations in one, two in the other."""
+    monkeypatch.setattr(composition, "_MOST_STEPS", 2)
+    figure = composition.draw(folder)
+    starts = [(1.25 + 3.5 + 6.0) / 3, (8.5 + 11.5) / 2]
+    assert lines(figure.axes[1]) == {"running": (starts, [1.0, 0.5]), "waiting": (starts, [2 / 3, 0.0])}
+    assert figure.get_suptitle().endswith("(means over 5.12 s)")
+
+
+# -- lanes ------------------------------------------------------------------------------------------------------------
+
+
+def spans(axes: Axes) -> dict[tuple[str, str], list[tuple[float, float]]]:
+    """(begin, length) of the bars by lane and colour, in milliseconds."""
+    names = {tick: text.get_text() for tick, text in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)}
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for bars in axes.collections:
+        for path in bars.get_paths():
+            box = path.get_extents()
+            colour = to_hex(bars.get_facecolor()[0]).upper()
+            found.setdefault((names[round((box.y0 + box.y1) / 2)], colour), []).append((box.x0, box.width))
+    return found
+
+
+def test_lanes_show_what_host_and_device_do(folder: Path) -> None:
+    """Iterations 1 and 2, from 3.5 s, the start of the one, to 8 s, the end of the other."""
+    [axes] = lanes.draw(folder, first=1, iterations=2).axes
+    assert spans(axes) == {
+        ("host", HOST): [(-250, 250), (2000, 500), (1500, 500), (4500, 250)],  # plan and launch, then absorb
+        ("host", IDLE): [(125, 1375), (2625, 1875)],
+        ("device", PREFILL): [(0, 1500), (2500, 2000)],
+    }
+    assert axes.get_xlim() == (0, 4500)
+    texts = {text.get_text(): text.get_position() for text in axes.texts}
+    assert texts == {"25.0%": (1.005, 1), "75.0%": (1.005, 0), "1": (750, 0), "2": (3500, 0)}
+    assert axes.get_title(loc="left") == "prefill_first, async"
+    says = "time since the start of iteration 1 [ms]; at the right, the lane's active share of the run"
+    assert axes.get_xlabel() == says
+
+
+def test_lanes_tell_decodes_alone_from_prompts(folder: Path) -> None:
+    figure = lanes.draw(folder, first=3, iterations=2)
+    found = spans(figure.axes[0])
+    assert found["device", PREFILL] == [(0, 2500)]
+    assert found["device", DECODE] == [(3000, 500)]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["compute, with prompts", "compute, decodes alone", "plan, launch, absorb", "wait"]
+
+
+def test_lanes_of_timed_copies(tmp_path: Path) -> None:
+    figure = lanes.draw(write_run(tmp_path / "run", copies=True), first=1, iterations=1)
+    [axes] = figure.axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["host", "copy in", "device", "copy out"]
+    found = spans(axes)
+    assert found["copy in", COPY] == [(-250, 250)]
+    assert found["copy out", COPY] == [(1375, 125)]
+    assert "copy" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {text.get_text(): text.get_position()[1] for text in axes.texts} == {"25.0%": 3, "75.0%": 1, "1": 1}
+
+
+@pytest.mark.parametrize(("share", "text"), [(0.5, "50.0%"), (0.9994, "99.9%"), (0.9996, "99.96%"), (1.0, "100.0%")])
+def test_a_share_is_100_percent_only_if_it_is(share: float, text: str) -> None:
+    assert lanes._percent(share) == text
+
+
+# -- throughput against P:D -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tokens per second at three ratios, which orca did not finish; one run was done twice."""
+    folder = tmp_path_factory.mktemp("sweep")
+    speeds = {"orca": {14: 2500, 2: 1500}, "request_level": {28: 4000, 2: 1000, 14: 2000}}
+    for policy, by_ratio in speeds.items():
+        for ratio, speed in by_ratio.items():
+            about = {"policy": policy, "overrides": [f"policy={policy}", f"workload.pd_ratio={ratio}"]}
+            settings = {"workload": {"pd_ratio": ratio}}
+            write_run(folder / f"{policy},ratio={ratio}", about, settings, speed=speed)
+    write_run(folder / "request_level,ratio=2,z=1", about, {"workload": {"pd_ratio": 2}}, speed=9999)
+    return folder
+
+
+def test_throughput_and_gain_by_ratio(sweep: Path) -> None:
+    figure = throughput_vs_pd.draw(sweep)
+    speeds, gains = figure.axes
+    assert lines(speeds) == {"request_level": ([2, 14, 28], [1, 2, 4]), "orca": ([2, 14], [1.5, 2.5])}
+    assert list(lines(speeds)) == ["request_level", "orca"]  # the baseline first
+    by_label = {label: points for label, points in lines(gains).items() if not label.startswith("_")}
+    assert by_label == {"request_level": ([2, 14, 28], [1, 1, 1]), "orca": ([2, 14], [1.5, 1.25])}
+    assert words(speeds) == ("P:D ratio [prefill / decode tokens]", "throughput [1,000 tokens/s]")
+    assert words(gains) == ("P:D ratio [prefill / decode tokens]", "throughput over request_level")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["request_level", "orca"]
+    assert speeds.get_ylim()[0] == 0
+
+
+def test_gain_over_another_baseline(sweep: Path) -> None:
+    gains = lines(throughput_vs_pd.draw(sweep, baseline="orca").axes[1])
+    assert list(gains)[:2] == ["orca", "request_level"]
+    assert gains["request_level"] == ([2, 14], [pytest.approx(1 / 1.5), 2 / 2.5])
+    assert len(throughput_vs_pd.draw(sweep, baseline="sarathi").axes) == 1
+
+
+# -- names of runs ----------------------------------------------------------------------------------------------------
+
+
+def frame(*rows: dict[str, Any]) -> pd.DataFrame:
+    return pd.DataFrame([{"folder": f"sweep/a/{index}", "name": "orca", **row} for index, row in enumerate(rows)])
+
+
+def labels(runs: pd.DataFrame, without: Iterable[str] = ()) -> list[str]:
+    return label_runs(runs, list(without))["label"].to_list()
+
+
+def test_a_label_holds_what_was_swept_and_differs() -> None:
+    """Not the chunk, which is part of the name; not `b`, which is the same in all; equal runs once."""
+    given = ["policy=orca", "chunk=1", "+w.a=0", "b=1"]
+    rows = [
+        {"overrides": given, "w.a": value, "b": 1, "chunk": chunk} for value, chunk in ((0.5, 1), (2.0, 1), (2.0, 2))
+    ]
+    assert labels(frame(*rows)) == ["orca, a=0.5", "orca, a=2"]
+    assert labels(frame(*rows), ["w.a"]) == ["orca", "orca"]
+    text = [{"overrides": ["kind=x"], "kind": kind} for kind in ("x", "y")]
+    assert labels(frame(*text)) == ["orca, kind=x", "orca, kind=y"]
+
+
+def test_runs_are_chosen_by_the_names_of_their_own_folders() -> None:
+    runs = frame({}, {})
+    assert choose_runs(runs, "1")["folder"].to_list() == ["sweep/a/1"]
+    assert len(choose_runs(runs, "")) == 2
+    with pytest.raises(ConfigError, match=r"runs=sweep: no folder name contains this; there are 0, 1 ..."):
+        choose_runs(runs, "sweep")
+
+
+# -- simulated against measured ---------------------------------------------------------------------------------------
+
+
+def made(measured: float, simulated: float) -> dict[str, Any]:
+    """One run whose figures are all alike, but in other units of their own."""
+    names = {"total time": 1.0, "TTFT P50": 0.1, "TTFT P99": 0.2, "TBT P50": 0.01, "TBT P99": 0.02}
+    error = simulated / measured - 1
+    return {
+        "measured": {name: unit * measured for name, unit in names.items()},
+        "simulated": {name: unit * simulated for name, unit in names.items()},
+        "error": dict.fromkeys(names, error),
+        "error_range": {name: [error - 0.01, error + 0.02] for name in names},
+    }
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Path:
+    content = {
+        "profile": "h200",
+        "targets": {"total time": 0.03, "TTFT P50": 0.05, "TTFT P99": 0.1, "TBT P50": 0.05, "TBT P99": 0.1},
+        "measured": {"hardware": "NVIDIA H200", "date": "2026-01-02"},
+        "cases": {"trace": {"orca": made(10, 11), "sarathi": made(20, 18)}, "pd": {"orca": made(30, 30)}},
+    }
+    (tmp_path / "fidelity.json").write_text(json.dumps(content))
+    return tmp_path
+
+
+def test_simulated_values_stand_over_measured_ones(compared: Path) -> None:
+    figure = fidelity.draw(compared)
+    total, first, between = figure.axes[:3]
+    points = [axes.get_lines()[:-1] for axes in (total, first, between)]  # the last is the diagonal
+
+    def places(number: int) -> list[tuple[float, float]]:
+        return [(line.get_xdata()[0], line.get_ydata()[0]) for line in points[number]]
+
+    assert places(0) == [(10, 11), (20, 18), (30, 30)]
+    runs = [(1, 1.1), (2, 1.8), (3, 3)]
+    assert places(1) == [pytest.approx((x * k, y * k)) for x, y in runs for k in (1, 2)]
+    assert places(2) == [pytest.approx((100 * x * k, 100 * y * k)) for x, y in runs for k in (1, 2)]
+    orca, sarathi, other = points[0]
+    assert orca.get_color() == other.get_color() != sarathi.get_color()  # by policy
+    assert orca.get_marker() == sarathi.get_marker() != other.get_marker()  # by case
+    assert [line.get_markerfacecolor() == "none" for line in points[1]] == [False, True] * 3  # the 99th percentile
+    titles = ["total time [s]", "time to first token [s]", "time between tokens [ms]"]
+    assert [axes.get_title(loc="left") for axes in figure.axes[:3]] == titles
+    assert [axes.get_ylabel() for axes in (total, figure.axes[3])] == ["simulated", "error of simulation"]
+    legend = figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["orca", "sarathi", "trace", "pd"]
+    assert legend.get_title().get_text() == "Simulated (profile h200) against measured"
+    assert "measured on NVIDIA H200, 2026-01-02; grey: target errors: total time 3%" in figure.get_supxlabel()
+
+
+def test_errors_keep_their_signs_and_ranges(compared: Path) -> None:
+    below = fidelity.draw(compared).axes[3:]
+    total = below[0].get_lines()
+    points = [line.get_ydata()[0] for line in total if len(line.get_xdata()) == 1]
+    ranges = [list(line.get_ydata()) for line in total[:-1] if len(line.get_xdata()) == 2]
+    assert points == pytest.approx([0.1, -0.1, 0.0])
+    assert [x for pair in ranges for x in pair] == pytest.approx([0.09, 0.12, -0.11, -0.08, -0.01, 0.02])
+    where = [line.get_xdata()[0] for line in total if len(line.get_xdata()) == 1]
+    assert where == pytest.approx([-0.38, 0.0, 0.38])
+    assert [text.get_text() for text in below[1].get_xticklabels()] == ["TTFT P50", "TTFT P99"]
+    bands = [band.get_paths()[0].get_extents() for band in below[1].collections]
+    assert [(band.x0, band.x1, band.y0, band.y1) for band in bands] == [
+        *(pytest.approx((-0.45, 0.45, -0.05, 0.05)), pytest.approx((0.55, 1.45, -0.1, 0.1)))
+    ]
