@@ -1,7 +1,5 @@
 """What plots draw - lines, areas, spans, labels - of a run made by hand (`hand_made`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -6,8 +6,6 @@ Each mutant runs the tests that `mutants.yaml` names for its module, in a proces
 mutant that no test notices is a missing test, unless `mutants.yaml` says why nothing can: such mutants are equivalent.
 """
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 What has no meaning for a result is left alone: annotations, imports, docstrings, error messages, the look of plots.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
