@@ -6,8 +6,6 @@
 Four requests of 8 prompt tokens and 3 of output; 2 places, 10 tokens in an iteration, KV blocks of 4 tokens.
 """
 
-from __future__ import annotations
-
 import pytest
 from schedules import make_engine
 
