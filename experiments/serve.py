@@ -157,7 +157,7 @@ def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str,
         "backend": run.backend.name,
         "simulated": run.backend.simulated,
         "hardware": run.backend.hardware(run.cost.profile),
-        "execution": run.backend.facts(run.engine.executor, run.cost),
+        "execution": run.backend.facts(run.engine.executor, run.cost, settings["runtime"]["asynchronous"]),
         "limits": {
             "batch": run.limits.max_batch,
             "tokens": run.limits.max_tokens,

@@ -340,15 +340,15 @@ def test_a_run_is_named_by_its_policy_and_chunk(policy: str, chunking: str | Non
     assert name_of({"policy": policy, "chunking": chunking, "chunk": chunk}) == name
 
 
-def simulated(outside: int, estimated: tuple[str, ...] = ()) -> dict[str, Any]:
-    execution = {"profile": "h200", "error": "5%", "estimated": estimated, "iterations_outside_measured_range": outside}
+def simulated(outside: int, others: tuple[str, ...] = ()) -> dict[str, Any]:
+    execution = {"profile": "h200", "error": "5%", "not_measured": others, "iterations_outside_measured_range": outside}
     return {"simulated": True, "hardware": "NVIDIA H200", "execution": execution}
 
 
 def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() -> None:
     assert origin_of(simulated(0)) == "SIMULATED with profile h200 (error: 5%)"
-    says = "SIMULATED with profile h200 (error: 5%; host, power estimated, not measured)"
-    assert origin_of(simulated(0, ("host", "power"))) == says
+    says = "SIMULATED with profile h200 (error: 5%; not measured: power (derived), host (fallback))"
+    assert origin_of(simulated(0, ("power (derived)", "host (fallback)"))) == says
     summary = make_summary(make_record(), simulated(3))
     assert run_text(summary).splitlines()[0].endswith("(error: 5%); iterations outside the measured range: 3")
 

@@ -1,6 +1,7 @@
 """`experiments.profile` on a small model's CPU runtime, and the arithmetic that takes iterations apart."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -300,13 +301,17 @@ def test_the_command_measures_a_model_and_keeps_the_others(tmp_path: Path, capsy
     assert main(options) == 0
     data = json.loads(path.read_text())
     data["models"]["other"] = data["models"]["tiny"]
-    data["host"] = {}
+    data["host"], data["compared"] = {}, {"models": ["tiny"], "loops": ["sync"], "gpus": 1}
     path.write_text(json.dumps(data))
     assert main(options) == 0
     printed = capsys.readouterr().out
     assert "between: " in printed and "measured batches are predicted within" in printed
     kept = read_existing(path)
     assert set(kept["models"]) == {"other", "tiny"} and kept["error"].startswith("not compared")
+    assert kept["host"] == {"from": "fallback: of tiny, for models without their own", **kept["models"]["tiny"]["host"]}
+    assert kept["models"]["tiny"]["from"].startswith("measured by python -m experiments.profile ")
+    assert re.search(r"; \d{4}-\d\d-\d\d; [^;]* cores; commit [0-9a-f]{40}", kept["models"]["tiny"]["from"])
+    assert "compared" not in kept
     assert path.stat().st_size < 100_000
     profile = load_profile(str(path))
     assert profile.sync_host.seconds > 0 and profile.async_host.seconds > 0

@@ -200,7 +200,7 @@ def test_the_command_line_spreads_a_model(settings: list[str], num_gpus: int, nu
     assert run.limits.num_stages == num_stages
     record = run.engine.run()
     assert len(record.requests) == 20
-    facts = run.backend.facts(run.engine.executor, run.cost)
+    facts = run.backend.facts(run.engine.executor, run.cost, True)
     assert facts["gpus"] == num_gpus
     assert len(facts["stages"]) == num_stages * run.cost.topology.replicas
     assert sum(facts["stages"][-1].values()) > 0

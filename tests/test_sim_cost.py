@@ -96,7 +96,12 @@ def test_a_model_without_a_table_is_estimated_from_the_ceilings_and_marked() -> 
     cost = ProfileCost(h200, OTHER)
     assert cost.estimated == ("linear", "head")
     assert ProfileCost(h200, LLAMA).estimated == ()
-    assert cost.provenance()["estimated"] == ["linear", "head"]
+    assert cost.provenance()["not_measured"] == [
+        "attention (assumed)",
+        "other (assumed)",
+        "head (fallback)",
+        "linear (fallback)",
+    ]
     layers = OTHER.num_layers * sum(k * n for k, n in OTHER.linear_shapes.values())
     one, many = cost.parts(BatchShape((), 1, 1)).linear, cost.parts(BatchShape(((4096, 0),))).linear
     assert one == pytest.approx(2 * layers / h200.ceilings.bandwidth_bytes_per_second, rel=0.01)

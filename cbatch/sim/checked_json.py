@@ -61,6 +61,12 @@ class Node:
             self.fail(key, f"must be a text, is {value!r:.40}")
         return value
 
+    def texts(self, key: str) -> tuple[str, ...]:
+        values = self.get(key)
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            self.fail(key, f"must be a list of texts, is {values!r:.40}")
+        return tuple(values)
+
     def number(self, key: str, *, zero: bool = False) -> float:
         return self.check(self.get(key), key, zero=zero)
 

@@ -11,6 +11,7 @@ from cbatch.errors import ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
 from cbatch.sim.power import STEADY, Pace
 from cbatch.sim.profile import Profile
+from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
 from cbatch.sim.roofline import Seconds
 from cbatch.sim.topology import Topology
 
@@ -73,7 +74,7 @@ class _Tables(NamedTuple):
 class ProfileCost:
     """Predicts iterations of one model on one kind of GPU; implements `cbatch.CostModel`.
 
-    estimated: names of the parts that were not measured for this model and come from the ceilings.
+    estimated: names of the parts that were not measured for this model; see `Operations`.
     power: how the clock follows the GPU's load; None: unknown, the clock is constant.
     num_outside: executed iterations with a shape outside the measured range, whose times were extrapolated.
     """
@@ -168,16 +169,35 @@ class ProfileCost:
             found = self._computed[num_tokens, prompts] = graphs.padded(num_tokens, max_batch, prompts=prompts)
         return found
 
-    def provenance(self) -> dict[str, Any]:
-        """The profile, its error and the extrapolated iterations; part of every simulated result."""
-        profile = self.profile
+    def origins(self) -> dict[str, str]:
+        """Where each entry that predictions use comes from; see `cbatch.sim.provenance`."""
+        profile, topology = self.profile, self.topology
+        stages = range(topology.pipeline_stages - 1)
+        links = ["between_nodes" if topology.leaves_node(stage) else "within_node" for stage in stages]
+        if topology.tensor_parallel > 1 and "all_reduce" not in self.estimated:
+            links.append(f"all_reduce.{topology.tensor_parallel}")
+        found = {name: profile.entries.get(f"links.{name}", profile.source) for name in links}
+        estimated = dict.fromkeys(self.estimated, f"{FALLBACK}: not measured for {self.spec.name}")
+        return {**profile.origins(self.spec, topology.tensor_parallel), **found, **estimated}
+
+    def provenance(self, asynchronous: bool | None = None, *, own_host: bool = False) -> dict[str, Any]:
+        """The profile, its error, what was not measured and the extrapolated iterations; part of every simulated result.
+
+        asynchronous: the loop; None: of neither. own_host: the host time is not the profile's.
+        """
+        profile, origins = self.profile, self.origins()
+        error = profile.error_of(self.spec.name, self.topology.num_gpus, asynchronous)
+        if asynchronous is None:
+            del origins["host"]
+        elif own_host:
+            origins["host"], error = "assumed: given for the run", NOT_COMPARED
         return {
             "profile": profile.name,
             "hardware": profile.hardware,
             "source": profile.source,
-            "error": profile.error,
+            "error": error,
             "gpus": self.topology.num_gpus,
-            "estimated": list(self.estimated),
+            "not_measured": not_measured(origins),
             "iterations_outside_measured_range": self.num_outside,
         }
 

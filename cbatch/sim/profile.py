@@ -1,5 +1,6 @@
 """A hardware profile: measurements of one kind of GPU and its links, and the error of simulated times."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -9,6 +10,7 @@ from cbatch.sim.attention import Attention, AttentionRates
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
+from cbatch.sim.provenance import NOT_COMPARED, Compared
 from cbatch.sim.roofline import Affine, Ceilings, Seconds, head_product, layer_products, small_operations
 from cbatch.sim.topology import Topology
 
@@ -124,7 +126,7 @@ class Tables(Protocol):
 class Operations:
     """Seconds of all that one GPU computes for its share of a model, as in `Measured`.
 
-    estimated: names of the parts that were not measured; they come from the ceilings.
+    estimated: names of the parts that come from the ceilings, for lack of the model's tables and of rates of kernels.
     """
 
     linear: Seconds
@@ -143,11 +145,12 @@ class Operations:
 class Profile:
     """One kind of GPU.
 
-    name, hardware, source: the GPU, and the source of the numbers.
-    error: how far simulated times were from real runs, or that this is unknown; part of every result.
+    name, hardware, source: the GPU, and the source of the numbers. entries: the origin of each entry, see `read_entries`.
+    error: how far simulated times were from real runs, or that this is unknown. compared: the runs that it holds for; None: the
+        text says it itself.
     memory_bytes: of the device.
     ceilings: for parts that were not measured. attention, small: kernel rates for models that were not measured.
-    sync_host, async_host: host time of an iteration in the two loops.
+    sync_host, async_host: host time of an iteration in the two loops; hosts: of models for which it was measured.
     """
 
     name: str
@@ -162,9 +165,34 @@ class Profile:
     sync_host: HostTime = HostTime()
     async_host: HostTime = HostTime()
     links: Links = field(default_factory=Links)
+    hosts: Mapping[str, tuple[HostTime, HostTime]] = field(default_factory=dict)
+    entries: Mapping[str, str] = field(default_factory=dict)
+    compared: Compared | None = None
 
-    def host(self, asynchronous: bool) -> HostTime:
-        return self.async_host if asynchronous else self.sync_host
+    def host(self, asynchronous: bool, model: str = "") -> HostTime:
+        return self.hosts.get(model, (self.sync_host, self.async_host))[asynchronous]
+
+    def error_of(self, model: str, num_gpus: int, asynchronous: bool | None) -> str:
+        """`error` if it was established for such runs. asynchronous: see `Compared.covers`."""
+        if self.compared is None or self.compared.covers(model, num_gpus, asynchronous):
+            return self.error
+        return NOT_COMPARED
+
+    def origins(self, spec: ModelSpec, tensor_parallel: int) -> dict[str, str]:
+        """The origin of each table of a model, of rates in the place of one, and of its host time."""
+        model = f"models.{spec.name}."
+        tables = f"{model}tensor_parallel.{tensor_parallel}."
+        found = {name.removeprefix(tables): origin for name, origin in self.entries.items() if name.startswith(tables)}
+        measured = self.tables.measured(spec, tensor_parallel)
+        for part, entry, table, rates in (
+            ("attention", "attention", measured.attention, self.attention),
+            ("other", "small_operations", measured.other, self.small),
+        ):
+            if table is None and rates is not None:
+                found[part] = self.entries.get(entry, self.source)
+        host = f"{model}host." if spec.name in self.hosts else "host."
+        of_host = [origin for name, origin in self.entries.items() if name.startswith(host)]
+        return {**found, "host": of_host[0] if of_host else "assumed: none, the profile has no host time"}
 
     def operations(self, spec: ModelSpec, tensor_parallel: int = 1) -> Operations:
         """Seconds of one GPU's operations: measured, or estimated if there is no measurement."""

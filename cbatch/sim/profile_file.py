@@ -1,13 +1,14 @@
 """Reads hardware profiles from JSON files.
 
     {"name", "hardware", "source", "error": texts,  "memory_bytes": number,
+     "compared":         {"models": [], "loops": [], "gpus"}: the real runs that "error" holds for            (optional)
      "ceilings":         {"bandwidth_bytes_per_second", "flops_per_second", "tile"},
      "attention":        rates of any model's attention, see `AttentionRates`                          (optional)
      "small_operations": see `SmallOperations`                                                         (optional)
      "host":  {"sync": {"seconds", "seconds_per_request"}, "async": the same}                          (optional)
      "links": {"all_reduce": {GPUs: {"bytes": [], "seconds": []}}, "within_node", "between_nodes", "to_device",
                "to_host": {"bytes", "seconds"}},                                                          (optional)
-     "models": {NAME: {"num_layers": number, "tensor_parallel": {DEGREE: {
+     "models": {NAME: {"num_layers": number, "host": as above, optional, "tensor_parallel": {DEGREE: {
          "linear": {"tokens": [], one list of seconds per product}, "other", "embedding": {"tokens", "seconds"},
          "head": {"requests", "seconds"}, "chunks", "decodes", "mixed_decodes": {"sizes", "contexts", "seconds": [[]]},
          "decode_only": {"linear", "other", "head"},                                                       (optional)
@@ -16,8 +17,8 @@
          "power": {"tokens", "gain", "loss", "reserve_seconds",                                            (optional)
                    "requests", "decode_loss", "rise_seconds", "idle_rise_seconds"}}}}}}
 
-A model's tables cover all its layers on one GPU; null in a grid means not measured. The key "from", anywhere, is a remark on
-the source of the numbers beside it.
+A model's tables cover all its layers on one GPU; null in a grid means not measured. The key "from", anywhere, is the origin of
+the numbers beside and below it: see `cbatch.sim.provenance`.
 """
 
 import json
@@ -37,11 +38,12 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile import CapturedGraphs, CapturedRows, DecodeOnly, HostTime, Measured, Profile, SmallOperations
+from cbatch.sim.provenance import Compared, read_entries
 from cbatch.sim.roofline import Ceilings
 from cbatch.validation import nearest
 
 PROFILES = Path(__file__).parent / "profiles"
-OPTIONAL = ("attention", "small_operations", "host", "links")
+OPTIONAL = ("attention", "small_operations", "host", "links", "compared")
 T = TypeVar("T")
 LINKS = ("within_node", "between_nodes", "to_device", "to_host")
 
@@ -102,6 +104,9 @@ def _profile(file: Node) -> Profile:
         sync_host=sync_host,
         async_host=async_host,
         links=file.optional("links", _links) or Links(),
+        hosts=dict(_hosts(file.child("models"))),
+        entries=read_entries(file.data),
+        compared=file.optional("compared", _compared),
     )
 
 
@@ -140,9 +145,20 @@ def _all_reduce(node: Node) -> dict[int, PiecewiseLinear]:
     return {_num_gpus(node, key): _curve(node.child(key), "bytes") for key in node}
 
 
+def _hosts(node: Node) -> Iterator[tuple[str, tuple[HostTime, HostTime]]]:
+    for name in node:
+        if (times := node.child(name).optional("host", _host)) is not None:
+            yield name, times
+
+
+def _compared(node: Node) -> Compared:
+    node.only("models", "loops", "gpus")
+    return Compared(node.texts("models"), node.texts("loops"), int(node.number("gpus")))
+
+
 def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:
     for name in node:
-        model = node.child(name).only("num_layers", "tensor_parallel")
+        model = node.child(name).only("num_layers", "tensor_parallel", "host")
         num_layers, degrees = model.number("num_layers"), model.child("tensor_parallel")
         for degree in degrees:
             yield (name, _num_gpus(degrees, degree)), _measured(degrees.child(degree), 1 / num_layers)

@@ -10,7 +10,7 @@ events.
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cbatch import ConfigError
 from cbatch.sim.profile_file import PROFILES, load_profile, profile_text
@@ -70,12 +70,13 @@ def main(
 
     print(*save(plot.draw(written.parent), written.parent, "fidelity"), sep="\n")
     if stamp == "on":
-        _stamp(PROFILES / f"{hardware}.json", error_line(result))
+        models = sorted({run.settings["model"] for run in runs})
+        _stamp(PROFILES / f"{hardware}.json", error_line(result), {"models": models, "loops": ["async"], "gpus": 1})
 
 
-def _stamp(path: Path, error: str) -> None:
-    """Writes the error of its simulations into the profile."""
+def _stamp(path: Path, error: str, compared: dict[str, Any]) -> None:
+    """Writes the error of its simulations into the profile, and the runs that it was established against."""
     data = json.loads(path.read_text())
     with atomic_write(path) as partial:
-        partial.write_text(profile_text({**data, "error": error}))
+        partial.write_text(profile_text({**data, "error": error, "compared": compared}))
     print(f"{path}: {error}")

@@ -90,7 +90,7 @@ class Backend(ABC):
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor: ...
 
-    def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
+    def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         """Returns facts about a run that has ended: which kernels ran, where predicted times come from."""
         return {"predictions": cost.provenance()}
 
@@ -140,11 +140,12 @@ class Simulated(Backend):
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
         if self.host_seconds == "auto":
-            return SimExecutor(cost, cost.profile.host(asynchronous))
+            return SimExecutor(cost, cost.profile.host(asynchronous, spec.name))
         return SimExecutor(cost, HostTime(self.host_seconds))
 
-    def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
-        return {**cost.provenance(), "stages": [asdict(account) for account in executor.accounts()]}
+    def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
+        origin = cost.provenance(asynchronous, own_host=self.host_seconds != "auto")
+        return {**origin, "stages": [asdict(account) for account in executor.accounts()]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +207,10 @@ class Cuda(Backend):
 
         return gpu.build(spec, limits, kv, replace(options, attention=self.attention))
 
-    def facts(self, executor: Any, cost: ProfileCost) -> dict[str, Any]:
+    def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         ran = executor.iteration
         counts = {"replayed_iterations": ran.num_replayed, "eager_iterations": ran.num_eager}
-        return {"attention": executor.attention, **counts, **super().facts(executor, cost)}
+        return {"attention": executor.attention, **counts, **super().facts(executor, cost, asynchronous)}
 
 
 @dataclass(frozen=True, kw_only=True)

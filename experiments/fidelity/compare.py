@@ -61,7 +61,7 @@ def simulate(run: ServedRun, profile: Profile, factor: float = 1.0) -> RunRecord
     """Simulates the same requests under the same policy and limits, in the asynchronous loop."""
     settings, cost = run.settings, Nudged(run, profile, factor)
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
-    executor = SimExecutor(cost, profile.host(asynchronous=True))
+    executor = SimExecutor(cost, profile.host(True, settings["model"]))
     server = Server(executor, limits, cost, KVSize(settings["num_blocks"], settings["block_size"]))
     return server.serve(POLICIES[settings["policy"]](), run.requests())
 

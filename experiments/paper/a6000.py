@@ -94,12 +94,13 @@ def profile(error: str) -> dict[str, Any]:
     return {
         "name": NAME,
         "hardware": "NVIDIA RTX A6000, 48 GB",
-        "source": "printed numbers of SARATHI (arXiv 2308.16369): Table 2, Figs 4a, 7 and 13; "
+        "source": "derived from printed numbers of SARATHI (arXiv 2308.16369): Table 2, Figs 4a, 7 and 13; "
         "made by python -m experiments.paper a6000",
         "error": error,
+        "compared": {"models": [spec.name], "loops": ["sync", "async"], "gpus": 1},
         "memory_bytes": 48e9,
         "ceilings": {
-            "from": "Table 2: weights read in 44.28 ms; 1,024 tokens computed in 224.8 ms",
+            "from": "derived from Table 2: weights read in 44.28 ms; 1,024 tokens computed in 224.8 ms",
             "bandwidth_bytes_per_second": _round(layer_bytes / (DECODE_LINEAR * MS)),
             "flops_per_second": _round(layer_bytes * PREFILL_TOKENS / (PREFILL_LINEAR * MS)),
             "tile": TILE,
@@ -114,7 +115,7 @@ def _attention(spec: ModelSpec) -> dict[str, Any]:
     per_score = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
     flops_per_score = 4 * LAYERS * spec.num_heads * spec.head_dim
     return {
-        "from": "Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in 15.2 ms; "
+        "from": "derived from Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in 15.2 ms; "
         "Fig 13: a prompt in chunks of 64 takes 3 times as long",
         "bandwidth_bytes_per_second": _round(kv_bytes / (ms_per_decode_context() * MS)),
         "chunk_bandwidth_bytes_per_second": _round(kv_bytes / (ms_per_chunk_context() * MS)),
@@ -129,19 +130,19 @@ def _tables() -> dict[str, Any]:
         linear |= ({tokens - TILE + 1: ms} if tokens > TILE else {}) | {tokens: ms}
     return {
         "linear": {
-            "from": "44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. 256: Fig 4a, 12.5% below "
+            "from": "derived: 44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. 256: Fig 4a, 12.5% below "
             "180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. 1,024: Table 2; evenly between, in proportion "
             "beyond. Steps of 128: Fig 7",
             "tokens": list(linear),
             "all": [_round(ms * MS) for ms in linear.values()],
         },
         "other": {
-            "from": "Fig 7 at 256 tokens (69.8 ms) less Fig 4a's products and attention, for each token",
+            "from": "derived from Fig 7 at 256 tokens (69.8 ms) less Fig 4a's products and attention, for each token",
             "tokens": [1, LONGEST],
             "seconds": [_round(tokens * other_ms_per_token() * MS) for tokens in (1, LONGEST)],
         },
-        "embedding": {"from": "within other", "tokens": [LONGEST], "seconds": [0.0]},
-        "head": {"from": "within other", "requests": [LONGEST], "seconds": [0.0]},
+        "embedding": {"from": "derived: within other", "tokens": [LONGEST], "seconds": [0.0]},
+        "head": {"from": "derived: within other", "requests": [LONGEST], "seconds": [0.0]},
     }
 
 

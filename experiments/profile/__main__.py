@@ -6,6 +6,8 @@
     max_tokens   most tokens of an iteration           longest  most tokens of a request
     backend      cuda, or cpu for the plain runtime    output   the file; by default that of the hardware, in cbatch/sim/profiles
 
+`python -m experiments.profile show hardware=NAME` prints where each entry of a profile comes from.
+
 The file keeps the other models' tables. Interpolated times are compared with batches measured in between, and printed.
 """
 
@@ -15,6 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from experiments.config.command_line import keyword_arguments, run
+from experiments.profile.show import show
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -23,6 +26,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _profile(*options: str) -> None:
+    if options[0] == "show":
+        show(**keyword_arguments(show, options[1:], "profile show"))
+        return
     from experiments.profile.command import profile  # loads torch
 
     reported = partial(profile, _reporter())

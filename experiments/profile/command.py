@@ -27,7 +27,7 @@ from experiments.profile.measure import Iterations, Report, measure, mixed_bases
 from experiments.profile.tables import UNCOMPARED, graphs_table, model_tables, read_existing, rows_table, write_profile
 from experiments.profile.transfers import ceilings, copy_times, link_times
 from experiments.store.benchmark_file import slug
-from experiments.store.provenance import today, versions
+from experiments.store.provenance import commit, today, versions
 
 Size = Annotated[int, whole(2)]
 
@@ -69,7 +69,8 @@ def _one(
     """Measures one model into the existing file."""
     hardware = hardware_name(backend)
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
-    data = read_existing(path) or _blank(hardware, backend, path.stem)
+    origin = _origin(spec, limits, backend, batches, hardware)
+    data = read_existing(path) or _blank(hardware, backend, path.stem, origin)
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
     with closing(machine.server):
@@ -79,10 +80,10 @@ def _one(
         report("batches between the measured ones")
         between = _between(laboratory, machine)
         report("host time")
-        data["host"] = {loop: _host(machine, spec, loop == "async") for loop in ("sync", "async")}
+        host = {loop: _host(machine, spec, loop == "async") for loop in ("sync", "async")}
         report("shares of kernels, copies")
         alone, mixed = _shares(laboratory, machine, found, on_gpu=backend == "cuda")
-        data.setdefault("links", {}).update(_transfers(backend, report))
+        data.setdefault("links", {}).update(_transfers(backend, origin, report))
         decode_sizes, ranges, measured = machine.decode_sizes, machine.mixed_ranges, laboratory.measured
     del laboratory, machine  # their memory is the next machine's
     smaller = [_captured_by(make(batch=number), spec, found, report) for number in batches[:-1] if ranges]
@@ -92,12 +93,17 @@ def _one(
         "captured_graphs": graphs_table(decode_sizes, *(shorter for shorter, _ in smaller), ranges),
     }
     tables = model_tables(found, alone, mixed, batches[-1], graphs)
-    data.setdefault("models", {})[spec.name] = {
-        "from": _source(spec, limits, backend, batches),
+    models = data.setdefault("models", {})
+    models[spec.name] = {
+        "from": f"{origin}; {_limits_text(spec, limits, batches)}",
         "num_layers": spec.num_layers,
+        "host": host,
         "tensor_parallel": {"1": tables},
     }
+    first = next(name for name, model in models.items() if "host" in model)
+    data["host"] = {"from": f"fallback: of {first}, for models without their own", **models[first]["host"]}
     data["error"] = UNCOMPARED
+    data.pop("compared", None)
     write_profile(path, data)
     _compare(path, spec, measured, between, report)
     report(f"written: {path}")
@@ -113,16 +119,16 @@ def _between(laboratory: Laboratory, machine: Machine) -> list[Batch]:
     return held
 
 
-def _blank(hardware: str, backend: str, name: str) -> dict[str, Any]:
+def _blank(hardware: str, backend: str, name: str, origin: str) -> dict[str, Any]:
     """Returns a new file; called before a model takes the memory."""
     device = torch.device("cuda" if backend == "cuda" else "cpu")
     return {
         "name": name,
         "hardware": hardware,
-        "source": "measured by python -m experiments.profile, each model as it says",
+        "source": origin,
         "error": UNCOMPARED,
         "memory_bytes": device_memory(backend),
-        "ceilings": {**ceilings(device), "tile": TILES[backend]},
+        "ceilings": {"from": origin, **ceilings(device), "tile": TILES[backend]},
     }
 
 
@@ -150,13 +156,14 @@ def _next_of(known: dict[int, Shares], size: float) -> Shares:
     return known[sizes[min(bisect_left(sizes, size), len(sizes) - 1)]]
 
 
-def _transfers(backend: str, report: Report) -> dict[str, Any]:
+def _transfers(backend: str, origin: str, report: Report) -> dict[str, Any]:
     if backend != "cuda":
         return {}
     num_gpus = torch.cuda.device_count()
     if num_gpus > 1:
         report(f"links of {num_gpus} GPUs")
-    return {**copy_times(torch.device("cuda")), **link_times("nccl", num_gpus)}
+    found = {**copy_times(torch.device("cuda")), **link_times("nccl", num_gpus)}
+    return {link: {"from": origin, **times} for link, times in found.items()}
 
 
 def _captured_by(
@@ -188,12 +195,19 @@ def _words(batch: Batch) -> str:
     return f"{decodes}, chunks {chunks}" if chunks else decodes
 
 
-def _source(spec: ModelSpec, limits: dict[str, int], backend: str, batches: list[int]) -> str:
+def _origin(spec: ModelSpec, limits: dict[str, int], backend: str, batches: list[int], hardware: str) -> str:
+    """Returns the command, date, card, commit and versions of what is measured now."""
     packages = ", ".join(f"{name} {version}" for name, version in versions().items())
     given = {"model": spec.name, "backend": backend, "batch": ",".join(map(str, batches)), **limits}
     options = " ".join(f"{key}={value}" for key, value in given.items())
     return (
-        f"python -m experiments.profile {options}; {today()}; {packages}; {torch.get_num_threads()} threads; iterations as "
-        f"executed, with graphs for batches of {' and '.join(map(str, batches))}, up to {limits['max_tokens']} tokens, requests "
-        f"up to {min(limits['longest'], spec.max_positions)}"
+        f"measured by python -m experiments.profile {options}; {today()}; {hardware}; commit {commit() or 'unknown'}; {packages}; "
+        f"{torch.get_num_threads()} threads"
+    )
+
+
+def _limits_text(spec: ModelSpec, limits: dict[str, int], batches: list[int]) -> str:
+    return (
+        f"iterations as executed, with graphs for batches of {' and '.join(map(str, batches))}, up to {limits['max_tokens']} "
+        f"tokens, requests up to {min(limits['longest'], spec.max_positions)}"
     )

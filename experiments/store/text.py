@@ -37,8 +37,8 @@ def origin_of(about: Summary) -> str:
         return f"measured on {about['hardware']}"
     profile = about["execution"]
     limits = [f"error: {profile['error']}"]
-    if profile["estimated"]:
-        limits.append(f"{', '.join(profile['estimated'])} estimated, not measured")
+    if others := profile.get("not_measured"):
+        limits.append(f"not measured: {', '.join(others)}")
     return f"SIMULATED with profile {profile['profile']} ({'; '.join(limits)})"
 
 

@@ -54,7 +54,7 @@ def read(folder: Path) -> Profile:
     return Profile(
         name=f"aiconfigurator-{folder.name}",
         hardware=hardware,
-        source=f"aiconfigurator's published kernel timings, {folder.parent.name}/{folder.name}",
+        source=f"measured by others: aiconfigurator's published kernel timings, {folder.parent.name}/{folder.name}",
         error="not known: not compared with real runs",
         memory_bytes=memory,
         ceilings=tables.ceilings(),

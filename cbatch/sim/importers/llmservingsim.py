@@ -15,6 +15,7 @@ from cbatch.sim.attention import TableAttention
 from cbatch.sim.importers.table import only_file, read_table, some, summed
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.profile import Measured, Profile
+from cbatch.sim.provenance import Compared
 from cbatch.sim.roofline import Ceilings
 
 LAYOUT = ".../llmservingsim/DEVICE/MODEL_tpDEGREE"
@@ -39,12 +40,13 @@ def read(folder: Path) -> Profile:
     return Profile(
         name=f"llmservingsim-{device.lower()}",
         hardware=hardware,
-        source=f"LLMServingSim's published layer timings, {folder.parent.name}/{folder.name}",
+        source=f"measured by others: LLMServingSim's published layer timings, {folder.parent.name}/{folder.name}",
         error="one served run of 300 requests on an RTX PRO 6000: total time 4.7% short, mean time per output token 4.1%, mean "
         "time to first token 11% (python -m experiments.paper served); host time is not in the tables",
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),
         tables=LayerTables(folder),
+        compared=Compared(("llama-3.1-8b",), ("sync", "async"), 1),
     )
 
 

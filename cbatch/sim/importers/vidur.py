@@ -43,7 +43,7 @@ def read(folder: Path) -> Profile:
     return Profile(
         name=f"vidur-{folder.name}",
         hardware=hardware,
-        source=f"Vidur's published operator timings, {folder.parent.name}/{folder.name}",
+        source=f"measured by others: Vidur's published operator timings, {folder.parent.name}/{folder.name}",
         error="not known: not compared with real runs",
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),

@@ -1,0 +1,146 @@
+"""Where a profile's numbers come from: entry by entry, in every result, and the runs that its error holds for."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbatch.errors import ProfileError
+from cbatch.model import ModelSpec
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.profile_file import PROFILES, load_profile, profile_names
+from cbatch.sim.provenance import NOT_COMPARED, kind_of, not_measured, read_entries
+from cbatch.sim.topology import Topology
+from experiments.profile.__main__ import main
+
+LLAMA_13B = ModelSpec("llama-13b", "llama", 40, 5120, 40, 40, 128, 13824, 32000, 4096)
+CAPTURED = ["captured_graphs (derived)", "captured_rows (derived)", "power (derived)"]
+
+
+@pytest.mark.parametrize(
+    ("origin", "kind"),
+    [
+        ("measured by a command", "measured"),
+        ("derived: from two", "derived"),
+        ("assumed, as usual", "assumed"),
+        ("fallback", "fallback"),
+        ("data sheet: 864 GB/s", "not stated"),
+        ("unmeasured", "not stated"),
+        ("", "not stated"),
+    ],
+)
+def test_the_first_word_of_an_origin_is_its_kind(origin: str, kind: str) -> None:
+    assert kind_of(origin) == kind
+
+
+def test_an_entry_has_its_own_origin_or_that_of_the_object_around_it() -> None:
+    tables = {"from": "measured A", "num_layers": 2, "tensor_parallel": {"1": {"head": {"seconds": [1]}}}}
+    data: dict[str, Any] = {
+        "source": "a source",
+        "compared": {"models": []},
+        "ceilings": {"tile": 1},
+        "host": {"from": "assumed B", "sync": {"seconds": 0}, "async": {"from": "derived C", "seconds": 0}},
+        "models": {"m": tables, "empty": {"num_layers": 2, "tensor_parallel": {}}},
+    }
+    del data["models"]["empty"]["tensor_parallel"]
+    assert read_entries(data) == {
+        "memory_bytes": "a source",
+        "ceilings": "a source",
+        "host.sync": "assumed B",
+        "host.async": "derived C",
+        "models.m.tensor_parallel.1.head": "measured A",
+    }
+
+
+def test_what_was_not_measured_is_listed_by_kind_and_once_per_table() -> None:
+    origins = {"z": "fallback", "d.one": "derived", "d.two": "derived", "ok": "measured", "x": "?", "a": "assumed"}
+    assert not_measured(origins) == ["d (derived)", "a (assumed)", "z (fallback)", "x (not stated)"]
+
+
+@pytest.mark.parametrize("name", profile_names())
+def test_every_entry_of_a_profile_states_its_origin(name: str) -> None:
+    kinds = {entry: kind_of(origin) for entry, origin in load_profile(name).entries.items()}
+    assert kinds and "not stated" not in kinds.values(), kinds
+
+
+@pytest.mark.parametrize(
+    ("spec", "tensor_parallel", "others"),
+    [
+        (LLAMA_13B, 1, [*CAPTURED, "host (fallback)"]),
+        (replace(LLAMA_13B, name="llama-2-7b"), 1, CAPTURED),  # its host time was measured
+        # rates of kernels stand in for tables
+        (
+            replace(LLAMA_13B, name="mine"),
+            1,
+            ["attention (assumed)", "other (assumed)", "head (fallback)", "host (fallback)", "linear (fallback)"],
+        ),
+        (
+            LLAMA_13B,
+            4,
+            [
+                "all_reduce (assumed)",
+                "attention (assumed)",
+                "other (assumed)",
+                "head (fallback)",
+                "host (fallback)",
+                "linear (fallback)",
+            ],
+        ),
+    ],
+)
+def test_a_result_lists_the_entries_that_were_not_measured(
+    spec: ModelSpec, tensor_parallel: int, others: list[str]
+) -> None:
+    cost = ProfileCost(load_profile("h200"), spec, Topology(tensor_parallel))
+    assert cost.provenance(True)["not_measured"] == others
+    assert cost.provenance(None)["not_measured"] == [other for other in others if "host" not in other]
+
+
+@pytest.mark.parametrize(
+    ("model", "topology", "asynchronous", "stated"),
+    [
+        ("llama-13b", Topology(), True, True),
+        ("llama-13b", Topology(), None, True),  # single iterations
+        ("llama-13b", Topology(), False, False),
+        ("llama-2-7b", Topology(), True, False),
+        ("llama-13b", Topology(tensor_parallel=4), True, False),
+        ("llama-13b", Topology(replicas=2), True, False),
+    ],
+)
+def test_an_error_is_stated_only_where_it_was_established(
+    model: str, topology: Topology, asynchronous: bool | None, stated: bool
+) -> None:
+    profile = load_profile("h200")
+    found = ProfileCost(profile, replace(LLAMA_13B, name=model), topology).provenance(asynchronous)["error"]
+    assert found == (profile.error if stated else NOT_COMPARED)
+
+
+def test_a_host_time_that_the_run_gives_is_an_assumption_that_no_error_covers() -> None:
+    found = ProfileCost(load_profile("h200"), LLAMA_13B).provenance(True, own_host=True)
+    assert "host (assumed)" in found["not_measured"] and found["error"] == NOT_COMPARED
+
+
+def test_a_model_may_have_its_own_host_time(tmp_path: Path) -> None:
+    data = json.loads((PROFILES / "h200.json").read_text())
+    times = {loop: {"seconds": seconds, "seconds_per_request": 0} for loop, seconds in (("sync", 1.0), ("async", 2.0))}
+    data["models"]["llama-13b"]["host"] = times
+    (path := tmp_path / "p.json").write_text(json.dumps(data))
+    profile = load_profile(str(path))
+    assert [profile.host(loop, "llama-13b").of(9) for loop in (False, True)] == [1.0, 2.0]
+    assert profile.host(True, "llama-3.1-8b") == profile.host(True) == profile.async_host
+    data["compared"]["models"] = "llama-13b"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ProfileError, match=r"compared\.models must be a list of texts, is 'llama-13b'"):
+        load_profile(str(path))
+
+
+def test_a_command_prints_where_each_entry_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "hardware=a6000-llama-13b"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    row = next(line.split() for line in lines if line.startswith("models.nanogpt-13b.tensor_parallel.1.linear "))
+    assert row[1] == "derived" and any(line.startswith(f"{row[2]}  derived: 44.28 ms at 4: Table 2.") for line in lines)
+    assert lines[-1] == (f"printed for models: nanogpt-13b; loops: sync, async; GPUs: 1; elsewhere: {NOT_COMPARED}")
+    assert main(["show", "hardware=h300"]) == 2
+    assert "hardware=h300: no such profile" in capsys.readouterr().err
