@@ -216,6 +216,17 @@ class PlanBuilder:
         self._free_blocks += now
         self._coming_blocks += later
 
+    def wait_for_blocks(self, request: Request, num_tokens: int) -> bool:
+        """Whether blocks that come free when the iterations in flight have ended will do for these tokens of a request.
+
+        They are then set aside for it: another request that lacks blocks is not told of them again in this plan.
+        """
+        lacking = self._kv.num_lacking(request, request.num_computed + num_tokens) - self._free_blocks
+        if lacking > self._coming_blocks:
+            return False
+        self._coming_blocks -= lacking
+        return True
+
     def reject(self, request: Request, reason: str) -> None:
         """End a waiting request unserved. Tokens that this plan granted it are taken back.
 
@@ -295,8 +306,7 @@ class PlanBuilder:
     def _add_by_preempting(self, request: Request) -> int:
         """Free a block for `request` at the cost of newer ones, unless enough blocks are about to come free."""
         while self._free_blocks == 0:
-            if self._coming_blocks > 0:
-                self._coming_blocks -= 1
+            if self.wait_for_blocks(request, 1):
                 return 0
             planned = {*self._plan.requests, *self._plan.preempt}
             victim = next(newest for newest in reversed(self._view.running) if newest not in planned)

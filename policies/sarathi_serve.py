@@ -12,7 +12,7 @@ prompt is not aligned to tiles.
 from collections.abc import Iterable
 from itertools import chain
 
-from cbatch import Limits, Plan, Request, View
+from cbatch import Limits, Plan, PlanBuilder, Request, View
 from policies.chunking import ChunkSelector
 
 
@@ -25,14 +25,18 @@ class SarathiServe:
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
+        self.fill(plan, view, self.prompts(view))
+        return plan.build()
+
+    def fill(self, plan: PlanBuilder, view: View, prompts: Iterable[Request]) -> None:
+        """Add all decodes, then the prompts in their order, as far as the budget goes."""
         plan.add_decodes(preempt_newest=True)
         budget = self.chunking.num_tokens(view, plan.num_tokens)
-        for request in self.prompts(view):
+        for request in prompts:
             granted = plan.add(request, budget, reserve=request.num_tokens) if budget > 0 else 0
             if not granted:
                 break
             budget -= granted
-        return plan.build()
 
     def prompts(self, view: View) -> Iterable[Request]:
         """The requests with prompt tokens left, in the order in which they share the budget."""

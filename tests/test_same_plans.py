@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 import numpy as np
 import pytest
 from clock_replay import RecordedTimes, ReplayedTimes
+from landscape import LANDSCAPE
 from schedules import Logged
 from tiny_models import LLAMA, make_executor
 
@@ -29,6 +31,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "sarathi_pd_aware": lambda: Sarathi(PDAware()),
     "sarathi_serve": lambda: SarathiServe(Fixed(8)),
     "longest_first": lambda: LongestFirst(Fixed(8)),
+    **{name: partial(make, 8) for name, make in LANDSCAPE.items()},
 }
 
 

@@ -33,9 +33,15 @@ class OnBothViews:
         self.num_plans += 1
         return plan
 
+    def on_arrival(self, request: Request) -> None:
+        self._tell("on_arrival", request)
+
     def on_finish(self, request: Request) -> None:
-        for policy, ended in ((self.policy, request), (self.other, self.host.copy(request))):
-            getattr(policy, "on_finish", lambda request: None)(ended)
+        self._tell("on_finish", request)
+
+    def _tell(self, method: str, request: Request) -> None:
+        for policy, subject in ((self.policy, request), (self.other, self.host.copy(request))):
+            getattr(policy, method, lambda request: None)(subject)
 
 
 def fuzz() -> Policy:

@@ -11,7 +11,7 @@ from cbatch.results.metrics import Objectives
 from cbatch.validation import Give, Switch, check_known, read, whole
 from experiments.progress import Setting
 
-GROUPS = ("policy", "chunking", "workload", "model", "runtime", "backend", "experiment")
+GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "backend", "experiment")
 """Keys whose value is the name of a file in a folder of conf/."""
 
 _SECTIONS = ("policy", "workload", "model", "runtime", "backend")

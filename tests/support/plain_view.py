@@ -103,7 +103,7 @@ class PlainHost:
         copy = self.by_id.setdefault(request.id, PlainRequest.from_spec(spec_of(request)))
         copy.status, copy.num_output_tokens = request.status, request.num_output_tokens
         copy.known, copy.total, copy.computed = request.num_known, request.num_tokens, request.num_computed
-        copy.ready = request.num_ready
+        copy.ready, copy.num_preemptions = request.num_ready, request.num_preemptions
         copy.held = 0 if view is None else view.kv.num_held(request)
         copy.in_flight = view is not None and view.is_in_flight(request)
         return copy

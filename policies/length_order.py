@@ -1,0 +1,74 @@
+"""Sarathi-Serve with the waiting requests in the order of their lengths: SJF and its kin, as in SGLang's schedule policies.
+
+`order` is one of
+
+    sjf        shortest predicted output first              sjf_total  shortest prompt + predicted output first
+    spf        shortest prompt first                        lof        longest declared output first
+    hrrn       highest response ratio next: tokens that the server has processed since the request arrived, over its prompt
+
+Running requests come first and are not preempted for a waiting one (SRPT does that: `policy=srpt`). Ties: arrival. Outputs are
+predicted by `predictor`.
+
+Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py (commit 00550cd1). Differs from it: prompts are chunked
+within Sarathi-Serve's budget; there is no prefix cache, so the whole prompt counts as uncached; no cap on the active chunk.
+`hrrn` with more than 128 requests waiting is first come, first served, as there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import chain
+
+from cbatch import ConfigError, Plan, Request, View
+from policies.chunking import ChunkSelector
+from policies.predictors import Predictor
+from policies.sarathi_serve import SarathiServe
+from policies.waiting import WaitingQueue
+
+MOST_RANKED = 128
+"""Waiting requests beyond which `hrrn` is first come, first served."""
+
+
+KEYS: Mapping[str, Callable[[Predictor, Request], float]] = {
+    "sjf": lambda predictor, request: predictor.output(request),
+    "sjf_total": lambda predictor, request: request.num_prompt_tokens + predictor.output(request),
+    "spf": lambda predictor, request: request.num_tokens,  # after a preemption, the output so far is computed again too
+    "lof": lambda predictor, request: -request.max_new_tokens,
+    "hrrn": lambda predictor, request: 0.0,  # ranked at each plan
+}
+
+
+class LengthOrder(SarathiServe):
+    def __init__(self, chunking: ChunkSelector, predictor: Predictor, order: str = "sjf") -> None:
+        super().__init__(chunking)
+        if order not in KEYS:
+            raise ConfigError(f"policy.order={order}: choose one of {', '.join(KEYS)}")
+        self.order = order
+        self.predictor = predictor
+        self._queue = WaitingQueue(partial(KEYS[order], predictor))
+        self._processed = 0  # tokens of all plans so far
+        self._processed_before: dict[Request, int] = {}  # the request arrived
+
+    def on_arrival(self, request: Request) -> None:
+        self._queue.push(request)
+        self._processed_before[request] = self._processed
+
+    def plan(self, view: View) -> Plan:
+        plan = super().plan(view)
+        self._queue.push(*plan.preempt)
+        self._processed += sum(plan.num_tokens)
+        return plan
+
+    def prompts(self, view: View) -> Iterable[Request]:
+        if self.order != "hrrn":
+            return chain(view.prefilling, self._queue.in_order(view))
+        if len(view.waiting) > MOST_RANKED:
+            return chain(view.prefilling, view.waiting)
+        return chain(view.prefilling, sorted(view.waiting, key=self._response_ratio, reverse=True))
+
+    def on_finish(self, request: Request) -> None:
+        super().on_finish(request)
+        self.predictor.observe(request)
+        self._processed_before.pop(request, None)
+
+    def _response_ratio(self, request: Request) -> float:
+        return (self._processed - self._processed_before[request]) / request.num_tokens

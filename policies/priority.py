@@ -1,0 +1,40 @@
+"""vLLM V1's scheduler by priority: the most urgent first, the least urgent preempted (same source as `vllm_v1`).
+
+Waiting requests are admitted by (priority, arrival). Where the KV cache is full, the running request with the lowest priority is
+preempted, the latest arrival among equals; an urgent arrival preempts nobody to be admitted. In cbatch a higher number is more urgent, in
+vLLM a lower one. `boost` raises the priority of a request by its preemptions, at most by so much, as PR vllm#51574 does
+against requests that are preempted again and again: 0 is vLLM's rule, 3 is the fix's. The boost counts for both choices.
+"""
+
+from collections.abc import Iterable
+
+from cbatch import Plan, Request, View
+from policies.vllm_v1 import VllmV1
+from policies.waiting import WaitingQueue
+
+
+class Priority(VllmV1):
+    def __init__(self, budget: int, long_prefill: int = 0, boost: int = 0) -> None:
+        super().__init__(budget, long_prefill)
+        self.boost = boost
+        self._queue = WaitingQueue(self._urgency)
+        self._preempted: list[Request] = []  # by the last plan
+
+    def on_arrival(self, request: Request) -> None:
+        self._queue.push(request)
+
+    def plan(self, view: View) -> Plan:
+        self._queue.push(*self._preempted)  # now that their preemption is counted
+        plan = super().plan(view)
+        self._preempted = plan.preempt
+        return plan
+
+    def waiting(self, view: View) -> Iterable[Request]:
+        return self._queue.in_order(view)
+
+    def victim(self, running: list[Request], view: View) -> Request:
+        return max(running, key=lambda request: (self._urgency(request), request.arrival_time, request.id))
+
+    def _urgency(self, request: Request) -> int:
+        """Lower is more urgent."""
+        return -request.priority - min(request.num_preemptions, self.boost)

@@ -1,0 +1,72 @@
+"""vLLM V1's unified scheduler, first come, first served: one token budget, no phases (vllm/v1/core/sched/scheduler.py, 00024d31).
+
+Running requests come first, in the order of their admission, each with all the tokens that it lacks, as far as the budget goes.
+Where the KV cache has no room for one, a victim is preempted and recomputed later; the tokens that it was granted in this
+iteration return to the budget. Waiting requests are admitted only in an iteration without preemptions, and the first one that
+does not fit blocks the others. A prompt's blocks are allocated chunk by chunk.
+
+    victim   last  the newest admitted (vLLM's rule)
+             lcf   the one with the fewest computed tokens (RFC vllm#54644); ties: the newest admitted
+             cost  the highest blocks held / tokens to recompute * (1 - generated / limit) (PR vllm#56897)
+
+Differs from its code: a plan that only preempts is made again at once, where vLLM loses the step; with iterations in flight,
+blocks that are about to come free are waited for before another request is preempted. The RFC and the PR were read in abstract.
+"""
+
+from collections.abc import Iterable
+
+from cbatch import ConfigError, Plan, PlanBuilder, Request, View
+
+VICTIMS = ("last", "lcf", "cost")
+
+
+class VllmV1:
+    def __init__(self, budget: int, long_prefill: int = 0, victim: str = "last") -> None:
+        """budget: tokens of an iteration. long_prefill: most tokens of one request in an iteration; 0: no such limit."""
+        if budget < 1 or long_prefill < 0 or victim not in VICTIMS:
+            raise ConfigError(f"policy: {budget=} >= 1, {long_prefill=} >= 0, {victim=} one of {', '.join(VICTIMS)}")
+        self.budget, self.long_prefill, self.rule = budget, long_prefill, victim
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        for request in [*view.running]:
+            if not self._grant(request, plan, view):
+                break
+        if not plan.plan.preempt:
+            for request in self.waiting(view):
+                if not (tokens := self._tokens(request, plan)) or not plan.add(request, tokens, whole=True):
+                    break
+        return plan.build()
+
+    def waiting(self, view: View) -> Iterable[Request]:
+        return view.waiting
+
+    def victim(self, running: list[Request], view: View) -> Request:
+        """The next to be preempted of these, which are in the order of admission."""
+        if self.rule == "lcf":
+            return min(reversed(running), key=lambda request: request.num_computed)
+        if self.rule == "cost":
+            return max(reversed(running), key=lambda request: self._reclaimed(request, view))
+        return running[-1]
+
+    def _grant(self, request: Request, plan: PlanBuilder, view: View) -> bool:
+        """Grant a running request its tokens, at the cost of victims; False if it has become one."""
+        while tokens := self._tokens(request, plan):
+            if plan.add(request, tokens, whole=True) or plan.rows_left == 0 or request in plan.plan.preempt:
+                break
+            if plan.wait_for_blocks(request, tokens):
+                break
+            preempted = {*plan.plan.preempt}
+            victim = self.victim([other for other in view.running if other not in preempted], view)
+            plan.preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _tokens(self, request: Request, plan: PlanBuilder) -> int:
+        tokens = min(request.num_ready, self.budget - plan.num_tokens)
+        return min(tokens, self.long_prefill) if self.long_prefill else tokens
+
+    def _reclaimed(self, request: Request, view: View) -> float:
+        progress = 1 - request.num_new_tokens / request.max_new_tokens
+        return view.kv.num_held(request) / max(1, request.num_computed) * progress

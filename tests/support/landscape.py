@@ -1,0 +1,25 @@
+"""The published policies beyond the first papers', each made for a number of tokens of an iteration or chunk."""
+
+from collections.abc import Callable
+
+from cbatch import Policy
+from policies.chunking import Fixed
+from policies.length_order import LengthOrder
+from policies.predictors import Bins, Noisy, Oracle, Predictor
+from policies.priority import Priority
+from policies.trail import Trail
+from policies.vllm_v1 import VllmV1
+from policies.vtc import VTC
+
+LANDSCAPE: dict[str, Callable[[int], Policy]] = {
+    "vllm_v1": lambda chunk: VllmV1(8 + chunk),
+    "vllm_v1_lcf": lambda chunk: VllmV1(8 + chunk, victim="lcf"),
+    "vllm_v1_cost": lambda chunk: VllmV1(8 + chunk, long_prefill=5, victim="cost"),
+    "priority": lambda chunk: Priority(8 + chunk, boost=3),
+    "sjf": lambda chunk: LengthOrder(Fixed(chunk), Noisy(mae=3.0)),
+    "spf": lambda chunk: LengthOrder(Fixed(chunk), Predictor(), "spf"),
+    "hrrn": lambda chunk: LengthOrder(Fixed(chunk), Predictor(), "hrrn"),
+    "trail": lambda chunk: Trail(Fixed(chunk), Bins(4, 16, refresh=2)),
+    "srpt": lambda chunk: Trail(Fixed(chunk), Oracle(), c=float("inf")),
+    "vtc": lambda chunk: VTC(Predictor()),
+}

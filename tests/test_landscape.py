@@ -1,0 +1,118 @@
+"""Golden schedules of the published policies, computed by hand or by a simulator of its own, on the unit machine."""
+
+import pytest
+from unit_machine import golden
+
+from cbatch import Request
+from policies.chunking import Fixed
+from policies.length_order import LengthOrder
+from policies.predictors import Oracle, Predictor
+from policies.priority import Priority
+from policies.trail import Trail
+from policies.vllm_v1 import VllmV1
+from policies.vtc import VTC
+
+# -- vllm_v1: one budget, admission order -----------------------------------------------------------------------------------
+
+
+def test_vllm_v1_admits_none_in_an_iteration_with_a_preemption() -> None:
+    """Iteration 3 has 5 free KV tokens and C needs 2, yet C waits, as B was preempted; then the budget cuts C's prompt to 1."""
+    found = golden(VllmV1(4), "A 2/4 @0, B 6/2 @0, C 2/3 @0", batch=8, tokens=4, memory=10)
+    assert found.schedule == "A2 B2 | A1 B3 | A1 B1 | A1 pre B | B4 | B3 C1 | C1 | C1 | C1"
+    assert found.ends == {"A": 4, "B": 6, "C": 9}
+
+
+@pytest.mark.parametrize(
+    ("victim", "schedule", "ends"),
+    [
+        ("last", "A1 B5 | A1 B1 | A1 pre B | A1 | B7 | B1", {"A": 4, "B": 6}),
+        ("lcf", "A1 B5 | A1 B1 | B1 pre A | B1 | A3 | A1", {"B": 4, "A": 6}),
+    ],
+)
+def test_vllm_v1_preempts_by_its_rule(victim: str, schedule: str, ends: dict[str, int]) -> None:
+    """With lcf A had its token in iteration 3 already; it is taken back."""
+    found = golden(VllmV1(8, victim=victim), "A 1/4 @0, B 5/4 @0", batch=8, tokens=8, memory=9)
+    assert (found.schedule, found.ends) == (schedule, ends)
+
+
+URGENT = "A 3/5 @0, B 3/5 @0, C 2/3 @1"
+
+
+def test_priority_admits_the_urgent_and_preempts_the_others() -> None:
+    found = golden(Priority(8), URGENT, batch=8, tokens=8, memory=10, priority={"A": -1, "B": 0, "C": 0})
+    assert found.schedule == "B3 A3 | B1 A1 C2 | B1 C1 pre A | B1 C1 | B1 | A5 | A1 | A1"
+    assert found.ends == {"C": 4, "B": 5, "A": 8}
+
+
+def test_without_priorities_the_newest_are_preempted() -> None:
+    found = golden(VllmV1(8), URGENT, batch=8, tokens=8, memory=10)
+    assert found.ends == {"A": 5, "B": 7, "C": 8}
+    assert [entry.count("pre") for entry in found.schedule.split(" | ")] == [0, 0, 1, 1, 0, 0, 0, 0]
+
+
+# -- length_order: SGLang's schedule policies -----------------------------------------------------------------------------
+
+LENGTHS = "A 2/4 @0, B 6/1 @0, C 2/2 @0, D 1/1 @3"
+
+
+@pytest.mark.parametrize(
+    ("order", "ends", "sum_of_latencies"),
+    [
+        ("sjf", {"B": 1, "C": 3, "D": 4, "A": 8}, 13),
+        ("sjf_total", {"C": 2, "A": 6, "D": 7, "B": 8}, 20),
+        ("spf", {"A": 4, "D": 5, "C": 7, "B": 8}, 21),
+        ("lof", {"A": 4, "C": 6, "B": 7, "D": 8}, 22),
+    ],
+)
+def test_one_request_at_a_time_in_the_order_of_lengths(order: str, ends: dict[str, int], sum_of_latencies: int) -> None:
+    found = golden(LengthOrder(Fixed(100), Predictor(), order), LENGTHS, batch=1)
+    assert found.ends == ends
+    assert sum(ends.values()) - 3 == sum_of_latencies, "D arrives at 3"
+
+
+def test_the_highest_response_ratio_is_next() -> None:
+    """1,000 tokens were processed. X came after 200 of them, prompt 400: 2.0; Y after 800, 50: 4.0; Z before all, 900: 1.1."""
+    policy = LengthOrder(Fixed(100), Predictor(), "hrrn")
+    x, y, z = (Request(id_, prompt, 1) for id_, prompt in enumerate((400, 50, 900)))
+    for processed, request in ((0, z), (200, x), (800, y)):
+        policy._processed = processed
+        policy.on_arrival(request)
+    policy._processed = 1000
+    assert sorted([x, y, z], key=policy._response_ratio, reverse=True) == [y, x, z]
+
+
+# -- trail: SRPT with limited preemption ----------------------------------------------------------------------------------
+
+PREDICTED = "A 1/8 @0, B 1/3 @1, C 1/1 @8"
+
+
+@pytest.mark.parametrize(
+    ("c", "schedule", "ends"),
+    [
+        (1.0, "A1 | B1 pre A | B1 | B1 | A2 | A1 | A1 | A1 | C1 pre A | A6 | A1 | A1", {"B": 4, "C": 9, "A": 12}),
+        (0.5, "A1 | B1 pre A | B1 | B1 | A2 | A1 | A1 | A1 | A1 | A1 | A1 | C1", {"B": 4, "A": 11, "C": 12}),
+        (0.0, "A1 | A1 | A1 | A1 | A1 | A1 | A1 | A1 | C1 | B1 | B1 | B1", {"A": 8, "C": 9, "B": 12}),
+    ],
+)
+def test_trail_preempts_up_to_a_share_of_the_predicted_output(c: float, schedule: str, ends: dict[str, int]) -> None:
+    found = golden(Trail(Fixed(100), Oracle(), c), PREDICTED, batch=1)
+    assert (found.schedule, found.ends) == (schedule, ends)
+
+
+# -- vtc: fair shares among clients -----------------------------------------------------------------------------------------
+
+SEVEN = "f1 2/2 @0, f2 2/2 @0, f3 2/2 @0, g1 2/2 @0, f4 2/2 @0, g2 2/2 @4, g3 2/2 @4"
+CLIENTS = {name: name[0] for name in ("f1", "f2", "f3", "f4", "g1", "g2", "g3")}
+
+
+def test_vtc_lifts_a_client_that_paused() -> None:
+    """g paused from 3 to 4 with 6 on its counter and is lifted to f's 18; f, which came first, wins the tie."""
+    found = golden(VTC(Predictor()), SEVEN, batch=2, client=CLIENTS)
+    assert found.schedule == "f12 g12 | f11 g11 | f22 f32 | f21 f31 | f42 g22 | f41 g21 | g32 | g31"
+    assert found.policy.counters == {"f": 24, "g": 30}
+
+
+def test_least_counter_first_gives_credit_for_a_pause() -> None:
+    found = golden(VTC(Predictor(), lift=False), SEVEN, batch=2, client=CLIENTS)
+    assert found.schedule == "f12 g12 | f11 g11 | f22 f32 | f21 f31 | g22 g32 | g21 g31 | f42 | f41"
+    assert found.policy.counters == {"f": 24, "g": 18}
