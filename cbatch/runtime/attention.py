@@ -48,8 +48,8 @@ class PagedCache:
 class Attention(Protocol):
     """Causal, grouped-query attention of one layer.
 
-    The queries are the tokens of all requests of the iteration, one request after the other, chunks and decodes alike. A
-    request's queries are the *last* tokens of its context (aligned bottom right): query i of n sees the keys 0 to
+    The queries are the tokens of all requests of the iteration, one request after the other, chunks and decodes alike.
+    A request's queries are the *last* tokens of its context (aligned bottom right): query i of n sees the keys 0 to
     context_len - n + i. Query head h reads kv head h // (heads / kv heads).
     """
 
@@ -62,7 +62,7 @@ class Attention(Protocol):
         """
         Args:
             query: [tokens, heads, head dim].
-            keys, values: [blocks + 1, block size, kv heads, head dim] of a layer, those of this iteration already written.
+            keys, values: [blocks + 1, block size, kv heads, head dim] of a layer; those of this iteration are written.
             batch: `query_starts`, `context_lens` and `block_tables` are read.
             bounds: so that a kernel need not read them from the device.
             scaling: factor of the products of query and key.
@@ -76,8 +76,8 @@ class ReferenceAttention:
     """Paged attention in plain PyTorch: runs on CPUs, and the other kernels are tested against it.
 
     It copies each request's blocks into contiguous memory and calls PyTorch's attention: once, padded, for all requests
-    with one query, and once for each prompt chunk. It reads lengths as plain numbers, so on a GPU every call waits for the
-    device, and it cannot be captured in a graph.
+    with one query, and once for each prompt chunk. It reads lengths as plain numbers, so on a GPU every call waits for
+    the device, and it cannot be captured in a graph.
     """
 
     name = "reference"
@@ -111,8 +111,8 @@ def _gather(keys: Tensor, values: Tensor, block_tables: Tensor, length: int) -> 
 def _decode(query: Tensor, keys: Tensor, values: Tensor, context_lens: Tensor, scaling: float) -> Tensor:
     """One query of each request, [rows, heads, head dim], against its own context, padded to the longest.
 
-    What lies beyond a context may be anything, even NaN; it is zeroed as well as masked, since 0 * NaN is not 0. Keys and
-    values are copies, so this is done in place.
+    What lies beyond a context may be anything, even NaN; it is zeroed as well as masked, since 0 * NaN is not 0. Keys
+    and values are copies, so this is done in place.
     """
     beyond = torch.arange(keys.shape[2], device=keys.device) >= context_lens[:, None]  # [rows, length]
     for part in (keys, values):

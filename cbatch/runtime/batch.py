@@ -3,9 +3,9 @@
     | token_ids carry positions kv_indices | query_starts context_lens temperature top_k top_p uniform | block_tables |
       int32 [tokens] each                    int32 [rows] each (query_starts one more)                   [rows, blocks]
 
-A row is a request of the batch. Padding is data, not a branch: rows beyond the real ones are empty, and tokens beyond the
-real ones are in no row; their keys and values go to the dummy block, which follows the last block of the pool. Knows
-nothing of streams or models.
+A row is a request of the batch. Padding is data, not a branch: rows beyond the real ones are empty, and tokens beyond
+the real ones are in no row; their keys and values go to the dummy block, which follows the last block of the pool.
+Knows nothing of streams or models.
 """
 
 from dataclasses import dataclass, fields
@@ -61,7 +61,7 @@ class Fields(Generic[Array]):
     kv_indices: int32 [tokens]; where in the cache its key and value go: block * block size + offset.
     query_starts: int32 [rows + 1]; first token of each row.
     context_lens: int32 [rows]; tokens of each request in the KV cache, this iteration's included.
-    temperature, top_p, uniform: float32 [rows]; uniform in [0, 1) is the random number that the row's token is drawn with.
+    temperature, top_p, uniform: float32 [rows]; uniform in [0, 1) is the random number for drawing the row's token.
     top_k: int32 [rows]; 0 = no limit.
     block_tables: int32 [rows, blocks]; the KV blocks of each request in token order.
     """
@@ -82,7 +82,7 @@ class Fields(Generic[Array]):
 class Bounds(NamedTuple):
     """Upper bounds over the rows of an iteration, padding included: plain numbers, so the device need not be read.
 
-    max_query_len: tokens that a row computes. max_context_len: of its context. max_chunks: rows that compute several tokens.
+    max_query_len: tokens that a row computes. max_context_len: of its context. max_chunks: rows with several tokens.
     """
 
     max_query_len: int

@@ -5,8 +5,8 @@
     compute                    carry-over, model, sampling N --computed-->
     d2h                                                                 copy out N --downloaded-->
 
-CPU and GPU differ in the kind of streams, pinned memory, and what computes an iteration. Knows nothing of policies, and of
-requests only the step.
+CPU and GPU differ in the kind of streams, pinned memory, and what computes an iteration. Knows nothing of policies, and
+of requests only the step.
 """
 
 from collections.abc import Sequence

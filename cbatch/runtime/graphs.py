@@ -1,11 +1,11 @@
 """CUDA graphs of whole iterations: carry-over, model and sampling in one launch, for a handful of padded shapes.
 
 A small iteration of several hundred kernels takes the host longer to launch than the device to compute; a graph is one
-launch. Its shape is fixed, so a step is padded up to the smallest captured one that holds it. A step that fits none runs
-operation by operation and is counted.
+launch. Its shape is fixed, so a step is padded up to the smallest captured one that holds it. A step that fits none
+runs operation by operation and is counted.
 
-All graphs share one memory pool for what they compute between inputs and tokens: they never run at the same time, and as
-the largest is captured first, each of the others fits into what the first has taken. Inputs are views of the slot's
+All graphs share one memory pool for what they compute between inputs and tokens: they never run at the same time, and
+as the largest is captured first, each of the others fits into what the first has taken. Inputs are views of the slot's
 buffer, so each shape is captured once for each slot.
 """
 

@@ -46,8 +46,9 @@ def check_memory(spec: ModelSpec, limits: Limits, kv_tokens: int, free: int) -> 
         remedy = "choose a smaller model"
     weights, cache, activations, spare, left = (f"{amount / 1e9:.1f} GB" for amount in (*need, SPARE, free))
     raise CapacityError(
-        f"model {spec.name} needs {weights} for weights, {cache} for a KV cache of {kv_tokens} tokens, {activations} for "
-        f"iterations of {limits.max_tokens} tokens and {spare} to spare, but {left} of GPU memory are free; {remedy}"
+        f"model {spec.name} needs {weights} for weights, {cache} for a KV cache of {kv_tokens} tokens, {activations} "
+        f"for iterations of {limits.max_tokens} tokens and {spare} to spare, but {left} of GPU memory are free; "
+        f"{remedy}"
     )
 
 

@@ -1,7 +1,7 @@
 """A `transformers` decoder over the paged KV cache: its modules unchanged, except that their attention is ours.
 
-`transformers` looks an attention function up by name and passes it every keyword that the model's `forward` was given. In
-this way the batch and the cache of one call reach the attention of each layer; nothing is kept between calls.
+`transformers` looks an attention function up by name and passes it every keyword that the model's `forward` was given.
+In this way the batch and the cache of one call reach the attention of each layer; nothing is kept between calls.
 """
 
 from dataclasses import dataclass
@@ -72,9 +72,9 @@ class PagedModel:
         """
         Args:
             model: made by `weights.load_model`, with `ATTENTION_NAME` for its attention.
-            compiled: let `torch.compile` fuse what lies between the attentions, in place. Each layer is compiled, not the
-                whole model: all layers run the same code, so it is compiled once. That happens at the first call, for its
-                number of tokens, and at the first call with another number, for any number but 1.
+            compiled: let `torch.compile` fuse what lies between the attentions, in place. Each layer is compiled, not
+                the whole model: all layers run the same code, so it is compiled once. That happens at the first call,
+                for its number of tokens, and at the first call with another number, for any number but 1.
         """
         if compiled:
             body: Any = model.base_model

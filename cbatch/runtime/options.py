@@ -10,12 +10,12 @@ AttentionName = Literal["auto", "flash4", "triton"]
 class Options:
     """Options of `cpu.build` and `gpu.build`.
 
-    check: "poison" fills buffers with values that must never be read and reports tokens computed from them; "races" checks
-        that accesses to the same memory are ordered (`checks.races`).
+    check: "poison" fills buffers with values that must never be read and reports tokens computed from them; "races"
+        checks that accesses to the same memory are ordered (`checks.races`).
     compiled: compile the layers of `transformers`' modules by `torch.compile`, instead of the fused model.
     fused: use the fused model where there is one; False: `transformers`' modules as they are. GPU only.
     graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
-    attention: of prompt chunks: by flash-attn-4, by our Triton kernel, or "auto" for the faster one that fits. GPU only.
+    attention: of prompt chunks: flash-attn-4, our Triton kernel, or "auto": the faster one that fits. GPU only.
     times_copies: report when the inputs and tokens of each iteration were copied; two more events per iteration.
     """
 

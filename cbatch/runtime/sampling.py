@@ -1,7 +1,7 @@
 """From logits to tokens: greedy, or drawn from the tempered, filtered distribution.
 
-Each row is sampled from its own logits and its own random number, so a request gets the same tokens in any batch. Shapes
-are fixed and the device is not read, so both functions can be captured in a graph.
+Each row is sampled from its own logits and its own random number, so a request gets the same tokens in any batch.
+Shapes are fixed and the device is not read, so both functions can be captured in a graph.
 """
 
 import torch
@@ -24,8 +24,8 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
 def sample(logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
     """Draw a token for each row by the inverse of the cumulative distribution; rows of temperature 0 are greedy.
 
-    The distribution is softmax(logits / temperature) in descending order. Top-k keeps its first k tokens (0: all); top-p
-    then keeps the fewest tokens, at least one, whose share of the remaining weight reaches p (Holtzman et al., ICLR 2020).
+    The distribution is softmax(logits / temperature) in descending order. Top-k keeps its first k tokens (0: all);
+    top-p then keeps the fewest, at least one, whose share of the remaining weight reaches p (Holtzman et al. 2020).
 
     Args:
         logits: [rows, vocabulary].

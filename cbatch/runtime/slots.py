@@ -1,7 +1,7 @@
 """I/O slots: the buffers of one iteration in flight, the operations on them, and the events between these.
 
-`num_stages + 1` slots are used in turn: with one stage, iteration N + 1 is packed and copied in while N is computed. A slot
-is free again when the host has waited for its `downloaded`.
+`num_stages + 1` slots are used in turn: with one stage, iteration N + 1 is packed and copied in while N is computed. A
+slot is free again when the host has waited for its `downloaded`.
 """
 
 from collections.abc import Callable

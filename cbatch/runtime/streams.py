@@ -10,8 +10,8 @@ The rules are CUDA's:
 "Most recent" is decided when the call is made: recording an event again does not affect waits already enqueued. Waiting
 for an event that was never recorded returns at once.
 
-On a CPU a stream is a worker thread, so streams really are concurrent: where a wait is missing, work does overtake other
-work. An operation declares the memory that it reads and writes; only the race checker (`checks.races`) looks at that.
+On a CPU a stream is a worker thread, so streams really are concurrent: where a wait is missing, work does overtake
+other work. An operation declares the memory that it reads and writes; only the race checker (`checks.races`) reads it.
 """
 
 import threading
@@ -146,9 +146,9 @@ class ThreadEvent:
 class ThreadStream:
     """A stream whose work is done by its own thread.
 
-    An operation that raises ends the stream's work: what was enqueued behind it, and what other streams do after an event
-    that stands for it, is skipped, because its inputs were never written. Events are still reached, so no wait hangs; the
-    host gets the exception at its next `synchronize`, and from then on the stream refuses work.
+    An operation that raises ends the stream's work: what was enqueued behind it, and what other streams do after an
+    event that stands for it, is skipped, because its inputs were never written. Events are still reached, so no wait
+    hangs; the host gets the exception at its next `synchronize`, and from then on the stream refuses work.
     """
 
     def __init__(self, name: str) -> None:

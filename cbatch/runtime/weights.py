@@ -29,8 +29,8 @@ def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
 def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
     """The configuration of `transformers` for a model with random weights.
 
-    "nanogpt" is GPT-NeoX with its sequential residual: LayerNorm, plain 4 H feed-forward with GELU, 12 H^2 parameters per
-    layer; its positions are rotary where nanoGPT's are learned, which changes no matrix product.
+    "nanogpt" is GPT-NeoX with its sequential residual: LayerNorm, plain 4 H feed-forward with GELU, 12 H^2 parameters
+    per layer; its positions are rotary where nanoGPT's are learned, which changes no matrix product.
 
     Weights have the variance 1 / hidden_size, so that activations keep their scale, and attention its influence, at any
     width.

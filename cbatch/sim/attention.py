@@ -22,9 +22,9 @@ class AttentionRates:
     """Rates of a paged-attention kernel, independent of the model.
 
     bandwidth_bytes_per_second: of reading the KV cache in decodes.
-    chunk_bandwidth_bytes_per_second, flops_per_second: a prompt chunk takes the longer of reading its context and computing.
+    chunk_bandwidth_bytes_per_second, flops_per_second: a chunk takes the longer of reading and computing.
     base_seconds: per call. mixed_seconds: added if chunks and decodes share an iteration.
-    seconds_per_context_token: lower bound for the longest decode, if the kernel does not split a sequence over the chip.
+    seconds_per_context_token: lower bound for the longest decode, if the kernel does not split a sequence.
     """
 
     bandwidth_bytes_per_second: float
@@ -77,8 +77,8 @@ class TableAttention:
     """Measured tables of two kernels that run one after the other.
 
     chunks: seconds against (tokens, context before them) of one chunk; several chunks of an iteration are summed.
-    decodes: seconds against (number, mean context) of decodes. The spread of contexts is ignored: a kernel that divides all
-        contexts evenly among the multiprocessors does not depend on it.
+    decodes: seconds against (number, mean context) of decodes. The spread of contexts is ignored: a kernel that divides
+        all contexts evenly among the multiprocessors does not depend on it.
     mixed_decodes: the same for decodes that share an iteration with a chunk, if measured to differ.
     """
 

@@ -26,7 +26,7 @@ def read_json(path: Path) -> "Node":
 
 
 class Node:
-    """An object of a JSON file. Values are checked when read; errors name the file and key. Keys named "from" are remarks."""
+    """An object of a JSON file. Values are checked when read; errors name file and key. "from" keys are remarks."""
 
     def __init__(self, path: Path, where: str, data: Any) -> None:
         self.path, self.where = path, where

@@ -1,11 +1,11 @@
 """The simulated executor: no tokens, a virtual clock, and iteration times from a cost model.
 
-Host and device run concurrently, as in the real loop. A launch takes host time; the device starts a step once it has been
-launched and the previous step has ended. A synchronous engine therefore takes the sum of host and device time, an
+Host and device run concurrently, as in the real loop. A launch takes host time; the device starts a step once it has
+been launched and the previous step has ended. A synchronous engine therefore takes the sum of host and device time, an
 asynchronous one the larger of the two. With pipeline stages, as many steps are in flight.
 
-If the profile describes how the GPU's clock follows its power, an iteration's time also depends on the previous iterations:
-see `cbatch.sim.power`.
+If the profile describes how the GPU's clock follows its power, an iteration's time also depends on the previous
+iterations: see `cbatch.sim.power`.
 """
 
 from collections import deque

@@ -9,8 +9,8 @@ from typing import NamedTuple
 class PiecewiseLinear(NamedTuple):
     """Seconds against a size (tokens, requests, bytes), measured at ascending sizes.
 
-    Below the first size the first value holds. Beyond the last size the value grows in proportion to the size, as it does
-    where throughput has settled.
+    Below the first size the first value holds. Beyond the last size the value grows in proportion to the size, as it
+    does where throughput has settled.
     """
 
     sizes: tuple[float, ...]

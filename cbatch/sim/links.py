@@ -39,8 +39,8 @@ class Links:
     def all_reduce_of(self, num_gpus: int, profile: str) -> tuple[Seconds, bool]:
         """Seconds of an all-reduce, and whether they are estimated. Raises ProfileError if none was measured.
 
-        A ring sends 2 (n - 1) / n of the bytes over each link. A number of GPUs that was not measured is estimated in that
-        proportion from the nearest one that was.
+        A ring sends 2 (n - 1) / n of the bytes over each link. A number of GPUs that was not measured is estimated in
+        that proportion from the nearest one that was.
         """
         if num_gpus in self.all_reduce:
             return self.all_reduce[num_gpus], False

@@ -1,8 +1,8 @@
 """Floating-point operations and bytes moved of each operation of one layer, counted from the model's shape.
 
-Every value is moved once: a matrix product reads weights and activations and writes its result; attention reads queries and
-the KV cache and writes its result, with the scores kept on chip (FlashAttention, arXiv 2205.14135). Savings by caches and
-waste by tiles are not counted.
+Every value is moved once: a matrix product reads weights and activations and writes its result; attention reads queries
+and the KV cache and writes its result, with the scores kept on chip (FlashAttention, arXiv 2205.14135). Savings by
+caches and waste by tiles are not counted.
 """
 
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from cbatch.model import DTYPE_BYTES, ModelSpec
 
 
 class OpCount(NamedTuple):
-    """flops: floating-point operations, a multiplication and an addition counted as two. bytes: moved to and from memory."""
+    """flops: floating-point operations, multiplication and addition counted as two. bytes: moved to and from memory."""
 
     flops: float
     bytes: float
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity in FLOP/byte; above the hardware's ratio of the two rates, the operation is compute-bound."""
+        """Arithmetic intensity in FLOP/byte; above the hardware's ratio of the two rates it is compute-bound."""
         return self.flops / self.bytes
 
 

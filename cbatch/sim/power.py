@@ -5,13 +5,13 @@ r"""A GPU under its power limit: how fast it computes depends on what it compute
          lowest |      prompts     decodes,
                                    or idle
 
-Matrix products of many tokens draw more power than the limit allows. They start at full clock, and the clock falls until
-the average power is within the limit. It rises again during pauses and iterations of decodes alone, which wait for memory.
-On an H200 the same iteration takes up to a sixth less after light iterations than after similar ones, and decodes take up to
-a tenth more right after prompts than after decodes.
+Matrix products of many tokens draw more power than the limit allows. They start at full clock, and the clock falls
+until the average power is within the limit. It rises again during pauses and iterations of decodes alone, which wait
+for memory. On an H200 the same iteration takes up to a sixth less after light iterations than after similar ones, and
+decodes take up to a tenth more right after prompts than after decodes.
 
-Each kind of iteration has its own clock, at which the GPU settles if it computes nothing else; every iteration draws the
-clock towards its own. A profile's tables describe this steady state; this module describes the difference at other clocks.
+Each kind of iteration has its own clock, at which the GPU settles if it computes nothing else; every iteration draws
+the clock towards its own. A profile's tables describe this steady state; this module describes other clocks.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from cbatch.sim.interpolation import PiecewiseLinear
 class Pace(NamedTuple):
     """How the clock changes an iteration's time, and the iteration the clock.
 
-    gain: seconds saved at full clock. loss: extra seconds at the lowest clock. Time is assumed linear in the clock, so an
-        iteration's own clock lies loss / (gain + loss) of the way from the lowest to the full clock.
+    gain: seconds saved at full clock. loss: extra seconds at the lowest clock. Time is assumed linear in the clock, so
+        an iteration's own clock lies loss / (gain + loss) of the way from the lowest to the full clock.
     settling: its duration in time constants of the clock; exp(-settling) of the distance to its own clock remains.
     """
 
@@ -44,8 +44,8 @@ class PowerLimit:
 
     gain, loss: of a `Pace`, as shares of the seconds of products and small operations, against the iteration's tokens.
     reserve_seconds: total seconds saved by consecutive prompts while the clock falls from full to lowest.
-    decode_loss: `loss` of decodes alone, as a share of their seconds without the output head, against their number; their own
-        clock is the full one.
+    decode_loss: `loss` of decodes alone, as a share of their seconds without the output head, against their number;
+        their own clock is the full one.
     rise_seconds: time constant of the clock's rise during decodes alone, against their number.
     idle_rise_seconds: the same when idle.
     """
@@ -90,7 +90,7 @@ class GpuClock:
     def run(self, pace: Pace) -> float:
         """Advance by an iteration; returns the seconds that it saves compared to its own clock, negative if it loses.
 
-        The clock moves while the iteration runs; at each moment the saving is proportional to its distance from the own clock.
+        The clock moves while the iteration runs; the saving is always proportional to its distance from the own clock.
         """
         gain, loss, settling = pace
         swing = gain + loss

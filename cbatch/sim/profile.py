@@ -54,8 +54,8 @@ class DecodeOnly:
 class CapturedRows:
     """Cost of the rows of a captured graph, used or not: one row per request of the largest batch.
 
-    seconds: difference of a mixed iteration to one with graphs for the smallest batch, against (largest batch, tokens). The
-        other tables were measured at the last of these batches. Iterations of more tokens have only their requests' rows.
+    seconds: difference of a mixed iteration to one with graphs for the smallest batch, against (largest batch, tokens).
+        The other tables were measured at the last of these batches. Larger iterations have only their requests' rows.
     """
 
     seconds: BilinearGrid
@@ -72,8 +72,8 @@ class CapturedGraphs:
     """The graphs that a runtime has captured, to whose tokens it pads iterations.
 
     decodes: requests of those for decodes alone; there is one for the largest batch too.
-    prompts: tokens of those for iterations with prompts, each with the fewest tokens that it takes: an iteration of fewer tokens
-        that no smaller graph holds runs unpadded. Only those of more tokens than the largest batch has requests are used.
+    prompts: tokens of those for iterations with prompts, each with the fewest tokens that it takes: an iteration of
+        fewer tokens that no smaller graph holds runs unpadded. Only those larger than the largest batch are used.
     """
 
     decodes: tuple[int, ...]

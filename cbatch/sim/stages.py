@@ -1,12 +1,12 @@
 """The stages of a simulated pipeline: when each computes which iteration, and the cause of every idle second.
 
-    stage 0  | iteration 0 | 1 |   2   | 3 |          An iteration starts in a stage once it has arrived and the stage has
-    stage 1   . . . . . . .| 0 | idle  | 1 | ...      finished the previous one. Above, stage 1 waits for iteration 1, which
-                                                      takes longer in stage 0 than iteration 0 in stage 1: a bubble.
+    stage 0  | iteration 0 | 1 |   2   | 3 |        An iteration starts in a stage once it has arrived and the stage has
+    stage 1   . . . . . . .| 0 | idle  | 1 | ...    finished the previous one. Above, stage 1 waits for iteration 1,
+                                                    which takes longer in stage 0 than iteration 0 in stage 1: a bubble.
 
-An idle interval is divided by what happened to the iteration that ends it: it was computed in an earlier stage, or sent;
-before its launch the host was busy, or waited for the oldest iteration in flight, whose tokens it needed; or the stage had no
-work. Waiting for another iteration is a bubble of one of three kinds (SARATHI, arXiv 2308.16369, section 3.3).
+An idle interval is divided by what happened to the iteration that ends it: it was computed in an earlier stage, or
+sent; before its launch the host was busy, or waited for the oldest iteration in flight, whose tokens it needed; or the
+stage had no work. Waiting for another iteration is a bubble of one of three kinds (SARATHI, arXiv 2308.16369, 3.3).
 """
 
 from dataclasses import dataclass, replace

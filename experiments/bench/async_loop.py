@@ -78,7 +78,7 @@ def loop_figures(records: list[RunRecord]) -> dict[str, Any]:
 
 
 def lanes(record: RunRecord) -> list[dict[str, float]]:
-    """Returns when the host planned, launched and waited and the device computed, in milliseconds from the window's start."""
+    """Returns when the host planned, launched and waited and the device computed, in ms from the window's start."""
     steps = record.steps[WINDOW[0] : WINDOW[0] + 8]
     names = ("planned_at", "launched_at", "waited_at", "received_at", "done_at", "started", "ended")
     return [{name: round((getattr(step, name) - steps[0].planned_at) * 1e3, 4) for name in names} for step in steps]

@@ -1,7 +1,7 @@
 """Attention alone: how close to the memory's speed it reads the contexts, for several distributions over the requests.
 
-At best a decode takes as long as reading its keys and values. One long context, many uneven ones and a few beside a chunk
-are the cases in which kernels leave processors idle. Each case runs in a graph, as in serving.
+At best a decode takes as long as reading its keys and values. One long context, many uneven ones and a few beside a
+chunk are the cases in which kernels leave processors idle. Each case runs in a graph, as in serving.
 """
 
 from collections.abc import Sequence

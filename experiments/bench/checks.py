@@ -1,7 +1,7 @@
 """The cost of `runtime.check=races`: the same decodes with unchecked streams, checked ones, and unchecked ones again.
 
-The second unchecked server shows the noise. The three serve in turn, so that the machine's speed cancels out of the ratios.
-On a GPU if there is one, else on the CPU, where a small model makes an iteration short and the check's share large.
+The second unchecked server shows the noise. The three serve in turn, so that the machine's speed cancels out of the
+ratios. On a GPU if there is one, else on the CPU, where a small model makes iterations short, the check's share large.
 """
 
 import time
@@ -41,7 +41,7 @@ def main(
     backend: str = "auto",
     folder: str = "results",
 ) -> None:
-    """Measures, prints and writes checks.json. Default: tiny at batch 1, 32 and 128 on a CPU, llama-3.1-8b at 32 on a GPU."""
+    """Measures, prints and writes checks.json. Default: tiny at batch 1, 32, 128 on a CPU, llama-3.1-8b at 32 on a GPU."""
     place = _place(backend)
     on_cpu = isinstance(place, Cpu)
     spec = load_spec(("tiny" if on_cpu else "llama-3.1-8b") if model == "auto" else model)

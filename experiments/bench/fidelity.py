@@ -1,7 +1,7 @@
 """The error of simulation: the same requests and policies, served on the GPU and simulated from its profile.
 
-    python -m experiments.bench fidelity path=TRACE                               # serve (needs a GPU), simulate, compare
-    python -m experiments.bench fidelity measured=results/h200/fidelity.npz       # simulate and compare only
+    python -m experiments.bench fidelity path=TRACE                           # serve (needs a GPU), simulate, compare
+    python -m experiments.bench fidelity measured=results/h200/fidelity.npz   # simulate and compare only
 
 Real runs are kept in a file, to which later ones are added (`cases=` chooses). Besides the figures of each run, every
 iteration of the real ones is predicted from its shape, which tells errors of the cost model from errors in the order of

@@ -1,7 +1,7 @@
 """Device memory that captured graphs take as they are added: in one pool or a pool each, in either order.
 
-A graph keeps the memory of its intermediate results. Graphs that never run at the same time may share it: if the largest
-is captured first, the others fit into its memory; captured in the other order, each is larger than all before it.
+A graph keeps the memory of its intermediate results. Graphs that never run at the same time may share it: if the
+largest is captured first, the others fit into its memory; in the other order, each is larger than all before it.
 """
 
 import gc

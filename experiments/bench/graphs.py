@@ -1,13 +1,13 @@
 """What CUDA graphs and `torch.compile` bring, from a single request to a batch of 64.
 
-Six ways to compute the same iterations: `transformers`' modules as they are, the same compiled by `torch.compile`, and the
-fused model; each launched operation by operation, and as captured graphs. The setting is that of Fireworks AI's post on
-CUDA graphs, LLaMA-2-7B at batch 1, and larger batches. Before a way runs at full speed it costs time to build (weights and
-captures) and to serve a first request, which compiles whatever is compiled on first use.
+Six ways to compute the same iterations: `transformers`' modules as they are, the same compiled by `torch.compile`, and
+the fused model; each launched operation by operation, and as captured graphs. The setting is that of Fireworks AI's
+post on CUDA graphs, LLaMA-2-7B at batch 1, and larger batches. Before a way runs at full speed it costs time to build
+(weights and captures) and to serve a first request, which compiles whatever is compiled on first use.
 
-Per batch, a window of decodes in the middle of the output is measured, so that slow ways need not generate all of it. The
-smallest batch is also served whole, prompt included, as engines are compared: `output_tokens_per_second`. Every figure is
-written as soon as it is known.
+Per batch, a window of decodes in the middle of the output is measured, so that slow ways need not generate all of it.
+The smallest batch is also served whole, prompt included, as engines are compared: `output_tokens_per_second`. Every
+figure is written as soon as it is known.
 """
 
 import time
@@ -50,7 +50,7 @@ WAYS = {
 
 
 class Asked(NamedTuple):
-    """Requests of `prompt` and `new` tokens, `batches` of them at a time, measured over a window of `window` decodes."""
+    """Requests of `prompt` and `new` tokens, `batches` at a time, measured over a window of `window` decodes."""
 
     batches: tuple[int, ...]
     prompt: int

@@ -1,8 +1,8 @@
 """Both loops with no graphs, graphs of decodes only, and graphs of all iterations, on mixed traffic.
 
-Sarathi-Serve's budget makes most iterations mixed: while requests wait, each holds the decodes and as many prompt tokens
-as fill it. Graphs of decodes serve only the tail of the run; graphs of all iterations need the budget to be a captured
-size, as a tile-aligned one is. The asynchronous loop hides the host's planning, graphs hide the launching of kernels.
+Sarathi-Serve's budget makes most iterations mixed: while requests wait, each holds the decodes and as many prompt
+tokens as fill it. Graphs of decodes serve only the tail of the run; graphs of all iterations need the budget to be a
+captured size, as a tile-aligned one is. The asynchronous loop hides the host's planning, graphs hide launches.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ LOOPS = {"sync": False, "async": True}
 
 
 def main(repeats: Count = 3, folder: str = "results") -> None:
-    """Measures and prints; writes loops.json after each server. The settings are those of conf/experiment/loops.yaml."""
+    """Measures and prints; writes loops.json after each server. Settings are those of conf/experiment/loops.yaml."""
     config, requests = composed("loops"), workload("loops")
     settings, spec, lengths = read_settings(config), make_model(config, {}), config["workload"]["lengths"]
     policy = partial(make_policy, config, settings, {})

@@ -36,7 +36,7 @@ def read(folder: Path) -> Measured:
 def _merge(folder: Path, benchmark: str) -> Json:
     """Merges the files of a benchmark that may be measured part by part.
 
-    The newest figure stands; of one date, `benchmark`.json's. A trace's batches are parts: its figures' names begin with them.
+    The newest figure stands; of one date, `benchmark`.json's. A trace's figures' names begin with the batch.
     """
     paths = [*sorted(folder.glob(f"{benchmark}-*.json"), reverse=True), folder / f"{benchmark}.json"]
     files = [found for path in paths if path.is_file() and (found := _load(path)).get("figures")]

@@ -1,4 +1,4 @@
-"""Throughput against the ratio of prompt to output tokens, closed batch: the workload of SARATHI (arXiv 2308.16369, 5.1)."""
+"""Throughput against the ratio of prompt to output tokens: the closed batch of SARATHI (arXiv 2308.16369, 5.1)."""
 
 from collections.abc import Callable
 from functools import partial

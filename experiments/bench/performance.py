@@ -17,8 +17,8 @@ from experiments.plots.style import save
 
 COMMAND = "python -m experiments.bench report"
 HOW_TIMED = (
-    "Figures are medians. Ours are timed from the first plan to the last token, other engines' from the submission of all "
-    "requests to the last token. Figures of different dates come from different cards, which vary by a few percent."
+    "Figures are medians. Ours are timed from the first plan to the last token, other engines' from the submission of "
+    "all requests to the last token. Figures of different dates come from different cards, which vary by a few percent."
 )
 NOT_THE_SAME = (
     "Device active: of cbatch, the share of the run in which an iteration computes, short gaps between its kernels "
@@ -53,9 +53,10 @@ def text(measured: Measured, *, drawn: bool) -> str:
     ]
     if "date" in peers:
         parts.append(
-            f'Rows measured "{peers["date"]}{BY_HAND}" are other engines on the same work and a GPU of the same kind, entered by '
-            f"hand: this repository has no script for transformers and nano-vllm, and vLLM's script is newer ({peers['setting']}). "
-            f"The bytes bound is the time that reading weights and KV cache takes at {peers['copy_bandwidth']}, the speed of a copy "
+            f'Rows measured "{peers["date"]}{BY_HAND}" are other engines on the same work and a GPU of the same kind, '
+            "entered by hand: this repository has no script for transformers and nano-vllm, and vLLM's script is newer "
+            f"({peers['setting']}). The bytes bound is the time that reading weights and KV cache takes at "
+            f"{peers['copy_bandwidth']}, the speed of a copy "
             "on the device."
         )
     parts += _batches(measured, drawn) + _one_request(measured) + _pd(measured) + _trace(measured)

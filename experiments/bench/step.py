@@ -97,7 +97,7 @@ def replay_times(graph: torch.cuda.CUDAGraph, repeats: int, warm_up: int = 5) ->
 
 
 def breakdown(graph: torch.cuda.CUDAGraph) -> dict[str, tuple[float, int]]:
-    """Returns (milliseconds, launches) of each kernel in one replay, longest first. Overlapping kernels count in full."""
+    """Returns (milliseconds, launches) of each kernel in a replay, longest first. Overlapping kernels count in full."""
     with KernelTrace() as trace:
         graph.replay()
     times: defaultdict[str, list[float]] = defaultdict(list)

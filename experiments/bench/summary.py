@@ -39,7 +39,7 @@ def write(readme: Path, measured: Measured) -> None:
 
 
 def table(measured: Measured) -> str:
-    """Work, ours and vLLM's. Most figures are of one date and commit, which a note names; marks name those of the others."""
+    """Work, ours and vLLM's. Most figures are of one date and commit, named in a note; marks name the others'."""
     lines = list(comparisons(measured))
     runs = Counter(row.measured for line in lines for row in line[2:] if row)
     usual, *others = [run for run, _ in runs.most_common()] or [MISSING]

@@ -13,8 +13,8 @@ Json = dict[str, Any]
 class Row(NamedTuple):
     """One way to do a piece of work.
 
-    figures: its speed or its time, by the table's unit: "median", and "min" and "max" if repeated; "measured", see `stamp`.
-        None: not measured.
+    figures: its speed or its time, by the table's unit: "median", and "min" and "max" if repeated; "measured", see
+        `stamp`. None: not measured.
     share: of the time, in which the device computes; None: not known.
     """
 

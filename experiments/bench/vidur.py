@@ -3,9 +3,9 @@
     python -m experiments.bench vidur path=.../azure_llm_2023_conv... tables=.../vidur/compute/a100
                                       [num_requests=5000] [repeats=5] [folder=results]
 
-Llama-2-70B on two A100s from Vidur's own tables, Sarathi with 512 tokens per iteration, at most 128 requests in it, Poisson
-arrivals of 2/s; conversation lengths drawn at random from a trace and clipped to 4,096 tokens. The KV cache is what Vidur's
-memory plan leaves beside the weights: 13 requests of 4,096 tokens.
+Llama-2-70B on two A100s from Vidur's own tables, Sarathi with 512 tokens per iteration, at most 128 requests in it,
+Poisson arrivals of 2/s; conversation lengths drawn at random from a trace and clipped to 4,096 tokens. The KV cache is
+what Vidur's memory plan leaves beside the weights: 13 requests of 4,096 tokens.
 
 Each process starts cold: interpreter, configuration, profile, trace, simulation, result tables. CPU seconds are
 printed besides wall seconds, as other work on the machine lengthens only the latter.
@@ -29,8 +29,8 @@ from experiments.config.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
 
 SETTING = (
-    f"policy=sarathi_serve chunking=tile_aligned chunk=512 batch=128 kv_tokens={13 * 4096} model=llama-2-70b backend=sim "
-    "backend.tensor_parallel=2 workload=sharegpt workload.arrivals.rate=2.0 workload.lengths.format=auto "
+    f"policy=sarathi_serve chunking=tile_aligned chunk=512 batch=128 kv_tokens={13 * 4096} model=llama-2-70b "
+    "backend=sim backend.tensor_parallel=2 workload=sharegpt workload.arrivals.rate=2.0 workload.lengths.format=auto "
     "workload.lengths.order=random workload.lengths.max_length=4096 workload.lengths.too_long=clip progress=off"
 ).split()
 
@@ -78,7 +78,7 @@ def main(path: str, tables: str, num_requests: Count = 5000, repeats: Count = 5,
 
 
 def measured(arguments: Sequence[str]) -> tuple[Process, dict[str, Any]]:
-    """Returns the cost of one new process of `experiments.run` and its summary; raises ConfigError with its error message."""
+    """Returns the cost of a new process of `experiments.run` and its summary; raises ConfigError with its message."""
     with TemporaryDirectory() as folder:
         output = Path(folder) / "run"
         with (Path(folder) / "errors").open("w+") as errors:

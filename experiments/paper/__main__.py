@@ -1,8 +1,8 @@
 """`python -m experiments.paper [FIGURE ...] [tables=FOLDER] [links=FOLDER] [hardware=sim|gpu] [folder=results]`
 
-Makes the named figures, or all: draws each one, checks its claims, and writes folder/paper/<name>.png, .pdf, .csv and .json.
-Times are simulated; with hardware=gpu requests are served with real tokens on this machine's GPU, and results go to
-folder/<gpu>/paper.
+Makes the named figures, or all: draws each one, checks its claims, and writes folder/paper/<name>.png, .pdf, .csv and
+.json. Times are simulated; with hardware=gpu requests are served with real tokens on this machine's GPU, and results go
+to folder/<gpu>/paper.
 
 tables: published A100 kernel timings, .../aiconfigurator/a100_sxm; links: NCCL timings, .../vidur/network/a100_dgx.
 Without one of them, what needs it is left out.
@@ -58,7 +58,7 @@ def figures(
     hardware: str = "sim",
     folder: str = "results",
 ) -> int:
-    """Make figures, all if none is named; returns 1 if a claim is missed unexpectedly, 2 if a figure could not be made."""
+    """Make figures, all if none is named; returns 1 if a claim is missed unexpectedly, 2 if a figure is not made."""
     chosen = [*names] or gallery.names()
     for name in chosen:
         gallery.module_of(name)

@@ -7,12 +7,12 @@ claims/<source>.yaml holds what one source states, one claim per entry:
     quantity, setting: what is measured, and its arguments: a function of `quantities`, which takes the machine, or a
         function of the figure's module whose first parameter is `data`. NaN: the measurements do not cover it.
     printed: the value in the source.  basis: how it is known: printed, formula, or plot (read off one).
-    within: largest absolute difference, share: largest relative one, gain: largest one relative to printed - 1, the gain
-        over the baseline, or steps: how many steps of the swept grid (`outputs`) the peak may lie from it.
-    at_least / at_most: bounds of the value itself. Beside a printed value they are its direction only: a value within them
-        but not within the tolerance is "same direction".
-    derived_from: what the value follows from, if it went into the machine's profile or follows from another claim: such a
-        claim checks our arithmetic and is no evidence.
+    within: largest absolute difference, share: largest relative one, gain: largest one relative to printed - 1, the
+        gain over the baseline, or steps: how many steps of the swept grid (`outputs`) the peak may lie from it.
+    at_least / at_most: bounds of the value itself. Beside a printed value they are its direction only: a value within
+        them but not within the tolerance is "same direction".
+    derived_from: what the value follows from, if it went into the machine's profile or follows from another claim: such
+        a claim checks our arithmetic and is no evidence.
     expected: missed or not comparable where the source's value cannot be met; the note says why.
     note: what the reader should know.
 """
@@ -99,7 +99,7 @@ class Claim:
 
 
 def _reach(grid: Iterable[float], peak: float, steps: int) -> tuple[float, float]:
-    """The points of the grid so many steps below and above a peak, rounded as sources print; none beyond the grid's ends."""
+    """The points of the grid that many steps from a peak, rounded as sources print; none beyond the grid's ends."""
     points = [round(point, 1) for point in sorted(grid)]
     at = points.index(round(peak, 1))
     if not steps <= at < len(points) - steps:
@@ -159,8 +159,8 @@ def read_claims(figure: str = "") -> list[Claim]:
     """The claims of all sources, or those of one figure.
 
     Raises:
-        ConfigError: there are none at all; a claim has an unknown key, lacks a required one, demands nothing, or repeats
-            an id.
+        ConfigError: there are none at all; a claim has an unknown key, lacks a required one, demands nothing, or
+            repeats an id.
     """
     claims = [
         _claim(path, entry)

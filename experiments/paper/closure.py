@@ -2,8 +2,8 @@
 
     python -m experiments.paper closure [tables=FOLDER] [folder=results]
 
-tables: the folder of published A100 kernel timings (aiconfigurator/a100_sxm) for LLaMA-33B, whose rows are left out without
-it. The figures that show these claims check them too; this command draws nothing.
+tables: the folder of published A100 kernel timings (aiconfigurator/a100_sxm) for LLaMA-33B, whose rows are left out
+without it. The figures that show these claims check them too; this command draws nothing.
 """
 
 from collections.abc import Sequence

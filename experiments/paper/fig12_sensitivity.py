@@ -2,16 +2,16 @@
 
     python -m experiments.paper fig12_sensitivity tables=... links=... [num_requests=3000] [folder=results]
 
-Options are those of fig12_systems, with fewer requests. Every row simulates the systems that its reading of the paper changes;
-all rows together take three minutes.
+Options are those of fig12_systems, with fewer requests. Every row simulates the systems that its reading of the paper
+changes; all rows together take three minutes.
 
-The question is why chunks gain more over whole prompts in a pipeline here, 2.7x with 3,000 requests, than in the paper, 1.91x.
-A whole prompt takes seven times as long in each stage as an iteration of decodes, and all iterations behind it wait for it to
-pass. Prompts that pass one behind the other, in different micro-batches, share that wait; a single prompt causes it alone.
-The ratio therefore depends on how many prompts start in the same round of the pipeline, which follows from how many requests
-end in it; the paper states neither. It does not matter whether a request stays in its micro-batch, how many prompts share an
-iteration, the form of Zipf's law, how Sarathi counts its 256 tokens, or the links. With 27 requests in all the pipeline
-runs nearly empty, and 8 x TP8 is the fastest by far, which contradicts the figure.
+The question is why chunks gain more over whole prompts in a pipeline here, 2.7x with 3,000 requests, than in the paper,
+1.91x. A whole prompt takes seven times as long in each stage as an iteration of decodes, and all iterations behind it
+wait for it to pass. Prompts that pass one behind the other, in different micro-batches, share that wait; a single
+prompt causes it alone. The ratio therefore depends on how many prompts start in the same round of the pipeline, which
+follows from how many requests end in it; the paper states neither. It does not matter whether a request stays in its
+micro-batch, how many prompts share an iteration, the form of Zipf's law, how Sarathi counts its 256 tokens, or the
+links. With 27 requests in all the pipeline runs nearly empty, and 8 x TP8 is by far the fastest, against the figure.
 """
 
 from collections import defaultdict
@@ -101,7 +101,7 @@ def tile_aligned() -> Policy:
 class Reading:
     """One way to read the paper; everything else is as in `fig12_systems`.
 
-    work: makes the requests, given their number. batch: of an iteration in the pipeline. free_links: communication takes no time.
+    work: makes the requests, given their number. batch: of an iteration in the pipeline. free_links: messages are free.
     """
 
     name: str

@@ -4,12 +4,12 @@
                                       [num_requests=10000] [step=1] [folder=results]
 
 orca: 8 pipeline stages of 8 GPUs, whole prompts mixed with decodes, 27 requests in each of 8 iterations in flight.
-sarathi: the same with chunks, 256 tokens an iteration. tp: 8 replicas of 8 GPUs without a pipeline, Orca, 11 requests each.
-P:D = 10, lengths by Zipf's law (theta 0.4) from 1K to 4K, in multiples of `step` tokens.
+sarathi: the same with chunks, 256 tokens an iteration. tp: 8 replicas of 8 GPUs without a pipeline, Orca, 11 requests
+each. P:D = 10, lengths by Zipf's law (theta 0.4) from 1K to 4K, in multiples of `step` tokens.
 
-The paper does not say whether 27 requests are in each iteration or in the whole pipeline. Memory decides: beside 350 GB of
-weights, 90% of 64 x 80 GB holds 220 requests of 4K, 27 for each of 8 iterations in flight; 90% of 8 x 80 GB holds 11 requests.
-`fig12_sensitivity` shows what else the paper leaves open, and how it changes the ratios.
+The paper does not say whether 27 requests are in each iteration or in the whole pipeline. Memory decides: beside 350 GB
+of weights, 90% of 64 x 80 GB holds 220 requests of 4K, 27 for each of 8 iterations in flight; 90% of 8 x 80 GB holds 11
+requests. `fig12_sensitivity` shows what else the paper leaves open, and how it changes the ratios.
 
 Bubble time of a request: seconds that stages waited for the iterations it was part of, mean over the stages.
 """

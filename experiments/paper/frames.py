@@ -43,7 +43,7 @@ def load_benchmark(
     rows: Callable[[dict[str, Any]], Iterable[Sequence[Any]]],
     say: Callable[[str], None],
 ) -> pd.DataFrame:
-    """A figure's table, made by `rows` from a benchmark's results file; empty, after saying so, if `rows` gives none."""
+    """A figure's table, made by `rows` from a benchmark's results file; says so and is empty if `rows` gives none."""
     found = read_benchmark(name)
     data = pd.DataFrame(list(rows(found)) if found else [], columns=list(columns))
     if found is None or data.empty:

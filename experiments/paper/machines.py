@@ -30,7 +30,7 @@ TITLES = {
 """Titles of panels, by machine."""
 
 LARGEST_BATCH = 18
-"""Batch for which an H200's graphs are captured: the largest in any figure. A graph computes all its rows, used or not."""
+"""Batch for which an H200's graphs are captured, the largest in any figure: a graph computes all its rows."""
 
 REAL = "gpu"
 TABLES_OPTION = "tables=.../aiconfigurator/a100_sxm"

@@ -5,7 +5,7 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.op_counts import layer_op_counts
 
 NAMES = {"qkv": "preproj", "attention": "attention", "o": "postproj", "gate_up": "ffn", "down": "ffn"}
-"""The paper's name for each operation of `cbatch.sim.op_counts.layer_op_counts`; both products of the feed-forward layer are ffn."""
+"""The paper's name for each operation of `layer_op_counts`; both products of the feed-forward layer are ffn."""
 
 ORDER = ("preproj", "attention", "postproj", "ffn", "others")
 
@@ -13,8 +13,8 @@ ORDER = ("preproj", "attention", "postproj", "ffn", "others")
 def seconds_by_operation(cost: ProfileCost, shape: BatchShape) -> dict[str, float]:
     """Device seconds of one iteration, in `ORDER`; "others" are norms, activations, residual sums, embedding and head.
 
-    Profiles made from printed numbers hold the matrix products as one sum. It is split by weights, to which both arithmetic and
-    bytes are proportional: preproj : postproj : ffn is 3 : 1 : 8 in the paper's models.
+    Profiles made from printed numbers hold the matrix products as one sum. It is split by weights, to which both
+    arithmetic and bytes are proportional: preproj : postproj : ffn is 3 : 1 : 8 in the paper's models.
     """
     parts, shapes = cost.parts(shape), cost.spec.linear_shapes
     weights = {name: inputs * outputs for name, (inputs, outputs) in shapes.items()}
@@ -25,7 +25,7 @@ def seconds_by_operation(cost: ProfileCost, shape: BatchShape) -> dict[str, floa
 
 
 def intensity_by_operation(cost: ProfileCost, shape: BatchShape) -> dict[str, float]:
-    """Arithmetic intensity of each operation of one layer, FLOP/byte; the feed-forward layer's products count together."""
+    """Arithmetic intensity of each operation of one layer, FLOP/byte; the products of ffn count together."""
     flops, moved = dict.fromkeys(ORDER[:-1], 0.0), dict.fromkeys(ORDER[:-1], 0.0)
     for name, work in layer_op_counts(cost.spec, shape).items():
         flops[NAMES[name]] += work.flops

@@ -1,4 +1,4 @@
-"""What the paper's figures and tables state, measured in simulation: one function per quantity, named in claims/*.yaml."""
+"""What the paper's figures and tables state, measured in simulation: a function per quantity named in claims/*.yaml."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

@@ -98,5 +98,5 @@ def _on(backend: Cpu | Cuda, spec: ModelSpec, loads: Sequence[Load]) -> RealStea
 
 
 def _blocks(load: Load, block_size: int) -> int:
-    """Returns the KV blocks of two batches: a whole batch may end at once, and its blocks are freed an iteration later."""
+    """Returns the KV blocks of two batches: a batch may end at once, and its blocks are freed an iteration later."""
     return 2 * load.batch * blocks_for(load.length, block_size)

@@ -103,10 +103,10 @@ def seconds_per_request(
 def simulate(
     executor: SimExecutor, cost: ProfileCost, policy: Policy, load: Load, stagger: Stagger = 0, tile: int | None = None
 ) -> RunRecord:
-    """Serve the generations that warm up, that are measured, and one more, which keeps the batch full until these have ended.
+    """Serve the generations that warm up, those measured, and one more, which keeps the batch full until these end.
 
-    The loop is synchronous, as the paper's systems were: the KV cache holds no more than the batch, and an asynchronous loop
-    frees blocks an iteration later. The host takes no time.
+    The loop is synchronous, as the paper's systems were: the KV cache holds no more than the batch, and an asynchronous
+    loop frees blocks an iteration later. The host takes no time.
     """
     limits = limits_of(load, tile or cost.profile.ceilings.tile)
     kv = KVSize(load.batch * blocks_for(load.length, BLOCK), BLOCK)

@@ -3,8 +3,8 @@
 Agents are the host and the streams. Each counts its own accesses, and knows how many accesses of every other agent come
 before its own next one. Two accesses to the same memory, one of them a write, race if neither comes before the other.
 
-Only the last write and each agent's last read of an item are stored: an access that does not race with those does not race
-with any earlier one (FastTrack, Flanagan and Freund, PLDI 2009). Knows nothing of streams, tensors or requests.
+Only the last write and each agent's last read of an item are stored: an access that does not race with those does not
+race with any earlier one (FastTrack, Flanagan and Freund, PLDI 2009). Knows nothing of streams, tensors or requests.
 """
 
 from collections.abc import Hashable, Sequence
@@ -96,7 +96,7 @@ class History:
         reads: Sequence[tuple[Hashable, Ints]] = (),
         writes: Sequence[tuple[Hashable, Ints]] = (),
     ) -> Race | None:
-        """Note that an agent reads and writes items of memories, as one access; return a race with an earlier one, if any."""
+        """Note that an agent reads and writes items of memories, as one access; return a race with an earlier one."""
         number = self.clocks.tick(agent)
         self._accesses[agent][number] = iteration, site
         if number % _TIDY_INTERVAL == 0:

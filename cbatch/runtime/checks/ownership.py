@@ -1,4 +1,4 @@
-"""Which KV blocks and request-table rows an iteration accesses, and which change owner: used by the race checker alone."""
+"""Which KV blocks and request-table rows an iteration accesses, and which change owner; for the race checker."""
 
 from collections.abc import Callable
 from functools import partial

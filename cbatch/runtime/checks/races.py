@@ -4,8 +4,8 @@
     event                stands for what its stream had been given when it was recorded, and for what came before that
     synchronize          puts all that the event stands for before what the host does next
 
-A race is found when it is enqueued, whether or not it would do harm this time, because only the host's calls are checked.
-So the same check works for threads and for CUDA streams, and it cannot see accesses that operations do not declare.
+A race is found when it is enqueued, whether or not it would do harm this time, because only the host's calls are
+checked. So the same check works for threads and for CUDA streams, and it cannot see undeclared accesses.
 """
 
 import sys

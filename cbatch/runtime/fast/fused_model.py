@@ -1,4 +1,4 @@
-"""The decoders of the Llama family at serving speed: `transformers`' weights, projections fused, eight kernels per layer.
+"""The decoders of the Llama family at serving speed: `transformers`' weights, eight kernels per layer.
 
     add to residual, normalise | q, k, v | rotate, write keys and values | attend | project |
     add to residual, normalise | SiLU(gate) * up | down
@@ -82,8 +82,8 @@ class FusedModel:
         """See `PagedModel`.
 
         Returns:
-            Logits, float32 [rows, vocabulary], in the model's own buffer: valid until the next call, and always at the same
-            address, as a captured graph needs. Those of empty rows are undefined.
+            Logits, float32 [rows, vocabulary], in the model's own buffer: valid until the next call, and always at the
+            same address, as a captured graph needs. Those of empty rows are undefined.
         """
         residual = embedding(token_ids, self._embedding)  # [tokens, hidden]
         parts: torch.Tensor | None = None

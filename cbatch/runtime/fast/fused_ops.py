@@ -1,8 +1,8 @@
 """The small operations between a decoder layer's matrix products, each in one pass over memory.
 
-Inputs named `parts` are [splits, tokens, width]: partial sums of a product whose inputs were split (`small_batch_gemm`), or
-a plain product as the only part. Each kernel lets its successor start early and itself waits for its predecessor
-("programmatic dependent launch") if `dependent`, which needs compute capability 9.0.
+Inputs named `parts` are [splits, tokens, width]: partial sums of a product whose inputs were split
+(`small_batch_gemm`), or a plain product as the only part. Each kernel lets its successor start early and itself waits
+for its predecessor ("programmatic dependent launch") if `dependent`, which needs compute capability 9.0.
 """
 
 import torch

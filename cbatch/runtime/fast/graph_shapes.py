@@ -18,11 +18,11 @@ WORTH = 0.85
 """A step runs operation by operation if it then takes at most this share of the time of its padded shape."""
 
 HIDDEN = 0.75
-"""Share of a step's time that launching its operations may take: beyond it, the device may have to wait for the host."""
+"""Share of a step's time that launching its operations may take: beyond it, the device may wait for the host."""
 
 
 class MeasuredGraphs(GraphedIteration):
-    """Graphs that are timed once captured: slow shapes are left out, and a step that padding would slow down runs eagerly."""
+    """Graphs that are timed once captured: slow shapes are left out; a step that padding slows down runs eagerly."""
 
     def _capture_all(self, shapes: Sequence[Shape]) -> CaptureReport:
         report = super()._capture_all(shapes)
@@ -108,7 +108,7 @@ def without_slow(seconds: Mapping[Shape, float]) -> dict[Shape, float]:
 def least_tokens(seconds: Mapping[Shape, float], launch_seconds: float) -> dict[Shape, int]:
     """Fewest tokens of a step for which each shape is worth its padding.
 
-    Without padding, a step between two shapes takes a time between theirs, or the time of launching it if that is longer.
+    Without padding, a step between two shapes takes a time between theirs, or that of launching it if longer.
 
     Args:
         seconds: of an iteration of each shape, ascending.
@@ -147,8 +147,8 @@ def decode_sizes(max_batch: int) -> list[int]:
 def mixed_sizes(limits: Limits) -> list[int]:
     """Tokens of mixed iterations: `limits.graph_sizes`, or multiples of the tile, in half tiles up to two.
 
-    Each graph takes about 1 MiB of device memory, whatever its size. A full batch with a chunk beside its decodes has more
-    tokens than requests, so sizes up to the batch are left out.
+    Each graph takes about 1 MiB of device memory, whatever its size. A full batch with a chunk beside its decodes has
+    more tokens than requests, so sizes up to the batch are left out.
     """
     sizes = limits.graph_sizes or [int(max(limits.tile, 16) * number) for number in (1, 1.5, 2, 3, 4, 6, 8, 16)]
     return [size for size in sizes if limits.max_batch < size <= limits.max_tokens]

@@ -46,8 +46,8 @@ class Tiling(NamedTuple):
 def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool) -> Tiling | None:
     """Return a tiling for a matrix, or None if none divides it evenly.
 
-    Measured on an H200 (`python -m experiments.bench step`): one program per multiprocessor with a deep pipeline is best,
-    with tiles of 128 outputs if there are enough of them, else tiles of 64 and as many splits as needed.
+    Measured on an H200 (`python -m experiments.bench step`): one program per multiprocessor with a deep pipeline is
+    best, with tiles of 128 outputs if there are enough of them, else tiles of 64 and as many splits as needed.
 
     Args:
         outputs: of the product; if gated, half the matrix's.

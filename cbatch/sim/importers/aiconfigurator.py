@@ -3,10 +3,11 @@
 A folder contains the tables of one system: *_gemm_bf16, *_context_attention, *_generation_attention and nccl-*, in
 milliseconds per call on one GPU. They are not tied to a model; any model is composed from them, by interpolation:
 
-* A product with n outputs and k inputs that was not measured takes the time per multiplication of its neighbours in (n, k),
-  interpolated in log space. On the A100, above 128 tokens, the time per wave is interpolated instead: a wave computes one
-  tile of 128 x 256 on every multiprocessor. With each n left out in turn, waves predict it with a median error of 1.3% to
-  8.5%, multiplications with 4.0% to 12.6% (192 to 4,096 tokens; k >= 1,024). Newer GPUs show no waves (2.7% to 6.0%).
+* A product with n outputs and k inputs that was not measured takes the time per multiplication of its neighbours in (n,
+  k), interpolated in log space. On the A100, above 128 tokens, the time per wave is interpolated instead: a wave
+  computes one tile of 128 x 256 on every multiprocessor. With each n left out in turn, waves predict it with a median
+  error of 1.3% to 8.5%, multiplications with 4.0% to 12.6% (192 to 4,096 tokens; k >= 1,024). Newer GPUs show no waves
+  (2.7% to 6.0%).
 * Decodes with more key-value heads than measured cost as much as decodes of more sequences, as heads are independent.
 * Context attention was measured without earlier context. A chunk with context takes its own time plus its scores with
   earlier tokens at the rate of one prompt as long as both; this is marked as estimated.

@@ -1,4 +1,4 @@
-"""Reads columns of a CSV file, plain or gzip-compressed, and checks every number; pandas is imported by the first file."""
+"""Reads columns of a CSV file, plain or gzip-compressed, and checks every number. The first file imports pandas."""
 
 import math
 import zlib
@@ -31,7 +31,7 @@ def read_table(
 ) -> Iterator[tuple[Labels, Numbers]]:
     """Yields for each row the `labels` columns as text and the named `columns` as numbers, at least 0.
 
-    An empty field of an `optional` column is NaN. `above_zero`: columns that must not contain 0. `num_rows`: only the first.
+    An empty field of an `optional` column is NaN. `above_zero`: columns that must not contain 0. `num_rows`: to read.
 
     Raises:
         ProfileError: unreadable file, missing column or invalid number; the message names file and line.
@@ -61,7 +61,7 @@ def summed(path: Path, curves: Sequence[PiecewiseLinear]) -> PiecewiseLinear:
 
 
 def only_file(folder: Path, pattern: str) -> Path:
-    """The file of a folder that matches; the newest by name, if there are several. Raises ProfileError if there is none."""
+    """The file of a folder that matches, of several the newest by name. Raises ProfileError if there is none."""
     found = sorted(folder.glob(pattern))
     if not found:
         raise ProfileError(f"{folder}: no file {pattern}; give the folder as it was published")

@@ -1,9 +1,9 @@
 """Vidur's operator and collective timings (Agrawal et al., MLSys 2024; github.com/microsoft/vidur, data/profiling).
 
 A folder compute/DEVICE: MODEL/mlp.csv (all but attention, one layer, one GPU of each tensor-parallel degree) and
-attention_*.csv; beside compute/, network/DEVICE_dgx/{all_reduce,send_recv}.csv. Times are milliseconds; medians are taken.
-Models are identified by shape. Vidur does not measure the output head, which is estimated. Host time is left out, as Vidur's own
-simulations leave it out by default.
+attention_*.csv; beside compute/, network/DEVICE_dgx/{all_reduce,send_recv}.csv. Times are milliseconds; medians are
+taken. Models are identified by shape. Vidur does not measure the output head, which is estimated. Host time is left
+out, as Vidur's own simulations leave it out by default.
 """
 
 from functools import cached_property

@@ -1,4 +1,4 @@
-"""The work that other engines are measured on: the requests that our benchmarks `async`, `graphs`, `pd` and `trace` serve."""
+"""The work that other engines are measured on: the requests of our benchmarks `async`, `graphs`, `pd` and `trace`."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

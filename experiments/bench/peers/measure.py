@@ -88,7 +88,7 @@ def measure(name: str, peer: Peer, *, path: str, repeats: int, folder: Path) -> 
 def run(
     peer: Peer, case: Case, spec: ModelSpec, requests: Sequence[Request], repeats: int
 ) -> tuple[float, list[float], dict[str, Any]]:
-    """Start the engine, warm it up, and serve the requests; the seconds of the start and of each run, and its settings."""
+    """Start the engine, warm it up, serve the requests; the seconds of the start and of each run, and its settings."""
     with TemporaryDirectory() as checkpoint:
         write_checkpoint(spec, Path(checkpoint))
         began = time.perf_counter()
@@ -102,7 +102,7 @@ def run(
 
 
 def serve(engine: Engine, requests: Sequence[Request]) -> float:
-    """Seconds for all requests; a CbatchError if one did not get all its tokens, as the engine did other work than ours."""
+    """Seconds for all requests; a CbatchError if one did not get its tokens, as the engine did other work than ours."""
     seconds, generated = engine.serve(requests)
     asked = [request.max_new_tokens for request in requests]
     if generated != asked:
@@ -129,7 +129,7 @@ def write_checkpoint(spec: ModelSpec, folder: Path) -> None:
 
 
 def graphics_card() -> tuple[str, str]:
-    """Name and driver version of the first GPU; asked outside this process, which must not start CUDA before it forks."""
+    """Name and driver version of the first GPU, from another process: this one must not start CUDA before it forks."""
     if shutil.which("nvidia-smi") is None:
         raise CbatchError("peers: nvidia-smi is not there; measure on a machine with an NVIDIA GPU")
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]

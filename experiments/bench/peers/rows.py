@@ -12,8 +12,8 @@ BY_HAND = ", by hand"
 def read(folder: Path) -> Json:
     """`folder`/peers.json with the figures of `folder`/peers/*.json in the place of its own.
 
-    Every engine's figure becomes {"median", "measured": date and commit}, with "min", "max" and "repeats" where a command
-    measured it; each section gets "sources", the measured files that it holds.
+    Every engine's figure becomes {"median", "measured": date and commit}, with "min", "max" and "repeats" where a
+    command measured it; each section gets "sources", the measured files that it holds.
     """
     path = folder / "peers.json"
     found: Json = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -26,8 +26,8 @@ MEMORY_SHARE = 0.9
 class VllmEngine:
     """`vllm.LLM` with random weights.
 
-    Serves from the call of `generate` to its return, so that handing requests to the engine's process counts; ours are timed
-    from the first plan.
+    Serves from the call of `generate` to its return, so that handing requests to the engine's process counts; ours are
+    timed from the first plan.
     """
 
     def __init__(self, checkpoint: Path, case: Case, longest: int) -> None:

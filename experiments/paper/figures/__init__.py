@@ -1,1 +1,1 @@
-"""One module per figure or table: `measure` gives its data, `draw` the drawing, `text` a table; functions of `data` are quantities."""
+"""A module per figure: `measure` gives its data, `draw` the drawing, `text` a table; its quantities take `data`."""

@@ -1,9 +1,9 @@
-"""Activity lanes and totals of the asynchronous-batching post (Hugging Face, May 2026), beside ours, simulated and measured.
+"""Lanes and totals of the asynchronous-batching post (Hugging Face, May 2026), beside ours, simulated and measured.
 
-The post: an 8B model, batch 32, 8K generated tokens; 300.6 s with the GPU active 76.0% of the time synchronously, 234.5 s and
-99.4% asynchronously. Simulated: host and device time of an iteration are those of the post's synchronous run; the gain of the
-asynchronous loop is the prediction. Measured: `python -m experiments.bench async`, on a host that has far less to do; active is
-the share of a profiled window in which kernels or copies run.
+The post: an 8B model, batch 32, 8K generated tokens; 300.6 s with the GPU active 76.0% of the time synchronously, 234.5
+s and 99.4% asynchronously. Simulated: host and device time of an iteration are those of the post's synchronous run; the
+gain of the asynchronous loop is the prediction. Measured: `python -m experiments.bench async`, on a host that has far
+less to do; active is the share of a profiled window in which kernels or copies run.
 """
 
 import json
@@ -52,8 +52,8 @@ class Always:
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Columns: hardware ("simulated", or the GPU), series (the loop), what, begin, value.
 
-    what: "host" (plan, launch, absorb), "wait" or "device", from `begin` for `value` milliseconds; or "seconds" of the whole
-    run and "active", the device's share of them.
+    what: "host" (plan, launch, absorb), "wait" or "device", from `begin` for `value` milliseconds; or "seconds" of the
+    whole run and "active", the device's share of them.
     """
     rows: list[tuple[Any, ...]] = []
     for loop in LOOPS:

@@ -1,7 +1,7 @@
 """Ablation of chunk selection: the ratio of prompt to output tokens drifts twice in one run, and `pd_aware` follows.
 
-The selector is not informed of the drift; it estimates P:D from the requests that have ended. It is compared with the fixed
-total that serves the whole run fastest, which only a sweep of the whole run can find.
+The selector is not informed of the drift; it estimates P:D from the requests that have ended. It is compared with the
+fixed total that serves the whole run fastest, which only a sweep of the whole run can find.
 """
 
 from collections.abc import Callable, Sequence

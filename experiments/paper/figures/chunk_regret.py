@@ -1,7 +1,7 @@
-"""Ablation of chunk selection: the cost of each selector against an exhaustive sweep of chunks, on three model/GPU pairs.
+"""Ablation of chunk selection: the cost of each selector against an exhaustive sweep, on pairs of model and GPU.
 
-SARATHI (arXiv 2308.16369, section 5.1.3) finds chunks by sweeping; `pd_aware` chooses during the run, from lengths and the
-cost model. Regret is the throughput lost against the best total of the sweep, over all multiples of half a tile.
+SARATHI (arXiv 2308.16369, section 5.1.3) finds chunks by sweeping; `pd_aware` chooses during the run, from lengths and
+the cost model. Regret is the throughput lost against the best total of the sweep, over all multiples of half a tile.
 """
 
 from collections.abc import Callable, Sequence

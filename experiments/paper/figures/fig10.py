@@ -1,8 +1,8 @@
 """Fig 10 of SARATHI (arXiv 2308.16369): device time per request by operation, baseline against chunks, at the peak.
 
-L = 1K and B = 18, each chunk size at the P:D where its chunks last as long as the decodes. The A6000's profile, made from
-printed numbers, holds the matrix products as one sum, which is split by weights: 3 : 1 : 8 of 12 H^2 parameters for preproj,
-postproj and ffn. All three therefore speed up equally there.
+L = 1K and B = 18, each chunk size at the P:D where its chunks last as long as the decodes. The A6000's profile, made
+from printed numbers, holds the matrix products as one sum, which is split by weights: 3 : 1 : 8 of 12 H^2 parameters
+for preproj, postproj and ffn. All three therefore speed up equally there.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
-"""Fig 11 of SARATHI (arXiv 2308.16369): throughput over the baseline's against P:D, chunks of 256 beside Orca's best and worst case.
+"""Fig 11 of SARATHI (arXiv 2308.16369): gain against P:D, chunks of 256 beside Orca's best and worst case.
 
-Orca's iterations hold whole prompts. In its best case starts are spread evenly, so that every prompt meets decodes; in its
-worst case all requests start together, and it schedules as the baseline does. The best case equals Sarathi with chunks as long
-as the prompts, so its peak lies at a much higher P:D.
+Orca's iterations hold whole prompts. In its best case starts are spread evenly, so that every prompt meets decodes; in
+its worst case all requests start together, and it schedules as the baseline does. The best case equals Sarathi with
+chunks as long as the prompts, so its peak lies at a much higher P:D.
 """
 
 from collections.abc import Callable, Sequence

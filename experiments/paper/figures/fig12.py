@@ -1,4 +1,4 @@
-"""Fig 12 of SARATHI (arXiv 2308.16369): GPT-3 on 64 A100s, bubble time per request and how soon 10,000 requests are served.
+"""Fig 12 of SARATHI (arXiv 2308.16369): GPT-3 on 64 A100s, bubble time per request, time to serve 10,000 requests.
 
 `experiments.paper.fig12_systems` runs the three systems, and explains them and the bubble time of a request.
 """
@@ -27,8 +27,8 @@ HARDWARE, BUBBLES, ENDS = "64 A100s", "bubbles", "ends"
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """Quantiles of both panels; empty without the tables of the A100 and its links.
 
-    Columns: hardware, series, panel (bubbles, ends), share (of the requests, 0 to 1), value (seconds: bubbles of a request,
-    or until this share has ended).
+    Columns: hardware, series, panel (bubbles, ends), share (of the requests, 0 to 1), value (seconds: bubbles of a
+    request, or until this share has ended).
     """
     rows: list[tuple[str, str, str, float, float]] = []
     if machines.are_real:
@@ -68,7 +68,7 @@ def _seconds(data: pd.DataFrame, panel: str, name: str) -> float:
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """Bubbles as a distribution, and requests ended over time. The paper prints ratios: they are applied to our Sarathi."""
+    """Bubbles as a distribution, and requests ended over time. The paper's ratios are applied to our Sarathi."""
     figure, [[bubbles, ends]] = new_figure(1, 2, 2.7)
     for index, series in enumerate(NAMES.values()):
         style = line_style(index) | {"markevery": 25, "label": series}

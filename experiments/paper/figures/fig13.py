@@ -1,7 +1,7 @@
 """Fig 13 of SARATHI (arXiv 2308.16369): the price of chunks of 64 to 512 tokens, and their gain end to end.
 
-Chunks read the KV cache of their prompt again and again, and small ones use the matrix units badly. The decodes that run
-beside them pay for it: the last panel is at each chunk's own best P:D.
+Chunks read the KV cache of their prompt again and again, and small ones use the matrix units badly. The decodes that
+run beside them pay for it: the last panel is at each chunk's own best P:D.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -67,7 +67,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
 
 
 def _mark_ratios(panel: Axes, shown: pd.DataFrame, ratios: dict[int, float]) -> None:
-    """Mark what a decode would cost by the paper's ratio to a prompt token, and write our ratio; both without "others"."""
+    """Mark the cost of a decode by the paper's ratio to a prompt token, and write our ratio; both without "others"."""
     times = shown[shown["series"] != "others"].groupby(["phase", "batch"])["value"].sum().to_dict()
     for batch in ratios or (BATCHES[0], BATCHES[-1]):
         ours, prompt = times["decode", batch], times["prefill", batch]

@@ -1,8 +1,8 @@
 """Fig 4 of SARATHI (arXiv 2308.16369): throughput of one layer, and arithmetic intensity, of prompts and of decodes.
 
-4a counts only the matrix products of a layer: with attention included, decodes could not come near their peak at a batch of
-256. Throughput with attention is drawn beside it. Lines end where the profile does; those of decodes end where decode-only
-iterations were last measured.
+4a counts only the matrix products of a layer: with attention included, decodes could not come near their peak at a
+batch of 256. Throughput with attention is drawn beside it. Lines end where the profile does; those of decodes end where
+decode-only iterations were last measured.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +34,8 @@ PREFILL, DECODE, INTENSITY, PRODUCTS = "prefill", "decode", "intensity", "no att
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """The three panels.
 
-    Columns: hardware, panel (prefill, decode, intensity), series, x (batch size, or the operation), value (tokens/ms of a
-    layer, or FLOP/byte), balance (FLOP/byte above which the hardware is compute-bound).
+    Columns: hardware, panel (prefill, decode, intensity), series, x (batch size, or the operation), value (tokens/ms of
+    a layer, or FLOP/byte), balance (FLOP/byte above which the hardware is compute-bound).
     """
     rows = []
     for hardware, at in machines.available(SINGLE_ITERATIONS):

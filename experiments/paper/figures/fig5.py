@@ -1,8 +1,8 @@
-"""Fig 5 of SARATHI (arXiv 2308.16369): bubbles of a two-stage pipeline by cause, and what remains of them with chunks of equal size.
+"""Fig 5 of SARATHI (arXiv 2308.16369): bubbles of a two-stage pipeline by cause, with prompts whole and in chunks.
 
 Two micro-batches of seven requests decode, one at long contexts and one at short ones. Then three prompts arrive: two
-of different lengths at once, and one later. Each engine serves the same requests. The paper's figure is a sketch; this one is
-simulated.
+of different lengths at once, and one later. Each engine serves the same requests. The paper's figure is a sketch; this
+one is simulated.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -48,8 +48,8 @@ HATCHES = {"pb1": "////", "pb2": "....", "pb3": "xxxxx"}
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     """What each of two stages, on the first available machine, does around the arrivals.
 
-    Columns: hardware, series (the policy), stage, begin (milliseconds since the first prompts arrived), doing, iteration,
-    prompt and decodes (tokens of the iteration), value (milliseconds).
+    Columns: hardware, series (the policy), stage, begin (milliseconds since the first prompts arrived), doing,
+    iteration, prompt and decodes (tokens of the iteration), value (milliseconds).
     """
     hardware, at = next(machines.available(SINGLE_ITERATIONS))
     profile = replace(at.cost.profile, links=Links(within_node=LINK.seconds()))

@@ -1,4 +1,4 @@
-"""Fig 7 of SARATHI (arXiv 2308.16369): iteration time against tokens, which rises with each tile of the matrix products."""
+"""Fig 7 of SARATHI (arXiv 2308.16369): iteration time against tokens, which rises with each tile of the products."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise

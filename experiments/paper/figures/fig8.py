@@ -1,8 +1,8 @@
-"""Fig 8 of SARATHI (arXiv 2308.16369): speedup of a decode beside a chunk over one alone, against the batch size, C = 256.
+"""Fig 8 of SARATHI (arXiv 2308.16369): speedup of a decode beside a chunk of 256 over one alone, by batch size.
 
-A decode beside a chunk costs its share of what the mixed iteration takes beyond the chunk alone (Table 2). The speedup falls
-with the batch, as larger batches already share the weights among their decodes, and with the length, as attention is not
-shared.
+A decode beside a chunk costs its share of what the mixed iteration takes beyond the chunk alone (Table 2). The speedup
+falls with the batch, as larger batches already share the weights among their decodes, and with the length, as attention
+is not shared.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
-"""Fig 9 of SARATHI (arXiv 2308.16369): throughput over the baseline's against P:D, for chunks of 128, 256 and 512 tokens.
+"""Fig 9 of SARATHI (arXiv 2308.16369): throughput over the baseline's against P:D, for chunks of 128, 256 and 512.
 
-The gain is highest where the chunks of a prompt and the decodes of an output take the same number of iterations. With the
-chunk C' = C - (B-1) that fills the tiles together with B-1 decodes, that is at P:D = C/(B-1) - 1.
+The gain is highest where the chunks of a prompt and the decodes of an output take the same number of iterations. With
+the chunk C' = C - (B-1) that fills the tiles together with B-1 decodes, that is at P:D = C/(B-1) - 1.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,7 @@
 """CUDA graphs and torch.compile against the batch size: where the gain of Fireworks AI's post (August 2023) ends.
 
-The post serves one request: LLaMA-2-7B, batch 1, on an A100-80GB, 30 tokens/s without graphs and 69 with them. A larger batch
-gives the device more to do for the same launches. Measured by `python -m experiments.bench graphs`.
+The post serves one request: LLaMA-2-7B, batch 1, on an A100-80GB, 30 tokens/s without graphs and 69 with them. A larger
+batch gives the device more to do for the same launches. Measured by `python -m experiments.bench graphs`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ SLOTS = 2  # each size is captured once for each I/O slot
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Columns: hardware, series (the way), what ("rate", or one of `PRICES`), batch (0 for prices), value (tokens/s, s)."""
+    """Columns: hardware, series (the way), what ("rate", or one of `PRICES`), batch (0 for prices), value."""
     return load_benchmark("graphs", ["series", "what", "batch", "value"], _rows, say)
 
 
@@ -85,7 +85,7 @@ def _rates(data: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """Left, tokens/s; right, the gain of graphs over launching the same operations one by one. The post's values at batch 1."""
+    """Left, tokens/s; right, the gain of graphs over launching one by one. The post's values are at batch 1."""
     rates = _rates(data)
     figure, [[speeds, gains]] = new_figure(1, 2, 3.1)
     for index, name in enumerate(map(str, rates)):

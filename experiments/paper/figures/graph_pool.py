@@ -1,7 +1,7 @@
 """Memory of captured CUDA graphs: one shared pool against one pool per graph, by the number of graphs captured.
 
-Fireworks AI's post (August 2023) captures a graph for each batch size, in decreasing order, into one shared pool. Measured
-by `python -m experiments.bench graph_memory`.
+Fireworks AI's post (August 2023) captures a graph for each batch size, in decreasing order, into one shared pool.
+Measured by `python -m experiments.bench graph_memory`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,8 +1,8 @@
-"""Ablation of the runtime: both loops without graphs, with graphs of decodes only, and with graphs of all iterations, on mixed traffic.
+"""Ablation of the runtime on mixed traffic: both loops without graphs, with graphs of decodes, and with all graphs.
 
-Measured by `python -m experiments.bench loops`, with the settings of conf/experiment/loops.yaml. The posts on asynchronous
-batching and on CUDA graphs each have one of the two, and pure decodes; with chunked prefills most iterations hold prompts,
-which graphs of decodes do not serve.
+Measured by `python -m experiments.bench loops`, with the settings of conf/experiment/loops.yaml. The posts on
+asynchronous batching and on CUDA graphs each have one of the two, and pure decodes; with chunked prefills most
+iterations hold prompts, which graphs of decodes do not serve.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,8 @@
 """Ablation between Orca's worst and best case in Fig 11 of SARATHI (arXiv 2308.16369): the gain against the stagger.
 
-If all requests start together, whole prompts never meet decodes (worst case). If starts are spread evenly over a request's
-life of D iterations, D / B apart, every prompt does (best case, the last point of a line). Sarathi staggers requests by itself.
+If all requests start together, whole prompts never meet decodes (worst case). If starts are spread evenly over a
+request's life of D iterations, D / B apart, every prompt does (best case, the last point of a line). Sarathi staggers
+requests by itself.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
-"""Table 2 of SARATHI (arXiv 2308.16369): one iteration of a prompt, of decodes, and of both, and the time per token in each.
+"""Table 2 of SARATHI (arXiv 2308.16369): an iteration of a prompt, of decodes, and of both, with times per token.
 
-A decode beside a prompt costs its share of what the iteration takes beyond the prompt alone. Totals are matrix products plus
-attention, as in the paper, whose rows add up without anything else.
+A decode beside a prompt costs its share of what the iteration takes beyond the prompt alone. Totals are matrix products
+plus attention, as in the paper, whose rows add up without anything else.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Ablation of SARATHI's tile alignment (arXiv 2308.16369, section 4.4): chunks that fill whole tiles, and chunks that do not.
+"""Ablation of SARATHI's tile alignment (arXiv 2308.16369, section 4.4): chunks that fill whole tiles, or do not.
 
-With B = 18 and C = 256, adding decodes on top of the chunk makes 273 tokens: a third tile of 128, nearly empty. The paper
-prints the step (Fig 7) but not its cost end to end.
+With B = 18 and C = 256, adding decodes on top of the chunk makes 273 tokens: a third tile of 128, nearly empty. The
+paper prints the step (Fig 7) but not its cost end to end.
 """
 
 from collections.abc import Callable, Sequence

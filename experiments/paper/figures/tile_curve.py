@@ -1,7 +1,7 @@
 """The tile curve of a real GPU: iteration time against tokens on an H200, and the sizes to avoid.
 
-SARATHI's A6000 steps every 128 tokens (arXiv 2308.16369, Fig 7). Here the library chooses among kernels with tiles of many
-shapes: there are steps, and there are sizes that take longer than some larger size does. Measured by
+SARATHI's A6000 steps every 128 tokens (arXiv 2308.16369, Fig 7). Here the library chooses among kernels with tiles of
+many shapes: there are steps, and there are sizes that take longer than some larger size does. Measured by
 `python -m experiments.bench tiles`.
 """
 
@@ -18,8 +18,8 @@ from experiments.paper.machines import Machines
 from experiments.plots.style import line_style, new_figure
 
 SLOWER, LOST = 0.02, 0.1
-"""Avoid a size if a larger one takes less time, by more than the first share - pad to it - or if a smaller one has a rate
-higher by more than the second - take that. Repeats differ by about 0.02."""
+"""Avoid a size if a larger one takes less time, by more than the first share - pad to it - or if a smaller one has a
+rate higher by more than the second - take that. Repeats differ by about 0.02."""
 CANDIDATES = 64
 """Chunk sizes in the table and in the counts are multiples of this."""
 
@@ -37,8 +37,8 @@ def _rows(found: dict[str, Any]) -> Iterator[tuple[str, int, float, float, float
 def judge(data: pd.DataFrame) -> pd.DataFrame:
     """`data` with the reasons to avoid each size.
 
-    rate: tokens/ms. lost: share by which it is below the best rate of a smaller size. instead: the fastest of the larger
-    sizes that take less time by more than `SLOWER`; 0 if there is none.
+    rate: tokens/ms. lost: share by which it is below the best rate of a smaller size. instead: the fastest of the
+    larger sizes that take less time by more than `SLOWER`; 0 if there is none.
     """
     rate = data["tokens"] / data["value"]
     instead = []

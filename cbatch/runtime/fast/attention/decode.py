@@ -1,7 +1,7 @@
 """Decodes by our own kernel, prompt chunks by one that is made for them.
 
-A kernel for many queries leaves the memory idle between its tiles where each request has one query, and unless it splits
-contexts, most of the GPU too.
+A kernel for many queries leaves the memory idle between its tiles where each request has one query, and unless it
+splits contexts, most of the GPU too.
 """
 
 from typing import Protocol

@@ -1,10 +1,10 @@
 """A Triton kernel for the attention of decodes over pages: memory-bound, however their contexts are distributed.
 
 One query takes as long as reading its keys and values, so every multiprocessor should read all the time. The blocks of
-all contexts form one line, and each program takes an equal share of the line: a long context is spread over many programs
-("Flash-decoding", Dao et al., 2023), a short one is a part of one program's share ("Stream-K", Osama et al., PPoPP 2023).
-Each program stores its part of a shared context with the logarithm of its weight, and the last one to finish combines the
-parts. The number of programs depends on the GPU alone: rows of padding or of chunks cost nothing.
+all contexts form one line, and each program takes an equal share of the line: a long context is spread over many
+programs ("Flash-decoding", Dao et al., 2023), a short one is a part of one program's share ("Stream-K", Osama et al.,
+PPoPP 2023). Each program stores its part of a shared context with the logarithm of its weight, and the last one to
+finish combines the parts. The number of programs depends on the GPU alone: rows of padding or of chunks cost nothing.
 """
 
 from typing import NamedTuple
@@ -36,9 +36,9 @@ class Tuning(NamedTuple):
 
 FEW_HEADS = Tuning(programs=2, block=64, stages=4, registers=None)
 MANY_HEADS = Tuning(programs=4, block=32, stages=3, registers=128)
-"""For models with many kv heads: a program reads one head's keys, whose rows are all heads apart, and each head's line is
-divided into few shares. Measured on an H200: 5% faster than FEW_HEADS with the 40 kv heads of LLaMA-13B, 3 to 9% slower
-with the 8 of Llama 3.1 8B."""
+"""For models with many kv heads: a program reads one head's keys, whose rows are all heads apart, and each head's line
+is divided into few shares. Measured on an H200: 5% faster than FEW_HEADS with the 40 kv heads of LLaMA-13B, 3 to 9%
+slower with the 8 of Llama 3.1 8B."""
 
 LEAST_FOR_MANY = 16
 """Fewest kv heads for which MANY_HEADS is used; between the two that were measured."""
@@ -189,7 +189,7 @@ def _find(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     BLOCKS_A_PAGE: tl.constexpr,
 ):
-    """Return the row whose block is at a place of the line, or at its end; its first place, token and context; and the page."""
+    """Return the row whose block is at a place of the line, its first place, token and context, and the page."""
     at = tl.minimum(at, num_blocks - 1)
     row = tl.sum((ends <= at).to(tl.int32))
     begin = tl.sum(tl.where(tl.arange(0, ROWS) < row, blocks, 0))
