@@ -181,7 +181,7 @@ class ProfileCost:
         return {**profile.origins(self.spec, topology.tensor_parallel), **found, **estimated}
 
     def provenance(self, asynchronous: bool | None = None, *, own_host: bool = False) -> dict[str, Any]:
-        """The profile, its error, what was not measured and the extrapolated iterations; part of every simulated result.
+        """The profile, its error, what was not measured, and extrapolated iterations; part of every simulated result.
 
         asynchronous: the loop; None: of neither. own_host: the host time is not the profile's.
         """

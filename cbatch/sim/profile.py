@@ -145,9 +145,10 @@ class Operations:
 class Profile:
     """One kind of GPU.
 
-    name, hardware, source: the GPU, and the source of the numbers. entries: the origin of each entry, see `read_entries`.
-    error: how far simulated times were from real runs, or that this is unknown. compared: the runs that it holds for; None: the
-        text says it itself.
+    name, hardware, source: the GPU, and the source of the numbers. entries: the origin of each entry, see
+        `read_entries`.
+    error: how far simulated times were from real runs, or that this is unknown. compared: the runs that it holds for;
+        None: the text says it itself.
     memory_bytes: of the device.
     ceilings: for parts that were not measured. attention, small: kernel rates for models that were not measured.
     sync_host, async_host: host time of an iteration in the two loops; hosts: of models for which it was measured.

@@ -17,8 +17,8 @@
          "power": {"tokens", "gain", "loss", "reserve_seconds",                                            (optional)
                    "requests", "decode_loss", "rise_seconds", "idle_rise_seconds"}}}}}}
 
-A model's tables cover all its layers on one GPU; null in a grid means not measured. The key "from", anywhere, is the origin of
-the numbers beside and below it: see `cbatch.sim.provenance`.
+A model's tables cover all its layers on one GPU; null in a grid means not measured. The key "from", anywhere, is the
+origin of the numbers beside and below it: see `cbatch.sim.provenance`.
 """
 
 import json

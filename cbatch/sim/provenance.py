@@ -1,7 +1,7 @@
 """Where the numbers of a hardware profile come from, entry by entry, and for which runs its error was established.
 
-An entry is an object of numbers in a profile's file. Its origin is its "from", or that of the object around it, or the file's
-"source". The first word says of which kind it is:
+An entry is an object of numbers in a profile's file. Its origin is its "from", or that of the object around it, or the
+file's "source". The first word says of which kind it is:
 
     measured  the command, date, card and commit follow
     derived   from what, and how

@@ -41,7 +41,7 @@ def main(
     backend: str = "auto",
     folder: str = "results",
 ) -> None:
-    """Measures, prints and writes checks.json. Default: tiny at batch 1, 32, 128 on a CPU, llama-3.1-8b at 32 on a GPU."""
+    """Measures, prints and writes checks.json. Default: tiny at 1, 32, 128 on a CPU, llama-3.1-8b at 32 on a GPU."""
     place = _place(backend)
     on_cpu = isinstance(place, Cpu)
     spec = load_spec(("tiny" if on_cpu else "llama-3.1-8b") if model == "auto" else model)

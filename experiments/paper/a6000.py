@@ -7,12 +7,13 @@ speedup, the position of a peak - is an input: the profile is to predict those. 
 
 * Matrix products step with tiles of 128 tokens: within a tile every size costs what the full tile costs (Fig 7: 256 to
   257 tokens, +32%). Up to 4 tokens cost the same; from there to the first full tile the time rises linearly.
-* Fig 4a counts the matrix products of a layer: with attention included, decodes could not come near its peak at B = 256.
+* Fig 4a counts the matrix products of a layer: with attention included, decodes could not come near its peak at B =
+  256.
 * The time of 256 tokens in Fig 7 beyond those products and attention is "other", in proportion to tokens, like norms,
   activations and residual sums. That is 5% of an iteration, where Fig 3 says below 5%.
-* Attention of a chunk is bound by arithmetic or by reading its context, whichever takes longer: a whole prompt by arithmetic
-  (Table 2), chunks of 64, three times slower (Fig 13), by reading. A decode reads its context at the rate of Table 2.
-  A mixed iteration adds what Table 2's 1,021 + 3 tokens cost beyond the sum of their parts.
+* Attention of a chunk is bound by arithmetic or by reading its context, whichever takes longer: a whole prompt by
+  arithmetic (Table 2), chunks of 64, three times slower (Fig 13), by reading. A decode reads its context at the rate of
+  Table 2. A mixed iteration adds what Table 2's 1,021 + 3 tokens cost beyond the sum of their parts.
 * The paper prints no times of embedding and output head; they are part of "other".
 """
 
@@ -115,8 +116,8 @@ def _attention(spec: ModelSpec) -> dict[str, Any]:
     per_score = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
     flops_per_score = 4 * LAYERS * spec.num_heads * spec.head_dim
     return {
-        "from": "derived from Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in 15.2 ms; "
-        "Fig 13: a prompt in chunks of 64 takes 3 times as long",
+        "from": "derived from Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in "
+        "15.2 ms; Fig 13: a prompt in chunks of 64 takes 3 times as long",
         "bandwidth_bytes_per_second": _round(kv_bytes / (ms_per_decode_context() * MS)),
         "chunk_bandwidth_bytes_per_second": _round(kv_bytes / (ms_per_chunk_context() * MS)),
         "flops_per_second": _round(flops_per_score / (per_score * MS)),
@@ -130,8 +131,8 @@ def _tables() -> dict[str, Any]:
         linear |= ({tokens - TILE + 1: ms} if tokens > TILE else {}) | {tokens: ms}
     return {
         "linear": {
-            "from": "derived: 44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. 256: Fig 4a, 12.5% below "
-            "180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. 1,024: Table 2; evenly between, in proportion "
+            "from": "derived: 44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. 256: Fig 4a, "
+            "12.5% below 180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. 1,024: Table 2; evenly between, in proportion "
             "beyond. Steps of 128: Fig 7",
             "tokens": list(linear),
             "all": [_round(ms * MS) for ms in linear.values()],

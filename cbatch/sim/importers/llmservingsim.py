@@ -1,8 +1,8 @@
 """Layer timings of LLMServingSim (github.com/casys-kaist/LLMServingSim, profiler/perf): vLLM's kernels, layer by layer.
 
 A folder MODEL_tpDEGREE: dense.csv (operators of one layer against tokens), per_sequence.csv (output head and sampler
-against sequences) and attention.csv (one layer, a chunk and decodes in one call). Times are microseconds. Links and host
-time were not measured.
+against sequences) and attention.csv (one layer, a chunk and decodes in one call). Times are microseconds. Links and
+host time were not measured.
 """
 
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ def read(folder: Path) -> Profile:
         name=f"llmservingsim-{device.lower()}",
         hardware=hardware,
         source=f"measured by others: LLMServingSim's published layer timings, {folder.parent.name}/{folder.name}",
-        error="one served run of 300 requests on an RTX PRO 6000: total time 4.7% short, mean time per output token 4.1%, mean "
-        "time to first token 11% (python -m experiments.paper served); host time is not in the tables",
+        error="one served run of 300 requests on an RTX PRO 6000: total time 4.7% short, mean time per output token "
+        "4.1%, mean time to first token 11% (python -m experiments.paper served); host time is not in the tables",
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),
         tables=LayerTables(folder),
@@ -88,7 +88,8 @@ class _Layers:
 def _attention(path: Path) -> TableAttention:
     """Chunks alone, decodes alone, and what decodes add to the call of a chunk: the median over all chunks.
 
-    In a mixed call this kernel reads the decodes' context at a lower rate than alone, so that the two do not simply add.
+    In a mixed call this kernel reads the decodes' context at a lower rate than alone, so that the two do not simply
+    add.
     """
     columns = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
     rows = [(*sizes, us * US) for _, (*sizes, us) in read_table(path, columns)]
