@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from cbatch.check_plan import check_plan
 from cbatch.cost import CostModel
 from cbatch.engine_view import EngineView
-from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError, WorkloadError
+from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError, StallError, WorkloadError
 from cbatch.executor import Executor, Step
 from cbatch.kv import BlockPool, CountingPool
 from cbatch.limits import Limits
@@ -27,6 +27,7 @@ from cbatch.policy_calls import check_policy, ignore, line_in_policy, optional_m
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
+from cbatch.stall import PATIENCE, Patience, StallWatch
 from cbatch.state import State
 
 
@@ -55,11 +56,13 @@ class Engine:
         num_blocks: int,
         block_size: int,
         asynchronous: bool = True,
+        patience: Patience = PATIENCE,
     ) -> None:
         """
         Args:
             num_blocks, block_size: the KV cache, in blocks and tokens per block.
             asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one fewer.
+            patience: how long to go on without a token while requests wait or run.
         """
         self.policy = policy
         self.policy_name = type(policy).__name__
@@ -73,6 +76,7 @@ class Engine:
         self.view = EngineView(self.state, limits, cost)
         self.record = RunRecord()
         self.num_unfinished = 0
+        self._stall_watch = StallWatch(patience)
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
@@ -137,6 +141,7 @@ class Engine:
             if not self._in_flight and not plan.preempt and not plan.reject:
                 self._idle(plan)
             return None
+        self._stall_watch.note_launch()
         state = self.state
         step = state.apply(checked, planned_at)
         handle = self.executor.launch(step)
@@ -163,6 +168,10 @@ class Engine:
             self._call(self._on_step, record)
         for request in absorbed.finished:
             self._ended(request)
+        if len(absorbed.receivers):
+            self._stall_watch.note_progress(received_at)
+        else:
+            self._check_progress(received_at)
 
     def _arrivals(self) -> float:
         """Move the requests that have arrived to the waiting queue; returns the time."""
@@ -177,19 +186,36 @@ class Engine:
         self._call(self._on_arrival, request)
 
     def _idle(self, plan: Plan) -> None:
-        """Sleep until the next arrival or the plan's `wake_at`: nothing is in flight and the policy plans nothing."""
-        times = [self._pending[0].arrival_time] if self._pending else []
-        if plan.wake_at is not None and plan.wake_at > self.view.now:
+        """Sleep until the next arrival or the plan's `wake_at`: nothing is in flight and the policy plans nothing.
+
+        Where no request waits or runs, there is nothing to plan at `wake_at`.
+        """
+        state, now, pending = self.state, self.view.now, self._pending
+        times = [pending[0].arrival_time] if pending else []
+        if plan.wake_at is not None and plan.wake_at > now and (state.waiting or state.running):
+            self._stall_watch.note_empty_plan()
+            self._check_progress(now)
             times.append(plan.wake_at)
         if times:
             self.executor.sleep_until(min(times))
-            if self._pending and self._pending[0].arrival_time <= self.executor.now():
-                self._arrive(self._pending.popleft())  # it waits for an iteration, and none would come
+            if pending and pending[0].arrival_time <= (now := self.executor.now()):
+                self._stall_watch.note_progress(now)
+                self._arrive(pending.popleft())  # it waits for an iteration, and none would come
         elif self.num_unfinished:
-            held = f"{len(self.state.waiting)} waiting and {len(self.state.running)} running requests"
-            stuck = f"empty plan with {held}, nothing in flight and no arrival to come"
-            wake_at = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={self.view.now:g}"
+            stuck = f"empty plan with {self._held()}, nothing in flight and no arrival to come"
+            wake_at = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={now:g}"
             raise PolicyError(f"{self._where()}: {stuck}; plan a request, preempt one, or give {wake_at}")
+
+    def _check_progress(self, now: float) -> None:
+        """Raises StallError if requests wait or run, and for too long none has received a token."""
+        stall = self._stall_watch.stall(now)
+        if stall and (self.state.waiting or self.state.running):
+            found, setting = stall
+            remedy = f"compute their tokens, or raise patience.{setting}"
+            raise StallError(f"{self._where()}: {found} with {self._held()}; {remedy}")
+
+    def _held(self) -> str:
+        return f"{len(self.state.waiting)} waiting and {len(self.state.running)} running requests"
 
     def _ended(self, request: Request) -> None:
         self.num_unfinished -= 1

@@ -25,6 +25,10 @@ class PolicyError(CbatchError):
     """A policy raised, or planned nothing although only it could make progress."""
 
 
+class StallError(PolicyError):
+    """A policy makes no progress: see `cbatch.stall.Patience`."""
+
+
 class ModelError(CbatchError):
     """A model cannot be built or loaded: the message names the preset, folder or file."""
 

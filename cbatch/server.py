@@ -15,6 +15,7 @@ from cbatch.limits import Limits
 from cbatch.policy import Policy
 from cbatch.record import RunRecord
 from cbatch.request import Request
+from cbatch.stall import PATIENCE, Patience
 
 E_co = TypeVar("E_co", bound=Executor, covariant=True)
 
@@ -27,6 +28,7 @@ class Server(Generic[E_co]):
     limits, kv: what the executor was built for. `dataclasses.replace` narrows them for some of the requests.
     cost: predicts iterations for policies.
     asynchronous: whether a call that does not say runs the asynchronous loop; see `Engine`.
+    patience: how long a policy may make no progress.
     """
 
     executor: E_co
@@ -34,6 +36,7 @@ class Server(Generic[E_co]):
     cost: CostModel
     kv: KVSize
     asynchronous: bool = True
+    patience: Patience = PATIENCE
 
     def engine(self, policy: Policy, requests: Iterable[Request] = (), *, asynchronous: bool | None = None) -> Engine:
         """Returns an engine with these requests submitted, for callers that step it or look into its state.
@@ -51,6 +54,7 @@ class Server(Generic[E_co]):
             num_blocks=self.kv.num_blocks,
             block_size=self.kv.block_size,
             asynchronous=self.asynchronous if asynchronous is None else asynchronous,
+            patience=self.patience,
         )
         engine.submit(requests)
         return engine

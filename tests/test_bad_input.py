@@ -31,6 +31,10 @@ class Idle(Base):
     def choose(self, view, requests):
         return Plan()
 
+class Forever(Base):
+    def choose(self, view, requests):
+        return Plan(wake_at=view.now + 1)
+
 class NoPlan:
     pass
 
@@ -133,6 +137,9 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ("kv_tokens=0", "kv_tokens=0: give a whole number of tokens"),
         ("kv_tokens=10", "kv_tokens=10 is less than one block of block_size=16; raise kv_tokens"),
         ("block_size=none", "block_size=none: give a whole number of tokens"),
+        ("patience.seconds=0", "patience.seconds=0.0 must be above 0"),
+        ("patience.empty_plans=many", "patience.empty_plans=many: give a valid integer"),
+        ("patience.empty=3", "patience.empty: no such key; did you mean empty_plans?"),
         ("progress=maybe", "progress=maybe: give on, off or auto"),
         ("timeline=3", "timeline=3: give on or off"),
         ("runtime.graphs=some", "runtime.graphs=some: give off, decode or all"),
@@ -172,6 +179,14 @@ def test_values_out_of_range(refused: Refused, arguments: str, message: str) -> 
             "policy Raises, iteration 0: plan() raised ValueError: two lines",
         ),
         ("policy._target_=mine.Twice ~policy.chunking", "policy Twice, iteration 0, request 0: illegal plan"),
+        (
+            "policy._target_=mine.Forever ~policy.chunking patience.seconds=10",
+            "policy Forever, iteration 0: no token for 11 s with 144 waiting and 0 running requests; ",
+        ),
+        (
+            "policy._target_=mine.Forever ~policy.chunking patience.empty_plans=3",
+            "policy Forever, iteration 0: 3 empty plans in a row with 144 waiting and 0 running requests; ",
+        ),
         ("policy._target_=mine.Idle ~policy.chunking", "policy Idle, iteration 0: empty plan with 144 waiting"),
         (
             "policy._target_=mine.Idle",

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cbatch import ConfigError, Plan, Policy, View
+from cbatch.stall import Patience
 from experiments.check.__main__ import main
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import Ask, Scenario, play
@@ -56,6 +57,13 @@ class Twice:
     def plan(self, view: View) -> Plan:
         plan = Orca().plan(view)
         return Plan([*plan, *plan]) if len(plan) > 1 else plan
+
+
+class Forever:
+    """Asks to be woken for ever."""
+
+    def plan(self, view: View) -> Plan:
+        return Plan(wake_at=view.now + 1)
 
 
 class DecodesTheVictim:
@@ -133,6 +141,7 @@ class Raising(Orca):
         ),
         (Greedy(), "kv", "rule: the KV blocks that a plan takes must be free", 2),
         (Restless(), "ends", "requests are planned and preempted again and again, and none ends", 1),
+        (Forever(), "ends", "policy Forever, iteration 0: 50 empty plans in a row with 1 waiting and 0 running", 1),
         (Forgetful(), "legal", "policy Forgetful, iteration 1: empty plan with 0 waiting and 1 running", 1),
         (Hesitant(), "work_conserving", "nothing is computed, although any waiting request would fit", 1),
         (Raising(), "legal", "policy Raising, iteration 0: plan() raised KeyError: 'nothing'", 2),
@@ -147,6 +156,20 @@ def test_the_smallest_schedule_that_denies_a_property_is_found(
     assert counterexample is not None
     assert says in counterexample.violation.why
     assert len(counterexample.history.scenario.asks) == num_requests
+
+
+def test_a_policy_that_waits_ends_with_more_patience() -> None:
+    class Late(Orca):
+        """Begins after a minute."""
+
+        def plan(self, view: View) -> Plan:
+            return super().plan(view) if view.now >= 60 else Plan(wake_at=view.now + 1)
+
+    asked = [prop for prop in PROPERTIES if prop.name == "ends"]
+    few = list(islice(tiny_scenarios(CHUNK), 3))
+    for empty_plans, ends in ((60, True), (59, False)):
+        found = search(Late(), asked, CHUNK, num_random=0, tiny=few, patience=Patience(empty_plans=empty_plans))
+        assert (found["ends"] is None) is ends
 
 
 def test_a_denial_by_a_random_scenario_is_shrunk() -> None:

@@ -22,6 +22,7 @@ from cbatch.policy import Policy
 from cbatch.replay.decisions import Decided, Decision, StepEnd, look, read
 from cbatch.request import Request
 from cbatch.server import Server
+from cbatch.stall import ENDLESS
 from cbatch.validate import validate
 from cbatch.view import View
 
@@ -84,7 +85,8 @@ def replay(recorded: Recorded, requests: Sequence[Request], policy: Policy, cost
     replayed = ReplayPolicy(policy, decisions, requests, report)
     executor = ReplayExecutor(times, step_ends, recorded.num_stages)
     kv = KVSize(recorded.num_blocks, recorded.block_size)
-    engine = Server(executor, recorded.limits, cost, kv, recorded.asynchronous).engine(replayed, requests)
+    server = Server(executor, recorded.limits, cost, kv, recorded.asynchronous, ENDLESS)  # the recording ends the run
+    engine = server.engine(replayed, requests)
     with suppress(_EndOfRecordingError):  # the recorded run did not finish
         engine.run()
 

@@ -6,6 +6,8 @@ smallest schedule that shows it is printed. chunk=4 unless given; request sizes 
 
   random=200          random workloads for each property that no tiny one violates
   require=a,b         properties that the policy must have, besides legal, kv and ends
+  patience.empty_plans=50, patience.seconds=3600
+                      after which a run without progress counts as one that does not end
 
 The status is 0, or 1 if the policy lacks a property that it must have.
 """
@@ -19,8 +21,10 @@ from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from cbatch import ConfigError, Policy
+from cbatch.stall import Patience
 from cbatch.validation import nearest
 from experiments.check.properties import NAMES, PROPERTIES
+from experiments.check.scenario import SHORT
 from experiments.check.search import search
 from experiments.check.verdicts import text
 from experiments.config.assemble import make_policy
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(*arguments: str) -> int:
     options, overrides = _options(arguments)
-    policy, chunk = _policy(overrides)
+    policy, chunk, patience = _policy(overrides)
     counts: list[int] = []
     with tqdm(unit=" workloads", leave=False, disable=None) as bar:
 
@@ -53,7 +57,7 @@ def _check(*arguments: str) -> int:
             counts.append(number)
             bar.update(number)
 
-        found = search(policy, PROPERTIES, chunk, num_random=options.num_random, tick=tick)
+        found = search(policy, PROPERTIES, chunk, num_random=options.num_random, patience=patience, tick=tick)
     print(f"{type(policy).__name__} with chunk={chunk}, {sum(counts):,} workloads\n\n{text(found, PROPERTIES)}")
     needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in options.required]
     return 1 if any(found[name] for name in needed) else 0
@@ -78,15 +82,15 @@ def _options(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     return options, overrides
 
 
-def _policy(overrides: Sequence[str]) -> tuple[Policy, int]:
-    """Returns the policy that the overrides describe, and its chunk."""
-    given = [f"chunk={CHUNK}", *overrides] if not any(item.startswith("chunk=") for item in overrides) else overrides
+def _policy(overrides: Sequence[str]) -> tuple[Policy, int, Patience]:
+    """Returns the policy that the overrides describe, its chunk, and how long it may make no progress."""
+    given = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}", *overrides]  # the last one counts
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         config = compose("config", [*given, "sweep=none"])
     settings: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     OmegaConf.to_container(config.policy, resolve=True, throw_on_missing=True)
-    policy = make_policy(settings, read_settings(settings), {})
-    return policy, CHUNK if config.chunk == "auto" else int(config.chunk)
+    checked = read_settings(settings)
+    return make_policy(settings, checked, {}), checked.chunk or CHUNK, checked.patience
 
 
 if __name__ == "__main__":

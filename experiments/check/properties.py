@@ -56,8 +56,7 @@ def _is_over_commitment(error: Exception | None) -> bool:
 
 def _endless(history: History, chunk: int) -> Violations:
     if history.endless:
-        why = "requests are planned and preempted again and again, and none ends"
-        yield Violation(len(history.decisions) - 1, why)
+        yield Violation(len(history.decisions) - 1, history.endless)
 
 
 def _starves(history: History, chunk: int) -> Violations:

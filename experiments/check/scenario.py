@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cbatch import BatchShape, CbatchError, Limits, Policy, PolicyError, Request, Server
+from cbatch.errors import StallError
 from cbatch.kv import KVSize, blocks_for
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.sim.executor import SimExecutor
+from cbatch.stall import Patience
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,13 @@ class History:
     """A policy's plans for a scenario, with the views that they were made from, and how the run ended.
 
     error: why the run ended early; None if all requests ended.
-    endless: whether it was given up, because it had not ended after many times the plans that it takes.
+    endless: why it was given up; empty if it was not.
     """
 
     scenario: Scenario
     decisions: list[Decision]
     error: CbatchError | None
-    endless: bool
+    endless: str
 
     @cached_property
     def arrived_at(self) -> dict[int, int]:
@@ -80,34 +82,36 @@ class History:
         return found
 
 
-class _EndlessError(CbatchError):
-    """The run is abandoned."""
+SHORT = Patience(empty_plans=50)
+"""Suffices for scenarios, in which few requests take more iterations."""
 
 
-def play(policy: Policy, scenario: Scenario) -> History:
-    """Serve a scenario with a copy of the policy, in simulation."""
+def play(policy: Policy, scenario: Scenario, patience: Patience = SHORT) -> History:
+    """Serve a scenario with a copy of the policy, in simulation. It is given up after many times the plans that it takes."""
     cost = EvenCost()
     decisions: list[Decision] = []
-    patience = 50 + 5 * sum(ask.tokens for ask in scenario.asks)  # plans
+    most_plans = patience.empty_plans + 5 * sum(ask.tokens for ask in scenario.asks)
 
     def hear(event: Decision | StepEnd) -> None:
         if isinstance(event, Decision):
             decisions.append(event)
-            if len(decisions) > patience:
-                raise _EndlessError
+            if len(decisions) > most_plans:
+                raise StallError("requests are planned and preempted again and again, and none ends")
 
     error: CbatchError | None = None
     try:
-        server = Server(SimExecutor(cost), scenario.limits, cost, KVSize(scenario.num_blocks, scenario.block_size))
+        kv = KVSize(scenario.num_blocks, scenario.block_size)
+        server = Server(SimExecutor(cost), scenario.limits, cost, kv, scenario.asynchronous, patience)
         asks = enumerate(scenario.asks)
         requests = (Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in asks)
-        engine = server.engine(copy.deepcopy(policy), requests, asynchronous=scenario.asynchronous)
+        engine = server.engine(copy.deepcopy(policy), requests)
         with record_decisions(engine, hear):
             engine.run()
+    except StallError as raised:
+        return History(scenario, decisions, None, str(raised))
     except CbatchError as raised:
         error = raised
     except Exception as raised:
         found = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
         error = PolicyError(f"the engine failed ({found}); a policy may change nothing but its own state")
-    endless = isinstance(error, _EndlessError)
-    return History(scenario, decisions, None if endless else error, endless)
+    return History(scenario, decisions, error, "")

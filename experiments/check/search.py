@@ -7,6 +7,7 @@ Sizes scale with the policy's chunk, so that prompts shorter and longer than a c
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
@@ -14,8 +15,9 @@ from typing import Any, NamedTuple
 from cbatch import ConfigError, Policy
 from cbatch.errors import Interruption
 from cbatch.kv import blocks_for
+from cbatch.stall import Patience
 from experiments.check.properties import OVERTAKEN_LIMIT, Property, Violation
-from experiments.check.scenario import Ask, History, Scenario, play
+from experiments.check.scenario import SHORT, Ask, History, Scenario, play
 
 LARGEST_BATCH = 4
 
@@ -36,6 +38,7 @@ def search(
     *,
     num_random: int,
     tiny: Iterable[Scenario] | None = None,
+    patience: Patience = SHORT,
     tick: Callable[[int], object] = lambda number: None,
 ) -> Found:
     """Search for the smallest history that violates each property.
@@ -44,6 +47,7 @@ def search(
         chunk: the policy's, in tokens.
         num_random: random scenarios to try for each property that no tiny one violates.
         tiny: scenarios to try first; default `tiny_scenarios`.
+        patience: how long a policy may make no progress.
         tick: called with the number of scenarios just tried.
 
     Raises:
@@ -55,14 +59,16 @@ def search(
     for scenario in tiny_scenarios(chunk) if tiny is None else tiny:
         if not left:
             return found
-        history = play(policy, scenario)
+        history = play(policy, scenario, patience)
         tick(1)
+        if history.endless:  # known not to end from now on, and given up sooner
+            patience = replace(patience, empty_plans=min(patience.empty_plans, 5))
         for prop in list(left):
             if violation := prop.violation(history, chunk):
                 found[prop.name] = Counterexample(history, violation)
                 left.remove(prop)
     for prop in left if num_random else ():
-        found[prop.name] = _search_random(policy, prop, chunk, num_random)
+        found[prop.name] = _search_random(policy, prop, chunk, num_random, patience)
         tick(num_random)
     return found
 
@@ -109,7 +115,9 @@ def _check_copies(policy: Policy) -> None:
         raise ConfigError(f"{refused}; open files, locks and generators where they are used") from error
 
 
-def _search_random(policy: Policy, prop: Property, chunk: int, num_random: int) -> Counterexample | None:
+def _search_random(
+    policy: Policy, prop: Property, chunk: int, num_random: int, patience: Patience
+) -> Counterexample | None:
     try:
         from hypothesis import find, settings
         from hypothesis.errors import NoSuchExample
@@ -118,7 +126,7 @@ def _search_random(policy: Policy, prop: Property, chunk: int, num_random: int) 
 
     @lru_cache(maxsize=256)
     def try_once(scenario: Scenario) -> Counterexample | None:
-        history = play(policy, scenario)
+        history = play(policy, scenario, patience)
         violation = prop.violation(history, chunk)
         return violation and Counterexample(history, violation)
 

@@ -70,7 +70,9 @@ def assemble(config: Mapping[str, Any]) -> Run:
     if not backend.simulated:
         loading_bars(settings.progress)
     servers = [
-        make_server(backend, spec, cost, limits, kv, options, asynchronous=runtime.asynchronous)
+        make_server(
+            backend, spec, cost, limits, kv, options, asynchronous=runtime.asynchronous, patience=settings.patience
+        )
         for _ in range(topology.replicas)
     ]
     server: Server[Any] | ReplicatedServer = servers[0]

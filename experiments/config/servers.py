@@ -10,6 +10,7 @@ from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.options import Options
 from cbatch.sim.cost import ProfileCost
+from cbatch.stall import PATIENCE, Patience
 from experiments.config.backends import Backend, Cpu, Cuda
 
 
@@ -22,10 +23,11 @@ def make_server(
     options: Options,
     *,
     asynchronous: bool,
+    patience: Patience = PATIENCE,
 ) -> Server[Any]:
     """Builds the backend's executor and a server on it."""
     executor = backend.executor(spec, cost, limits, kv, options, asynchronous)
-    return Server(executor, limits, cost, kv, asynchronous)
+    return Server(executor, limits, cost, kv, asynchronous, patience)
 
 
 def real_server(

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, WrapValidator
 
 from cbatch import ConfigError
 from cbatch.results.metrics import Objectives
+from cbatch.stall import Patience
 from cbatch.validation import Give, Switch, check_known, read, whole
 from experiments.progress import Setting
 
@@ -55,6 +56,7 @@ class Settings:
     kv_tokens: Tokens
     block_size: Tokens
     max_tokens: Tokens
+    patience: Patience
     metrics: Metrics
     objective: Text | None
     output: Text | None

@@ -1,0 +1,60 @@
+"""Notices a policy that never ends: requests wait or run, and for too long none of them receives a token."""
+
+from dataclasses import dataclass
+from math import inf
+from sys import maxsize
+
+from cbatch.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a run goes on without a token while requests wait or run; then it ends with a StallError.
+
+    seconds: since the last token. Time spent waiting for an arrival does not count.
+    empty_plans: in a row, each asked for again at its `wake_at`.
+
+    Raises:
+        ConfigError: a value that is not above 0.
+    """
+
+    seconds: float = 3600.0
+    empty_plans: int = 100_000
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "empty_plans"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"patience.{name}={getattr(self, name)} must be above 0")
+
+
+PATIENCE = Patience()
+ENDLESS = Patience(inf, maxsize)
+
+
+class StallWatch:
+    """Counts time and empty plans since the last progress of a run."""
+
+    def __init__(self, patience: Patience) -> None:
+        self._patience = patience
+        self._since = 0.0
+        self._num_empty_plans = 0
+
+    def note_progress(self, now: float) -> None:
+        """A request has received a token, or arrived after nothing else was to come."""
+        self._since, self._num_empty_plans = now, 0
+
+    def note_launch(self) -> None:
+        """An iteration computes something, though perhaps no token."""
+        self._num_empty_plans = 0
+
+    def note_empty_plan(self) -> None:
+        self._num_empty_plans += 1
+
+    def stall(self, now: float) -> tuple[str, str] | None:
+        """Returns what shows that the run is stalled, and the field of `Patience` to raise; None if it is not."""
+        patience, idle = self._patience, now - self._since
+        if self._num_empty_plans > patience.empty_plans:
+            return f"{patience.empty_plans} empty plans in a row", "empty_plans"
+        if idle > patience.seconds:
+            return f"no token for {idle:g} s", "seconds"
+        return None

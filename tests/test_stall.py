@@ -1,0 +1,141 @@
+"""A policy that never ends is noticed; waiting for arrivals, however far, is no stall."""
+
+from dataclasses import replace
+
+import pytest
+from schedules import UnitCost, make_engine
+
+from cbatch import CbatchError, ConfigError, Engine, Limits, Plan, Request, RunRecord, Server, View
+from cbatch.errors import StallError
+from cbatch.kv import KVSize
+from cbatch.sim.executor import SimExecutor
+from cbatch.stall import ENDLESS, Patience
+from policies.orca import Orca
+
+LIMITS = Limits(max_batch=2, max_tokens=10, max_request_tokens=100)
+
+
+class Polling:
+    """Asks to be woken again and again, and plans like Orca only from a time on."""
+
+    def __init__(self, every: float, until: float = float("inf")) -> None:
+        self.every, self.until = every, until
+        self.num_plans = 0
+
+    def plan(self, view: View) -> Plan:
+        self.num_plans += 1
+        return Orca().plan(view) if view.now >= self.until else Plan(wake_at=view.now + self.every)
+
+
+class Churning:
+    """Computes a prompt's first token, preempts the request and begins again: no token is ever generated."""
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        for request in view.running:
+            plan.preempt(request)
+        for request in view.waiting:
+            plan.add(request, 1)
+        return plan.build()
+
+
+class Pairs:
+    """Waits until two requests are there; then computes their prompts token by token."""
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        if view.running or len(view.waiting) > 1:
+            for request in [*view.running, *view.waiting]:
+                plan.add(request, 1)
+        return plan.build()
+
+
+def serve(policy: object, *requests: Request, patience: Patience) -> RunRecord:
+    server = Server(SimExecutor(UnitCost()), LIMITS, UnitCost(), KVSize(100, 4), False, patience)
+    return server.serve(policy, requests)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Polling(1.0), "policy Polling, iteration 0: no token for 21 s with 2 waiting and 0 running requests; "),
+        (Polling(0.25), "policy Polling, iteration 0: 50 empty plans in a row with 2 waiting and 0 running requests; "),
+        (Churning(), "policy Churning, iteration 21: no token for 21 s with 0 waiting and 2 running requests; "),
+    ],
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_policy_that_never_ends_is_stopped(policy: object, message: str, asynchronous: bool) -> None:
+    server = Server(SimExecutor(UnitCost()), LIMITS, UnitCost(), KVSize(100, 4), asynchronous, Patience(20, 50))
+    with pytest.raises(StallError) as caught:
+        server.serve(policy, [Request(0, 4, 2), Request(1, 4, 2)])  # type: ignore[arg-type]
+    if not asynchronous:  # otherwise the iteration's number differs by the one in flight
+        assert str(caught.value).startswith(message)
+    assert "compute their tokens, or raise patience." in str(caught.value)
+
+
+def test_a_policy_that_is_slow_ends_with_more_patience() -> None:
+    """100 s at 4 plans per second: 400 plans before the one that computes the prompt."""
+    request = Request(0, 4, 2)
+    policy = Polling(0.25, until=100.0)
+    assert serve(policy, request, patience=Patience(100.0, 400)).requests == [request]
+    for patience in (Patience(99.5, 400), Patience(100.0, 399)):
+        with pytest.raises(StallError):
+            serve(Polling(0.25, until=100.0), Request(0, 4, 2), patience=patience)
+
+
+def test_empty_plans_are_counted_between_iterations_only() -> None:
+    """A prompt in chunks of one token, with 3 empty plans before each: 4 s per iteration."""
+
+    class Slow:
+        turn = 0
+
+        def plan(self, view: View) -> Plan:
+            self.turn += 1
+            if self.turn % 4:
+                return Plan(wake_at=view.now + 1)
+            plan = view.plan()
+            for request in [*view.running, *view.waiting]:
+                plan.add(request, 1)
+            return plan.build()
+
+    assert serve(Slow(), Request(0, 20, 3), patience=Patience(78, 3)).steps[-1].ended == 88.0
+    with pytest.raises(StallError, match="no token for 78 s"):
+        serve(Slow(), Request(0, 20, 3), patience=Patience(77, 3))
+
+
+@pytest.mark.parametrize("policy", [Orca(), Pairs()], ids=["orca", "pairs"])
+def test_waiting_for_a_far_arrival_is_no_stall(policy: object) -> None:
+    """With Pairs the first request waits for the second, and the first token takes four iterations more."""
+    far = [Request(id_, 4, 2, arrival_time=1e6 * id_) for id_ in range(4)]
+    assert len(serve(policy, *far, patience=Patience(10, 10)).requests) == 4
+
+
+def test_a_wake_time_is_ignored_while_no_request_is_there() -> None:
+    class Eager(Orca):
+        num_plans = 0
+
+        def plan(self, view: View) -> Plan:
+            self.num_plans += 1
+            plan = super().plan(view)
+            plan.wake_at = view.now + 1e-3
+            return plan
+
+    policy = Eager()
+    serve(policy, Request(0, 4, 2), Request(1, 4, 1, arrival_time=1e6), patience=Patience(10, 10))
+    assert policy.num_plans == 4  # two iterations, the wait, one iteration
+
+
+def test_overshoot_at_the_end_of_a_run_is_no_stall() -> None:
+    """Iterations in flight that compute tokens of a request that has ended, long after its last token."""
+    engine: Engine = make_engine(Orca(), LIMITS, asynchronous=True)
+    engine._stall_watch._patience = Patience(0.5, 1)
+    engine.submit([Request(0, 4, 5, true_new_tokens=2)])
+    engine.run()
+    assert engine.state.num_overshoot_tokens == 1
+
+
+@pytest.mark.parametrize(("field", "value"), [("seconds", 0), ("seconds", float("nan")), ("empty_plans", -1)])
+def test_patience_is_above_zero(field: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"patience.{field}={value} must be above 0") as caught:
+        replace(ENDLESS, **{field: value})
+    assert isinstance(caught.value, CbatchError)
