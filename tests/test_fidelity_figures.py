@@ -1,0 +1,238 @@
+"""The figures of simulation held against real runs: errors, their signs, ranges and summaries, of runs made by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hand_made import make_record
+
+from cbatch import BatchShape, Request
+from cbatch.sim.cost import StageTimes
+from experiments.fidelity import compare
+from experiments.fidelity.compare import TARGETS, Pair
+from experiments.fidelity.runs import ServedRun, figures, percentile_ranks, run_of
+
+NAMES = tuple(TARGETS)
+RECORD = make_record()
+SETTINGS = {"case": "trace", "policy": "orca", "model": "llama-3.1-8b", "batch": 4}
+SHAPES = [
+    BatchShape(((5, 0),), num_padding=3),
+    BatchShape(((4, 0),), 1, 6),
+    BatchShape(((3, 0),), 1, 7),
+    BatchShape(((7, 0),), num_padding=1),
+    BatchShape((), 1, 8),
+]
+ASKED = [Request(0, 5, 3, arrival_time=0.25), Request(1, 7, 2, arrival_time=1.5), Request(3, 3, 1, arrival_iteration=2)]
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def test_figures_of_a_run() -> None:
+    """From the first plan, at 1 s, to the last token, at 12 s; 15 tokens of prompts and 6 of output."""
+    expected = {"total time": 11, "throughput": 21 / 11}
+    expected |= {"TTFT P50": 2.75, "TTFT P99": 2.75 + 0.98 * 6.75, "TBT P50": 2, "TBT P99": 2.98}
+    assert figures(RECORD) == pytest.approx(expected)
+
+
+def test_percentiles_of_another_run_have_a_rank_in_this_one() -> None:
+    """Time to first token 2.5, 2.75 and 9.5 s, between tokens 1, 2 and 3 s."""
+    other = {"total time": 5, "TTFT P50": 2.75, "TTFT P99": 6.125, "TBT P50": 1.5, "TBT P99": 9}
+    assert percentile_ranks(RECORD, other) == {"TTFT P50": 50, "TTFT P99": 75, "TBT P50": 25, "TBT P99": 100}
+
+
+@pytest.fixture(scope="module")
+def served() -> ServedRun:
+    return run_of(SETTINGS, RECORD, ASKED, SHAPES)
+
+
+def test_a_run_is_kept_in_microseconds_from_its_first_plan(served: ServedRun) -> None:
+    expected = {
+        "request.prompt": [5, 7, 3],
+        "request.output": [3, 2, 1],
+        "request.arrival": [250_000, 1_500_000, 0],
+        "request.arrival_iteration": [0, 0, 2],
+        "request.first_token": [2_000_000, 10_000_000, 7_000_000],
+        "request.last_token": [7_000_000, 11_000_000, 7_000_000],
+        "step.planned_at": [0, 2_250_000, 4_500_000, 7_250_000, 10_250_000],
+        "step.launched_at": [250_000, 2_500_000, 5_000_000, 7_500_000, 10_500_000],
+        "step.received_at": [2_000_000, 4_000_000, 7_000_000, 10_000_000, 11_000_000],
+        "step.done_at": [2_250_000, 4_500_000, 7_250_000, 10_250_000, 11_750_000],
+        "step.started": [250_000, 2_500_000, 5_000_000, 7_500_000, 10_500_000],
+        "step.ended": [2_000_000, 4_000_000, 7_000_000, 10_000_000, 11_000_000],
+        "step.num_chunks": [1, 1, 1, 1, 0],
+        "step.num_decodes": [0, 1, 1, 0, 1],
+        "step.decode_context": [0, 6, 7, 0, 8],
+        "step.padding": [3, 0, 0, 1, 0],
+        "chunk.tokens": [5, 4, 3, 7],
+        "chunk.context": [0, 0, 0, 0],
+    }
+    assert {name: column.tolist() for name, column in served.columns.items()} == expected
+    assert (served.name, served.shapes()) == (("trace", "orca"), SHAPES)
+    again = [(each.num_prompt_tokens, each.max_new_tokens, each.arrival_time, each.arrival_iteration) for each in ASKED]
+    assert [
+        (each.num_prompt_tokens, each.max_new_tokens, each.arrival_time, each.arrival_iteration)
+        for each in served.requests()
+    ] == again
+
+
+def test_the_device_works_and_pauses_in_turn(served: ServedRun) -> None:
+    assert served.device_seconds().tolist() == [1.75, 1.5, 2.0, 2.5, 0.5]
+    assert served.pauses().tolist() == [0, 0.5, 1.0, 0.5, 0.5]
+
+
+def test_an_iteration_launched_early_begins_when_the_one_before_it_ends() -> None:
+    columns = {"step.started": np.array([10, 15, 35]), "step.ended": np.array([20, 30, 40])}
+    early = ServedRun({}, {}, columns)
+    assert (early.device_seconds() * 1e6).tolist() == pytest.approx([10, 10, 5])
+    assert (early.pauses() * 1e6).tolist() == pytest.approx([0, 0, 5])
+
+
+# -- iterations one by one --------------------------------------------------------------------------------------------
+
+
+class Cost:
+    """A tenth more than measured with prompts, except for 7 tokens; a fifth less for decodes alone."""
+
+    power = None
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def execute(self, shape: BatchShape) -> StageTimes:
+        seconds = {5: 1.1 * 1.75, 4: 1.1 * 1.5, 3: 1.1 * 2.0, 7: 2.5, 0: 0.8 * 0.5}
+        times = dict.fromkeys(StageTimes._fields, 0.0)
+        parts = {"compute": 0.5, "embedding": 0.2, "head": 0.3}
+        whole = seconds[shape.chunks[0][0] if shape.chunks else 0]
+        return StageTimes(**{**times, **{name: part * whole for name, part in parts.items()}})
+
+
+def test_iterations_with_and_without_prompts_are_predicted_one_by_one(
+    served: ServedRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "Nudged", Cost)
+    found = compare.iteration_errors(served, SimpleNamespace())  # type: ignore[arg-type]
+    total = (1.1 * (1.75 + 1.5 + 2.0) + 2.5) / (1.75 + 1.5 + 2.0 + 2.5) - 1
+    assert found == {
+        "with prompts": {"number": 4, "seconds": 7.75, "total": pytest.approx(total), "median": pytest.approx(0.1)},
+        "decodes alone": {"number": 1, "seconds": 0.5, "total": pytest.approx(-0.2), "median": pytest.approx(0.2)},
+    }
+
+
+def test_a_clock_that_gets_faster_saves_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a pause the GPU has power to spare: it saves a hundredth of a second for each second of rest."""
+
+    class Clock:
+        def __init__(self, power: object) -> None:
+            self.rested = 0.0
+
+        def rest(self, seconds: float) -> None:
+            self.rested = seconds
+
+        def run(self, pace: object) -> float:
+            return 0.01 * self.rested
+
+    monkeypatch.setattr(compare, "GpuClock", Clock)
+    cost: Any = Cost()
+    cost.power = "some"
+    assert compare.device_seconds(cost, SHAPES[3:], [0.0, 2.0]).tolist() == pytest.approx([2.5, 0.4 - 0.02])
+    cost.power = None
+    assert compare.device_seconds(cost, SHAPES[3:], [0.0, 2.0]).tolist() == pytest.approx([2.5, 0.4])
+
+
+# -- several runs -----------------------------------------------------------------------------------------------------
+
+
+def pair(case: str, policy: str, errors: list[float], nudges: tuple[float, ...] = (), model: str = "a") -> Pair:
+    """A run that measured 100, 200, ... and whose simulation is off by these errors, and by these more if nudged."""
+    measured = {name: 100.0 * (place + 1) for place, name in enumerate(NAMES)}
+    simulated = {name: measured[name] * (1 + error) for name, error in zip(NAMES, errors, strict=True)}
+    nudged = [{name: measured[name] * nudge + value for name, value in simulated.items()} for nudge in nudges]
+    columns = {"request.prompt": np.zeros(40)}
+    run = ServedRun({"case": case, "policy": policy, "model": model}, measured, columns)
+    return Pair(run, simulated, {"TTFT P50": 47.0}, nudged)
+
+
+@pytest.fixture
+def result(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    part = {"number": 3, "seconds": 1.5, "total": -0.014, "median": 0.021}
+    monkeypatch.setattr(compare, "iteration_errors", lambda run, profile: {"with prompts": part})
+    pairs = [
+        pair("trace", "orca", [0.01, -0.02, 0.03, -0.04, 0.04, -0.06], (-0.02, 0.03)),
+        pair("trace", "sarathi", [-0.05, 0.01, 0.0, 0.20, -0.01, 0.02], (0.01,), model="b"),
+        pair("pd", "orca", [0.02, 0.00, 0.01, -0.01, 0.03, 0.04], (0.0,)),
+    ]
+    profile: Any = SimpleNamespace(name="h200")
+    return compare.compare(pairs, profile)
+
+
+def test_errors_have_signs_and_ranges(result: dict[str, Any]) -> None:
+    orca = result["cases"]["trace"]["orca"]
+    assert orca["error"] == pytest.approx(dict(zip(NAMES, [0.01, -0.02, 0.03, -0.04, 0.04, -0.06], strict=True)))
+    assert orca["error_range"]["total time"] == pytest.approx([-0.01, 0.04])
+    assert orca["error_range"]["TTFT P99"] == pytest.approx([-0.06, -0.01])
+    assert result["cases"]["trace"]["sarathi"]["error_range"]["total time"] == pytest.approx([-0.05, -0.04])
+    assert (orca["requests"], orca["model"], orca["percentile_rank"]) == (40, "a", {"TTFT P50": 47.0})
+    assert orca["measured"]["TBT P99"] == 600 and orca["simulated"]["TBT P99"] == pytest.approx(600 * 0.94)
+
+
+def test_the_largest_and_the_median_error_are_of_sizes(result: dict[str, Any]) -> None:
+    largest, median = [0.05, 0.02, 0.03, 0.20, 0.04, 0.06], [0.02, 0.01, 0.01, 0.04, 0.03, 0.04]
+    assert result["largest_error"] == pytest.approx(dict(zip(NAMES, largest, strict=True)))
+    assert result["median_error"] == pytest.approx(dict(zip(NAMES, median, strict=True)))
+    assert (result["profile"], result["targets"]) == ("h200", TARGETS)
+
+
+def test_policies_rank_by_throughput(result: dict[str, Any]) -> None:
+    """Both measured 200; simulated 196 and 202."""
+    both = {"measured": ["orca", "sarathi"], "simulated": ["sarathi", "orca"], "swapped": {"orca; sarathi": 0.0}}
+    assert result["ranking"] == {"trace": both, "pd": {"measured": ["orca"], "simulated": ["orca"], "swapped": {}}}
+
+
+def test_the_printed_table_shows_each_figure_under_its_name(
+    result: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare.show(result)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert lines[0] == "trace: a; measured, and the error of simulation"
+    cells = [line.replace("  ", "\t").split("\t") for line in lines]
+    table = [[cell.strip() for cell in row if cell.strip()] for row in cells]
+    assert table[1] == ["policy", *NAMES]
+    assert table[3] == ["orca", "100 +1.0%", "200 -2.0%", "300 +3.0%", "400 -4.0%", "500 +4.0%", "600 -6.0%"]
+    iterations = "iterations of orca, predicted one by one: with prompts: 3, 1.50 s, in all -1.4%, each 2.1%"
+    assert lines[5].strip() == iterations
+    assert lines[7].strip() == "ranking: differs: orca; sarathi (apart by 0.0%)"
+    assert lines[13].strip() == "ranking: the same"
+    missed = [
+        "total time   error  2.00% (median)  5.00% (largest), target 3%, MISSED by 1:",
+        "    trace, sarathi: -5.0% (-5.0% to -4.0% as iteration times move by 1%)",
+        "throughput   error  1.00% (median)  2.00% (largest), target 3%",
+        "TTFT P50     error  1.00% (median)  3.00% (largest), target 5%",
+        "TTFT P99     error  4.00% (median) 20.00% (largest), target 10%, MISSED by 1:",
+        "    trace, sarathi: +20.0% (+20.0% to +21.0% as iteration times move by 1%)",
+        "TBT P50      error  3.00% (median)  4.00% (largest), target 5%",
+        "TBT P99      error  4.00% (median)  6.00% (largest), target 10%",
+    ]
+    assert [line.removeprefix("  ") for line in lines[14:]] == missed
+
+
+def test_a_percentile_that_was_missed_is_shown_with_its_rank(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(compare, "iteration_errors", lambda run, profile: {})
+    profile: Any = SimpleNamespace(name="h200")
+    compare.show(compare.compare([pair("trace", "orca", [0, 0, 0.06, 0, 0, 0])], profile))
+    says = (
+        "trace, orca: +6.0% (+6.0% to +6.0% as iteration times move by 1%); the measured one is P47.00 of the simulated"
+    )
+    assert f"      {says} run" in capsys.readouterr().out.splitlines()
+
+
+def test_the_line_of_a_profile(result: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "today", lambda: "2026-01-02")
+    assert compare.error_line(result) == (
+        "against 3 real runs of a and b, median error: total time 2.0% (at most 5.0%), TTFT P50 1.0% (at most 3.0%), "
+        "TTFT P99 4.0% (at most 20.0%), TBT P50 3.0% (at most 4.0%), TBT P99 4.0% (at most 6.0%); "
+        "python -m experiments.bench fidelity, 2026-01-02"
+    )
