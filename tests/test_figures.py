@@ -12,6 +12,7 @@ from hand_made import end, make_record, make_summary, write_run
 
 from cbatch import Request, RunRecord, StepRecord
 from cbatch.results.metrics import Objectives, Served, collect_served, step_columns
+from cbatch.results.summary import summarize
 from experiments.plots import table
 from experiments.store.tables import load, load_requests, load_steps, load_tokens, time_between_tokens
 from experiments.store.text import (
@@ -92,6 +93,11 @@ def test_latencies_of_requests(name: str, served: Served) -> None:
 @pytest.mark.parametrize("group", FIGURES)
 def test_figures_of_the_summary(group: str) -> None:
     assert make_summary(make_record())[group] == pytest.approx(FIGURES[group])
+
+
+def test_nothing_is_left_out_unless_it_is_asked_for() -> None:
+    summary = summarize(make_record(), num_blocks=20, max_batch=4)
+    assert (summary["run"]["overshoot_tokens"], summary["run"]["counted_requests"]) == (0, 3)
 
 
 def test_every_figure_of_the_summary_is_held_against_one_made_by_hand() -> None:

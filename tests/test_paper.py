@@ -3,14 +3,16 @@
 import inspect
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from cbatch import ConfigError
+from cbatch import BatchShape, ConfigError
 from experiments.config.composition import swept_numbers
 from experiments.config.presets import load_spec
 from experiments.paper import __main__ as command
@@ -20,7 +22,7 @@ from experiments.paper.figures import fig9, fig11
 from experiments.paper.machines import Machines
 from experiments.paper.panels import Panel
 from experiments.paper.real import RealSteadyState, on_cpu
-from experiments.paper.steady import Load, SteadyState
+from experiments.paper.steady import Load, Scheme, SteadyState
 from experiments.paper.verdicts import conclusion
 
 CLAIMS = read_claims()
@@ -49,9 +51,42 @@ def test_every_figure_and_table_of_the_paper_is_there() -> None:
     assert gallery.names()[: len(gallery.OF_THE_PAPER)] == list(gallery.OF_THE_PAPER), "in the paper's order"
 
 
+class Immediate:
+    """A machine that answers at once, with any number; it takes what a machine takes and nothing else."""
+
+    @property
+    def cost(self) -> "Immediate":
+        return self
+
+    def gain(self, scheme: str, load: Load, chunk: int) -> float:
+        assert scheme in get_args(Scheme) and chunk > 0 and min(load.length, load.batch, load.pd_ratio) > 0
+        return 2.0 + chunk
+
+    def predict(self, shape: BatchShape) -> float:
+        return 1.0 + shape.num_tokens + shape.num_decodes
+
+    def parts(self, shape: BatchShape) -> Any:
+        return SimpleNamespace(linear=self.predict(shape), attention=self.predict(shape))
+
+
+def ask(claim: Claim) -> None:
+    """Whether the quantity takes the claim's settings."""
+    function, from_data = quantity_of(claim, gallery.module_of(claim.figure))
+    if from_data:
+        known = {"hardware": claim.hardware} if "hardware" in inspect.signature(function).parameters else {}
+        inspect.signature(function).bind(None, **{**known, **claim.setting})
+    else:
+        assert isinstance(function(Immediate(), **claim.setting), float)
+
+
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
 def test_a_claim_can_be_checked(claim: Claim) -> None:
-    quantity_of(claim, gallery.module_of(claim.figure))
+    ask(claim)
+    for name, value in claim.setting.items():
+        mistyped = {**claim.setting, f"{name}s": value}
+        del mistyped[name]
+        with pytest.raises(TypeError, match=f"{name}s?'"):
+            ask(replace(claim, setting=mistyped))
     assert claim.expected == "held" or claim.note, "what is expected to fail says why"
 
 
