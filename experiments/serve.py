@@ -18,7 +18,7 @@ from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.config.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.progress import progress
-from experiments.store.provenance import versions
+from experiments.store.provenance import commit, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results
 from experiments.store.text import name_of, origin_of
 
@@ -169,6 +169,7 @@ def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str,
         "output_lengths_known": limits_tell_lengths(run.requests),  # to policies, by `max_new_tokens`
         "overrides": list(command.overrides),
         "date": f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}",
+        "commit": commit(),
         "versions": versions(),
     }
 

@@ -23,6 +23,7 @@ BENCHMARKS = {
     "pd": "throughput against the ratio of prompt to output tokens, by policy",
     "trace": "throughput on a recorded trace, by policy",
     "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",
+    "stale": "which stored results are older than the code they are evidence of, from git's history (no GPU needed)",
     "report": "docs/performance.md and docs/lanes, written from what was measured (no GPU needed)",
 }
 

@@ -14,7 +14,7 @@ from experiments.fidelity.cases import CAPACITY_OF, POLICIES, Case, workload
 from experiments.fidelity.runs import ServedRun, Watched, run_of
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import Machine, build
-from experiments.store.provenance import today, versions
+from experiments.store.provenance import commit, today, versions
 from experiments.workloads import Workload
 
 WARM_UP = (64, 16)
@@ -55,7 +55,7 @@ def serve_cases(
                 seconds, rate = run.figures["total time"], run.figures["throughput"]
                 print(f"  {policy:28} {seconds:7.2f} s, {rate:8.0f} tokens/s", flush=True)
             about = {"hardware": machine.name, "attention": machine.attention, "trace": Path(path).name}
-            yield {**about, "versions": versions(), "date": today()}, list(by_name.values())
+            yield {**about, "versions": versions(), "date": today(), "commit": commit()}, list(by_name.values())
 
 
 def capacity_of(runs: Mapping[tuple[str, str], ServedRun]) -> float | None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,16 @@ def commit() -> str | None:
     """
     if told := os.environ.get("CBATCH_COMMIT"):
         return told
-    tree = Path(__file__).parents[2]
+    return _commit_of(Path(__file__).resolve().parents[2])
+
+
+@cache
+def _commit_of(tree: Path) -> str | None:
     git = partial(subprocess.check_output, cwd=tree, stderr=subprocess.DEVNULL, text=True)
     with suppress(OSError, subprocess.CalledProcessError):
-        head = git(["git", "rev-parse", "HEAD"]).strip()
+        root, head = git(["git", "rev-parse", "--show-toplevel", "HEAD"]).splitlines()
+        if Path(root).resolve() != tree:  # installed inside another repository
+            return None
         changes = git(["git", "status", "--porcelain", "--untracked-files=no"])
         return f"{head} + changes" if changes else head
     return None
