@@ -183,7 +183,10 @@ def _finished(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any] | 
 
 
 def _command(hydra: HydraConf) -> Command:
-    return Command(hydra.runtime.choices, list(hydra.overrides.task))
+    own = [
+        f"--config-dir={source.path}" for source in hydra.runtime.config_sources if source.provider == "command-line"
+    ]
+    return Command(hydra.runtime.choices, list(hydra.overrides.task), own)
 
 
 def folder_name(overrides: str) -> str:

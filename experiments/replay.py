@@ -1,7 +1,7 @@
 """`python -m experiments.replay FOLDER [key=value ...]`: replay a run recorded with decisions=true, on any machine.
 
 Without keys, the run's own policy plans again at every view and must plan the same. With keys, as for experiments.run, the
-policy that they describe plans at each view instead: policy=orca, or chunk=512. The status is that of `diff`: 0 if all plans
+policy that they describe plans at each view instead: policy=orca, or chunk=512, also from another --config-dir=FOLDER. The status is that of `diff`: 0 if all plans
 are the same, 1 if some differ.
 """
 
@@ -20,7 +20,7 @@ from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
 from cbatch.sim.topology import Topology
 from experiments.config.assemble import make_model, make_policy
-from experiments.config.command_line import run
+from experiments.config.command_line import run, with_search_path
 from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.config.hardware import cost_model
 from experiments.config.settings import Settings, read_settings
@@ -36,7 +36,7 @@ _TOPOLOGY = ("tensor_parallel", "pipeline_stages", "replicas", "gpus_per_node")
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit status: 0 or 1 as `diff`, 2 for a user error, 130 after Ctrl-C."""
-    return run(_replay, arguments, lambda: str(__doc__))
+    return run(_replay, arguments, lambda: str(__doc__), composes=True)
 
 
 def _replay(run_folder: str, *overrides: str) -> int:
@@ -130,7 +130,9 @@ def _policy_settings(
     if not overrides:
         return settings, read_settings(settings)
     given = {_key(override) for override in overrides}
-    before = [override for override in file.overrides if _key(override) not in given]
+    own_folder = "hydra.searchpath" in given
+    recorded = [override for override in file.overrides if not (own_folder and override.startswith("--config-dir="))]
+    before = [override for override in with_search_path(recorded) if _key(override) not in given]
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         config = compose("config", [*before, *overrides])
     section = OmegaConf.to_container(config.policy, resolve=True, throw_on_missing=True)

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, open_dict
 
 from cbatch import ConfigError
 from experiments.config.command_line import no_such_option
-from experiments.config.error_lines import CONFIG_FOLDER, one_line
+from experiments.config.error_lines import CONFIG_FOLDER, one_line, search_path
 from experiments.config.settings import GROUPS, ROOT_KEYS
 from experiments.job import ERRORS, Refused, run_job
 from experiments.store.claim import claimed, make_new_folder
@@ -131,8 +131,8 @@ def _parsed(arguments: list[str]) -> Namespace:
     for option, value in (("--config-path", parsed.config_path), ("--config-name", parsed.config_name)):
         if value is not None:
             raise ConfigError(f"{option}={value}: {_ALWAYS_OURS}")
-    if parsed.config_dir is not None and not Path(parsed.config_dir).is_dir():
-        raise ConfigError(f"--config-dir={parsed.config_dir}: no such folder; give the one that holds your groups")
+    if parsed.config_dir is not None:
+        search_path(parsed.config_dir)
     _check_overrides(parsed.overrides)
     return parsed
 

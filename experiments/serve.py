@@ -28,10 +28,12 @@ class Command:
     """How a command line put the settings together, for the results.
 
     choices: option by group, as in {"policy": "sarathi"}. overrides: as in "chunk=256".
+    options: --config-dir=FOLDER, if it was given.
     """
 
     choices: Mapping[str, str] = field(default_factory=dict)
     overrides: Sequence[str] = ()
+    options: Sequence[str] = ()
 
 
 def serve(
@@ -118,7 +120,9 @@ def _decisions_of(run: Run, command: Command, folder: Path) -> AbstractContextMa
 
     if run.settings.hardware == CPU and (measured := cpu_profile(run.spec)).is_file():
         copy(measured, folder / PROFILE)  # for a replay on another machine
-    return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, command.overrides)
+    return write_decisions(
+        folder / DECISIONS, run.engine.engines[0], run.requests, [*command.options, *command.overrides]
+    )
 
 
 def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:

@@ -6,7 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from commands import command, new_process
+import yaml
+from commands import QUICK, Ended, command, new_process
 from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, requests, simulated
 from tiny_models import LLAMA, greedy_references, make_executor
 
@@ -14,6 +15,8 @@ from cbatch import Engine, Executor, FinishReason, Plan, Policy, PolicyError, Re
 from cbatch.errors import ReplayError
 from cbatch.replay.counterfactual import STOP_TOKEN, Comparison, Recorded, replay
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
+from experiments.config import backends
+from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.store.decisions_file import read_decisions, write_decisions
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -209,12 +212,92 @@ def test_decisions_are_part_of_the_folder_only_if_asked_for(tmp_path: Path) -> N
     assert set(kinds[21:-1]) == {"plan", "step"}
 
 
-def test_a_policy_that_asks_the_cost_model_plans_the_same_in_a_replay(tmp_path: Path) -> None:
-    """The cost model in its view depends on the batch and on the simulated topology."""
-    settings = ("policy=sarathi", "chunking=pd_aware", "chunk=auto", "batch=18", "backend.tensor_parallel=2")
-    made = command(
-        "run", *settings, "backend=sim", "workload.num_requests=30", "decisions=true", "output=run", cwd=tmp_path
-    )
+SENSITIVE = """
+from cbatch import BatchShape
+from policies.orca import Orca
+
+class Sensitive(Orca):
+    # pads by digits of a prediction: whatever changes it changes the plans
+    def __init__(self, chunk=0):
+        self.chunk = chunk
+
+    def plan(self, view):
+        plan = super().plan(view)
+        if plan.requests:
+            nanoseconds = 1e9 * view.cost.predict(BatchShape(((200, 1000), (30, 0)), 3, 900))
+            plan.pad_to = sum(plan.num_tokens) + self.chunk + int(nanoseconds) % 97
+        return plan
+"""
+OWN = ("policy=external", "policy._target_=sensitive.Sensitive")
+TOPOLOGIES = {
+    "one": (),
+    "tensor": ("backend.tensor_parallel=4",),
+    "pipeline": ("backend.pipeline_stages=4",),
+    "both": ("backend.tensor_parallel=2", "backend.pipeline_stages=2"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "sensitive.py").write_text(SENSITIVE)
+    monkeypatch.setattr(backends, "count_gpus", lambda: 0)  # backend=auto simulates
+    return tmp_path
+
+
+def replay_of(folder: Path, *settings: str) -> Ended:
+    """Makes a run of these settings and replays it."""
+    made = command("run", *settings, *QUICK, "decisions=true", "output=run", "timeline=off", cwd=folder)
     assert made.returncode == 0, made.stderr
-    same = command("replay", "run", cwd=tmp_path)
-    assert same.returncode == 0, same.stdout
+    return command("replay", "run", cwd=folder)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(("backend=sim", "batch=6", *keys) for keys in TOPOLOGIES.values()),
+        ("backend=auto", "batch=20"),
+        ("backend=sim", "hardware=a6000-llama-13b", "model=llama-13b"),
+        ("backend=cpu", "hardware=h200", "workload.num_requests=4", "workload.length=50"),
+    ],
+    ids=" ".join,
+)
+def test_a_replay_predicts_as_the_run_did(folder: Path, settings: tuple[str, ...]) -> None:
+    replayed = replay_of(folder, *OWN, *settings)
+    assert replayed.returncode == 0, replayed
+    path = folder / "run" / "config.yaml"
+    changed = yaml.safe_load(path.read_text())
+    changed["model"]["num_layers"] *= 2
+    path.write_text(yaml.safe_dump(changed))
+    replayed = command("replay", "run", cwd=folder)
+    assert replayed.returncode == 1 and "Sensitive decides otherwise at " in replayed.stdout, (
+        "it notices other predictions"
+    )
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("policy", [path.stem for path in (CONFIG_FOLDER / "policy").glob("[!e]*.yaml")])
+def test_every_policy_plans_the_same_in_a_replay(policy: str, topology: str, folder: Path) -> None:
+    settings = (f"policy={policy}", "chunk=auto", "chunking=pd_aware", "batch=18", "backend=sim", *TOPOLOGIES[topology])
+    replayed = replay_of(folder, *settings)
+    assert replayed.returncode == 0, replayed
+
+
+def test_a_replay_finds_the_settings_of_the_runs_config_dir(folder: Path) -> None:
+    """Its own policy with other arguments, with another policy, and after the folder was moved."""
+    own = folder / "my_conf"
+    for group, name, text in (
+        ("policy", "mine", "_target_: sensitive.Sensitive\nchunk: ${chunk}"),
+        ("model", "small", (CONFIG_FOLDER / "model" / "tiny.yaml").read_text()),
+        ("backend", "two", "_target_: experiments.config.backends.Simulated\ntensor_parallel: 2"),
+    ):
+        (own / group).mkdir(parents=True)
+        (own / group / f"{name}.yaml").write_text(text)
+    settings = ("--config-dir", "my_conf", "policy=mine", "model=small", "backend=two")
+    assert (replayed := replay_of(folder, *settings)).returncode == 0, replayed
+    for changed in ("policy=orca", "chunk=64"):
+        assert (replayed := command("replay", "run", changed, cwd=folder)).returncode == 1, replayed
+    assert command("replay", "run", "policy=mine", cwd=folder).returncode == 0
+    own.rename(folder / "moved")
+    refused = command("replay", "run", "chunk=64", cwd=folder)
+    assert refused.stderr == f"error: --config-dir={own}: no such folder; give the one that holds your groups\n"
+    assert command("replay", "--config-dir", "moved", "run", "chunk=64", cwd=folder).returncode == 1

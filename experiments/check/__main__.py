@@ -4,6 +4,7 @@ The policy is described as for experiments.run: policy=sarathi chunking=fixed, o
 +policy.argument=3. It serves all tiny workloads, and larger random ones, in simulation; for each property that it lacks, the
 smallest schedule that shows it is printed. chunk=4 unless given; request sizes scale with the chunk.
 
+  --config-dir=FOLDER the policy's settings are there, as for experiments.run
   random=200          random workloads for each property that no tiny one violates
   require=a,b         properties that the policy must have, besides legal, kv and ends
   patience.empty_plans=50, patience.seconds=3600
@@ -44,7 +45,8 @@ class Options(NamedTuple):
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns the exit status: 0 or 1 as above, 2 for a user error, 130 after Ctrl-C."""
-    return run(_check, arguments, lambda: f"{__doc__}\n{listed({prop.name: prop.text for prop in PROPERTIES})}")
+    properties = listed({prop.name: prop.text for prop in PROPERTIES})
+    return run(_check, arguments, lambda: f"{__doc__}\n{properties}", composes=True)
 
 
 def _check(*arguments: str) -> int:

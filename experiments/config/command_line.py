@@ -5,12 +5,13 @@ Independent of any command. The settings of a run are read by Hydra instead: see
 
 import inspect
 import sys
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
-from experiments.config.error_lines import one_line
+from experiments.config.error_lines import one_line, search_path
 
 HELP = frozenset({"-h", "--help"})
 Count = Annotated[int, whole(1)]
@@ -22,12 +23,14 @@ def run(
     usage: Callable[[], str],
     *,
     bare: bool = False,
+    composes: bool = False,
     interrupted: str = "interrupted",
 ) -> int:
     """Runs a command; a user error becomes one line on stderr.
 
     Args:
         usage: printed for --help, and when there are no arguments unless the command works without (`bare`).
+        composes: the command reads settings, with Hydra's --config-dir if given.
         interrupted: printed after Ctrl-C.
 
     Returns:
@@ -37,6 +40,7 @@ def run(
         print(usage())
         return 0 if arguments else 2
     try:
+        arguments = with_search_path(arguments) if composes else arguments
         for argument in arguments:
             if argument.startswith("-"):
                 raise no_such_option(argument)
@@ -50,6 +54,14 @@ def run(
             raise
         print(f"error: {message}", file=sys.stderr)
         return 2
+
+
+def with_search_path(arguments: Sequence[str]) -> list[str]:
+    """Replaces --config-dir FOLDER by the override that says the same, behind the other arguments."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-dir", "-cd", nargs="?", const="?")
+    options, others = parser.parse_known_args(arguments)
+    return others if options.config_dir is None else [*others, search_path(options.config_dir)]
 
 
 def listed(names: Mapping[str, str]) -> str:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, MissingMandatoryValue
 from yaml import MarkedYAMLError, YAMLError
 
-from cbatch import CbatchError
+from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.config.settings import GROUPS
 
@@ -24,6 +24,13 @@ _RAY_ADDRESS = "hydra.launcher.ray.init.address=HOST:PORT (with RAY_AUTH_MODE=to
 _ABSENT = object()
 _HYDRAS = ("hydra", "omegaconf", "joblib", "submitit")
 _LAUNCHERS = ("hydra/launcher/joblib", "hydra/launcher/ray", "hydra/launcher/submitit")
+
+
+def search_path(config_dir: str) -> str:
+    """Returns the override by which `compose` finds the groups in a folder; raises ConfigError if there is none."""
+    if not Path(config_dir).is_dir():
+        raise ConfigError(f"--config-dir={config_dir}: no such folder; give the one that holds your groups")
+    return f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"
 
 
 def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: str | None = None) -> str | None:
@@ -110,7 +117,7 @@ def _unknown_key(key: str, config: DictConfig) -> str:
 def _without_keys(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
     """Compose the configuration with the chosen groups (a sweep's first choices) and no other override."""
     choices = [override.split(",")[0] for override in overrides if override.partition("=")[0] in GROUPS]
-    own = [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
+    own = [search_path(config_dir)] if config_dir else []
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         try:
             return compose("config", [*own, *choices], return_hydra_config=True)

@@ -31,7 +31,7 @@ _OMITTED = {"prompt", "sampling", "stop_tokens"}
 
 
 class DecisionsFile(NamedTuple):
-    """The contents of a file. overrides: the command line's, as in `policy=orca`."""
+    """The contents of a file. overrides: the command line's, as in `policy=orca`, and --config-dir."""
 
     recorded: Recorded
     requests: list[Request]
