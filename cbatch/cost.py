@@ -1,6 +1,7 @@
 """How long an iteration would take: the one question that policies, chunk selectors and the simulator ask.
 
-The shape of a batch is all that a cost model sees. Implementations live in `cbatch.sim`; a policy finds one at `view.cost`.
+The shape of a batch is all that a cost model sees. Implementations live in `cbatch.sim`; a policy finds one at
+`view.cost`.
 """
 
 from typing import NamedTuple, Protocol

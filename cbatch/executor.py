@@ -30,8 +30,9 @@ class Step:
     num_tokens: tokens to compute for each request.
     start: tokens of each request already in the KV cache, which is the position of the first token computed.
     sampled: places of the requests of which this iteration samples a token (those whose last known token it computes).
-    carry: for each request, the place in iteration `index - table.num_stages` whose sampled token is this request's last
-        input token; -1 where the host knows all input tokens, or tokens are not carried over (`RequestTable.carries`).
+    carry: for each request, the place in iteration `index - table.num_stages` whose sampled token is this request's
+        last input token; -1 where the host knows all input tokens, or tokens are not carried over
+        (`RequestTable.carries`).
     num_batch_tokens: tokens of the batch, and num_decode_tokens those of requests with only their newest token left.
     pad_to: tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. Live: an executor reads them inside `launch` and never later.
@@ -78,10 +79,12 @@ class CopyTimes(NamedTuple):
 class StepResult(NamedTuple):
     """The outcome of an iteration.
 
-    tokens: int32 [batch], the token sampled at each place (only those in `Step.sampled` mean anything); None in simulation.
+    tokens: int32 [batch], the token sampled at each place (only those in `Step.sampled` mean anything); None in
+        simulation.
     started, ended: when the device began and finished computing, seconds on the executor's clock.
     copies: None where nothing is copied, or copy timing is off.
-    num_computed_tokens: of the shape that was computed, such as a captured graph's, padding included; None: `Step.pad_to`.
+    num_computed_tokens: of the shape that was computed, such as a captured graph's, padding included; None:
+        `Step.pad_to`.
     """
 
     tokens: Tokens | None

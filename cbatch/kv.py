@@ -1,7 +1,7 @@
 """All block arithmetic of the paged KV cache, and the pool that records which blocks each request holds.
 
-A block is `block_size` tokens of keys and values in every layer (PagedAttention, Kwon et al., SOSP 2023). The pool hands
-out block numbers; it knows nothing of the memory behind them.
+A block is `block_size` tokens of keys and values in every layer (PagedAttention, Kwon et al., SOSP 2023). The pool
+hands out block numbers; it knows nothing of the memory behind them.
 """
 
 from typing import NamedTuple, TypeVar
@@ -81,7 +81,7 @@ class BlockPool:
         return self.room.item(row) // self.block_size
 
     def lacking(self, room: Ints, num_tokens: Ints) -> tuple[Ints, list[int]]:
-        """Returns the places of the requests whose `room` is below `num_tokens`, and how many blocks each of them lacks."""
+        """Returns the places of the requests whose `room` is below `num_tokens`, and how many blocks each lacks."""
         more = num_tokens - room
         places = (more > ZERO).nonzero()[0]
         return places, [-(-tokens // self.block_size) for tokens in more[places].tolist()]

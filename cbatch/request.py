@@ -121,7 +121,7 @@ class Request:
 
 
 def spec_of(request: Request) -> RequestSpec:
-    """Returns what the request was asked for, its true length included. For the engine and results, not for policies."""
+    """Returns what was asked for, its true length included. For the engine and results, not for policies."""
     return request._spec
 
 

@@ -1,4 +1,4 @@
-"""What a client asks for: one frozen record, made by workloads and carried unchanged into decision files and results."""
+"""What a client asks for: a frozen record, made by workloads and carried unchanged into decision files and results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

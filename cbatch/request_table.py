@@ -1,4 +1,4 @@
-"""The counters of admitted requests, one column each, so that the engine updates a whole batch with one array operation.
+"""The counters of admitted requests, one column each: the engine updates a whole batch with one array operation.
 
 Counters are *predicted*: the work of iterations in flight is counted as done, so that a policy plans the next iteration
 without knowing whether the engine runs asynchronously.
@@ -36,8 +36,8 @@ class Counters(NamedTuple):
 class RequestTable:
     """Counters of the requests that have been admitted, one row each, from the first admission until the end.
 
-    Owner and only writer: `State`. Like KV blocks, a row is freed once no iteration in flight refers to it, so a step in
-    flight can name its rows.
+    Owner and only writer: `State`. Like KV blocks, a row is freed once no iteration in flight refers to it, so a step
+    in flight can name its rows.
 
     carries: whether the executor needs to know which iteration samples an input token; only then are `sampled_at` and
         `sampled_row` kept. A simulation of one stage does not need them.
@@ -80,7 +80,7 @@ class RequestTable:
         return Counters(self.known[rows], self.total[rows], self.computed[rows])
 
     def ready(self, rows: Ints, counters: Counters | None = None) -> Ints:
-        """Tokens that each of these running or waiting requests could compute in the iteration being planned, [len(rows)].
+        """Tokens that each of these running or waiting requests could compute in the planned iteration, [len(rows)].
 
         The rest of the prompt (after a preemption, of prompt and output); 1 for a decode whose input the host knows or
         the device can carry over; 0 while that input is still deeper in the pipeline.

@@ -1,7 +1,7 @@
 """The engine's state: queues, counters and KV blocks, and the two ways in which they change.
 
-`apply` carries out a checked plan and returns the `Step` to compute; `absorb` takes in the step's tokens. Between the two,
-the step is in flight. Knows nothing of policies, executors or clocks.
+`apply` carries out a checked plan and returns the `Step` to compute; `absorb` takes in the step's tokens. Between the
+two, the step is in flight. Knows nothing of policies, executors or clocks.
 """
 
 from operator import attrgetter
@@ -42,7 +42,7 @@ class CheckedPlan(NamedTuple):
 
 
 class Absorbed(NamedTuple):
-    """The effect of a step's tokens: ids of the requests that received one, [receivers], and the requests that ended."""
+    """The effect of a step's tokens: ids of the requests that received one, [receivers], and those that ended."""
 
     receivers: Ints
     finished: list[Request]

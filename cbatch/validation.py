@@ -1,4 +1,4 @@
-"""Validation of user input by type: a dataclass declares what its fields accept, and pydantic checks it; errors are one line.
+"""Validation of user input by type: dataclasses declare what fields accept, pydantic checks it; errors are one line.
 
     @dataclass(frozen=True)
     class Arrivals:

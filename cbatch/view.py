@@ -21,7 +21,7 @@ class Requests(Collection[Request], Reversible[Request], Protocol):
 
 
 class Freed(NamedTuple):
-    """KV blocks that preempting a request frees: now, for the plan being made, and later, when an iteration has ended."""
+    """KV blocks that preempting a request frees: now, for the plan being made, and later, after an iteration."""
 
     now: int
     later: int
@@ -64,7 +64,7 @@ class KVView(ABC):
 
 
 class View(ABC):
-    """What a policy may look at: the host's state as it is now, without copies. The host sets and updates the attributes.
+    """What a policy may look at: the host's state as it is now, without copies. The host updates the attributes.
 
     now: seconds since the start of the run.
     limits, kv: capacity. cost: predicts the seconds of an iteration of a given shape.

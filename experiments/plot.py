@@ -1,4 +1,4 @@
-"""`python -m experiments.plot NAME FOLDER [key=value ...]`: plot a finished run or sweep; the files go to FOLDER/plots."""
+"""`python -m experiments.plot NAME FOLDER [key=value ...]`: plot a finished run or sweep into FOLDER/plots."""
 
 import sys
 from collections.abc import Sequence

@@ -2,7 +2,8 @@
 
     python -m pytest tests/test_fuzz.py --fuzz=30000 --record=results
 
-draws that many inputs, shows how far it is, and writes results/cpu/fuzz.json; --draw=N draws others. What fails is shrunk.
+draws that many inputs, shows how far it is, and writes results/cpu/fuzz.json; --draw=N draws others. What fails is
+shrunk.
 """
 
 import gzip

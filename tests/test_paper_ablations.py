@@ -87,9 +87,9 @@ def cost_of(name: str) -> ProfileCost:
 def test_the_steady_state_by_hand_is_that_of_a_run(name: str, pd_ratio: float, total: int) -> None:
     """By hand an iteration takes what it takes after its like, with decodes of equal context.
 
-    On an H200 an iteration also takes less or more after others than after its like, as the clock follows the power. That is
-    left out of the profile here, so that what is compared is the count of iterations and what is in them. The A6000's profile
-    knows none.
+    On an H200 an iteration also takes less or more after others than after its like, as the clock follows the power.
+    That is left out of the profile here, so that what is compared is the count of iterations and what is in them. The
+    A6000's profile knows none.
     """
     cost, load = cost_of(name), Load(1024, 18, pd_ratio)
     run = seconds_per_request(cost, Sarathi(TileAligned(total)), load)

@@ -3,8 +3,8 @@
     python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results
 
 draws that many, shows how far it is, and writes results/cpu/random_schedules.json. Depth is the number of iterations in
-flight while the next is planned: 0 or 1, all that an executor of one stage has. Drawn numbers repeat; --draw=N draws others.
-A failing schedule is shrunk to a small one, printed, and made again by the --replay=... that stands below it.
+flight while the next is planned: 0 or 1, all that an executor of one stage has. Drawn numbers repeat; --draw=N draws
+others. A failing schedule is shrunk to a small one, printed, and made again by the --replay=... that stands below it.
 """
 
 import random
@@ -42,8 +42,8 @@ class Fading(random.Random):
 class Schedule:
     """One run of a policy, but for the policy.
 
-    small: whether the KV cache makes requests wait or preempt each other. every: see `any_order`, whose random numbers are
-    those of the seed `order`, zeros after the first `num_draws`.
+    small: whether the KV cache makes requests wait or preempt each other. every: see `any_order`, whose random numbers
+    are those of the seed `order`, zeros after the first `num_draws`.
     """
 
     workload: Workload

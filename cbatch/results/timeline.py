@@ -7,8 +7,8 @@
     requests  | queued | prefill | decode ...
     counters  tokens of an iteration; KV blocks held, requests running and waiting
 
-The file is JSON in Chrome's trace event format, compressed with gzip; its times are microseconds. It contains copies if the
-executor timed them.
+The file is JSON in Chrome's trace event format, compressed with gzip; its times are microseconds. It contains copies if
+the executor timed them.
 """
 
 import gzip

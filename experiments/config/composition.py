@@ -29,7 +29,7 @@ def composed(name: str) -> Mapping[str, Any]:
 
 
 def swept(name: str, key: str) -> list[str]:
-    """The values that the experiment sweeps a key over, in order. Raises ConfigError for a key that it does not sweep."""
+    """The values that the experiment sweeps a key over, in order. Raises ConfigError for a key not swept."""
     parameters = _all(name)[1]
     if key not in parameters:
         raise ConfigError(f"{FOLDER / name}.yaml: does not sweep {key}; give it under hydra.sweeper.params")

@@ -1,7 +1,7 @@
-"""What predicts iterations, by `hardware=`: a profile that comes with the package, one in a file, or `cpu`, this machine's CPU.
+"""What predicts iterations, by `hardware=`: a profile of the package, one in a file, or `cpu`, this machine's CPU.
 
-The CPU is measured with a model when a policy first asks for a prediction (`experiments.profile.command.measure_cpu`), and the
-profile kept in a file of the user's cache folder.
+The CPU is measured with a model when a policy first asks for a prediction (`experiments.profile.command.measure_cpu`),
+and the profile kept in a file of the user's cache folder.
 """
 
 import os

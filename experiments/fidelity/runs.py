@@ -1,7 +1,7 @@
 """The form in which served runs are compared, and real ones kept.
 
-Columns of microseconds and counts, small enough to keep beside the results, so that simulating them again and looking for
-the cause of an error needs no GPU.
+Columns of microseconds and counts, small enough to keep beside the results, so that simulating them again and looking
+for the cause of an error needs no GPU.
 """
 
 import json
@@ -47,8 +47,8 @@ class ServedRun:
     """
     settings: what was served and how: case, policy, model, batch, max_tokens, longest, num_blocks, block_size.
     figures: see `figures`.
-    columns: int64; "request.*" [requests], "step.*" [iterations], "chunk.*" [chunks] - see `run_of`. Times in microseconds
-        from the first plan.
+    columns: int64; "request.*" [requests], "step.*" [iterations], "chunk.*" [chunks] - see `run_of`. Times in
+        microseconds from the first plan.
     """
 
     settings: Mapping[str, Any]
@@ -79,7 +79,7 @@ class ServedRun:
         return [BatchShape(tuple(chunks[begin:end]), *rest) for begin, (end, *rest) in zip(begins, rows, strict=False)]
 
     def device_seconds(self) -> NDArray[np.float64]:
-        """Returns the device time of every iteration, [iterations]; one launched early begins when the previous one ends."""
+        """Returns the device time of every iteration, [iterations]; one launched early begins when the last ends."""
         started, ended = self.columns["step.started"], self.columns["step.ended"]
         begun = np.maximum(started, np.concatenate([started[:1], ended[:-1]]))
         seconds: NDArray[np.float64] = (ended - begun) / 1e6
@@ -118,7 +118,7 @@ def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:
 
 
 def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request], shapes: list[BatchShape]) -> ServedRun:
-    """Returns a run in the form in which it is kept. asked: requests in order of their ids. shapes: of every iteration."""
+    """Returns a run as it is kept. asked: requests in order of their ids. shapes: of every iteration."""
     requests, steps = collect_served(record), step_columns(record.steps)
     order, start = np.argsort(requests.id), record.steps[0].planned_at
     columns: dict[str, Any] = {

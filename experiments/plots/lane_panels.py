@@ -15,8 +15,8 @@ BENCHMARK = "async.json"
 class Panel(NamedTuple):
     """The lanes of one run.
 
-    steps: rows of `cbatch.record.StepRecord`, in seconds, including some before and after the window if there are any. With the
-        columns of `cbatch.executor.CopyTimes` if copies were timed.
+    steps: rows of `cbatch.record.StepRecord`, in seconds, including some before and after the window if there are any.
+        With the columns of `cbatch.executor.CopyTimes` if copies were timed.
     begin, end: start of the first iteration shown and end of the last, on the device.
     host_share, device_share: share of the whole run in which the host works and the device computes.
     """
@@ -47,7 +47,8 @@ def read_runs(frame: pd.DataFrame, first: int, iterations: int) -> list[Panel]:
 def read_benchmark(folder: Path, which: str = "") -> tuple[list[Panel], dict[str, Any]]:
     """Panels of a folder of benchmark results, the synchronous loop above the asynchronous one, and the file's content.
 
-    The last two iterations are left out: while the device computes them, the host works on iterations that were not kept.
+    The last two iterations are left out: while the device computes them, the host works on iterations that were not
+        kept.
 
     Args:
         which: draw the first of the batches whose name contains this, preferring one that has both loops.

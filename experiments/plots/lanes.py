@@ -22,7 +22,7 @@ _LABELLED = 0.03  # an iteration this wide, as a share of the panel, has room fo
 
 @print_style()
 def draw(folder: Path, first: int = 20, iterations: int = 8, runs: str = "") -> Figure:
-    """Lanes from the start of an iteration on, of finished runs or of a folder that the `async` benchmark has written to.
+    """Lanes from the start of an iteration on, of finished runs or of a folder of the `async` benchmark.
 
     Args:
         first, iterations: the first iteration that is shown, and how many; a benchmark keeps its own window.

@@ -53,7 +53,7 @@ def grouped_bars(
     labels: Sequence[str] = (),
     **values: Any,
 ) -> dict[Any, NDArray[np.float64]]:
-    """Bars side by side around each tick: a group for each row of `table`, a bar for each of its columns that has a value.
+    """Bars side by side around each tick: a group for each row of `table`, a bar for each column that has a value.
 
     Args:
         styles: of the columns, see `fill_style`; labels: their names in the legend.
@@ -79,7 +79,7 @@ def grouped_bars(
 
 
 def stacked_bars(panel: Axes, places: Iterable[float], table: pd.DataFrame, width: float = 0.8) -> pd.DataFrame:
-    """Bars at `places`, one for each row of `table`, its columns one above the other. Returns the middle of each part."""
+    """Bars at `places`, one for each row of `table`, its columns stacked. Returns the middle of each part."""
     bottoms = table.cumsum(axis=1) - table
     for index, name in enumerate(table):
         panel.bar(list(places), table[name], width, bottom=bottoms[name], label=str(name), **fill_style(index))

@@ -1,4 +1,4 @@
-"""How every plot looks: page size, series that differ in grey too, headings, and a line that says where times come from."""
+"""How every plot looks: page size, series that differ in grey too, headings, and a line on where times come from."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -72,7 +72,7 @@ def paper_style() -> dict[str, Any]:
 
 @contextmanager
 def print_style() -> Iterator[None]:
-    """Settings for print: small type, thin lines, fonts that stay text in the PDF. Also a decorator, `@print_style()`."""
+    """Settings for print: small type, thin lines, fonts that stay text in the PDF. Also a decorator."""
     settings: dict[str, Any] = {
         "font.size": 8,
         "axes.titlesize": 8,

@@ -1,4 +1,4 @@
-"""Throughput, and its gain over a baseline policy, against the ratio of prefill to decode tokens (SARATHI, figure 9)."""
+"""Throughput, and its gain over a baseline policy, against the ratio of prefill to decode tokens (SARATHI, Fig 9)."""
 
 from pathlib import Path
 

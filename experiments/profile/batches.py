@@ -13,7 +13,7 @@ BEFORE = (1024, 2048, 4096, 7168)
 """Contexts before it."""
 
 CONTEXTS = (1, 160, 544, 1056, 2080, 4128, 8192)
-"""Contexts of decodes. The kernel reads them in blocks of 64 tokens, of which the last one is half full here, as on average;
+"""Contexts of decodes. The kernel reads them in blocks of 64 tokens, the last one half full here, as on average;
 for models with many KV heads in blocks of 32, of which the last one is full here."""
 
 WHOLE = 1024
@@ -33,7 +33,7 @@ def decode_counts(captured: Sequence[int]) -> list[int]:
 
 
 def attention_counts(captured: Sequence[int]) -> list[int]:
-    """Returns the numbers of decodes whose attention is measured: `decode_counts`, and some between distant captured sizes."""
+    """Returns the numbers of decodes whose attention is measured: `decode_counts`, and some between distant sizes."""
     between = {(low + high) // 2 for low, high in pairwise(captured) if high - low >= 16}
     return sorted({*decode_counts(captured), *between})
 
@@ -41,10 +41,10 @@ def attention_counts(captured: Sequence[int]) -> list[int]:
 def mixed_totals(ranges: Sequence[tuple[int, int]], tile: int, most: int) -> list[int]:
     """Returns the tokens of iterations with prompts, ascending.
 
-    For captured shapes, the fewest and most tokens and one token beyond either; and the chunks, which are measured anyway.
-    Between these ranges, and beyond the last one, nothing is padded and time rises by tiles: both sides of each tile up to
-    the next range, or over the next half of `WHOLE` tokens; then, as steps matter less, the middle of a tile at growing
-    distances.
+    For captured shapes, the fewest and most tokens and one token beyond either; and the chunks, which are measured
+    anyway. Between these ranges, and beyond the last one, nothing is padded and time rises by tiles: both sides of each
+    tile up to the next range, or over the next half of `WHOLE` tokens; then, as steps matter less, the middle of a tile
+    at growing distances.
 
     Args:
         ranges: fewest and most tokens of the iterations that each captured shape serves, ascending.

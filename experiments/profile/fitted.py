@@ -1,7 +1,7 @@
 """A laboratory for devices whose iterations vary too much for differences of measured times, such as a CPU's.
 
-Few batches are measured. What an iteration takes is a constant and a price each per token, per request, per token of context
-that decodes read, and per pair of tokens in the attention of prompts: no price is below 0.
+Few batches are measured. What an iteration takes is a constant and a price each per token, per request, per token of
+context that decodes read, and per pair of tokens in the attention of prompts: no price is below 0.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,8 @@
 """Host time of an iteration in both loops, from requests served by the real engine.
 
 In the synchronous loop this is the device's pause between two iterations: tokens downloaded and absorbed, the next
-iteration planned, packed, uploaded and launched. In the asynchronous loop it is the host's work per iteration without its
-waiting; the device does not notice it while its iterations take longer.
+iteration planned, packed, uploaded and launched. In the asynchronous loop it is the host's work per iteration without
+its waiting; the device does not notice it while its iterations take longer.
 """
 
 from itertools import pairwise
@@ -19,7 +19,7 @@ PROMPT, NEW = 16, 48
 
 
 def host_time(server: Server[Any], vocabulary_size: int, *, asynchronous: bool) -> HostTime:
-    """Fits a line through the host times of decode iterations of one request, a quarter of the batch and the whole batch."""
+    """Fits a line through the host times of decodes of one request, a quarter of the batch and the whole batch."""
     medians = {}
     most = server.limits.max_batch
     for number in sorted({1, max(most // 4, 1), most}):

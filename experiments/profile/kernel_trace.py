@@ -53,8 +53,8 @@ class KernelTrace:
 def covered_share(events: Iterable[tuple[float, float, str]]) -> float:
     """Returns the share of the time from the first kernel to the last end that kernels and copies cover.
 
-    events: (start, end, name). A profiler records only what is launched after its start. The iteration in flight then leaves
-    a hole after the copy of the next one's inputs, so copies before the first kernel do not count.
+    events: (start, end, name). A profiler records only what is launched after its start. The iteration in flight then
+    leaves a hole after the copy of the next one's inputs, so copies before the first kernel do not count.
     """
     spans = sorted(events)
     first = next(begin for begin, _, name in spans if not name.startswith("Memcpy"))
@@ -68,7 +68,7 @@ def covered_share(events: Iterable[tuple[float, float, str]]) -> float:
 @cache
 def detach_cupti_at_exit() -> None:
     """Detaches CUPTI from the process before it exits; does nothing where CUPTI is not loaded."""
-    # Otherwise the release of the CUDA context, at the end of the process, may make CUPTI ask Kineto for another activity
+    # Otherwise the release of the CUDA context at the end of the process may make CUPTI ask Kineto for another activity
     # buffer after Kineto's own state is destroyed, which crashes the process ("free(): invalid pointer").
     if path := loaded_library("libcupti.so"):
         atexit.register(ctypes.CDLL(path).cuptiFinalize)

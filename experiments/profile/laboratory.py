@@ -16,8 +16,8 @@ from cbatch.kv import BlockPool
 from cbatch.request_table import NEVER, RequestTable
 
 WARM_UP_SECONDS = 0.1
-"""Prompts draw all the power that the GPU is allowed, and its clock follows: in this time it covers at least two thirds of the
-distance, also when decodes follow prompts. What is timed is near the steady state."""
+"""Prompts draw all the power that the GPU is allowed, and its clock follows: in this time it covers at least two
+thirds of the distance, also when decodes follow prompts. What is timed is near the steady state."""
 
 LEAST_SECONDS, LEAST_REPEATS = 0.02, 3
 """Iterations are timed until there are this many and they have taken this long in total, ..."""
@@ -29,7 +29,8 @@ MOST_SECONDS, MOST_REPEATS = 0.1, 9
 class Batch(NamedTuple):
     """An iteration to be timed.
 
-    chunks: (tokens, context before them) of each prompt's chunk. decodes: context of each decode, its own token counted.
+    chunks: (tokens, context before them) of each prompt's chunk. decodes: context of each decode, its own token
+        counted.
     """
 
     chunks: tuple[tuple[int, int], ...] = ()

@@ -22,7 +22,8 @@ class Machine(NamedTuple):
 
     name: of the hardware.
     decode_sizes: requests of captured iterations without prompts; without graphs the powers of two.
-    mixed_ranges: fewest and most tokens of the iterations with prompts that each captured shape serves; none without graphs.
+    mixed_ranges: fewest and most tokens of the iterations with prompts that each captured shape serves; none without
+        graphs.
     attention: the attention kernels.
     """
 

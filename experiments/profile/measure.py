@@ -38,7 +38,8 @@ Point = tuple[float, float, float]
 class Iterations:
     """Seconds of one model's iterations, of all layers together.
 
-    mixed: base of an iteration with prompts, against tokens. chunks: attention of one, against (tokens, context before).
+    mixed: base of an iteration with prompts, against tokens. chunks: attention of one, against (tokens, context
+        before).
     mixed_decodes: attention of decodes beside a chunk, against (number, context).
     alone, decodes: base and attention of iterations without prompts.
     power: how the clock follows the GPU's load; None if not measured.
@@ -60,7 +61,7 @@ def measure(
     *,
     power_limited: bool = True,
 ) -> Iterations:
-    """Measures all parts; `report` receives a line as each begins. `decode_sizes` and `mixed_ranges` are those of `Machine`.
+    """Measures all parts; `report` receives a line as each begins. `decode_sizes`, `mixed_ranges`: those of `Machine`.
 
     power_limited: whether the device's clock follows its power; a CPU's varies for other reasons.
     """
@@ -94,7 +95,7 @@ def _mixed_decodes(
     mixed: PiecewiseLinear,
     chunks: BilinearGrid,
 ) -> BilinearGrid:
-    """Measures decodes with a small chunk, in the smallest captured size that holds them: its products draw little power."""
+    """Measures decodes with a small chunk, in the smallest captured size for them: its products draw little power."""
     limits = laboratory.limits
     sizes = mixed_sizes or [2 * limits.max_batch]
 

@@ -1,6 +1,7 @@
 """Measures how the GPU's clock follows its power: the times of iterations after a rest and after sustained prompts.
 
-The measured effect on an iteration is less than the clock's full effect, as the clock moves while it runs: `GpuClock.run`.
+The measured effect on an iteration is less than the clock's full effect, as the clock moves while it runs:
+`GpuClock.run`.
 
 gain          light decodes, long enough | prompts: what they save
 reserve       light decodes, long enough | two large iterations: by how much less the second saves
@@ -21,13 +22,13 @@ LIGHT = Batch((), (1,))
 """The iteration with which a GPU rests."""
 
 RESTED_SECONDS = 0.15
-"""Duration of light or large iterations after which the clock has nearly settled; up to a fifth of the distance remained."""
+"""Duration of light or large iterations after which the clock has nearly settled; up to a fifth remained."""
 
 RISE_SECONDS, PAUSE_SECONDS = 0.03, 0.02
 """Durations of decodes, and of a pause, after which the clock has risen in part."""
 
 LARGE_SECONDS = 0.06
-"""Approximate duration of the large iteration: long enough to lower the clock, short enough for its saving to be measurable.
+"""Approximate duration of the large iteration: long enough to lower the clock, short enough to measure its saving.
 If the largest iteration is much shorter, it hardly lowers the clock, and the reserve is measured poorly."""
 
 LARGEST_SECONDS = 0.12
@@ -39,14 +40,14 @@ DECODE_CONTEXT = 1056
 REPEATS = 3
 
 LEAST, MOST = 0.05, 0.95
-"""Measured fractions are clipped to this range: near 0 or 1 they do not determine the time constant of an exponential."""
+"""Measured fractions are clipped to this range: near 0 or 1 they do not determine a time constant."""
 
 NEARLY_ALL = 0.75
-"""An iteration that saves more than this share of the reserve measures the reserve, not the effect of the full clock."""
+"""An iteration that saves more than this share of the reserve measures the reserve, not the full clock's effect."""
 
 
 def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: Sequence[int]) -> PowerLimit:
-    """Measures the limit with decodes in these numbers; `bases` are the seconds of mixed iterations in the steady state."""
+    """Measures the limit with decodes in these numbers; `bases`: seconds of mixed iterations in the steady state."""
     sizes = _sizes(laboratory, bases)
     rest = [LIGHT] * _repeats(laboratory, LIGHT, RESTED_SECONDS)
     saved = {size: max(_saved(laboratory, [*rest, Batch(prompts(size))])[0], 0.0) for size in sizes}
@@ -130,7 +131,7 @@ def _sizes(laboratory: Laboratory, bases: PiecewiseLinear) -> list[int]:
 
 
 def _saved(laboratory: Laboratory, batches: Sequence[Batch], pause: float = 0.0) -> tuple[float, float]:
-    """Returns the seconds that the last of these iterations saves over its steady state, and the measured pause before it."""
+    """Returns the seconds that the last of these iterations saves over its steady state, and the pause before it."""
     taken = [laboratory.last_of(batches, pause) for _ in range(REPEATS)]
     seconds, paused = (median(values) for values in zip(*taken, strict=True))
     return laboratory.seconds(batches[-1]) - seconds, paused

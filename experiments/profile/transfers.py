@@ -33,7 +33,7 @@ def copy_times(device: torch.device) -> dict[str, Curve]:
 
 
 def ceilings(device: torch.device) -> dict[str, float]:
-    """Returns bytes per second of a copy on the device, reads and writes counted, and FLOP/s of a large bfloat16 product."""
+    """Returns bytes/s of a copy on the device, reads and writes counted, and FLOP/s of a large bfloat16 product."""
     on_gpu = device.type == "cuda"
     size, edge = (2**31, 8192) if on_gpu else (2**24, 256)
     source = torch.zeros(size, dtype=torch.uint8, device=device)

@@ -1,7 +1,8 @@
 """Claims of folders: a file that one process creates atomically, also on a network file system, and that names it.
 
-A claim ends when its process removes it, gives it another status than "begun", or no longer exists; then one other process
-can take it over. A process on another host or in another container cannot be seen: its claim is never taken over.
+A claim ends when its process removes it, gives it another status than "begun", or no longer exists; then one other
+process can take it over. A process on another host or in another container cannot be seen: its claim is never taken
+over.
 """
 
 import errno
@@ -91,7 +92,7 @@ def now() -> str:
 
 
 def make_new_folder(stem: Path) -> Path:
-    """Creates a folder called `stem`, or with a number behind it if that exists; returns it. Raises as `make_folder`."""
+    """Creates a folder called `stem`, or with a number behind it if that exists. Raises as `make_folder`."""
     for number in count(1):
         folder = stem if number == 1 else stem.with_name(f"{stem.name}_{number}")
         try:
@@ -168,7 +169,7 @@ def _read(path: Path) -> Claim | None:
 
 
 def _is_visible(claim: Claim) -> bool:
-    """Whether the process of a claim was started on this host and, unless the host was restarted since, in this container."""
+    """Whether a claim's process was started on this host and, unless it was restarted since, in this container."""
     ours = _identity(os.getpid())
     same = claim.get("boot") != ours.get("boot") or claim.get("container") == ours.get("container")
     return same and bool(claim["host"] == socket.gethostname())
@@ -187,7 +188,7 @@ def _runs(claim: Claim) -> bool:
 
 
 def _identity(process: int) -> dict[str, str]:
-    """The boot of the host, the container, and the clock tick at which a process started; empty if the system hides them."""
+    """The host's boot, the container, and the clock tick at which a process started; empty if the system hides them."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

@@ -62,7 +62,7 @@ def report_crashes(folder: Path, begun: Claim, facts: Facts) -> Iterator[None]:
 
 
 def was_killed(folder: Path, since: datetime) -> bool:
-    """Whether a run began in this folder at `since` or later on this machine, and its process ended without a report."""
+    """Whether a run began in this folder at `since` or later on this machine, and ended without a report."""
     try:
         said = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -118,7 +118,7 @@ def run_folders(root: Path) -> list[Path]:
 
 @contextmanager
 def new_run_folder(stem: Path) -> Iterator[Path]:
-    """Creates a folder called `stem`, or with a number behind it if that exists; an unused one is removed at the end."""
+    """Creates a folder called `stem`, or with a number behind it; an unused one is removed at the end."""
     missing = _missing(stem.parent)
     folder = make_new_folder(stem)
     try:
@@ -153,7 +153,7 @@ def open_run_folder(folder: Path, config: Mapping[str, Any], facts: Facts = dict
 
 
 def remove_killed(root: Path, since: datetime) -> None:
-    """Removes the files of a sweep's runs that began at `since` or later and were killed, as launchers do after Ctrl-C."""
+    """Removes the files of runs that began at `since` or later and were killed, as launchers do after Ctrl-C."""
     for folder in [path for path in root.glob("*") if path.is_dir()]:
         if was_killed(folder, since) and read_summary(folder) is None:
             with suppress(ClaimedError), claimed(folder / UNFINISHED):

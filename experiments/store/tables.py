@@ -23,9 +23,9 @@ _LATENCIES = ("scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_t
 def load(folder: str | Path) -> pd.DataFrame:
     """One row for each complete run in and below a folder.
 
-    Columns: `name` (policy and chunk), the fields of `about` (`policy`, `chunk`, `model`, `simulated`, `hardware`, ...), every
-    setting by its key (`workload.pd_ratio`), every metric by its group and name (`throughput.total_tokens_per_second`,
-    `ttft_seconds.p99`), and `folder`.
+    Columns: `name` (policy and chunk), the fields of `about` (`policy`, `chunk`, `model`, `simulated`, `hardware`,
+    ...), every setting by its key (`workload.pd_ratio`), every metric by its group and name
+    (`throughput.total_tokens_per_second`, `ttft_seconds.p99`), and `folder`.
 
     Raises:
         ConfigError: there is no such folder, or no complete run in it.

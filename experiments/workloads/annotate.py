@@ -1,7 +1,7 @@
 """Adds what traces and length distributions lack: the visible limit, service classes, objectives, predictions.
 
-Each column has its own random stream, so that adding one changes no other, and the values of request i do not depend on the
-number of requests.
+Each column has its own random stream, so that adding one changes no other, and the values of request i do not depend on
+the number of requests.
 """
 
 from dataclasses import dataclass, field
@@ -45,13 +45,13 @@ class Prediction:
 class Annotations:
     """The fields of `RequestSpec` that a workload adds.
 
-    max_new_tokens: the limit that policies see. "exact": each request's true output length. A number limits all requests:
-        longer outputs end there.
+    max_new_tokens: the limit that policies see. "exact": each request's true output length. A number limits all
+        requests: longer outputs end there.
     tiers: service classes by name, drawn in proportion to their shares, which sum to 1.
     slo: objectives of requests whose tier has none.
     prediction: fills `predicted_new_tokens`.
-    pad_outputs: every so many consecutive requests get the longest output among them, which is what a system computes that
-        returns a batch as a whole, with a batch of that size (FasterTransformer; Orca, OSDI 2022, section 2).
+    pad_outputs: every so many consecutive requests get the longest output among them, which is what a system computes
+        that returns a batch as a whole, with a batch of that size (FasterTransformer; Orca, OSDI 2022, section 2).
     """
 
     max_new_tokens: Limit = "exact"

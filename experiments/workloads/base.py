@@ -80,7 +80,7 @@ class Workload(ABC):
 
     @abstractmethod
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
-        """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary (simulation) prompts stay None."""
+        """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary prompts stay None."""
 
     def _annotations(self) -> Annotations:
         given = {field.name: getattr(self, field.name) for field in fields(Annotations)}

@@ -43,8 +43,8 @@ class ClosedBatch(Workload):
     length: L = P + D, prompt and output tokens; at least 2.
     pd_ratio: P:D, prefill to decode tokens, from 1 / (L - 1) to L - 1. D is L / (1 + ratio), rounded.
     batch: B, requests at a time. num_requests: None is 8 * batch.
-    stagger: 0, "even", or the iterations between the arrivals of the first `batch` requests (a fraction is rounded after
-        multiplication). More than D / B leaves slots empty at first, which the queue then fills all at once.
+    stagger: 0, "even", or the iterations between the arrivals of the first `batch` requests (a fraction is rounded
+        after multiplication). More than D / B leaves slots empty at first, which the queue then fills all at once.
     """
 
     length: Annotated[int, whole(2)]

@@ -45,8 +45,8 @@ _FIELDS -= {"prompt", "max_new_tokens"}
 class PromptFile(Workload):
     """The requests of a JSONL file (plain or .gz), in its order; each line is an object with keys of `PromptLine`.
 
-    `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer; token
-    ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
+    `arrival_time` is in seconds from the start of the run and never decreases. Text needs a model with a tokenizer;
+    token ids also run in simulation, where only their number matters. Keys of a line override those of the workload.
 
     num_requests: the first N lines; None takes all. max_new_tokens: the limit for lines without one.
     prediction, pad_outputs: not available, as true output lengths are unknown.

@@ -1,4 +1,4 @@
-"""Requests as columns: what a trace file, a generator or a length distribution says about them, without their tokens."""
+"""Requests as columns: what a trace file, a generator or a length distribution says of them, without tokens."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """The best chunk for the workload's P:D ratio: SARATHI, sections 4.3 and 5.1.3 (arXiv 2308.16369).
 
-Each tile-aligned total is judged by its steady state (`steady_state`), with iteration times from the cost model, without a
-sweep. Lengths are configured, or estimated from ended requests.
+Each tile-aligned total is judged by its steady state (`steady_state`), with iteration times from the cost model,
+without a sweep. Lengths are configured, or estimated from ended requests.
 """
 
 from collections import deque

@@ -5,10 +5,10 @@
                                                 slot 1      d  d  P  P  d  d  d  d  P  P  d  d
                                                 slot 2      d  d  d  d  P  P  d  d  d  d  P  P
 
-Too small a total computes prompts inefficiently; too large a one finishes the prompts before the decodes, which then run
-alone. The paper's optimum balances both: P:D = C / (B - 1). Here it is computed in whole iterations with times from the
-cost model, which include the hardware's tile steps, attention, a nearly empty last chunk, and a batch that prompts cannot
-fill.
+Too small a total computes prompts inefficiently; too large a one finishes the prompts before the decodes, which then
+run alone. The paper's optimum balances both: P:D = C / (B - 1). Here it is computed in whole iterations with times from
+the cost model, which include the hardware's tile steps, attention, a nearly empty last chunk, and a batch that prompts
+cannot fill.
 """
 
 from collections.abc import Collection
@@ -21,7 +21,8 @@ def best_total(cost: CostModel, limits: Limits, prompts: Collection[float], outp
     """Returns the tokens per iteration with the highest steady-state throughput, among multiples of the tile.
 
     Args:
-        prompts: tokens of typical prompts. The best total for the mean prompt may leave others a nearly empty last chunk.
+        prompts: tokens of typical prompts. The best total for the mean prompt may leave others a nearly empty last
+            chunk.
         output: mean tokens of an output.
     """
     mean = sum(prompts) / len(prompts)
@@ -44,9 +45,9 @@ def steady_state_seconds(cost: CostModel, total: int, batch: int, prompt: float,
     """Returns the device's seconds per request when `batch` equal ones are served at a time, without pause.
 
     Prompts come one after the other, each in k iterations of `total` tokens, the last of which samples the first of
-    `output` tokens. Either the decodes run out - then those k hold output - 1 of them, one request's worth - or there are
-    batch - 1 in each, and a request lives k + output - 1 iterations, of which (k + output - 1) / batch pass between two
-    ends: k mixed ones, the others with `batch` decodes and no prompt.
+    `output` tokens. Either the decodes run out - then those k hold output - 1 of them, one request's worth - or there
+    are batch - 1 in each, and a request lives k + output - 1 iterations, of which (k + output - 1) / batch pass between
+    two ends: k mixed ones, the others with `batch` decodes and no prompt.
     """
     later = max(output - 1, 0.0)
     num_chunks = ceil((prompt + later) / total)

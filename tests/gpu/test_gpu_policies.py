@@ -1,7 +1,7 @@
 """At full size, bfloat16, on captured graphs: policies chunk and batch the same texts differently, which changes only rounding.
 
-The first policy's tokens are forced upon the others, so that all compute the same texts; the log-probabilities that each
-gives to the tokens are compared.
+The first policy's tokens are forced upon the others, so that all compute the same texts; the log-probabilities that
+each gives to the tokens are compared.
 """
 
 from collections import deque
@@ -32,8 +32,9 @@ KV = KVSize(64, 128)
 DEVIATION, TOLERANCE = 0.06, 0.2
 """Bounds on differences of log-probabilities under two policies: standard deviation and maximum.
 
-Two orders of rounding through 32 bfloat16 layers of random weights differ by 0.03 (standard deviation, in plain PyTorch at
-a smaller width); of 1152 pairs the greatest is then expected at 4 times that. A wrong or missing key changes them by ones.
+Two orders of rounding through 32 bfloat16 layers of random weights differ by 0.03 (standard deviation, in plain PyTorch
+at a smaller width); of 1152 pairs the greatest is then expected at 4 times that. A wrong or missing key changes them by
+ones.
 """
 
 POLICIES: dict[str, Callable[[], Policy]] = {

@@ -1,10 +1,10 @@
 """Streams that run on the host's thread, in a random order among all those that streams and events allow.
 
-Threads show few of the orders that a device may choose, and not reproducibly. Here an adversary chooses: the host and the
-streams are ranked, the highest that need not wait goes on, and the ranking changes at random moments (probabilistic
+Threads show few of the orders that a device may choose, and not reproducibly. Here an adversary chooses: the host and
+the streams are ranked, the highest that need not wait goes on, and the ranking changes at random moments (probabilistic
 concurrency testing, Burckhardt et al., ASPLOS 2010). A missing wait then shows as wrong tokens. The same random numbers
-give the same order, and a failing order that hypothesis found shrinks, because zeros change nothing: every operation then
-runs as soon as it is enqueued.
+give the same order, and a failing order that hypothesis found shrinks, because zeros change nothing: every operation
+then runs as soon as it is enqueued.
 """
 
 import time
@@ -19,8 +19,8 @@ from cbatch.runtime.streams import Failure, Operation, Reached, StreamError, Str
 def any_order(random: Random, every: int = 8) -> Streams:
     """Three streams in an order drawn from `random`.
 
-    every: steps of streams and calls of the host, on average, from one change of the ranking to the next; 0 for no changes:
-        every operation then runs at once.
+    every: steps of streams and calls of the host, on average, from one change of the ranking to the next; 0 for no
+        changes: every operation then runs at once.
     """
     order = Order(random, every)
     streams = Streams(*(AnyOrderStream(name, order) for name in Streams._fields))

@@ -1,7 +1,7 @@
 """The clock of one run, given to another: the same workload and policy then make the same plans on any executor.
 
-Plans depend on time through arrivals (and through policies that look at `view.now`). `RecordedTimes` keeps every answer of
-an executor's clock; `ReplayedTimes` lets another executor compute, but answers with those times.
+Plans depend on time through arrivals (and through policies that look at `view.now`). `RecordedTimes` keeps every answer
+of an executor's clock; `ReplayedTimes` lets another executor compute, but answers with those times.
 """
 
 from collections.abc import Iterable

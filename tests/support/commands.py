@@ -128,8 +128,8 @@ def errors_at_end(process: subprocess.Popen[str]) -> str:
 def sigint_not_ignored() -> Iterator[None]:
     """Let processes started within receive SIGINT.
 
-    Under nohup, or in the background of a script, SIGINT is ignored, and child processes inherit that. They do not inherit
-    a handler: in its place they get the default.
+    Under nohup, or in the background of a script, SIGINT is ignored, and child processes inherit that. They do not
+    inherit a handler: in its place they get the default.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is signal.SIG_IGN:

@@ -1,8 +1,9 @@
 """`python tests/support/concurrent_runs.py FOLDER PAIRS KILLS [SEED]`: runs at the same moment, and runs killed in between.
 
 Two processes, forked with everything imported, begin the same kind of command at once: both with a folder of their own
-choice, both with one `output=`, both with one `sweep=`, or both with a sweep of their own choice. Others are killed at a random
-moment, and their command is given again. Afterwards each folder must hold one whole run, or say that it is unfinished.
+choice, both with one `output=`, both with one `sweep=`, or both with a sweep of their own choice. Others are killed at
+a random moment, and their command is given again. Afterwards each folder must hold one whole run, or say that it is
+unfinished.
 """
 
 import csv

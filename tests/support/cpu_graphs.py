@@ -1,7 +1,7 @@
 """Captured graphs on a CPU: an iteration's tensor operations, recorded once and replayed on the same memory.
 
-As in a CUDA graph, everything that Python decides while recording is fixed: buffers, branches and numbers. So a mistake in
-what a graph may depend on shows here as it does on a GPU.
+As in a CUDA graph, everything that Python decides while recording is fixed: buffers, branches and numbers. So a mistake
+in what a graph may depend on shows here as it does on a GPU.
 """
 
 from collections.abc import Callable, Sequence

@@ -86,8 +86,8 @@ FIELDS = ("requests", "num_tokens", "preempt", "reject", "reserve", "pad_to", "w
 class Once:
     """`SarathiServe` in small, but at iteration `when` it answers something else.
 
-    field: of the plan that is replaced by the thing; "plan" for all of it, "entry" and "count" for one entry's parts, and
-    "del" with a field's name to take it away.
+    field: of the plan that is replaced by the thing; "plan" for all of it, "entry" and "count" for one entry's parts,
+    and "del" with a field's name to take it away.
     """
 
     when: int

@@ -7,9 +7,9 @@ lengths    CSV with num_prefill_tokens and num_decode_tokens, without arrival ti
            arXiv-summarization (Llama-2 tokenizer) come with the simulators Vidur (microsoft/vidur, MLSys 2024) and
            Sarathi-Serve (microsoft/sarathi-serve, OSDI 2024).
 mooncake   JSON lines with timestamp (milliseconds), input_length, output_length (tokens) and hash_ids. The trace release of
-           the Mooncake paper, FAST '25, in the repository kvcache-ai/Mooncake. Timestamps lie on a grid of about 3 s with
-           several requests at each instant, so shorter intervals carry no information. `hash_ids`, one for each 512 tokens
-           of the prompt, become `prefix_hashes`; lines may lack them.
+           the Mooncake paper, FAST '25, in the repository kvcache-ai/Mooncake. Timestamps lie on a grid of about 3 s
+           with several requests at each instant, so shorter intervals carry no information. `hash_ids`, one for each
+           512 tokens of the prompt, become `prefix_hashes`; lines may lack them.
 
 Other columns are ignored. A length of 0 is refused; no published file has one.
 """

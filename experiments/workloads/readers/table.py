@@ -58,7 +58,7 @@ class Table:
         return np.asarray(numbers, np.float64)
 
     def times(self, name: str) -> Floats:
-        """A column of wall-clock times (UTC unless they name a zone), to 1 us, as seconds from the first row, [rows]."""
+        """A column of wall-clock times (UTC unless they name a zone), as seconds from the first row, [rows]."""
         import pandas as pd
 
         times = pd.to_datetime(self.rows[name], format="ISO8601", errors="coerce", utc=True)
