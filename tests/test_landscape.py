@@ -1,11 +1,14 @@
 """Golden schedules of the published policies, computed by hand or by a simulator of its own, on the unit machine."""
 
+import numpy as np
 import pytest
 from unit_machine import golden
 
 from cbatch import Request
 from policies.chunking import Fixed
 from policies.length_order import LengthOrder
+from policies.mc_sf import McSf, most_held
+from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.priority import Priority
 from policies.trail import Trail
@@ -116,3 +119,63 @@ def test_least_counter_first_gives_credit_for_a_pause() -> None:
     found = golden(VTC(Predictor(), lift=False), SEVEN, batch=2, client=CLIENTS)
     assert found.schedule == "f12 g12 | f11 g11 | f22 f32 | f21 f31 | g22 g32 | g21 g31 | f42 | f41"
     assert found.policy.counters == {"f": 24, "g": 18}
+
+
+# -- mc_sf and past_future: what the KV cache will hold ---------------------------------------------------------------------
+
+
+def test_the_most_that_requests_hold_at_an_end() -> None:
+    """(5, 4) and (3, 2): when the second ends, both hold 8 + 2 * 2 = 12; when the first ends, it holds 5 + 4 = 9."""
+    assert most_held([5, 3], [4, 2]) == 12
+    assert most_held([5, 3, 4], [4, 2, 3]) == 18, "5 + 4 = 9, 9 + 2 * 3 = 15, 12 + 3 * 2 = 18"
+
+
+@pytest.mark.parametrize(
+    ("order", "starts", "total"),
+    [("shortest", {"A": 0, "B": 1, "D": 3, "C": 5}, 22), ("arrival", {"A": 0, "B": 1, "C": 4, "D": 9}, 27)],
+)
+def test_mc_sf_looks_ahead_to_every_end(order: str, starts: dict[str, int], total: int) -> None:
+    """At the start D would fit, but is not tried: B, which is before it, does not."""
+    found = golden(McSf(Oracle(), order), "A 3/2 @0, B 4/3 @0, C 4/5 @0, D 2/3 @0", memory=10)
+    outputs = {"A": 2, "B": 3, "C": 5, "D": 3}
+    assert {name: found.ends[name] - outputs[name] for name in outputs} == starts
+    assert sum(found.ends.values()) == total
+
+
+@pytest.mark.parametrize(("memory", "first"), [(19, "A5 B4 C3"), (18, "A5 B4")])
+def test_past_future_admits_while_the_peak_is_below_the_cache(memory: int, first: str) -> None:
+    """Outputs of 4 and 3 tokens after prompts of 5 and 4 peak at 9 + 2 * 3 = 15; a third request, 3/2, makes it 18."""
+    found = golden(PastFuture("optimum", reserve=0), "A 5/4 @0, B 4/3 @0, C 3/2 @0", memory=memory)
+    assert found.schedule.split(" | ")[0] == first
+
+
+def test_past_future_draws_what_is_left_from_longer_outputs() -> None:
+    """10 tokens generated, ended requests of 4, 12 and 20, limit 30: what is left is between 0 and 20, half of it below 10."""
+    policy, request = PastFuture(seed=1), Request(0, 5, 30)
+    history = np.array([4, 12, 20])
+    drawn = [policy._drawn(Generated(request, 10), history) for _ in range(4000)]
+    assert min(drawn) >= 0 and max(drawn) <= 20
+    # the support is 10, 12, 20, 30, each third equally likely: left 0 to 2, 2 to 10, 10 to 20
+    assert [
+        np.mean([low <= left < high for left in drawn]) for low, high in ((0, 2), (2, 10), (10, 20))
+    ] == pytest.approx([1 / 3] * 3, abs=0.03)
+
+
+class Generated:
+    """A request that has generated some tokens."""
+
+    def __init__(self, request: Request, num_new_tokens: int) -> None:
+        self.max_new_tokens, self.num_new_tokens = request.max_new_tokens, num_new_tokens
+
+
+@pytest.mark.parametrize(
+    ("admission", "first"),
+    [
+        ("aggressive", "A5 B4 C3 D3"),  # 15 of 20 tokens
+        ("conservative", "A5 B4"),  # limits 5 + 4, 4 + 3 make 16; C's 5 would make 21
+        ("optimum", "A5 B4 C3"),  # 18, as above, and D's 3 + 9 too much
+    ],
+)
+def test_past_future_and_its_baselines(admission: str, first: str) -> None:
+    found = golden(PastFuture(admission, reserve=0), "A 5/4 @0, B 4/3 @0, C 3/2 @0, D 3/9 @0", memory=20)
+    assert found.schedule.split(" | ")[0] == first

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from cbatch import Policy
 from policies.chunking import Fixed
 from policies.length_order import LengthOrder
+from policies.mc_sf import McSf
+from policies.past_future import PastFuture
 from policies.predictors import Bins, Noisy, Oracle, Predictor
 from policies.priority import Priority
 from policies.trail import Trail
@@ -21,5 +23,9 @@ LANDSCAPE: dict[str, Callable[[int], Policy]] = {
     "hrrn": lambda chunk: LengthOrder(Fixed(chunk), Predictor(), "hrrn"),
     "trail": lambda chunk: Trail(Fixed(chunk), Bins(4, 16, refresh=2)),
     "srpt": lambda chunk: Trail(Fixed(chunk), Oracle(), c=float("inf")),
+    "mc_sf": lambda chunk: McSf(Noisy(share=0.5)),
+    "mc_benchmark": lambda chunk: McSf(Oracle(), "arrival"),
+    "past_future": lambda chunk: PastFuture(window=4),
+    "past_future_aggressive": lambda chunk: PastFuture("aggressive"),
     "vtc": lambda chunk: VTC(Predictor()),
 }

@@ -1,0 +1,55 @@
+"""Memory-constrained shortest first: MC-SF and MC-Benchmark (Jaillet et al., arXiv 2502.07115v5, read in secondary notes).
+
+Running requests go on without preemption. Waiting ones, shortest predicted output first (`order=shortest`, MC-SF) or first come,
+first served (`order=arrival`, MC-Benchmark), are admitted one by one as long as the KV cache holds all of them at every time at
+which one of them will end; the first that does not fit blocks the others. In rounds of one token each, a request of prompt s
+holds s + j when it makes its j-th token, one more than cbatch holds then.
+
+Differs from the paper: outputs longer than predicted, and blocks of several tokens, can fill the cache; then the newest
+running request is preempted. Ties: arrival.
+"""
+
+import numpy as np
+
+from cbatch import ConfigError, Plan, Request, View
+from policies.predictors import Predictor
+from policies.waiting import WaitingQueue
+
+
+class McSf:
+    def __init__(self, predictor: Predictor, order: str = "shortest") -> None:
+        if order not in ("shortest", "arrival"):
+            raise ConfigError(f"policy.order={order}: choose shortest (MC-SF) or arrival (MC-Benchmark)")
+        self.predictor = predictor
+        self._queue = WaitingQueue(predictor.output if order == "shortest" else lambda request: request.id)
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes(preempt_newest=True)
+        if not plan.plan.preempt and view.waiting and plan.can_admit:
+            held = [request.num_tokens for request in view.running]
+            left = [self.predictor.remaining(request) for request in view.running]
+            for request in self._queue.in_order(view):
+                held.append(request.num_tokens)
+                left.append(self.predictor.remaining(request))
+                if most_held(held, left) > view.kv.num_blocks * view.kv.block_size or not plan.add(request, whole=True):
+                    break
+        self._queue.push(*plan.plan.preempt)
+        return plan.build()
+
+    def on_arrival(self, request: Request) -> None:
+        self._queue.push(request)
+
+    def on_finish(self, request: Request) -> None:
+        self.predictor.observe(request)
+
+
+def most_held(held: list[int], left: list[float]) -> float:
+    """The most tokens that requests hold at any time at which one of them ends.
+
+    held: tokens of each request now. left: rounds until each ends; it holds one token more after each.
+    """
+    ends, tokens = np.array(left), np.array(held)
+    by_end = np.argsort(-ends)  # the last to end first: those before a request in this order are there when it ends
+    alive = np.arange(1, len(held) + 1)
+    return float((np.cumsum(tokens[by_end]) + alive * ends[by_end]).max())
