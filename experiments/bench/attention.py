@@ -14,18 +14,15 @@ import torch
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
+from cbatch.runtime.batch import Bounds
 from cbatch.runtime.fast.attention.choice import choose_attention
-from experiments.bench.step import COPY_BANDWIDTH, PAGE, capture, replay_times
+from experiments.bench.step import COPY_BANDWIDTH, PAGE, Row, capture, device_batch, replay_times
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import spread, write
 
 NUM_LAYERS = 8
 """Layers measured in turn, so that a layer's keys and values have left the device's cache."""
-
-Row = tuple[int, int]
-"""Tokens that a request computes, and tokens of its context."""
 
 
 def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, folder: str = "results") -> None:
@@ -72,19 +69,15 @@ def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) ->
 
     num_rows: requests for which a graph with a chunk is captured; a graph of decodes only is captured for `rows`.
     """
-    device = torch.device("cuda")
-    queries, contexts = (torch.tensor(column) for column in zip(*rows, strict=True))
-    longest = int(queries.max())
-    num_rows = num_rows if longest > 1 else len(rows)
-    width = blocks_for(int(contexts.max()), PAGE)
-    pages = -(-contexts // PAGE)
-    cache = PagedCache(replace(spec, num_layers=NUM_LAYERS), KVSize(int(pages.sum()), PAGE), device)
+    device, chunks = torch.device("cuda"), [tokens for tokens, _ in rows if tokens > 1]
+    batch = device_batch(rows, num_rows if chunks else 0)
+    num_pages = sum(blocks_for(context, PAGE) for _, context in rows)
+    cache = PagedCache(replace(spec, num_layers=NUM_LAYERS), KVSize(num_pages, PAGE), device)
     cache.keys.normal_()
     cache.values.normal_()
-    batch = _batch(queries, contexts, pages, Shape(int(queries.sum()), num_rows, width))
     attention = choose_attention(spec, PAGE, device).attention
-    query = torch.randn((int(queries.sum()), spec.num_heads, spec.head_dim), device=device).to(cache.keys.dtype)
-    bounds = Bounds(longest, width * PAGE, max(1, int((queries > 1).sum())))
+    query = torch.randn((len(batch.token_ids), spec.num_heads, spec.head_dim), device=device).to(cache.keys.dtype)
+    bounds = Bounds(max(chunks, default=1), batch.block_tables.shape[1] * PAGE, max(1, len(chunks)))
 
     def run() -> torch.Tensor:
         iteration = replace(batch)  # what the kernels derive from a batch is computed inside the graph
@@ -93,16 +86,3 @@ def _times(spec: ModelSpec, rows: Sequence[Row], num_rows: int, repeats: int) ->
         return out
 
     return spread([1e3 * time / NUM_LAYERS for time in replay_times(capture(run), repeats)])
-
-
-def _batch(queries: torch.Tensor, contexts: torch.Tensor, pages: torch.Tensor, shape: Shape) -> Fields[torch.Tensor]:
-    """Returns those inputs of an iteration that attention reads, with scattered pages."""
-    batch = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
-    num_rows = len(queries)
-    batch.query_starts[1:] = shape.num_tokens
-    batch.query_starts[1 : num_rows + 1] = queries.cumsum(0)
-    batch.context_lens[:num_rows] = contexts
-    scattered = torch.randperm(int(pages.sum()), dtype=torch.int32).split(pages.tolist())
-    for row, table in enumerate(scattered):
-        batch.block_tables[row, : len(table)] = table
-    return batch

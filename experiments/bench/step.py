@@ -4,7 +4,7 @@ Without carry-over, packing and the engine: the device's part only, a lower boun
 """
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,12 +27,15 @@ PAGE = 128
 COPY_BANDWIDTH = 4.27e12
 """Bytes per second of a device-to-device copy on an H200, reads and writes counted."""
 
+Row = tuple[int, int]
+"""Tokens that a request computes, and tokens of its context."""
+
 
 def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, folder: str = "results") -> None:
     """Measures, prints and writes step.json."""
     spec = load_spec(model)
     fused = build(spec, batch, context)
-    inputs = decode_inputs(spec, batch, context)
+    inputs = device_batch([(1, context)] * batch, vocabulary=spec.vocab_size)
     graph = capture(lambda: argmax(fused(inputs.token_ids, inputs, Bounds(1, context, 0))))
     times = spread(replay_times(graph, 50))
     bound = (spec.weight_bytes + batch * context * spec.kv_bytes_per_token) / COPY_BANDWIDTH * 1e3
@@ -57,18 +60,27 @@ def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
     return FusedModel(load_model(spec, device), spec, cache, attention, max_rows=num_rows, max_positions=num_context)
 
 
-def decode_inputs(spec: ModelSpec, num_rows: int, num_context: int) -> Fields[torch.Tensor]:
-    """Returns the inputs of decodes at the last token of their contexts, with scattered pages."""
-    width = blocks_for(num_context, PAGE)
-    shape = Shape(num_rows, num_rows, width)
-    inputs = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
-    inputs.block_tables.copy_(torch.randperm(num_rows * width, device="cuda").reshape(num_rows, width))
-    inputs.token_ids.random_(0, spec.vocab_size)
-    inputs.positions.fill_(num_context - 1)
-    inputs.context_lens.fill_(num_context)
-    inputs.query_starts.copy_(torch.arange(num_rows + 1))
-    inputs.kv_indices.copy_(inputs.block_tables[:, -1] * PAGE + (num_context - 1) % PAGE)
-    return inputs
+def device_batch(rows: Sequence[Row], num_rows: int = 0, vocabulary: int = 1) -> Fields[torch.Tensor]:
+    """Returns the inputs of an iteration: random tokens at the ends of the contexts, whose pages are scattered.
+
+    num_rows: of the batch, if some are padding.
+    """
+    queries, contexts = torch.tensor(rows).T
+    pages = -(-contexts // PAGE)
+    shape = Shape(int(queries.sum()), max(num_rows, len(rows)), int(pages.max()))
+    batch = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
+    batch.token_ids.random_(0, vocabulary)
+    batch.query_starts[1:] = shape.num_tokens
+    batch.query_starts[1 : len(rows) + 1] = queries.cumsum(0)
+    batch.context_lens[: len(rows)] = contexts
+    tables = torch.randperm(int(pages.sum()), dtype=torch.int32).split(pages.tolist())
+    positions = [torch.arange(context - tokens, context) for tokens, context in rows]
+    for row, table in enumerate(tables):
+        batch.block_tables[row, : len(table)] = table
+    indices = [table[at // PAGE] * PAGE + at % PAGE for table, at in zip(tables, positions, strict=True)]
+    batch.positions.copy_(torch.cat(positions))
+    batch.kv_indices.copy_(torch.cat(indices))
+    return batch
 
 
 def capture(run: Callable[[], torch.Tensor]) -> torch.cuda.CUDAGraph:

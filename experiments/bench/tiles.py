@@ -9,10 +9,9 @@ from pathlib import Path
 
 import torch
 
-from cbatch.kv import blocks_for
-from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
+from cbatch.runtime.batch import Bounds, Fields
 from cbatch.runtime.fast.fused_model import FusedModel
-from experiments.bench.step import PAGE, build, capture, replay_times
+from experiments.bench.step import build, capture, device_batch, replay_times
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import spread, write
@@ -32,7 +31,7 @@ def main(
     times = {}
     print(f"{spec.name}: milliseconds of an iteration by its tokens")
     for size in sorted(size for size in sizes if size <= largest + AROUND):
-        inputs = chunk(size, spec.vocab_size)
+        inputs = device_batch([(size, size)], vocabulary=spec.vocab_size)
         graph = capture(partial(iterate, fused, inputs, Bounds(size, size, 1)))
         times[size] = spread(replay_times(graph, repeats, 1))
         if size % edge in (0, 1):
@@ -44,17 +43,3 @@ def main(
 def iterate(fused: FusedModel, inputs: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor:
     """Computes one iteration on new views: what the model derives from a batch is cached with them."""
     return fused(inputs.token_ids, replace(inputs), bounds)
-
-
-def chunk(num_tokens: int, vocabulary: int) -> Fields[torch.Tensor]:
-    """Returns the inputs of the first `num_tokens` of one prompt."""
-    width = blocks_for(num_tokens, PAGE)
-    shape = Shape(num_tokens, 1, width)
-    inputs = device_views(torch.zeros(shape.size, dtype=torch.int32, device="cuda"), shape)
-    inputs.token_ids.random_(0, vocabulary)
-    inputs.positions.copy_(torch.arange(num_tokens))
-    inputs.kv_indices.copy_(torch.arange(num_tokens))
-    inputs.query_starts[1] = num_tokens
-    inputs.context_lens.fill_(num_tokens)
-    inputs.block_tables.copy_(torch.arange(width)[None])
-    return inputs
