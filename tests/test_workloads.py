@@ -36,7 +36,7 @@ from experiments.workloads import (
     sampling,
 )
 from experiments.workloads.fit import Fit
-from experiments.workloads.lengths import split
+from experiments.workloads.lengths import Lengths, split
 from experiments.workloads.prompts import PromptLine
 from experiments.workloads.seeds import Stream, generator, request_seeds
 from experiments.workloads.trace import Trace
@@ -138,6 +138,34 @@ def test_arrivals_and_lengths_have_streams_of_their_own() -> None:
     assert [r.max_tokens for r in bursty] == [r.max_tokens for r in base.requests(None)]
     fixed = replace(base, lengths=FixedLengths(length=10, pd_ratio=1)).requests(None)
     assert [request.arrival_time for request in fixed] == times
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        UniformLengths(min_length=8, max_length=5000, pd_ratio=3),
+        ZipfLengths(min_length=8, max_length=5000, pd_ratio=3, theta=0.4),
+    ],
+)
+@pytest.mark.parametrize("column", ["arrival_time", "max_tokens", "predicted_new_tokens", "tier", "prompt", "sampling"])
+def test_another_seed_draws_every_column_anew(column: str, lengths: Lengths) -> None:
+    """Of the arrivals the first is always at 0; of two tiers every other one may stay."""
+    tiers, prediction = {"gold": {"share": 0.5}, "free": {"share": 0.5}}, {"error": 0.5}
+    one = replace(open_loop(), lengths=lengths, tiers=tiers, prediction=prediction)
+    first, again, second = (
+        [getattr(request, column) for request in replace(one, seed=seed).requests(Letters())] for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert sum(one == two for one, two in zip(first, second, strict=True)) <= (40 if column == "tier" else 5)
+
+
+def test_rows_of_a_trace_at_random_depend_on_the_seed(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n" + "".join(f"{row},1\n" for row in range(1, 200)))
+    drawn = TraceLengths(path=str(path), order="random")
+    loops = [replace(open_loop(seed), lengths=drawn).requests(None) for seed in (0, 0, 1)]
+    first, again, second = ([request.num_prompt_tokens for request in requests] for requests in loops)
+    assert first == again and sum(one == two for one, two in zip(first, second, strict=True)) <= 5
 
 
 def test_request_seeds_fit_a_signed_integer_and_differ_by_stream() -> None:
