@@ -27,6 +27,7 @@ from experiments.serve import Command, serve
 from experiments.store.claim import ClaimedError, check_free
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import is_finished, new_run_folder, read_summary
+from experiments.store.sources import differences, sources_of
 from experiments.store.text import DIGEST, run_line, run_text
 
 ERRORS = "errors.log"
@@ -144,7 +145,10 @@ def _single_run(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str, A
         chosen = nullcontext(Path(str(settings["output"])))
     with chosen as folder:
         if summary := _finished(folder, settings):
-            print(f"{folder} holds this run already; remove it to run again")
+            if (changed := _other_code(summary, settings)) and settings["other_code"] == "rerun":
+                remedy = "give another output=, remove the folder, or keep it with other_code=keep"
+                raise ConfigError(f"{folder} holds this run, made by other code ({changed}); {remedy}")
+            print(f"{folder} holds this run already{_by(changed)}; remove it to run again")
             return summary
         check_free(folder / UNFINISHED)  # before weights are loaded
         summary = serve(settings, folder, _command(hydra), say=partial(print, flush=True))
@@ -161,8 +165,11 @@ def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str,
     waits = False
     while True:
         if summary := _finished(folder, settings):
-            print(f"{folder.name}: finished before", flush=True)
-            return summary
+            changed = _other_code(summary, settings)
+            if not changed or settings["other_code"] == "keep":
+                print(f"{folder.name}: finished before{_by(changed)}", flush=True)
+                return summary
+            print(f"{folder.name}: runs again, was made by other code ({changed})", flush=True)
         try:
             check_free(folder / UNFINISHED)
             summary = serve(settings, folder, _command(hydra), replace=True, say=lambda line: None, bar=alone)
@@ -180,6 +187,15 @@ def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str,
 def _finished(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Returns the summary of a complete run with these settings in this folder; None if there is none."""
     return read_summary(folder) if is_finished(folder, settings) else None
+
+
+def _other_code(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Returns what differs between the code and files that made a run and those of now, in words."""
+    return differences(summary["about"].get("code"), sources_of(settings))
+
+
+def _by(changed: str) -> str:
+    return f", by other code ({changed})" if changed else ""
 
 
 def _command(hydra: HydraConf) -> Command:

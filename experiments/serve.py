@@ -20,6 +20,7 @@ from experiments.config.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.progress import progress
 from experiments.store.provenance import commit, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results
+from experiments.store.sources import sources_of
 from experiments.store.text import name_of, origin_of
 
 
@@ -60,6 +61,7 @@ def serve(
     """
     began = time.perf_counter()
     run = assemble(settings)
+    sources = sources_of(settings)
     _say_chosen(run, command, say)
     with open_run_folder(folder, settings, lambda: _facts(run), replace=replace):
         try:
@@ -83,7 +85,7 @@ def serve(
             objectives=metrics.objectives,
             requests=requests,
         )
-        about = {**_about(run, settings, command), "wall_seconds": time.perf_counter() - began}
+        about = {**_about(run, settings, command), "code": sources, "wall_seconds": time.perf_counter() - began}
         title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
         summary = {"about": about, **figures}
         write_results(folder, record, requests, summary, timeline_title=title, decode=_decoder(run))

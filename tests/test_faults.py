@@ -309,6 +309,6 @@ def test_a_killed_worker_leaves_finished_runs_and_its_folder_behind(tmp_path: Pa
     finished = {path.parent: path.read_text() for path in (tmp_path / "multirun" / "grid").glob("*/summary.json")}
 
     (tmp_path / "killer.py").write_text(KILLER.replace("== self.at", "is None"))
-    assert command("run", *sweep, cwd=tmp_path).returncode == 0
+    assert command("run", *sweep, "other_code=keep", cwd=tmp_path).returncode == 0
     assert len(list((tmp_path / "multirun" / "grid").glob("*/summary.json"))) == 2
     assert all((folder / "summary.json").read_text() == text for folder, text in finished.items())

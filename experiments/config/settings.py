@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, WrapValidator
 
@@ -61,6 +61,7 @@ class Settings:
     objective: Text | None
     output: Text | None
     sweep: Text
+    other_code: Annotated[Literal["rerun", "keep"], Give("rerun or keep")]
     progress: Annotated[
         Setting,
         BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),

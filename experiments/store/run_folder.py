@@ -63,7 +63,7 @@ Decode = Callable[[Sequence[int]], str]
 PLOTS = "plots"
 """Subfolder of a run or sweep for the output of `experiments.plot`."""
 
-WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions")
+WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions", "other_code")
 """Root keys that do not affect what a run measures."""
 
 _NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes"}

@@ -72,6 +72,9 @@ def _row(folder: Path) -> dict[str, Any]:
     summary = read_summary(folder)
     assert summary is not None, "a run's folder has a summary"
     about = summary.pop("about")
+    if "code" in about:
+        own = " ".join(f"{name}:{digest}" for name, digest in about["code"]["own"].items())
+        about["code"] = {**about["code"], "own": own}
     with _reading(folder / CONFIG):
         settings = dict(_flat(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))))
     with _reading(folder / SUMMARY):

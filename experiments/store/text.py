@@ -6,6 +6,7 @@ from typing import Any
 from tabulate import tabulate
 
 from cbatch.results.metrics import PERCENTILES
+from experiments.store.sources import mixed
 
 Summary = Mapping[str, Any]
 
@@ -114,7 +115,11 @@ def sweep_text(summaries: Sequence[tuple[str, Summary]]) -> str:
     aligned = ("left", *["right"] * (len(head) - 1))
     origins = sorted({origin_of(about) for about in abouts})
     table = tabulate(rows, head, colalign=aligned, disable_numparse=True)
-    return "\n".join(filter(None, [table, *origins, outside_text(abouts)]))
+    different = mixed(about["code"] for about in abouts if "code" in about)
+    warning = (
+        f"made by different versions of {', '.join(different)}; see about.code in summary.json" if different else ""
+    )
+    return "\n".join(filter(None, [table, *origins, outside_text(abouts), warning]))
 
 
 def format_number(value: float | None) -> str:

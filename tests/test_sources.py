@@ -1,0 +1,168 @@
+"""Results know which code and files made them; a resumed sweep does not take those of other code for its own."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import QUICK, ROOT, command, summary
+
+from experiments.store.sources import differences, mixed, sources_of
+from experiments.store.tables import load
+
+POLICY = """
+from policies.orca import Orca
+
+class Mine(Orca):
+    def plan(self, view):
+        from limits import MOST
+        plan = view.plan()
+        for request in [*view.running, *view.waiting][:MOST]:
+            plan.add(request)
+        return plan.build()
+"""
+MINE = ("policy=external", "policy._target_=mine.Mine")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(POLICY)
+    (tmp_path / "limits.py").write_text("MOST = 4\n")
+    (tmp_path / "profile.json").write_text((ROOT / "cbatch" / "sim" / "profiles" / "h200.json").read_text())
+    (tmp_path / "lengths.csv").write_text("prompt_tokens,output_tokens\n" + "100,20\n" * 20)
+    return tmp_path
+
+
+def names(*overrides: str, cwd: Path) -> set[str]:
+    done = command("run", *overrides, *QUICK, "output=names", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return set(summary(cwd / "names")["about"]["code"]["own"])
+
+
+def test_a_result_names_its_policy_with_what_it_imports_and_no_other(folder: Path) -> None:
+    assert names(*MINE, "hardware=profile.json", cwd=folder) == {
+        "mine",
+        "limits",
+        "policies",
+        "policies.orca",
+        "profile.json",
+    }
+
+
+def test_a_result_of_a_built_in_policy_names_that_policy(folder: Path) -> None:
+    assert names("policy=orca", cwd=folder) == {"policies", "policies.orca", "profile h200"}
+
+
+def test_the_framework_and_its_commit_are_in_every_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CBATCH_COMMIT", "abc + changes")
+    assert command("run", *QUICK, "output=out", cwd=folder).returncode == 0
+    code = summary(folder / "out")["about"]["code"]
+    assert len(code["framework"]) == 16
+    (row,) = load(folder / "out").to_dict("records")
+    assert row["commit"] == "abc + changes"
+    assert f"policies.sarathi:{code['own']['policies.sarathi']}" in row["code.own"]
+
+
+@pytest.mark.parametrize(
+    ("edited", "name"),
+    [("mine.py", "mine"), ("limits.py", "limits"), ("profile.json", "profile.json"), ("lengths.csv", "lengths.csv")],
+)
+def test_whatever_is_edited_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch, edited: str, name: str) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    settings = {
+        "policy": {"_target_": "mine.Mine"},
+        "workload": {"lengths": [{"path": "lengths.csv"}]},
+        "hardware": "profile.json",
+        "output": "notes.txt",
+    }
+    (folder / "notes.txt").touch()
+    before = sources_of(settings)
+    assert sources_of(settings) == before
+    with (folder / edited).open("a") as file:
+        file.write("\n")
+    assert differences(before, sources_of(settings)) == name
+
+
+SWEEP = ("-m", "sweep=grid", "batch=18")
+
+
+def test_a_resumed_sweep_runs_again_what_other_code_made_unless_it_is_to_be_kept(folder: Path) -> None:
+    sweep = ("run", *SWEEP, *MINE, *QUICK)
+    first = command(*sweep, cwd=folder)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert command(*sweep, cwd=folder).stdout.count(": finished before\n") == 1
+    (folder / "limits.py").write_text("MOST = 2\n")
+    kept = command(*sweep, "other_code=keep", cwd=folder)
+    assert kept.stdout.count(": finished before, by other code (limits)\n") == 1
+    again = command(*sweep, cwd=folder)
+    assert again.stdout.count(": runs again, was made by other code (limits)\n") == 1
+    (row,) = load(folder / "multirun" / "grid").to_dict("records")
+    assert row["iterations.batch_requests"] <= 2
+
+
+def test_a_sweep_of_different_code_says_so(folder: Path) -> None:
+    assert command("run", "-m", "sweep=grid", "batch=2", *MINE, *QUICK, cwd=folder).returncode == 0
+    (folder / "limits.py").write_text("MOST = 2\n")
+    done = command("run", *SWEEP, *MINE, *QUICK, cwd=folder)
+    assert "\nmade by different versions of limits; see about.code in summary.json\n" in done.stdout
+
+
+def test_a_single_run_of_other_code_is_not_taken_for_the_same(folder: Path) -> None:
+    once = ("run", "output=out", *MINE, *QUICK)
+    assert command(*once, cwd=folder).returncode == 0
+    assert command(*once, cwd=folder).stdout == "out holds this run already; remove it to run again\n"
+    before = (folder / "out" / "summary.json").read_text()
+    (folder / "limits.py").write_text("MOST = 2\n")
+    done = command(*once, cwd=folder)
+    remedy = "give another output=, remove the folder, or keep it with other_code=keep"
+    assert (done.returncode, done.stderr) == (2, f"error: out holds this run, made by other code (limits); {remedy}\n")
+    kept = command(*once, "other_code=keep", cwd=folder)
+    assert kept.stdout == "out holds this run already, by other code (limits); remove it to run again\n"
+    assert (folder / "out" / "summary.json").read_text() == before
+
+
+def test_a_result_from_before_code_was_recorded_is_run_again(folder: Path) -> None:
+    sweep = ("run", "-m", "sweep=grid", "policy=orca", *QUICK)
+    assert command(*sweep, cwd=folder).returncode == 0
+    (path,) = folder.glob("multirun/grid/*/summary.json")
+    found = json.loads(path.read_text())
+    del found["about"]["code"]
+    path.write_text(json.dumps(found))
+    assert "runs again, was made by other code (not recorded)" in command(*sweep, cwd=folder).stdout
+
+
+def test_a_file_that_is_edited_after_its_import_counts_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep in one process goes on with the code that it has loaded."""
+    file = tmp_path / "loaded_policy.py"
+    file.write_text("class Mine: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    settings: dict[str, Any] = {"policy": {"_target_": "loaded_policy.Mine"}}
+    before = sources_of(settings)
+    __import__("loaded_policy")
+    try:
+        assert sources_of(settings) == before
+        file.write_text("class Mine: pass\n")
+        assert sources_of(settings) == before
+    finally:
+        del sys.modules["loaded_policy"]
+    assert differences(before, sources_of(settings)) == "loaded_policy"
+
+
+def test_a_framework_that_differs_is_named() -> None:
+    before: dict[str, Any] = {"framework": "1", "own": {"mine": "1", "gone": "1"}}
+    now: dict[str, Any] = {"framework": "2", "own": {"mine": "1", "new": "1"}}
+    assert differences(before, now) == "cbatch, gone, new"
+    assert mixed([before, now]) == ["cbatch"]
+    assert differences(before, before) == ""
+
+
+def test_the_files_of_a_checkpoint_count(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    settings = {"model": {"path": str(tmp_path)}}
+    before = sources_of(settings)
+    (tmp_path / "config.json").write_text("[]")
+    assert differences(before, sources_of(settings)) == str(tmp_path)
