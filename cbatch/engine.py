@@ -61,7 +61,8 @@ class Engine:
         """
         Args:
             num_blocks, block_size: the KV cache, in blocks and tokens per block.
-            asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one fewer.
+            asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one
+                fewer.
             patience: how long to go on without a token while requests wait or run.
         """
         self.policy = policy
@@ -100,7 +101,7 @@ class Engine:
         self.num_unfinished += len(new)
 
     def run(self, on_step: Callable[["Engine"], None] = lambda engine: None) -> RunRecord:
-        """Serve until every request has ended. `on_step` is called after each turn of the loop, for a progress bar say."""
+        """Serve until every request has ended. `on_step` is called after each turn of the loop (progress bars)."""
         while self.num_unfinished or self._in_flight:
             self.step()
             on_step(self)
@@ -237,7 +238,7 @@ class Engine:
         return f"policy {self.policy_name}, iteration {self.state.iteration}"
 
     def check_fits(self, request: Request) -> None:
-        """Raises WorkloadError if the request exceeds the model's positions or the KV cache, or was submitted before."""
+        """Raises WorkloadError if the request exceeds the model's positions or the KV cache, or was submitted twice."""
         limits, pool = self.limits, self.state.pool
         if request.status is not Status.PENDING:
             raise WorkloadError(f"request {request.id} was submitted before; make a new one for each run")

@@ -28,7 +28,7 @@ class Refusal(Enum):
 
 
 class _SetByCall:
-    """A field of `Plan` that the builder takes as an argument of a call: an assignment is refused and names the call."""
+    """A field of `Plan` that the builder takes in a call: an assignment is refused and names the call."""
 
     def __init__(self, call: str) -> None:
         self._call = call

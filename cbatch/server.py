@@ -1,4 +1,4 @@
-"""A server: an executor with its limits, cost model and KV cache, built once to serve one set of requests after another.
+"""A server: an executor with limits, cost model and KV cache, built once to serve one set of requests after another.
 
 The policy is chosen per call, so that several can be compared on one executor.
 """

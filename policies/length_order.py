@@ -1,17 +1,17 @@
-"""Sarathi-Serve with the waiting requests in the order of their lengths: SJF and its kin, as in SGLang's schedule policies.
+"""Sarathi-Serve with the waiting requests in the order of their lengths: SJF and its kin, as in SGLang.
 
 `order` is one of
 
     sjf        shortest predicted output first              sjf_total  shortest prompt + predicted output first
     spf        shortest prompt first                        lof        longest declared output first
-    hrrn       highest response ratio next: tokens that the server has processed since the request arrived, over its prompt
+    hrrn       highest response ratio next: tokens that the server processed since the request arrived, over its prompt
 
-Running requests come first and are not preempted for a waiting one (SRPT does that: `policy=srpt`). Ties: arrival. Outputs are
-predicted by `predictor`.
+Running requests come first and are not preempted for a waiting one (SRPT does that: `policy=srpt`). Ties: arrival.
+Outputs are predicted by `predictor`.
 
-Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py (commit 00550cd1). Differs from it: prompts are chunked
-within Sarathi-Serve's budget; there is no prefix cache, so the whole prompt counts as uncached; no cap on the active chunk.
-`hrrn` with more than 128 requests waiting is first come, first served, as there.
+Source: sgl-project/sglang, python/sglang/srt/managers/schedule_policy.py (commit 00550cd1). Differs from it: prompts
+are chunked within Sarathi-Serve's budget; there is no prefix cache, so the whole prompt counts as uncached; no cap on
+the active chunk. `hrrn` with more than 128 requests waiting is first come, first served, as there.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,9 +1,9 @@
-"""Memory-constrained shortest first: MC-SF and MC-Benchmark (Jaillet et al., arXiv 2502.07115v5, read in secondary notes).
+"""Memory-constrained shortest first: MC-SF and MC-Benchmark (Jaillet et al., arXiv 2502.07115v5, from secondary notes).
 
-Running requests go on without preemption. Waiting ones, shortest predicted output first (`order=shortest`, MC-SF) or first come,
-first served (`order=arrival`, MC-Benchmark), are admitted one by one as long as the KV cache holds all of them at every time at
-which one of them will end; the first that does not fit blocks the others. In rounds of one token each, a request of prompt s
-holds s + j when it makes its j-th token, one more than cbatch holds then.
+Running requests go on without preemption. Waiting ones, shortest predicted output first (`order=shortest`, MC-SF) or
+first come, first served (`order=arrival`, MC-Benchmark), are admitted one by one as long as the KV cache holds all of
+them at every time at which one of them will end; the first that does not fit blocks the others. In rounds of one token
+each, a request of prompt s holds s + j when it makes its j-th token, one more than cbatch holds then.
 
 Differs from the paper: outputs longer than predicted, and blocks of several tokens, can fill the cache; then the newest
 running request is preempted. Ties: arrival.

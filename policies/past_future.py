@@ -1,16 +1,17 @@
-"""Past-Future admission: no more requests than the KV cache will hold at its peak (Gong et al., ASPLOS 2025, arXiv 2507.10150).
+"""Past-Future admission: no more requests than the KV cache holds at its peak (Gong et al., ASPLOS 2025; 2507.10150).
 
-The output still to come of each running request is drawn from the lengths of the last requests that ended, given what it has
-generated. A waiting request, first come, first served, is admitted while the peak of the cache that follows stays below
-its size, less a reserve. The largest of several draws counts. When the cache is full all the same, the newest is preempted.
+The output still to come of each running request is drawn from the lengths of the last requests that ended, given what
+it has generated. A waiting request, first come, first served, is admitted while the peak of the cache that follows
+stays below its size, less a reserve. The largest of several draws counts. When the cache is full all the same, the
+newest is preempted.
 
     admission   past_future   as above          optimum       the same with true lengths
                 aggressive    while the prompt fits and 1% of the blocks stay free
                 conservative  while prompt and limit of all admitted requests fit
 
-Source: the paper and the code (ModelTC/lightllm, branch future_past_router; artifact WuSiYu/lightllm-ae). Constants differ there from
-place to place: window and reserve are those of the artifact's simulator. Differs from it: prompts are computed in the
-iteration of their admission, beside decodes. A history that is not full yet counts as limits.
+Source: the paper and the code (ModelTC/lightllm, branch future_past_router; artifact WuSiYu/lightllm-ae). Constants
+differ there from place to place: window and reserve are those of the artifact's simulator. Differs from it: prompts are
+computed in the iteration of their admission, beside decodes. A history that is not full yet counts as limits.
 """
 
 from collections import deque

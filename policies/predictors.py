@@ -1,7 +1,8 @@
 """Predictors of output lengths, for policies that plan by them: `predictor=none|oracle|noisy|bins|ranks|history`.
 
-A predictor may look at a request's hidden true length, which no policy may: it stands for a model that would have been trained. What
-it draws depends on `seed` and the request's id alone, so that a run can be repeated and policies compared on equal predictions.
+A predictor may look at a request's hidden true length, which no policy may: it stands for a model that would have been
+trained. What it draws depends on `seed` and the request's id alone, so that a run can be repeated and policies compared
+on equal predictions.
 """
 
 from collections import deque
@@ -49,7 +50,7 @@ class _Seeded(Oracle):
 
 
 class Noisy(_Seeded):
-    """The true length with an error: Gaussian with a mean absolute error in tokens (TRAIL), or uniform within a share (VTC)."""
+    """The true length with an error: Gaussian with a mean absolute error in tokens (TRAIL), or uniform (VTC)."""
 
     def __init__(self, mae: float | None = None, share: float | None = None, seed: int = 0) -> None:
         """
@@ -70,7 +71,7 @@ class Noisy(_Seeded):
 
 
 class Bins(_Seeded):
-    """The middle of the class of lengths that the remaining output falls into, looked at again every `refresh` tokens (TRAIL).
+    """The middle of the class of lengths that the remaining output falls into, renewed every `refresh` tokens (TRAIL).
 
     The classifier picks a neighbouring class with probability `error`, drawn for each look.
     """

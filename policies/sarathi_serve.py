@@ -1,12 +1,12 @@
 """Stall-free batching under a token budget: Sarathi-Serve (Agrawal et al., OSDI 2024, algorithm 3).
 
 Running decodes come first and never stall; the rest of the budget goes to prompts already begun, then to new ones, and
-several prompts may share an iteration. A prompt's KV cache is allocated at its admission, that of its output grows block
-by block, with preemption of the newest request.
+several prompts may share an iteration. A prompt's KV cache is allocated at its admission, that of its output grows
+block by block, with preemption of the newest request.
 
-Differs from its code: no blocks are kept free at an admission (1% there). Differs from the paper only with `chunking=fixed`, where
-the budget counts prompt tokens and decodes come on top; `tile_aligned`, the default, counts all tokens. The last chunk of a
-prompt is not aligned to tiles.
+Differs from its code: no blocks are kept free at an admission (1% there). Differs from the paper only with
+`chunking=fixed`, where the budget counts prompt tokens and decodes come on top; `tile_aligned`, the default, counts all
+tokens. The last chunk of a prompt is not aligned to tiles.
 """
 
 from collections.abc import Iterable

@@ -1,16 +1,17 @@
-"""vLLM V1's unified scheduler, first come, first served: one token budget, no phases (vllm/v1/core/sched/scheduler.py, 00024d31).
+"""vLLM V1's unified scheduler: one token budget, no phases (vllm/v1/core/sched/scheduler.py, commit 00024d31).
 
-Running requests come first, in the order of their admission, each with all the tokens that it lacks, as far as the budget goes.
-Where the KV cache has no room for one, a victim is preempted and recomputed later; the tokens that it was granted in this
-iteration return to the budget. Waiting requests are admitted only in an iteration without preemptions, and the first one that
-does not fit blocks the others. A prompt's blocks are allocated chunk by chunk.
+Running requests come first, in the order of their admission, each with all the tokens that it lacks, as far as the
+budget goes. Where the KV cache has no room for one, a victim is preempted and recomputed later; the tokens that it was
+granted in this iteration return to the budget. Waiting requests are admitted only in an iteration without preemptions,
+and the first one that does not fit blocks the others. A prompt's blocks are allocated chunk by chunk.
 
     victim   last  the newest admitted (vLLM's rule)
              lcf   the one with the fewest computed tokens (RFC vllm#54644); ties: the newest admitted
              cost  the highest blocks held / tokens to recompute * (1 - generated / limit) (PR vllm#56897)
 
-Differs from its code: a plan that only preempts is made again at once, where vLLM loses the step; with iterations in flight,
-blocks that are about to come free are waited for before another request is preempted. The RFC and the PR were read in abstract.
+Differs from its code: a plan that only preempts is made again at once, where vLLM loses the step; with iterations in
+flight, blocks that are about to come free are waited for before another request is preempted. The RFC and the PR were
+read in abstract.
 """
 
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ VICTIMS = ("last", "lcf", "cost")
 
 class VllmV1:
     def __init__(self, budget: int, long_prefill: int = 0, victim: str = "last") -> None:
-        """budget: tokens of an iteration. long_prefill: most tokens of one request in an iteration; 0: no such limit."""
+        """budget: tokens of an iteration. long_prefill: most tokens of one request in it; 0: no such limit."""
         if budget < 1 or long_prefill < 0 or victim not in VICTIMS:
             raise ConfigError(f"policy: {budget=} >= 1, {long_prefill=} >= 0, {victim=} one of {', '.join(VICTIMS)}")
         self.budget, self.long_prefill, self.rule = budget, long_prefill, victim

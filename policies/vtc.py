@@ -1,13 +1,14 @@
 """Virtual Token Counter: fair shares among clients (Sheng et al., OSDI 2024, arXiv 2401.00588, algorithm 2).
 
-A client's counter holds the service that it received, over its weight: prompt tokens at admission and output tokens as they
-come. A free place goes to the oldest request of the waiting client with the smallest counter; if that does not fit, nothing is
-admitted. A client that waits again after a pause is lifted to the smallest counter among the waiting ones, or to that of the
-client that left the queue last, so that a pause earns no credit.
+A client's counter holds the service that it received, over its weight: prompt tokens at admission and output tokens as
+they come. A free place goes to the oldest request of the waiting client with the smallest counter; if that does not
+fit, nothing is admitted. A client that waits again after a pause is lifted to the smallest counter among the waiting
+ones, or to that of the client that left the queue last, so that a pause earns no credit.
 
-Running requests are never preempted: their limit is reserved at admission. Clients without a name are one client. Ties: the
-client that arrived first. Source: the paper's algorithm from secondary notes, the code (Ying1123/VTC-artifact) directly. Differs from
-that code: it looks for admissions every 10 decode steps only, computes prompts apart, and does not charge first tokens.
+Running requests are never preempted: their limit is reserved at admission. Clients without a name are one client. Ties:
+the client that arrived first. Source: the paper's algorithm from secondary notes, the code (Ying1123/VTC-artifact)
+directly. Differs from that code: it looks for admissions every 10 decode steps only, computes prompts apart, and does
+not charge first tokens.
 """
 
 from collections import defaultdict, deque
@@ -29,8 +30,10 @@ class VTC:
     ) -> None:
         """
         Args:
-            lift: False is "least counter first". predict: charge the predicted output at admission, the rest as it comes.
-            weights: of clients by name; 1 for others. charge_first: charge first output tokens, as the paper's definition does.
+            lift: False is "least counter first". predict: charge the predicted output at admission, the rest as it
+                comes.
+            weights: of clients by name; 1 for others. charge_first: charge first output tokens, as the paper's
+                definition does.
         """
         self.weights = weights or {}
         if min([prompt_weight, output_weight, *self.weights.values()], default=1.0) <= 0:

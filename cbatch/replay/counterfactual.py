@@ -1,8 +1,8 @@
 """Replays a recorded run and compares another policy's plans with the recorded ones, view by view.
 
-The engine carries out the recorded plans; the recorded clock and step ends replace the executor. So nothing is computed,
-and the same views appear in the same order on any machine. The other policy's plans are not carried out: one that
-remembers its own plans, rather than reading the view, may go wrong here.
+The engine carries out the recorded plans; the recorded clock and step ends replace the executor. So nothing is
+computed, and the same views appear in the same order on any machine. The other policy's plans are not carried out: one
+that remembers its own plans, rather than reading the view, may go wrong here.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +33,8 @@ STOP_TOKEN = 1
 class Recorded(NamedTuple):
     """A run's decisions and everything that they depend on except its requests.
 
-    events: in order. times: the clock's readings after the last event. The others are as given to the engine and executor.
+    events: in order. times: the clock's readings after the last event. The others are as given to the engine and
+        executor.
     """
 
     limits: Limits

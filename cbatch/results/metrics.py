@@ -1,7 +1,7 @@
 """Throughput and latency of a run, as the field defines them, computed from its record.
 
 All times are seconds on the executor's clock. Percentiles interpolate linearly between the two nearest values (numpy's
-default, Hyndman and Fan's type 7). A metric without values, such as the time between tokens of one-token outputs, is NaN.
+default, Hyndman and Fan's type 7). A metric without values, such as the time between tokens of one token, is NaN.
 
     arrival     admitted        first token      token   token      last token
        |-----------|-----------------|-------------|-------|--- ... ---|
@@ -48,7 +48,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service-level objectives in seconds, None if not set. A request attains them if it meets all (DistServe, OSDI 2024)."""
+    """Service-level objectives in seconds; None: not set. A request attains them by meeting all (DistServe, OSDI 2024)."""
 
     ttft: Limit | None = None
     tpot: Limit | None = None

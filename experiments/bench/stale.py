@@ -2,8 +2,8 @@
 
     python -m experiments.bench stale [results=FOLDER]
 
-A result's age is the commit that it was measured at; where none was recorded, the commit that stored it, in brackets. A commit that
-came later and touched its code need not have changed what was measured: the list says where to look.
+A result's age is the commit that it was measured at; where none was recorded, the commit that stored it, in brackets. A
+commit that came later and touched its code need not have changed what was measured: the list says where to look.
 """
 
 import json
@@ -37,7 +37,8 @@ CODE = {
 class Age(NamedTuple):
     """A results file and the commits that touched its code since.
 
-    commit: short; in brackets if it is that which stored the file; empty if the file is not stored. newer: None: not known.
+    commit: short; in brackets if it is that which stored the file; empty if the file is not stored. newer: None: not
+        known.
     """
 
     path: str

@@ -131,8 +131,9 @@ def _tables() -> dict[str, Any]:
         linear |= ({tokens - TILE + 1: ms} if tokens > TILE else {}) | {tokens: ms}
     return {
         "linear": {
-            "from": "derived: 44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. 256: Fig 4a, "
-            "12.5% below 180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. 1,024: Table 2; evenly between, in proportion "
+            "from": "derived: 44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. 256: Fig "
+            "4a, 12.5% below 180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. 1,024: Table 2; evenly between, in "
+            "proportion "
             "beyond. Steps of 128: Fig 7",
             "tokens": list(linear),
             "all": [_round(ms * MS) for ms in linear.values()],
