@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hand_made import make_record
 from schedules import UnitCost
 
 from cbatch import Engine, Limits, Request, RunRecord
@@ -103,3 +104,40 @@ def test_every_request_is_shown_from_arrival_to_last_token(record: RunRecord, ev
         assert begins[request.id, f"{request.id} prefill"] == pytest.approx(request.admitted_at * 1e6)
         last = max(time for (id_, _), time in ends.items() if id_ == request.id)
         assert last == pytest.approx(request.finished_at * 1e6)
+
+
+def test_the_timeline_of_a_run_made_by_hand(tmp_path: Path) -> None:
+    """See the picture in `hand_made`; times in microseconds."""
+    write_timeline(tmp_path / "timeline.json.gz", make_record(copies=True), "")
+    content = json.loads(gzip.decompress((tmp_path / "timeline.json.gz").read_bytes()))
+    events: list[Event] = content["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert list(names) == list(range(6))
+    order = {event["pid"]: event["args"] for event in events if event["name"] == "process_sort_index"}
+    assert order == {number: {"sort_index": number} for number in names}
+    slices = [event for event in events if event["ph"] == "X"]
+    spans = {(names[event["pid"]], event["name"]): (event["ts"] / 1e6, event["dur"] / 1e6) for event in slices}
+    assert {key: span for key, span in spans.items() if key[1].endswith(" 2")} == {
+        ("host", "plan 2"): (5.5, 0.5),
+        ("host", "wait 2"): (6.125, 1.875),
+        ("host", "absorb 2"): (8.0, 0.25),
+        ("copies in", "upload 2"): (5.5, 0.5),
+        ("device", "compute 2"): (6.0, 2.0),
+        ("copies out", "download 2"): (7.875, 0.125),
+    }
+    [batch] = [event["args"] for event in slices if event["name"] == "compute 2"]
+    tokens = {"prefill": 3, "decode": 1, "padding": 0}
+    assert batch == {"requests": 2, **tokens, "preempted": 1, "note": ""}
+    counters = [event for event in events if event["ph"] == "C" and event["ts"] == 6e6]
+    assert {(names[event["pid"]], event["name"]): event["args"] for event in counters} == {
+        ("counters", "tokens"): tokens,
+        ("counters", "held"): {"KV blocks": 6, "running": 0, "queued": 1},
+    }
+    phases = [event for event in events if event["ph"] in "be"]
+    assert {(event["pid"], event["cat"]) for event in phases} == {(4, "request")} and names[4] == "requests"
+    assert [(event["ph"], event["name"], event["ts"] / 1e6) for event in phases if event["id"] == 1] == [
+        *(("b", "1 queued", 1.5), ("e", "1 queued", 3.25), ("b", "1 prefill", 3.25), ("e", "1 prefill", 11.0)),
+        *(("b", "1 decode", 11.0), ("e", "1 decode", 12.0)),
+    ]
+    assert [event["name"] for event in phases if event["id"] == 3] == ["3 prefill"] * 2  # admitted as it arrives
+    assert content["displayTimeUnit"] == "ms"
