@@ -32,7 +32,8 @@ class McSf:
             for request in self._queue.in_order(view):
                 held.append(request.num_tokens)
                 left.append(self.predictor.remaining(request))
-                if most_held(held, left) > view.kv.num_blocks * view.kv.block_size or not plan.add(request, whole=True):
+                too_much = most_held(held, left) > view.kv.num_blocks * view.kv.block_size and len(held) > 1
+                if too_much or not plan.add(request, whole=True):
                     break
         self._queue.push(*plan.plan.preempt)
         return plan.build()
