@@ -5,12 +5,14 @@ import pytest
 from unit_machine import golden
 
 from cbatch import Request
-from policies.chunking import Fixed
+from policies.chunking import Fixed, TileAligned
 from policies.length_order import LengthOrder
 from policies.mc_sf import McSf, most_held
 from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.priority import Priority
+from policies.sarathi_serve import SarathiServe
+from policies.slai import Slai
 from policies.trail import Trail
 from policies.vllm_v1 import VllmV1
 from policies.vtc import VTC
@@ -179,3 +181,17 @@ class Generated:
 def test_past_future_and_its_baselines(admission: str, first: str) -> None:
     found = golden(PastFuture(admission, reserve=0), "A 5/4 @0, B 4/3 @0, C 3/2 @0, D 3/9 @0", memory=20)
     assert found.schedule.split(" | ")[0] == first
+
+
+# -- slai: decodes at the last moment ---------------------------------------------------------------------------------------
+
+
+def test_slai_lets_decodes_wait_within_their_objective() -> None:
+    """Mean time to first token of B, C and D falls from 5.33 to 4.33 s; A's longest gap is 4 s, its objective."""
+    requests = "A 1/5 @0, B 14/2 @1, C 4/1 @2, D 2/2 @2"
+    found = golden(Slai(4, offset=1, tbt=4), requests, tokens=4)
+    assert found.schedule == "A1 | B4 | B4 | B4 | A1 B2 D1 | D1 C3 | C1 A1 B1 D1 | A1 | A1"
+    assert found.ends == {"A": 9, "B": 7, "C": 7, "D": 7}
+    fcfs = golden(SarathiServe(TileAligned(4)), requests, batch=4, tokens=4)
+    assert fcfs.schedule == "A1 | A1 B3 | A1 B3 | A1 B3 | A1 B3 | B2 C2 | B1 C2 D1 | D1 | D1"
+    assert fcfs.ends == {"A": 5, "B": 7, "C": 7, "D": 9}

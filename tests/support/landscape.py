@@ -9,6 +9,7 @@ from policies.mc_sf import McSf
 from policies.past_future import PastFuture
 from policies.predictors import Bins, Noisy, Oracle, Predictor
 from policies.priority import Priority
+from policies.slai import Slai
 from policies.trail import Trail
 from policies.vllm_v1 import VllmV1
 from policies.vtc import VTC
@@ -27,5 +28,6 @@ LANDSCAPE: dict[str, Callable[[int], Policy]] = {
     "mc_benchmark": lambda chunk: McSf(Oracle(), "arrival"),
     "past_future": lambda chunk: PastFuture(window=4),
     "past_future_aggressive": lambda chunk: PastFuture("aggressive"),
+    "slai": lambda chunk: Slai(8 + chunk, tbt=0.02),
     "vtc": lambda chunk: VTC(Predictor()),
 }

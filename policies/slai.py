@@ -1,0 +1,96 @@
+"""SLAI: decodes at the last schedulable moment, prompts before it (Bari, Hegde, de Veciana, arXiv 2508.01002, read in abstract).
+
+A running request that has received a token must receive the next one within its objective `slo.tbt`. Its last schedulable time is
+that deadline less `offset` mean iterations. Each iteration takes, within the budget: decodes whose time has come, earliest
+first; prompts under way, least recently served first; waiting prompts, shortest first; and what is left goes to the other
+decodes. Where a decode finds no KV block, the prompt under way that would be served last is preempted, else the decode itself.
+
+Source: the authors' code (agrimUT/SLAI, sarathi/core/scheduler/slai_scheduler.py). `offset=null` is its dynamic rule: 5, and 10 from 96% of
+the KV cache on. Differs from it: with iterations in flight, a token's time counts from the plan that computed the one
+before, so decodes come an iteration early; a prompt's blocks are reserved at its admission.
+"""
+
+from collections.abc import Callable, Mapping
+
+from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, StepRecord, View
+from policies.waiting import WaitingQueue
+
+MOST_CRITICAL, CROWDED, EARLY, LATE = 128, 0.96, 10.0, 5.0
+ORDERS: Mapping[str, Callable[[Request], float]] = {
+    "spf": lambda request: request.num_tokens,
+    "fcfs": lambda request: request.arrival_time,
+}
+
+
+class Slai:
+    def __init__(
+        self,
+        budget: int = 512,
+        order: str = "spf",
+        offset: float | None = None,
+        tbt: float = 0.2,
+        by_priority: bool = False,
+    ) -> None:
+        """tbt: seconds, for requests without an objective. by_priority: paying requests first, by `Request.priority`."""
+        if order not in ORDERS or budget < 1 or not tbt > 0:
+            raise ConfigError(f"policy: {order=} is spf or fcfs, {budget=} at least 1, {tbt=} above 0")
+        self.budget, self.offset, self.tbt = budget, offset, tbt
+        key = ORDERS[order]
+        self._queue = WaitingQueue(lambda request: (-request.priority if by_priority else 0, key(request)))
+        self._last: dict[Request, float] = {}  # last schedulable time of requests that decode
+        self._tokens: dict[Request, int] = {}  # generated when that was set
+        self._served: dict[Request, int] = {}  # iteration of the last chunk
+        self._seconds, self._steps, self._received_at = 0.0, 0, 0.0
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        self._set_times(view)
+        decodes = sorted(
+            (each for each in view.decoding if each.num_ready), key=lambda each: (self._last[each], each.id)
+        )
+        critical = [request for request in decodes if self._last[request] <= view.now][:MOST_CRITICAL]
+        prompts = sorted(view.prefilling, key=lambda request: self._served.get(request, -1))
+        for request in critical:
+            self._decode(request, plan, prompts)
+        for request in prompts:
+            self._prompt(request, plan, view)
+        for request in self._queue.in_order(view):
+            if not self._prompt(request, plan, view):
+                break
+        for request in decodes:
+            if plan.num_tokens < self.budget:
+                self._decode(request, plan, prompts)
+        self._queue.push(*plan.plan.preempt)
+        return plan.build()
+
+    def on_arrival(self, request: Request) -> None:
+        self._queue.push(request)
+
+    def on_step(self, record: StepRecord) -> None:
+        self._seconds += record.received_at - max(self._received_at, record.launched_at)
+        self._received_at, self._steps = record.received_at, self._steps + 1
+
+    def on_finish(self, request: Request) -> None:
+        for kept in (self._last, self._tokens, self._served):
+            kept.pop(request, None)
+
+    def _set_times(self, view: View) -> None:
+        crowded = view.kv.num_free < (1 - CROWDED) * view.kv.num_blocks
+        offset = self.offset if self.offset is not None else EARLY if crowded else LATE
+        mean = self._seconds / self._steps if self._steps else 0.0
+        for request in view.decoding:
+            if self._tokens.get(request) != request.num_new_tokens:
+                self._tokens[request] = request.num_new_tokens
+                self._last[request] = view.now + (request.slo.tbt or self.tbt) - offset * mean
+
+    def _decode(self, request: Request, plan: PlanBuilder, prompts: list[Request]) -> None:
+        """Preempts for it, if it must: the prompt that would be served last, or itself."""
+        while not plan.add(request, 1) and plan.refusal is Refusal.BLOCKS and not plan.wait_for_blocks(request, 1):
+            plan.preempt(prompts.pop() if prompts else request)
+
+    def _prompt(self, request: Request, plan: PlanBuilder, view: View) -> int:
+        tokens = min(request.num_ready, self.budget - plan.num_tokens)
+        if tokens > 0 and plan.add(request, tokens, reserve=request.num_tokens):
+            self._served[request] = view.iteration
+            return tokens
+        return 0
