@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from unit_machine import golden
 
-from cbatch import Request
-from policies.chunking import Fixed, TileAligned
+from cbatch import SLO, BatchShape, Request
+from policies.chunking import Fixed, Slack, TileAligned
 from policies.length_order import LengthOrder
 from policies.mc_sf import McSf, most_held
 from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.priority import Priority
+from policies.qoserve import QoServe
 from policies.sarathi_serve import SarathiServe
 from policies.slai import Slai
 from policies.trail import Trail
@@ -195,3 +196,50 @@ def test_slai_lets_decodes_wait_within_their_objective() -> None:
     fcfs = golden(SarathiServe(TileAligned(4)), requests, batch=4, tokens=4)
     assert fcfs.schedule == "A1 | A1 B3 | A1 B3 | A1 B3 | A1 B3 | B2 C2 | B1 C2 D1 | D1 | D1"
     assert fcfs.ends == {"A": 5, "B": 7, "C": 7, "D": 9}
+
+
+# -- qoserve: deadlines, chunks, relegation -----------------------------------------------------------------------------------
+
+
+def interactive(id_: int, arrival: float, prompt: int) -> Request:
+    return Request(id_, prompt, 10, arrival_time=arrival, slo=SLO(ttft=6))
+
+
+@pytest.mark.parametrize(("order", "expected"), [("hybrid", "I3 I2 I1 N1"), ("edf", "I2 I3 I1 N1")])
+def test_qoserve_ranks_by_deadline_and_tokens_left(order: str, expected: str) -> None:
+    """Hybrid: I1 9.8 + 6 + 8 = 23.8, I2 9 + 6 + 1.6 = 16.6, I3 9.2 + 6 + 0.8 = 16.0, N1 600 + 5.6 = 605.6."""
+    requests = {
+        "I1": interactive(0, 9.8, 1000),
+        "I2": interactive(1, 9.0, 200),
+        "I3": interactive(2, 9.2, 100),
+        "N1": Request(3, 500, 200, slo=SLO(total=600)),
+    }
+    policy = QoServe(Slack(), Oracle(), order)
+    assert " ".join(sorted(requests, key=lambda name: policy.urgency(requests[name]))) == expected
+    if order == "hybrid":
+        urgencies = {name: policy.urgency(request)[1] for name, request in requests.items()}
+        assert urgencies == pytest.approx({"I1": 23.8, "I2": 16.6, "I3": 16.0, "N1": 605.6})
+
+
+def test_qoserve_relegates_what_cannot_be_in_time() -> None:
+    """8 tokens per second: 16 tokens take 2 s, and B's first token is due 1 s after its arrival; A and C come first."""
+    policy = QoServe(Fixed(8), Oracle(), "edf")
+    policy._throughput = 8.0
+    slos = {"A": SLO(ttft=9), "B": SLO(ttft=1), "C": SLO(ttft=9)}
+    found = golden(policy, "A 8/1 @0, B 16/1 @0, C 8/1 @0", slo=slos)
+    assert found.schedule == "A8 | C8 | B8 | B8"
+    kept = QoServe(Fixed(8), Oracle(), "edf", relegate=False)
+    assert golden(kept, "A 8/1 @0, B 16/1 @0, C 8/1 @0", slo=slos).schedule == "B8 | B8 | A8 | C8"
+
+
+def test_the_chunk_ends_before_a_decode_is_due() -> None:
+    """15 ms + 0.06 ms per token: 512 tokens take 45.7 ms, 1.2 times that is 54.9; 768 would be 73 ms, over the 60 ms left."""
+
+    def seconds(shape: BatchShape) -> float:
+        return 1e-3 * (15 + 0.06 * shape.num_tokens)
+
+    # A's first token comes at once, 21 ms after its arrival at 0, and is due then; its next one is due 60 ms later
+    slos = {"A": SLO(ttft=1e-9, tbt=0.06)}
+    requests = "A 100/2 @0, B 4000/1 @0.001"
+    found = golden(SarathiServe(Slack()), requests, tokens=4000, memory=100_000, seconds=seconds, slo=slos)
+    assert found.schedule.startswith("A100 | A1 B511 | ")

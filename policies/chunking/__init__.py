@@ -3,6 +3,7 @@
 from policies.chunking.fixed import Fixed
 from policies.chunking.pd_aware import PDAware
 from policies.chunking.selector import ChunkSelector
+from policies.chunking.slack import Slack
 from policies.chunking.tile_aligned import TileAligned
 
-__all__ = ["ChunkSelector", "Fixed", "PDAware", "TileAligned"]
+__all__ = ["ChunkSelector", "Fixed", "PDAware", "Slack", "TileAligned"]

@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 from cbatch import Policy
-from policies.chunking import Fixed
+from policies.chunking import Fixed, Slack
 from policies.length_order import LengthOrder
 from policies.mc_sf import McSf
 from policies.past_future import PastFuture
 from policies.predictors import Bins, Noisy, Oracle, Predictor
 from policies.priority import Priority
+from policies.qoserve import QoServe
 from policies.slai import Slai
 from policies.trail import Trail
 from policies.vllm_v1 import VllmV1
@@ -28,6 +29,8 @@ LANDSCAPE: dict[str, Callable[[int], Policy]] = {
     "mc_benchmark": lambda chunk: McSf(Oracle(), "arrival"),
     "past_future": lambda chunk: PastFuture(window=4),
     "past_future_aggressive": lambda chunk: PastFuture("aggressive"),
+    "qoserve": lambda chunk: QoServe(Fixed(chunk), Noisy(share=0.5)),
+    "qoserve_slack": lambda chunk: QoServe(Slack(), Oracle(), "srpf"),
     "slai": lambda chunk: Slai(8 + chunk, tbt=0.02),
     "vtc": lambda chunk: VTC(Predictor()),
 }

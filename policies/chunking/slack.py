@@ -1,0 +1,42 @@
+"""The largest chunk whose iteration is predicted to end before any decode's next token is due: QoServe (ASPLOS 2026).
+
+A request's first token is due `slo.ttft` after its arrival, and each further one `slo.tbt` later, counted from the first token
+if that was late. Sizes, margin and defaults are those of the authors' code (microsoft/sarathi-serve, niyama_asplos2026); iterations
+are predicted by `view.cost` instead of its two fitted lines.
+"""
+
+from math import inf
+
+from cbatch import BatchShape, Request, View
+from policies.chunking.selector import ChunkSelector
+
+SIZES = (128, 256, 512, 768, 1024, 1280, 1536, 1792, 2048, 2552)
+LARGEST_WHEN_CROWDED, CROWDED = 512, 32_000  # tokens of an iteration; free tokens of KV cache
+MARGIN = 1.2
+INTERACTIVE_TBT, OTHER_TBT = 0.05, 0.4  # seconds, of requests with and without an objective for the first token
+
+
+class Slack(ChunkSelector):
+    def __init__(self) -> None:
+        self._first_token: dict[Request, float] = {}
+
+    def num_tokens(self, view: View, num_decodes: int) -> int:
+        slack = min((self._due(request, view.now) - view.now for request in view.decoding), default=inf)
+        context = sum(request.num_tokens for request in view.decoding)
+        most = view.limits.max_tokens
+        if view.kv.num_free * view.kv.block_size < CROWDED:
+            most = min(most, LARGEST_WHEN_CROWDED)
+        sizes = [size for size in SIZES if num_decodes < size <= most] or [view.limits.max_tokens]
+        for size in reversed(sizes):
+            if MARGIN * view.cost.predict(BatchShape(((size - num_decodes, 0),), num_decodes, context)) <= slack:
+                return size - num_decodes
+        return sizes[0] - num_decodes
+
+    def observe(self, request: Request) -> None:
+        self._first_token.pop(request, None)
+
+    def _due(self, request: Request, now: float) -> float:
+        """Seconds at which the next token of a decoding request is due."""
+        first, ttft = self._first_token.setdefault(request, now), request.slo.ttft
+        tbt = request.slo.tbt or (OTHER_TBT if ttft is None else INTERACTIVE_TBT)
+        return max(first, request.arrival_time + (ttft or 0.0)) + tbt * request.num_new_tokens
