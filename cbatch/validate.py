@@ -39,8 +39,9 @@ class Rules:
     def check_form(self) -> None:
         """Raises PlanError if it is not a `Plan`, or a field holds a value of the wrong kind."""
         if not isinstance(self.plan, Plan):
-            remedy = "; return its build()" if isinstance(self.plan, PlanBuilder) else ""
-            raise PlanError(f"{self._where}: plan() returned {type(self.plan).__name__}, not a cbatch.Plan{remedy}")
+            remedy = "return plan.build()" if isinstance(self.plan, PlanBuilder) else "return a Plan, Plan() to wait"
+            problem = f"plan() returned {type(self.plan).__name__}, not a cbatch.Plan"
+            raise PlanError(f"{self._where}: {problem}; {remedy}")
         if not _looks_well_formed(self.plan):
             self._refuse_malformed()
 

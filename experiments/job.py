@@ -41,6 +41,10 @@ class Refused(BaseException):
     """Carries a user's error to the command line. No Exception: Hydra would print a line of its own before it."""
 
 
+class ReaderEnded(BaseException):
+    """The output is a pipe without a reader; ends a sweep, also from a worker's process."""
+
+
 def run_job(config: DictConfig) -> float | None:
     """Serves the workload, writes the run's folder and prints the figures.
 
@@ -67,6 +71,8 @@ def run_job(config: DictConfig) -> float | None:
         summary = (_run_of_sweep if sweeping else _single_run)(settings, hydra)
         key = settings["objective"]
         return None if key is None else objective_of(summary, str(key))
+    except BrokenPipeError:
+        raise ReaderEnded from None
     except Exception as error:
         message = one_line(error, hydra.overrides.task)
         if not sweeping:
@@ -139,7 +145,7 @@ def _single_run(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str, A
     if hydra.sweeper.get("params"):
         raise ConfigError(f"experiment={hydra.runtime.choices['experiment']} is a sweep; add -m")
     if settings["output"] is None:
-        stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{hydra.runtime.choices['policy']}"
+        stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(hydra.runtime.choices['policy'])}"
         chosen: AbstractContextManager[Path] = new_run_folder(stem)
     else:
         chosen = nullcontext(Path(str(settings["output"])))
@@ -211,10 +217,15 @@ def folder_name(overrides: str) -> str:
     overrides: as in Hydra's `override_dirname`, such as `chunk=256,policy=sarathi`.
     """
     name = ",".join(part if "/" not in part else _without_folders(part) for part in overrides.split(","))
-    name = re.sub(r"[^\w.,=+~-]+", "_", name) or "run"
+    name = _for_a_path(name) or "run"
     if name == overrides and len(name) <= _LONGEST_NAME:
         return name
     return f"{name[:_LONGEST_NAME]},{DIGEST}{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
+
+
+def _for_a_path(name: str) -> str:
+    """Replaces what a shell or file system may not take: `'orca(x=1)'` becomes `orca_x=1`."""
+    return re.sub(r"[^\w.,=+~-]+", "_", re.sub(r"[)']", "", name))
 
 
 def _without_folders(override: str) -> str:

@@ -20,6 +20,7 @@ from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
 from cbatch.sim.topology import Topology
 from experiments.config.assemble import make_model, make_policy
+from experiments.config.choices import with_arguments
 from experiments.config.command_line import run, with_search_path
 from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.config.hardware import cost_model
@@ -134,7 +135,7 @@ def _policy_settings(
     recorded = [override for override in file.overrides if not (own_folder and override.startswith("--config-dir="))]
     before = [override for override in with_search_path(recorded) if _key(override) not in given]
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        config = compose("config", [*before, *overrides])
+        config = compose("config", [*with_arguments(before), *overrides])
     section = OmegaConf.to_container(config.policy, resolve=True, throw_on_missing=True)
     changed = {**settings, "policy": section, "chunk": config.chunk}
     return changed, read_settings(changed)

@@ -8,9 +8,11 @@ import logging
 import os
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from datetime import datetime
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,10 +23,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, open_dict
 
 from cbatch import ConfigError
-from experiments.config.command_line import no_such_option
+from experiments.config.choices import with_arguments
+from experiments.config.command_line import ends_with_its_reader, no_such_option
 from experiments.config.error_lines import CONFIG_FOLDER, one_line, search_path
 from experiments.config.settings import GROUPS, ROOT_KEYS
-from experiments.job import ERRORS, Refused, run_job
+from experiments.job import ERRORS, ReaderEnded, Refused, run_job
 from experiments.store.claim import claimed, make_new_folder
 from experiments.store.crash_report import UNFINISHED, TerminatedError, sigterm_raises
 from experiments.store.run_folder import CONFIG, read_summary, remove_killed, run_folders
@@ -52,6 +55,14 @@ _ALL_FAILED = "No trials are completed yet."
 _ALWAYS_OURS = "settings begin with conf/config.yaml; add files of your own with --config-dir=FOLDER and GROUP=NAME"
 
 
+_NOT_LISTED = (
+    "workload/common:",
+    "hydra:",
+    *(f"hydra/{name}:" for name in ("env", "help", "hydra_help", "hydra_logging", "job_logging", "output")),
+)
+"""Groups that --help omits: parts of other options, and Hydra's own ways of writing."""
+
+
 class _Parser(ArgumentParser):
     """Parses Hydra's options (hydra.cc, "Hydra's command line flags"); raises ConfigError where argparse prints its usage."""
 
@@ -74,29 +85,37 @@ class _Parser(ArgumentParser):
 
 
 def main() -> int:
-    """Runs the command line; returns the exit status: 0, 2 for an error, 130 after Ctrl-C, 143 after SIGTERM."""
+    """Runs the command line; returns the exit status.
+
+    0, 2 for an error, 130 after Ctrl-C, 141 if the reader of the output has ended, 143 after SIGTERM.
+    """
     with ExitStack() as claims:  # released after the last line that is printed
-        return _main(claims)
+        return ends_with_its_reader(partial(_main, claims))
 
 
 def _main(claims: ExitStack) -> int:
     gc.set_threshold(20_000)  # allocations; few of the settings and requests about to be made are garbage
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_job`
     began = datetime.now()
-    arguments = sys.argv[1:]
     options = Namespace(overrides=[], config_dir=None)
     sweep: str | None = None
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
+        sys.argv[1:] = arguments = with_arguments(sys.argv[1:])
         options = _parsed(arguments)
         if options.multirun and not any(getattr(options, name) for name in _SHOWS_ONLY):
             sweep = claims.enter_context(_claimed_sweep(arguments))
             (_folder(sweep) / ERRORS).unlink(missing_ok=True)
         with sigterm_raises(), _hydra_raises():
-            if _needs_hydra_main(arguments):
-                hydra.main(config_path=str(CONFIG_FOLDER), config_name="config", version_base="1.3")(run_job)()
+            hydra_main = hydra.main(config_path=str(CONFIG_FOLDER), config_name="config", version_base="1.3")(run_job)
+            if options.help:
+                print(_help(hydra_main))
+            elif _needs_hydra_main(arguments):
+                hydra_main()
             else:
                 run_job(_compose(arguments))
+    except ReaderEnded:
+        raise BrokenPipeError from None
     except KeyboardInterrupt:
         if sweep is not None:
             remove_killed(_folder(sweep), since=began)
@@ -114,6 +133,13 @@ def _main(claims: ExitStack) -> int:
         print(f"error: {message}", file=sys.stderr)
         return 2
     return 0 if sweep is None else _end_of_sweep(sweep)
+
+
+def _help(hydra_main: Callable[[], object]) -> str:
+    """Returns Hydra's text without the groups that are not for the command line."""
+    with redirect_stdout(StringIO()) as text, suppress(SystemExit):
+        hydra_main()
+    return "".join(line for line in text.getvalue().splitlines(keepends=True) if not line.startswith(_NOT_LISTED))
 
 
 def _parsed(arguments: list[str]) -> Namespace:

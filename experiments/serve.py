@@ -53,19 +53,19 @@ def serve(
     Args:
         settings: every key of conf/config.yaml as plain dictionaries, interpolations resolved.
         replace: overwrite a complete run in this folder.
-        say: receives one line about what was chosen automatically, if anything was.
+        say: receives lines about what was chosen automatically, and about what takes long.
         bar: False: no progress bar, whatever the settings say.
 
     Raises:
         CbatchError: a setting that cannot be used, or a failure of the policy.
     """
     began = time.perf_counter()
-    run = assemble(settings)
+    run = assemble(settings, say)
     sources = sources_of(settings)
     _say_chosen(run, command, say)
     with open_run_folder(folder, settings, lambda: _facts(run), replace=replace):
         try:
-            record = _run(run, command, folder, bar)
+            record = _run(run, command, folder, say, bar)
         except UnmeasuredError:
             from experiments.profile.command import measure_cpu  # loads torch
 
@@ -73,7 +73,7 @@ def serve(
             measure_cpu(run.spec)
             began, run = time.perf_counter(), assemble(settings)
             _say_chosen(run, command, lambda line: None)
-            record = _run(run, command, folder, bar)
+            record = _run(run, command, folder, say, bar)
         metrics, requests = run.settings.metrics, collect_served(record)
         figures = summarize(
             record,
@@ -93,9 +93,9 @@ def serve(
     return summary
 
 
-def _run(run: Run, command: Command, folder: Path, bar: bool) -> RunRecord:
+def _run(run: Run, command: Command, folder: Path, say: Callable[[str], None], bar: bool) -> RunRecord:
     """Serves the requests to their end."""
-    shown = progress(run.settings.progress if bar else "off", len(run.requests))
+    shown = progress(run.settings.progress if bar else "off", len(run.requests), run.backend.simulated, say)
     with closing(run.server), _decisions_of(run, command, folder), shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
         record = run.engine.run(on_step)

@@ -1,6 +1,7 @@
 """How commands read their lines and end: options by a function's parameters, mistakes in one line, one status for each end."""
 
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,20 @@ from experiments.profile import __main__ as profile
 COMMANDS: list[Callable[[list[str]], int]] = [bench.main, check.main, paper.main, plot.main, profile.main, replay.main]
 
 NEED_TRITON = {"attention", "step", "tiles"}
+
+
+@pytest.mark.parametrize("main", [*COMMANDS, hydra_run.main])
+def test_a_reader_that_has_ended_is_no_error(
+    main: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in `python -m experiments.run --help | head -1`."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    with open(writes, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        monkeypatch.setattr(sys, "argv", ["run", "--help"])
+        assert (main() if main is hydra_run.main else main(["--help"])) == 141
+    assert capsys.readouterr().err == ""
 
 
 def measure(

@@ -338,8 +338,10 @@ def test_progress_shows_requests_speed_and_time_left(
     monkeypatch.setattr("experiments.progress._INTERVAL", 0.0)
     for setting in ("on", "auto", "off"):
         run = assemble(composed("backend=sim", *QUICK))
-        with progress(setting, len(run.requests)) as on_step:
+        said: list[str] = []
+        with progress(setting, len(run.requests), False, said.append) as on_step:
             run.engine.run(on_step)
+        assert said == (["serving 20 requests; progress=on shows how far it is"] if setting == "auto" else [])
         shown = capsys.readouterr().err.split("\r")
         if setting == "on":
             assert any(
@@ -348,6 +350,13 @@ def test_progress_shows_requests_speed_and_time_left(
             )
         else:
             assert shown == [""]  # stderr is not a terminal here
+
+
+@pytest.mark.parametrize(("num_requests", "announced"), [(999, False), (1000, True)])
+def test_a_long_simulation_without_a_bar_is_announced(num_requests: int, announced: bool) -> None:
+    said: list[str] = []
+    with progress("auto", num_requests, True, said.append):
+        assert said == [f"serving {num_requests:,} requests; progress=on shows how far it is"] * announced
 
 
 def test_a_folder_whose_run_is_interrupted_is_as_it_was(tmp_path: Path) -> None:

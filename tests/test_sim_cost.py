@@ -212,7 +212,7 @@ def test_kv_cache_is_what_the_weights_leave() -> None:
     assert tokens * 131072 == pytest.approx(0.9 * h200.memory_bytes - LLAMA.weight_bytes, rel=1e-4)  # 128 KiB a token
     assert h200.kv_tokens(LLAMA, Topology(2, 4)) > 8 * tokens
     huge = ModelSpec("huge", "llama", 200, 16384, 128, 8, 128, 53248, 128256, 8192)
-    with pytest.raises(ConfigError, match=r"model=huge needs 1.* GB per GPU for its weights, hardware=h200"):
+    with pytest.raises(ConfigError, match=r"model=huge does not fit: 1.* GB of weights per GPU, but hardware=h200 has"):
         h200.kv_tokens(huge)
 
 

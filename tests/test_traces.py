@@ -225,13 +225,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         "copy it again, or rename it if it is plain text",
         truncated: f"{truncated}: the gzip file is truncated: copy it again",
         binary: f"{binary}: not UTF-8 text (byte 1): convert it, or end its name in .gz if it is compressed",
-        tmp_path / "none": f"{tmp_path}/none: no such file: check the path, which is taken from the working folder",
-        tmp_path: f"{tmp_path}: cannot be read (Is a directory): give a file that can",
+        tmp_path / "none": f"workload.path={tmp_path}/none: no such file; a relative path begins in the current folder",
+        tmp_path: f"workload.path={tmp_path}: cannot be read (Is a directory): give a file that can",
     }
     for path, text in expected.items():
         assert message(lambda path=path: read_trace(str(path))) == text  # type: ignore[misc]
     assert "not a valid gzip file although its name ends in .gz" in message(lambda: read_trace(str(corrupt)))
-    assert message(lambda: read_trace("")) == "path='': give the path of a file"
+    assert message(lambda: read_trace("")) == "workload.path='': give the path of a file"
     assert message(lambda: read_trace("t", "csv")) == (  # type: ignore[arg-type]
         "workload.format=csv: give one of auto, azure, mooncake, lengths"
     )

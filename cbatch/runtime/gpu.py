@@ -152,7 +152,7 @@ def free_memory() -> int:
 
 
 def kv_tokens_beside(spec: ModelSpec, limits: Limits) -> int:
-    """Tokens of KV cache that fit on the current GPU beside the model; 0 or less if none do."""
+    """Tokens of KV cache that fit on the current GPU beside the model. Raises CapacityError if not even one does."""
     return kv_tokens_that_fit(spec, limits, free_memory())
 
 

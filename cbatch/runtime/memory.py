@@ -43,7 +43,7 @@ def check_memory(spec: ModelSpec, limits: Limits, kv_tokens: int, free: int) -> 
     elif need.weights + SPARE + need.activations / 8 <= free:
         remedy = "lower max_tokens and kv_tokens"
     else:
-        remedy = "choose a smaller model"
+        remedy = "choose a smaller model, or simulate several GPUs with backend=sim backend.tensor_parallel=N"
     weights, cache, activations, spare, left = (f"{amount / 1e9:.1f} GB" for amount in (*need, SPARE, free))
     raise CapacityError(
         f"model {spec.name} needs {weights} for weights, {cache} for a KV cache of {kv_tokens} tokens, {activations} "
@@ -53,5 +53,6 @@ def check_memory(spec: ModelSpec, limits: Limits, kv_tokens: int, free: int) -> 
 
 
 def kv_tokens_that_fit(spec: ModelSpec, limits: Limits, free: int) -> int:
-    """Tokens of KV cache that fit beside weights and iterations; 0 or less if none do."""
+    """Tokens of KV cache that fit beside weights and iterations. Raises CapacityError if not even one does."""
+    check_memory(spec, limits, 1, free)
     return int((free - sum(needs(spec, limits, 0)) - SPARE) // spec.kv_bytes_per_token)

@@ -1,7 +1,8 @@
 """A hardware profile: measurements of one kind of GPU and its links, and the error of simulated times."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cbatch.errors import ConfigError
@@ -231,7 +232,19 @@ class Profile:
         share = topology.share(spec)
         free = self.memory_bytes * MEMORY_SHARE - share.weight_bytes
         if free < share.kv_bytes_per_token:
-            needed = f"model={spec.name} needs {share.weight_bytes / 1e9:.0f} GB per GPU for its weights"
-            there = f"hardware={self.name} has {self.memory_bytes / 1e9:.0f} GB"
-            raise ConfigError(f"{needed}, {there}; choose a smaller model, or raise tensor_parallel or pipeline_stages")
+            needed = f"model={spec.name} does not fit: {share.weight_bytes / 1e9:.0f} GB of weights per GPU"
+            usable, memory = f"{self.memory_bytes * MEMORY_SHARE / 1e9:.0f} GB", f"{self.memory_bytes / 1e9:.0f} GB"
+            there = f"hardware={self.name} has {usable} for weights and KV cache ({MEMORY_SHARE:.0%} of {memory})"
+            raise ConfigError(f"{needed}, but {there}; {self._remedy(spec, topology)}")
         return int(free // share.kv_bytes_per_token)
+
+    def _remedy(self, spec: ModelSpec, topology: Topology) -> str:
+        """Names the fewest GPUs per stage that hold a model."""
+        for degree in range(topology.tensor_parallel + 1, topology.gpus_per_node + 1):
+            with suppress(ConfigError):  # this number does not divide the model
+                if (
+                    replace(topology, tensor_parallel=degree).share(spec).weight_bytes
+                    < self.memory_bytes * MEMORY_SHARE
+                ):
+                    return f"give backend=sim backend.tensor_parallel={degree}, or choose a smaller model"
+        return "raise backend.pipeline_stages with backend=sim, or choose a smaller model"

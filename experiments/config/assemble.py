@@ -1,6 +1,6 @@
 """From resolved settings to a server, a policy and requests. All automatic choices are made, and noted, here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,9 @@ from experiments.config.servers import make_server
 from experiments.config.settings import Settings, read_settings
 from experiments.progress import loading_bars
 from experiments.workloads import Workload
+
+LARGE = 1e9
+"""Bytes of weights from which on loading them is announced."""
 
 LARGEST_ITERATION = 32768
 """Tokens that `max_tokens=auto` does not exceed for a whole batch of prompts."""
@@ -43,8 +46,10 @@ class Run:
     chosen: dict[str, str] = field(default_factory=dict)
 
 
-def assemble(config: Mapping[str, Any]) -> Run:
+def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line: None) -> Run:
     """Builds a run from a composed configuration, resolved; no weights are loaded before all settings are checked.
+
+    say: receives a line before weights are loaded that take long.
 
     Raises:
         CbatchError: a setting, workload, policy, model or profile that cannot be used; the message says which and why.
@@ -69,6 +74,9 @@ def assemble(config: Mapping[str, Any]) -> Run:
     kv = _kv_size(settings, backend, spec, profile, limits, chosen)
     if not backend.simulated:
         loading_bars(settings.progress)
+        if spec.weight_bytes >= LARGE:
+            kind = "random weights" if spec.path is None else f"weights from {spec.path}"
+            say(f"loading {spec.name} on {backend.hardware(profile)}: {spec.weight_bytes / 1e9:.1f} GB of {kind}")
     servers = [
         make_server(
             backend, spec, cost, limits, kv, options, asynchronous=runtime.asynchronous, patience=settings.patience
@@ -162,5 +170,6 @@ def _kv_size(
         kv_tokens, why = backend.kv_tokens(spec, profile, limits, block_size)
         chosen["kv_tokens"] = f"{kv_tokens} ({why})"
     if kv_tokens < block_size:
-        raise ConfigError(f"kv_tokens={kv_tokens} is less than one block of block_size={block_size}; raise kv_tokens")
+        remedy = "raise kv_tokens" if settings.kv_tokens else "choose a smaller model, or lower block_size"
+        raise ConfigError(f"kv_tokens={kv_tokens} is less than one block of block_size={block_size}; {remedy}")
     return KVSize(kv_tokens // block_size, block_size)

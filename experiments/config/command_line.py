@@ -4,13 +4,16 @@ Independent of any command. The settings of a run are read by Hydra instead: see
 """
 
 import inspect
+import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
+from experiments.config.choices import with_arguments
 from experiments.config.error_lines import one_line, search_path
 
 HELP = frozenset({"-h", "--help"})
@@ -30,17 +33,29 @@ def run(
 
     Args:
         usage: printed for --help, and when there are no arguments unless the command works without (`bare`).
-        composes: the command reads settings, with Hydra's --config-dir if given.
+        composes: the command reads settings, with Hydra's --config-dir and options with arguments, if given.
         interrupted: printed after Ctrl-C.
 
     Returns:
-        The exit status: the command's own, or 0; 2 after a user error; 130 after Ctrl-C.
+        The exit status: the command's own, or 0; 2 after a user error; 130 after Ctrl-C; 141 if the reader of its output
+        has ended.
     """
-    if HELP & set(arguments) or not (arguments or bare):
-        print(usage())
-        return 0 if arguments else 2
+    return ends_with_its_reader(partial(_run, command, arguments, usage, bare, composes, interrupted))
+
+
+def _run(
+    command: Callable[..., int | None],
+    arguments: Sequence[str],
+    usage: Callable[[], str],
+    bare: bool,
+    composes: bool,
+    interrupted: str,
+) -> int:
     try:
-        arguments = with_search_path(arguments) if composes else arguments
+        if HELP & set(arguments) or not (arguments or bare):
+            print(usage())
+            return 0 if arguments else 2
+        arguments = with_arguments(with_search_path(arguments)) if composes else arguments
         for argument in arguments:
             if argument.startswith("-"):
                 raise no_such_option(argument)
@@ -62,6 +77,17 @@ def with_search_path(arguments: Sequence[str]) -> list[str]:
     parser.add_argument("--config-dir", "-cd", nargs="?", const="?")
     options, others = parser.parse_known_args(arguments)
     return others if options.config_dir is None else [*others, search_path(options.config_dir)]
+
+
+def ends_with_its_reader(command: Callable[[], int]) -> int:
+    """Runs a command; returns its exit status, or 141, as after SIGPIPE, if the reader of its output has ended, as `head` does."""
+    try:
+        status = command()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+        return 141
 
 
 def listed(names: Mapping[str, str]) -> str:

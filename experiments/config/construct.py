@@ -3,13 +3,21 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
+from sysconfig import get_path
+from traceback import extract_tb
 from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
 from cbatch import CbatchError, ConfigError
+from cbatch.errors import Interruption
 from cbatch.validation import nearest, shorten
+
+_FRAMEWORK = (str(Path(__file__).parents[2] / package) for package in ("cbatch", "experiments"))
+_NOT_THE_USERS = ("<frozen", *_FRAMEWORK, *map(get_path, ("stdlib", "purelib", "platlib")))
+"""How the paths of code begin that comes with Python, with an installed package or with this framework."""
 
 _OWN_KEYS = ("_target_", "_convert_", "_partial_", "_recursive_", "_args_")
 
@@ -28,6 +36,8 @@ def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
     target = f"{section}._target_={config['_target_']}"
     try:
         built = instantiate(dict(config), _convert_="all")
+    except SystemExit as error:
+        raise ConfigError(f"{target}: {_why(error)}; it must not end the process") from error
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, CbatchError):
@@ -76,12 +86,15 @@ def _locate(path: str, target: object) -> Any:
         raise ConfigError(f"{given}: give an import path, as in my_package.my_module.MyClass")
     try:
         module = import_module(module_name)
-    except Exception as error:
-        why = f"{module_name} cannot be imported ({_why(error)})"
-        remedy = "run in the folder that contains it, or install it"
-        if not isinstance(error, ModuleNotFoundError):
-            remedy = "correct it"
-        raise ConfigError(f"{given}: {why}; {remedy}") from error
+    except (KeyboardInterrupt, Interruption):
+        raise
+    except BaseException as error:  # SystemExit too
+        absent = error.name if isinstance(error, ModuleNotFoundError) else None
+        if absent is not None and f"{module_name}.".startswith(f"{absent}."):
+            remedy = "run in the folder that contains it, or install it"
+        else:
+            remedy = f"install {absent}, or correct the import" if absent else "correct it"
+        raise ConfigError(f"{given}: {module_name} cannot be imported ({_why(error)}); {remedy}") from error
     found = getattr(module, name, None)
     if not callable(found):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
@@ -91,7 +104,11 @@ def _locate(path: str, target: object) -> Any:
 
 
 def _why(error: BaseException) -> str:
-    """The innermost cause, on one line."""
+    """The innermost cause on one line, with the file and line of the user's code that raised it."""
     while error.__cause__ is not None:
         error = error.__cause__
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(_NOT_THE_USERS)]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    return f"{where}{type(error).__name__}: {' '.join(str(error).split())}"

@@ -4,11 +4,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import BrokenExecutor
 from functools import partial
+from itertools import chain, islice, product
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, InterpolationResolutionError, MissingMandatoryValue
@@ -22,6 +24,7 @@ CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 
 _RAY_ADDRESS = "hydra.launcher.ray.init.address=HOST:PORT (with RAY_AUTH_MODE=token in the environment for a token)"
 _ABSENT = object()
+_MOST_CHOICES = 50  # that are tried to explain an unknown key
 _HYDRAS = ("hydra", "omegaconf", "joblib", "submitit")
 _LAUNCHERS = ("hydra/launcher/joblib", "hydra/launcher/ray", "hydra/launcher/submitit")
 
@@ -34,8 +37,8 @@ def search_path(config_dir: str) -> str:
 
 
 def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: str | None = None) -> str | None:
-    """The message for a user error; None for any other. overrides, config_dir: of the command line."""
-    without_keys = partial(_without_keys, overrides, config_dir)
+    """The message for a user error; None for any other, and if the reader of the output has ended. overrides, config_dir: of the command line."""
+    without = partial(_without_keys, overrides, config_dir)
     match error:
         case CbatchError():
             text = str(error).strip() or f"{type(error).__name__}, raised without a message"
@@ -44,13 +47,15 @@ def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: st
         case OverrideParseException():
             text = f"{error.override}: cannot be read ({_parse_reason(error.message)}); give key=value"
         case ConfigCompositionException():
-            text = _composition(error, without_keys)
+            text = _composition(error, without)
         case MissingMandatoryValue():
             text = f"{error.full_key}: has no value; give {error.full_key}=..."
         case ConfigKeyError():
-            text = _unknown_key(str(error.full_key), without_keys())
+            text = _unknown_key(str(error.full_key), without(str(error.full_key)))
         case InterpolationResolutionError():
             text = f"{error.full_key}: {_first_line(error)}; correct the ${{...}} in it"
+        case BrokenPipeError():
+            return None
         case ConnectionError():
             text = f"hydra/launcher=ray_cluster: {_first_line(error)}; start one with ray start --head, or give {_RAY_ADDRESS}"
         case OSError() if error.filename:
@@ -78,7 +83,9 @@ def _unknown_option(error: MissingConfigException) -> str:
     group, _, option = missing.rpartition("/")
     if not group:
         return f"{option}: no such file of settings; correct the defaults that name it"
-    return f"{group}={option}: no such {group}; {nearest(option, error.options or ())}"
+    options = error.options or [path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml")]
+    files = [name for name in options if not set("(.") & set(name)] if group == "policy" else options  # see `choices`
+    return f"{group}={option}: no such {group}; {nearest(option, files)}"
 
 
 def _parse_reason(message: str) -> str:
@@ -88,10 +95,14 @@ def _parse_reason(message: str) -> str:
     return message.splitlines()[-2]
 
 
-def _composition(error: ConfigCompositionException, without_keys: Callable[[], DictConfig]) -> str:
+def _composition(error: ConfigCompositionException, without: Callable[[str], DictConfig]) -> str:
     message = str(error)
     if found := re.match(r"Could not (?:override|delete from config\.) '([^']+)'", message):
-        return _unknown_key(found[1], without_keys())
+        section, key = found[1], str(getattr(error.__cause__, "full_key", None) or found[1])
+        config = without(key)
+        built = key != section and OmegaConf.select(config, f"{section}._target_", default=None)
+        replace = f"; to replace the section give '~{section}' '+{section}={{...}}'" if built else ""
+        return _unknown_key(key, config) + replace
     if found := re.match(r"Ambiguous value for argument '(.+)'", message):
         return f"{found[1]}: several values are a sweep; add -m, or quote the value"
     if found := re.match(r"Could not append to config. An item is already at '(.+)'", message):
@@ -110,19 +121,37 @@ def _unknown_key(key: str, config: DictConfig) -> str:
     known = [str(other) for other in others if other not in ("hydra", "_target_")]
     choice = config.hydra.runtime.choices.get(group)
     of = f" of {group}={choice}" if choice else ""
-    own = f"; for an argument of your own policy give +{key}=..." if group == "policy" else ""
+    own = ""
+    if group == "policy":
+        own = f"; for an argument of your own policy give +{key}=..., if it is one of several policy='NAME({name}=...)'"
     return f"{key}: no such key{of}; {nearest(name, known)}{own}"
 
 
-def _without_keys(overrides: Sequence[str], config_dir: str | None) -> DictConfig:
-    """Compose the configuration with the chosen groups (a sweep's first choices) and no other override."""
-    choices = [override.split(",")[0] for override in overrides if override.partition("=")[0] in GROUPS]
+def _without_keys(overrides: Sequence[str], config_dir: str | None, key: str) -> DictConfig:
+    """Compose the configuration with the chosen groups, in a sweep the first that lack `key`, and no other override."""
     own = [search_path(config_dir)] if config_dir else []
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         try:
-            return compose("config", [*own, *choices], return_hydra_config=True)
+            for choices in islice(product(*map(_choices, overrides)), _MOST_CHOICES):
+                config = compose("config", [*own, *chain(*choices)], return_hydra_config=True)
+                if OmegaConf.select(config, key, default=_ABSENT) is _ABSENT:
+                    break
+            return config
         except Exception:  # one of the choices is wrong as well
             return compose("config", return_hydra_config=True)
+
+
+def _choices(override: str) -> list[list[str]]:
+    """Returns an override that chooses an option, once for each option of a sweep; for others, nothing to choose."""
+    group = override.partition("=")[0]
+    if group not in GROUPS:
+        return [[]]
+    parsed = OverridesParser.create().parse_override(override)
+    return (
+        [[f"{group}={option}"] for option in parsed.sweep_string_iterator()]
+        if parsed.is_sweep_override()
+        else [[override]]
+    )
 
 
 def _yaml(error: YAMLError) -> str:

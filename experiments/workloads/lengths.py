@@ -131,7 +131,7 @@ class TraceLengths(Fit):
 
     def draw(self, generator: np.random.Generator, num: int) -> tuple[Ints, Ints]:
         in_order = self.order == "file"
-        trace = read_trace(self.path, self.format)
+        trace = read_trace(self.path, self.format, "workload.lengths")
         if in_order and num > len(trace):
             remedy = "ask for fewer, or set workload.lengths.order=random"
             raise WorkloadError(f"{self.path}: has {len(trace)} rows, workload.num_requests={num}: {remedy}")

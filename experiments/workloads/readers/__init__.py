@@ -24,8 +24,8 @@ _READERS: dict[str, tuple[Callable[[TextFile], Trace], tuple[str, ...]]] = {
 _OTHER_WORKLOADS = {"window_start_s": "servegen", '"prompt"': "prompts", '"token_ids"': "prompts"}
 
 
-def read_trace(path: str, format: Format = "auto") -> Trace:
-    """Reads a trace file, plain or .gz.
+def read_trace(path: str, format: Format = "auto", section: str = "workload") -> Trace:
+    """Reads a trace file, plain or .gz. section: the one whose keys are `path` and `format`, for messages.
 
     format: "azure", "mooncake" or "lengths" (see `formats`); "auto" tells them apart by the first line.
 
@@ -34,8 +34,8 @@ def read_trace(path: str, format: Format = "auto") -> Trace:
             format, a malformed line, a missing column, a length below 1, a time that is negative or goes backwards.
     """
     if format not in ("auto", *_READERS):
-        raise WorkloadError(f"workload.format={format}: give one of {', '.join(('auto', *_READERS))}")
-    file = read_lines(path)
+        raise WorkloadError(f"{section}.format={format}: give one of {', '.join(('auto', *_READERS))}")
+    file = read_lines(path, f"{section}.path")
     read, _ = _READERS[_detect(file) if format == "auto" else format]
     trace = read(file)
     _check_order(trace)

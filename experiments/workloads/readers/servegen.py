@@ -76,7 +76,7 @@ class ServeGenClients:
 def read_servegen(trace_path: str, dataset_path: str) -> ServeGenClients:
     """Reads the two files, plain or .gz. Raises WorkloadError with file and line number."""
     table = read_csv(read_lines(trace_path), _COLUMNS)
-    dataset_file = read_lines(dataset_path)
+    dataset_file = read_lines(dataset_path, "workload.dataset")
     clients = ServeGenClients(
         table.file,
         dataset_file,

@@ -26,18 +26,19 @@ class TextFile:
         return WorkloadError(f"{self.name}, line {line}: {problem}")
 
 
-def read_lines(path: str) -> TextFile:
-    """Reads a UTF-8 text file with LF or CRLF; one whose name ends in .gz is decompressed.
+def read_lines(path: str, key: str = "workload.path") -> TextFile:
+    """Reads a UTF-8 text file with LF or CRLF; one whose name ends in .gz is decompressed. key: the setting, for messages.
 
     Raises:
         WorkloadError: the file is missing, unreadable, empty, not text, or not gzip although its name says so.
     """
     if not isinstance(path, str | Path) or not str(path):
-        raise WorkloadError(f"path={path!r}: give the path of a file")
+        raise WorkloadError(f"{key}={path!r}: give the path of a file")
     try:
         text = _read(Path(path).expanduser())
     except FileNotFoundError:
-        raise WorkloadError(f"{path}: no such file: check the path, which is taken from the working folder") from None
+        problem = "no such file; a relative path begins in the current folder"
+        raise WorkloadError(f"{key}={path}: {problem}") from None
     except (gzip.BadGzipFile, zlib.error) as error:
         problem = f"not a valid gzip file although its name ends in .gz ({error})"
         raise WorkloadError(f"{path}: {problem}: copy it again, or rename it if it is plain text") from None
@@ -47,7 +48,7 @@ def read_lines(path: str) -> TextFile:
         remedy = "convert it, or end its name in .gz if it is compressed"
         raise WorkloadError(f"{path}: not UTF-8 text (byte {error.start}): {remedy}") from None
     except OSError as error:
-        raise WorkloadError(f"{path}: cannot be read ({error.strerror}): give a file that can") from None
+        raise WorkloadError(f"{key}={path}: cannot be read ({error.strerror}): give a file that can") from None
     if not text:
         raise WorkloadError(f"{path}: the file is empty: give one with requests")
     return TextFile(str(path), text.removesuffix("\n"))

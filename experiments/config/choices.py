@@ -1,0 +1,109 @@
+"""Options of a group with arguments, so that a sweep can give each policy its own.
+
+    policy='sarathi_serve,mine.SRPT(oracle=true,false)'     three runs: Sarathi-Serve, and SRPT with and without an oracle
+
+Hydra composes files; each option with arguments becomes one in its ConfigStore, which its launchers take to other processes.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
+from omegaconf import OmegaConf
+
+from cbatch import ConfigError
+from experiments.config.settings import GROUPS
+
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_OPTION = re.compile(r"(?P<name>[\w.-]+)(\((?P<arguments>.*)\))?", re.DOTALL)
+_NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
+_PAIRS = {")": "(", "]": "[", "}": "{"}
+
+
+def with_arguments(overrides: Sequence[str]) -> list[str]:
+    """Returns the overrides with plain names in place of options with arguments, which Hydra then knows by these names.
+
+    Raises:
+        ConfigError: arguments that cannot be read.
+    """
+    return [_plain(override) for override in overrides]
+
+
+def _plain(override: str) -> str:
+    group, _, value = override.partition("=")
+    if group not in GROUPS or value.partition("(")[0] in create_functions().functions:
+        return override
+    pieces = [piece.strip(" '\"") for piece in _split(value)] if "(" in value or "." in value else []
+    if not any("(" in piece or _is_import_path(group, piece) for piece in pieces):
+        return override
+    names = [name for piece in pieces for name in _store(group, piece)]
+    return f"{group}={','.join(repr(name) for name in names)}"
+
+
+def _is_import_path(group: str, option: str) -> bool:
+    return group == "policy" and _IMPORT_PATH.fullmatch(option) is not None
+
+
+def _store(group: str, option: str) -> Iterator[str]:
+    """Stores an option for each combination of its arguments; yields the names."""
+    found = _OPTION.fullmatch(option)
+    if found is None:
+        raise ConfigError(f"{group}={option}: cannot be read; give NAME or NAME(key=value,...), in quotes")
+    name, text = found["name"], found["arguments"]
+    if not text and not _is_import_path(group, name):
+        yield name
+        return
+    base = {"_target_": name} if _is_import_path(group, name) else {"defaults": [name, "_self_"]}
+    for arguments in product(*map(_values, _join(group, option, _split(text or "")))):
+        node = OmegaConf.create(base)
+        for key, value in arguments:
+            OmegaConf.update(node, key, value)
+        said = ",".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in arguments)
+        stored = _NOT_IN_A_NAME.sub("_", f"{name}({said})" if said else name)
+        ConfigStore.instance().store(stored, node, group)
+        yield stored
+
+
+def _join(group: str, option: str, pieces: Sequence[str]) -> list[str]:
+    """Joins the values of a key again: `a=1,2,b=3` was split at all commas."""
+    joined: list[str] = []
+    for piece in pieces:
+        if re.match(r"\s*[\w.]+=", piece):
+            joined.append(piece.strip())
+        elif joined:
+            joined[-1] += f",{piece}"
+        else:
+            raise ConfigError(f"{group}={option}: {piece!r} is not of the form key=value; give NAME(key=value,...)")
+    return joined
+
+
+def _values(argument: str) -> list[tuple[str, Any]]:
+    """Returns (key, value) for each value of an argument, which may be swept as on Hydra's command line."""
+    parser = OverridesParser.create()
+    override = parser.parse_override(argument)
+    key = str(override.key_or_group)
+    if not override.is_sweep_override():
+        return [(key, override.value())]
+    return [(key, parser.parse_override(f"{key}={text}").value()) for text in override.sweep_string_iterator()]
+
+
+def _split(text: str) -> list[str]:
+    """Splits at the commas outside brackets and quotes."""
+    pieces, open_, quote = [""], [], ""
+    for character in text:
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "'\"":
+            quote = character
+        elif character in _PAIRS.values():
+            open_.append(character)
+        elif open_ and _PAIRS.get(character) == open_[-1]:
+            open_.pop()
+        if character == "," and not quote and not open_:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return [piece for piece in pieces if piece]

@@ -1,0 +1,113 @@
+"""Options with arguments on the command line, so that a sweep gives each policy its own."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import QUICK, command
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from experiments.config.choices import with_arguments
+from experiments.config.error_lines import CONFIG_FOLDER
+
+POLICY = """
+from cbatch import Plan, View
+
+class Greedy:
+    def __init__(self, budget: int = 512, oracle: bool = False) -> None:
+        self.budget = budget
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes()
+        for request in [*view.prefilling, *view.waiting]:
+            plan.add(request, self.budget, reserve=request.max_tokens)
+        return plan.build()
+"""
+
+CHUNKING = {"_target_": "policies.chunking.TileAligned", "chunk": 128}
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ("policy=orca", None),
+        ("policy=orca,sarathi", None),
+        ("policy=glob(sar*)", None),
+        ("policy=choice(orca,sarathi)", None),
+        ("model=llama-3.1-8b", None),
+        ("model=llama-3.1-8b,tiny", None),
+        ("chunk=range(1,3)", None),
+        ("workload.lengths={_target_: a.B, mean: 3}", None),
+        ("output=a(b).c", None),
+        ("policy=mine.Own", ["mine.Own"]),
+        ("policy=orca,mine.Own", ["orca", "mine.Own"]),
+        ("policy=orca()", ["orca"]),
+        ("policy=mine.Own(a=1,2,b=x)", ["mine.Own(a=1,b=x)", "mine.Own(a=2,b=x)"]),
+        ("policy='mine.Own(a=1)',\"mine.Own(a=2)\"", ["mine.Own(a=1)", "mine.Own(a=2)"]),
+        ("policy=mine.Own(a=true,false,b=[1,2])", ["mine.Own(a=true,b=_1,_2_)", "mine.Own(a=false,b=_1,_2_)"]),
+        ("policy=mine.Own(a=range(1,6,step=2))", ["mine.Own(a=1)", "mine.Own(a=3)", "mine.Own(a=5)"]),
+        ("workload=open_loop(arrivals.rate=1,2)", ["open_loop(arrivals.rate=1)", "open_loop(arrivals.rate=2)"]),
+    ],
+)
+def test_options_with_arguments_become_names(given: str, names: list[str] | None) -> None:
+    group = given.partition("=")[0]
+    expected = given if names is None else f"{group}={','.join(repr(name) for name in names)}"
+    assert with_arguments([given, "chunk=3"]) == [expected, "chunk=3"]
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "expected"),
+    [
+        ("policy=mine.Own(a=1.5,b.c=x)", "policy", {"_target_": "mine.Own", "a": 1.5, "b": {"c": "x"}}),
+        (
+            "policy=longest_first(per_prompt_token=true)",
+            "policy",
+            {"_target_": "policies.longest_first.LongestFirst", "chunking": CHUNKING, "per_prompt_token": True},
+        ),
+        (
+            "policy=mine.Own(a=${chunk},b=null,c='x,y')",
+            "policy",
+            {"_target_": "mine.Own", "a": 128, "b": None, "c": "x,y"},
+        ),
+        ("workload=open_loop(arrivals.rate=7)", "workload.arrivals.rate", 7),
+        ("workload=open_loop(arrivals.rate=7)", "workload.arrivals.cv", 1.0),
+    ],
+)
+def test_arguments_are_keys_of_the_section(given: str, key: str, expected: object) -> None:
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        config = compose("config", [*with_arguments([given]), "chunk=128", "sweep=none"])
+    found = OmegaConf.select(config, key)
+    assert (OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found) == expected
+
+
+def test_a_sweep_crosses_own_arguments_with_built_in_policies(tmp_path: Path) -> None:
+    """In other processes, and again in this one."""
+    (tmp_path / "greedy.py").write_text(POLICY)
+    arguments = ("-m", "sweep=s", "policy=orca,greedy.Greedy(budget=64,128,oracle=true)", "backend=sim", *QUICK)
+    done = command("run", *arguments, "hydra/launcher=joblib", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    ran = [yaml.safe_load(path.read_text())["policy"] for path in sorted(tmp_path.glob("multirun/s/*/config.yaml"))]
+    own = {"_target_": "greedy.Greedy", "oracle": True}
+    assert sorted(ran, key=str) == [{**own, "budget": 128}, {**own, "budget": 64}, {"_target_": "policies.orca.Orca"}]
+    names = {path.name.split(",~")[0] for path in tmp_path.glob("multirun/s/*/")}
+    assert {name.split("policy=")[1].split(",workload")[0] for name in names} == {
+        "orca",
+        "greedy.Greedy_budget=64,oracle=true",
+        "greedy.Greedy_budget=128,oracle=true",
+    }
+    again = command("run", *arguments, cwd=tmp_path)
+    assert again.stdout.count(": finished before\n") == 3
+
+
+def test_the_other_commands_take_them(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text(POLICY)
+    arguments = ("policy=greedy.Greedy(budget=64)", "backend=sim", "decisions=true", "output=run", *QUICK)
+    assert command("run", *arguments, cwd=tmp_path).returncode == 0
+    same = command("replay", "run", "policy=greedy.Greedy(budget=64)", cwd=tmp_path)
+    assert (same.returncode, same.stderr) == (0, "")
+    assert command("replay", "run", "policy=greedy.Greedy(budget=32)", cwd=tmp_path).returncode == 1
+    assert command("replay", "run", cwd=tmp_path).returncode == 0
+    wrong = command("check", "policy=greedy.Greedy(bugdet=64)", cwd=tmp_path)
+    assert wrong.stderr.startswith("error: policy.bugdet: greedy.Greedy takes no such argument; did you mean budget?")
