@@ -7,7 +7,7 @@ import pytest
 from schedules import UnitCost
 
 from cbatch import BatchShape, ConfigError, CostModel, Limits, Request
-from policies.chunking import PDAware, pd_aware
+from policies.chunking import PDAware, pd_aware, steady_state
 from policies.chunking.steady_state import best_total, steady_state_seconds
 from policies.longest_first import LongestFirst
 from policies.sarathi import Sarathi
@@ -22,6 +22,7 @@ class Asked:
     outputs: list[float] = field(default_factory=list)
 
     def __call__(self, cost: CostModel, limits: Limits, prompts: list[int], output: float) -> int:
+        assert (cost, limits) == (Queue.cost, Queue.limits)
         self.prompts.append(prompts)
         self.outputs.append(output)
         return 4 * len(self.outputs)
@@ -114,6 +115,7 @@ def test_policies_tell_it_of_requests_that_have_ended(policy: type[Sarathi | Sar
 
 def test_decodes_count_into_the_total(asked: Asked) -> None:
     selector = PDAware()
+    assert selector.total == 0  # not chosen yet
     assert [choose(selector, Request(0, 8, 8), num_decodes=number) for number in (0, 1, 4, 5)] == [4, 3, 0, 0]
 
 
@@ -142,14 +144,14 @@ def test_the_least_that_works_is_taken() -> None:
 
 @dataclass
 class Noted:
-    """A second for each iteration; notes their shapes: chunk, its context, decodes, their context in all."""
+    """A second for an iteration with a chunk, three without; notes chunk, its context, decodes, their context in all."""
 
-    shapes: list[tuple[int, int, int, int]] = field(default_factory=list)
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
 
     def predict(self, shape: BatchShape) -> float:
-        [(chunk, context)] = shape.chunks or ((0, 0),)
-        self.shapes.append((chunk, context, shape.num_decodes, shape.decode_context))
-        return 1.0
+        chunks = [number for chunk in shape.chunks for number in chunk]
+        self.shapes.append((*chunks, shape.num_decodes, shape.decode_context))
+        return 1.0 if shape.chunks else 3.0
 
 
 @pytest.mark.parametrize(
@@ -158,19 +160,23 @@ class Noted:
         # the picture: two chunks of 2 beside two decodes, then 4 decodes; 6 iterations of one in three slots
         (4, 4, 5, 2.0, [(2, 2, 2, 13), (2, 0, 2, 13)]),
         # 8 decodes: a request lives 10 iterations, a third of them its own; 2 with a chunk, 4 / 3 without
-        (4, 4, 9, 2 + 4 / 3, [(2, 2, 2, 17), (2, 0, 2, 17), (0, 0, 3, 26)]),
+        (4, 4, 9, 2 + 3 * 4 / 3, [(2, 2, 2, 17), (2, 0, 2, 17), (3, 26)]),
+        (4, 4, 6, 2 + 3 * 1 / 3, [(2, 2, 2, 14), (2, 0, 2, 14), (3, 21)]),
         # a single decode for two chunks: half a one beside each, rounded to none; 3.5 tokens, then what is left, at least 1
         (4, 4, 2, 2.0, [(1, 3, 0, 0), (4, 0, 0, 0)]),
         # the whole prompt beside its two decodes; nothing is left to do without one
         (8, 6, 3, 1.0, [(6, 0, 2, 15)]),
-        # three chunks of 2: the last after 4 tokens, the two before after 1 on average
+        # three chunks of 2: the last after 4 tokens, the two before after 1 on average; four: after 6, and after 2
         (4, 6, 7, 3.0, [(2, 4, 2, 19), (2, 1, 2, 19)]),
+        (4, 8, 9, 4.0, [(2, 6, 2, 25), (2, 2, 2, 25)]),
         # an output of one token has no decodes
         (4, 4, 1, 1.0, [(4, 0, 0, 0)]),
+        # no room for more than a token of the prompt
+        (3, 2, 9, 2 + 3 * 4 / 3, [(1, 1, 2, 13), (1, 0, 2, 13), (3, 20)]),
     ],
 )
 def test_seconds_of_a_request_in_the_steady_state(
-    total: int, prompt: int, output: int, seconds: float, shapes: list[tuple[int, int, int, int]]
+    total: int, prompt: int, output: int, seconds: float, shapes: list[tuple[int, ...]]
 ) -> None:
     """Three slots. A decode sees the prompt and half of the output."""
     cost = Noted()
@@ -204,11 +210,18 @@ def test_the_best_total_is_a_multiple_of_the_tile(limits: Limits, prompts: list[
     assert best_total(Linear(0.0), limits, prompts, output) == total
 
 
-def test_the_best_total_counts_each_prompt_with_its_share_of_the_decodes() -> None:
-    """Prompts of 8 and 24 and outputs of 9 on average: 1 + 8 * 8 / 16 = 5 and 1 + 8 * 24 / 16 = 13."""
-    limits, cost = Limits(3, 40, 100, tile=4), Linear(0.02)
-    seconds = {
-        total: steady_state_seconds(cost, total, 3, 8, 5) + steady_state_seconds(cost, total, 3, 24, 13)
-        for total in range(4, 25 + 3 + 4, 4)
-    }
-    assert best_total(cost, limits, [8, 24], 9) == min(seconds, key=lambda total: seconds[total])
+def test_the_best_total_counts_each_prompt_with_its_share_of_the_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts of 8 and 24 and outputs of 9 on average: 1 + 8 * 8 / 16 = 5 and 1 + 8 * 24 / 16 = 13.
+
+    Totals reach over the longest prompt, its decodes and a tile. 16 is best for both prompts together, 12 for the slower one.
+    """
+    asked: dict[int, list[tuple[float, float]]] = {}
+
+    def seconds(cost: CostModel, total: int, batch: int, prompt: float, output: float) -> float:
+        assert batch == 3
+        asked.setdefault(total, []).append((prompt, output))
+        return {12: 5.0, 16: 1.0 if prompt == 8 else 8.0}.get(total, 100.0)
+
+    monkeypatch.setattr(steady_state, "steady_state_seconds", seconds)
+    assert best_total(UnitCost(), Limits(3, 40, 100, tile=4), [8, 24], 9) == 16
+    assert asked == {total: [(8, 5), (24, 13)] for total in range(4, 29, 4)}

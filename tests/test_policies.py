@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from schedules import make_engine, schedule
@@ -175,6 +176,11 @@ def test_sarathi_serve_shares_the_budget_among_prompts() -> None:
     """)
 
 
+def test_sarathi_serve_uses_the_last_token_of_its_budget() -> None:
+    found, _ = schedule(SarathiServe(TileAligned(4)), [(1, 3), (1, 3), (1, 3), (3, 1)], batch=4)
+    assert found.splitlines() == ["0:1 1:1 2:1 3:1", "0:1 1:1 2:1 3:1", "0:1 1:1 2:1 3:1"]
+
+
 def test_sarathi_serve_allocates_a_prompt_at_its_admission() -> None:
     """5 blocks of 4: request 0 holds the 4 of its prompt from the first chunk on, so that request 1 with 2 has to wait."""
     found, record = schedule(SarathiServe(TileAligned(12)), [(16, 2), (8, 1)], num_blocks=5)
@@ -262,8 +268,12 @@ def test_every_request_is_served_when_memory_holds_one(make: type[Policy], async
     [
         (lambda: Fixed(0), Limits(4, 100, 100), "chunk=0"),
         (lambda: Fixed(-3), Limits(4, 100, 100), "chunk=-3"),
+        (lambda: Fixed(True), Limits(4, 100, 100), "chunk=True"),
+        (lambda: Fixed(2.5), Limits(4, 100, 100), "chunk=2.5"),  # type: ignore[arg-type]
         (lambda: Fixed(200), Limits(4, 100, 100), "exceeds max_tokens=100"),
+        (lambda: TileAligned(128), Limits(4, 100, 100, tile=64), "exceeds max_tokens=100"),
         (lambda: TileAligned(100), Limits(4, 1000, 100, tile=64), "use chunk=128"),
+        (lambda: TileAligned(10), Limits(4, 1000, 100, tile=64), "use chunk=64"),
         (lambda: TileAligned(64), Limits(65, 1000, 100, tile=64), "no room for a prompt beside 64 decodes"),
     ],
 )
@@ -271,6 +281,17 @@ def test_a_chunk_that_cannot_work_is_refused_before_anything_runs(selector, limi
     for policy in (Sarathi, SarathiServe, LongestFirst):
         with pytest.raises(ConfigError, match=says):
             make_engine(policy(selector()), limits)
+
+
+def test_the_smallest_and_the_largest_chunk_that_work_are_taken() -> None:
+    for selector in (Fixed(1), Fixed(100), TileAligned(64)):
+        selector.check(Limits(64, 100, 100, tile=64))
+
+
+def test_decodes_count_into_a_tile_aligned_chunk_and_not_into_a_fixed_one() -> None:
+    view: Any = None  # they look at the number of decodes alone
+    assert [TileAligned(8).num_tokens(view, number) for number in (0, 7, 8, 9)] == [8, 1, 0, 0]
+    assert [Fixed(8).num_tokens(view, number) for number in (0, 9)] == [8, 8]
 
 
 def test_a_prompt_longer_than_an_iteration_is_refused_by_whole_prompt_policies() -> None:

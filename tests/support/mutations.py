@@ -6,6 +6,7 @@ What has no meaning for a result is left alone: annotations, imports, docstrings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from os.path import commonprefix
 from typing import Any
 
 import libcst as cst
@@ -27,11 +28,14 @@ OTHER = {"min": "max", "max": "min", "any": "all", "all": "any", "sum": "max", "
 OTHER |= {"floor": "ceil", "ceil": "floor", "maximum": "minimum", "minimum": "maximum"}
 """Functions that stand for each other."""
 
+SYMMETRIC = m.OneOf(*map(m.Name, ("min", "max", "minimum", "maximum")))
+"""Functions whose arguments may be swapped."""
+
 
 @dataclass(frozen=True)
 class Mutant:
     line: int
-    before: str  # the changed part
+    before: str  # the lines that are changed
     after: str
     source: str  # of the whole file
 
@@ -65,10 +69,9 @@ class _Finder(cst.CSTVisitor):
             self._left_alone.update(line for line in node.body if _is_type(line))
         for changed in self._changes(node):
             line = self.get_metadata(PositionProvider, node).start.line
-            before, after = (_one_line(self.module.code_for_node(each)) for each in (node, changed))
-            if before != after:
-                mutated = self.module.deep_replace(node, changed)  # type: ignore[arg-type]
-                self.mutants.append(Mutant(line, before, after, mutated.code))
+            source = self.module.deep_replace(node, changed).code  # type: ignore[arg-type, union-attr]
+            if source != self.module.code:
+                self.mutants.append(Mutant(line, *_difference(self.module.code, source), source))
         return True
 
     def _changes(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
@@ -134,6 +137,8 @@ def _negated(test: cst.BaseExpression) -> cst.UnaryOperation:
 def _swapped_neighbours(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
     """One value stands where its neighbour should: elements, arguments, values of a dictionary, parts of a text."""
     field = {cst.Tuple: "elements", cst.List: "elements", cst.Dict: "elements", cst.Call: "args"}.get(type(node), "")
+    if m.matches(node, m.Call(func=SYMMETRIC | m.Attribute(attr=SYMMETRIC))):
+        return
     parts: Sequence[Any] = getattr(node, field or "parts", ()) if field or isinstance(node, cst.FormattedString) else ()
     name = "expression" if isinstance(node, cst.FormattedString) else "value"
     places = [place for place, part in enumerate(parts) if hasattr(part, name) and not _is_look(part)]
@@ -176,8 +181,14 @@ def _is_look(node: cst.CSTNode) -> bool:
     return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value in LOOK
 
 
-def _one_line(code: str) -> str:
-    return " ".join(code.split())
+def _difference(one: str, two: str) -> tuple[str, str]:
+    """The lines of each that differ, without their indentation."""
+    first, second = one.splitlines(), two.splitlines()
+    start = len(commonprefix([first, second]))
+    first, second = first[start:], second[start:]
+    rest = len(commonprefix([first[::-1], second[::-1]]))
+    before, after = (" ".join(line.strip() for line in lines[: len(lines) - rest]) for lines in (first, second))
+    return before, after
 
 
 def sample(mutants: Iterable[Mutant], number: int) -> list[Mutant]:
