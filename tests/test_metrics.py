@@ -107,9 +107,10 @@ def test_a_request_that_arrives_by_iteration_arrives_when_that_is_planned() -> N
     assert requests.ttft[requests.id == 1].tolist() == [1.0]
 
 
-def test_a_request_whose_iteration_never_comes_arrives_when_nothing_else_is_left() -> None:
-    """Request 0 ends with the first iteration, and the run with the second; the fifth is never planned."""
-    requests = collect_served(run([Request(0, 3, 1), Request(1, 3, 1, arrival_iteration=5)]))
+@pytest.mark.parametrize("iteration", [2, 5])
+def test_a_request_whose_iteration_never_comes_arrives_when_nothing_else_is_left(iteration: int) -> None:
+    """Request 0 ends with the first iteration, number 0, and the run with the second."""
+    requests = collect_served(run([Request(0, 3, 1), Request(1, 3, 1, arrival_iteration=iteration)]))
     assert requests.arrival.tolist() == requests.admitted.tolist() == [0.0, 1.0]
     assert requests.ttft.tolist() == [1.0, 1.0]
 

@@ -5,13 +5,12 @@ What has no meaning for a result is left alone: annotations, imports, docstrings
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from os.path import commonprefix
+from itertools import pairwise, takewhile
 from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
-from libcst.metadata import MetadataWrapper, PositionProvider
+from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper, PositionProvider
 from mutmut.mutation import mutators
 
 LOOK = frozenset(
@@ -49,10 +48,10 @@ def mutants_of(source: str) -> list[Mutant]:
 
 
 class _Finder(cst.CSTVisitor):
-    METADATA_DEPENDENCIES = (PositionProvider,)
+    METADATA_DEPENDENCIES = (PositionProvider, ByteSpanPositionProvider)
 
     def __init__(self, module: cst.Module) -> None:
-        self.module = module
+        self.module, self.source = module, module.code
         self.mutants: list[Mutant] = []
         self._left_alone: set[cst.CSTNode] = set()
         names = _Names()
@@ -69,10 +68,18 @@ class _Finder(cst.CSTVisitor):
             self._left_alone.update(line for line in node.body if _is_type(line))
         for changed in self._changes(node):
             line = self.get_metadata(PositionProvider, node).start.line
-            source = self.module.deep_replace(node, changed).code  # type: ignore[arg-type, union-attr]
-            if source != self.module.code:
-                self.mutants.append(Mutant(line, *_difference(self.module.code, source), source))
+            source = self._with(node, changed)
+            if source != self.source:
+                self.mutants.append(Mutant(line, *_difference(self.source, source), source))
         return True
+
+    def _with(self, node: cst.CSTNode, changed: cst.CSTNode) -> str:
+        """The file with a changed node: by its text, which is fast, unless the node owns blanks around it."""
+        span, text = self.get_metadata(ByteSpanPositionProvider, node), self.source.encode()
+        end = span.start + span.length
+        if self.module.code_for_node(node).encode() != text[span.start : end]:
+            return self.module.deep_replace(node, changed).code  # type: ignore[arg-type, union-attr]
+        return (text[: span.start] + self.module.code_for_node(changed).encode() + text[end:]).decode()
 
     def _changes(self, node: cst.CSTNode) -> Iterator[cst.CSTNode]:
         for kind, operator in mutators.mutation_operators:
@@ -184,11 +191,16 @@ def _is_look(node: cst.CSTNode) -> bool:
 def _difference(one: str, two: str) -> tuple[str, str]:
     """The lines of each that differ, without their indentation."""
     first, second = one.splitlines(), two.splitlines()
-    start = len(commonprefix([first, second]))
+    start = _num_equal(first, second)
     first, second = first[start:], second[start:]
-    rest = len(commonprefix([first[::-1], second[::-1]]))
+    rest = _num_equal(first[::-1], second[::-1])
     before, after = (" ".join(line.strip() for line in lines[: len(lines) - rest]) for lines in (first, second))
     return before, after
+
+
+def _num_equal(first: list[str], second: list[str]) -> int:
+    """How many lines both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
 def sample(mutants: Iterable[Mutant], number: int) -> list[Mutant]:
