@@ -157,3 +157,67 @@ def test_a_plan_takes_no_more_blocks_than_are_free(lines: str, asynchronous: boo
 def test_a_request_whose_last_token_is_in_flight_cannot_be_planned() -> None:
     message = "policy Script, iteration 3, request 0: illegal plan (it is running with its last token in flight)"
     assert refusals("0:8 | 0:1 | 0:1 | 0:1", 10, asynchronous=True) == (f"{message}; rule: {PLANNED}",) * 2
+
+
+class Spoiled:
+    """A plan that would be legal, but for one field."""
+
+    def __init__(self, field: str, value: object) -> None:
+        self.field, self.value, self.refusal = field, value, ""
+
+    def plan(self, view: View) -> Plan:
+        plan = Plan([(view.waiting[0], 8)])
+        value = {view.waiting[0]: self.value} if self.field == "reserve" else self.value
+        setattr(plan, self.field, value)
+        with pytest.raises(PlanError) as caught:
+            validate(plan, view, "Spoiled")
+        self.refusal = str(caught.value)
+        return plan
+
+
+def spoiled_refusals(field: str, value: object) -> tuple[str, str]:
+    """What the public rules and the engine say."""
+    policy = Spoiled(field, value)
+    engine = make_engine(policy, LIMITS, num_blocks=10)
+    engine.submit([Request(0, 8, 3)])
+    with pytest.raises(PlanError) as caught:
+        engine.run()
+    return policy.refusal, str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "found"),
+    [
+        ("requests", None, "requests is None, not a list"),
+        ("requests", (), "requests is (), not a list"),
+        ("requests", [None], "requests holds None, not a Request"),
+        ("num_tokens", (8,), "num_tokens is (8,), not a list"),
+        ("num_tokens", [8, 8], "1 requests, but 2 token counts"),
+        ("preempt", (), "preempt is (), not a list"),
+        ("preempt", [8], "preempt holds 8, not a Request"),
+        ("reject", {}, "reject is {}, not a list"),
+        ("reject", [8], "reject holds 8, not a (Request, reason)"),
+        ("pad_to", 8.5, "pad_to is 8.5, not a whole number or None"),
+        ("pad_to", True, "pad_to is True, not a whole number or None"),
+        ("note", 8, "note is 8, not text"),
+        ("wake_at", float("nan"), "wake_at is nan, not a time in seconds or None"),
+        ("wake_at", "8", "wake_at is '8', not a time in seconds or None"),
+    ],
+)
+def test_a_malformed_plan_is_refused_by_its_field(field: str, value: object, found: str) -> None:
+    says = f"policy Spoiled, iteration 0: malformed plan ({found}); see cbatch.Plan for what each field holds"
+    assert spoiled_refusals(field, value) == (says, says)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "found"),
+    [
+        ("num_tokens", ["8"], "(got ['8']); rule: token counts are whole numbers"),
+        ("num_tokens", [8.0], "(got [8.0]); rule: token counts are whole numbers"),
+        ("reserve", 8.5, "(8.5 reserved); rule: a request reserves a whole number of tokens"),
+        ("reserve", "8", "('8' reserved); rule: a request reserves a whole number of tokens"),
+    ],
+)
+def test_tokens_are_whole_numbers(field: str, value: object, found: str) -> None:
+    says = f"policy Spoiled, iteration 0, request 0: illegal plan {found}"
+    assert spoiled_refusals(field, value) == (says, says)
