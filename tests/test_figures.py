@@ -146,6 +146,15 @@ def test_tokens_belong_to_their_requests_whatever_the_ids(first: int, second: in
     assert served.output_tokens.tolist() == [2, 2]
 
 
+def test_tokens_of_a_request_stay_in_the_order_of_their_times() -> None:
+    """Of two requests that receive one in each of a hundred iterations, a second apart."""
+    record = RunRecord()
+    record.requests = [end(Request(id_, 1, 100), 0.0, 100.0) for id_ in (0, 1)]
+    for second in range(100):
+        record.add_step(make_record().steps[0]._replace(received_at=second), np.array([1, 0]))
+    assert set(collect_served(record).gaps()[0].tolist()) == {1.0}
+
+
 def test_columns_of_iterations_are_all_but_the_note() -> None:
     columns = step_columns(make_record().steps)
     assert list(columns) == [name for name in StepRecord._fields if name != "note"]
