@@ -105,7 +105,7 @@ class Cost:
         times = dict.fromkeys(StageTimes._fields, 0.0)
         parts = {"compute": 0.5, "embedding": 0.2, "head": 0.3}
         whole = seconds[shape.chunks[0][0] if shape.chunks else 0]
-        return StageTimes(**{**times, **{name: part * whole for name, part in parts.items()}})
+        return StageTimes(**{**times, "pace": whole, **{name: part * whole for name, part in parts.items()}})
 
 
 def test_iterations_with_and_without_prompts_are_predicted_one_by_one(
@@ -131,6 +131,7 @@ def test_a_clock_that_gets_faster_saves_time(monkeypatch: pytest.MonkeyPatch) ->
             self.rested = seconds
 
         def run(self, pace: object) -> float:
+            assert pace in (2.5, 0.4)
             return 0.01 * self.rested
 
     monkeypatch.setattr(compare, "GpuClock", Clock)
@@ -156,14 +157,14 @@ def pair(case: str, policy: str, errors: list[float], nudges: tuple[float, ...] 
 
 @pytest.fixture
 def result(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    part = {"number": 3, "seconds": 1.5, "total": -0.014, "median": 0.021}
-    monkeypatch.setattr(compare, "iteration_errors", lambda run, profile: {"with prompts": part})
+    part = {"number": 3, "seconds": 0.0, "total": -0.014, "median": 0.021}
+    monkeypatch.setattr(compare, "iteration_errors", lambda run, profile: {"with prompts": part | profile.more})
     pairs = [
         pair("trace", "orca", [0.01, -0.02, 0.03, -0.04, 0.04, -0.06], (-0.02, 0.03)),
         pair("trace", "sarathi", [-0.05, 0.01, 0.0, 0.20, -0.01, 0.02], (0.01,), model="b"),
         pair("pd", "orca", [0.02, 0.00, 0.01, -0.01, 0.03, 0.04], (0.0,)),
     ]
-    profile: Any = SimpleNamespace(name="h200")
+    profile: Any = SimpleNamespace(name="h200", more={"seconds": 1.5})
     return compare.compare(pairs, profile)
 
 
@@ -215,6 +216,14 @@ def test_the_printed_table_shows_each_figure_under_its_name(
         "TBT P99      error  4.00% (median)  6.00% (largest), target 10%",
     ]
     assert [line.removeprefix("  ") for line in lines[14:]] == missed
+
+
+def test_every_pair_of_policies_in_another_order_is_named(
+    result: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result["ranking"]["pd"]["swapped"] = {"a; b": 0.012, "a; c": 0.1}
+    compare.show(result)
+    assert "  ranking: differs: a; b (apart by 1.2%), a; c (apart by 10.0%)" in capsys.readouterr().out.splitlines()
 
 
 def test_a_percentile_that_was_missed_is_shown_with_its_rank(

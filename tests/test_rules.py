@@ -10,6 +10,7 @@ import pytest
 from schedules import make_engine
 
 from cbatch import Limits, Plan, PlanError, Request, View
+from cbatch.request import Status
 from cbatch.validate import validate
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
@@ -108,6 +109,7 @@ AT_ONCE = "at most 2 requests are admitted at once"
     ("lines", "message"),
     [
         ("0:4 0:4", f"request 0: illegal plan (it is named 2 times); rule: {NAMED_ONCE}"),
+        ("0:8 | 0:1 0:1", f"request 0: illegal plan (it is named 2 times); rule: {NAMED_ONCE}"),
         ("0:8 | 0:1 -0", f"request 0: illegal plan ({NAMED_AGAIN}"),
         ("0:8 | 1:8 -0 -0", f"request 0: illegal plan ({NAMED_AGAIN}"),
         ("0:8 !1 !1", f"request 1: illegal plan ({NAMED_AGAIN}"),
@@ -157,6 +159,18 @@ def test_a_plan_takes_no_more_blocks_than_are_free(lines: str, asynchronous: boo
 def test_a_request_whose_last_token_is_in_flight_cannot_be_planned() -> None:
     message = "policy Script, iteration 3, request 0: illegal plan (it is running with its last token in flight)"
     assert refusals("0:8 | 0:1 | 0:1 | 0:1", 10, asynchronous=True) == (f"{message}; rule: {PLANNED}",) * 2
+
+
+def test_a_request_that_waits_elsewhere_cannot_be_planned() -> None:
+    policy = Script("9:8")
+    policy.known[9] = Request(9, 8, 3)
+    policy.known[9].status = Status.WAITING
+    engine = make_engine(policy, LIMITS, num_blocks=10)
+    engine.submit([Request(0, 8, 3)])
+    message = f"request 9: illegal plan (it is not of this run, or has not arrived); rule: {PLANNED}"
+    with pytest.raises(PlanError) as caught:
+        engine.run()
+    assert policy.refusal == str(caught.value) == f"policy Script, iteration 0, {message}"
 
 
 class Spoiled:

@@ -41,7 +41,7 @@ MOST_SURVIVORS = 0.03
 
 @dataclass
 class Target:
-    """tests: files of tests/ that cover the module. equivalent: why no test can notice, and the lines after such changes."""
+    """tests: files of tests/ that cover the module, or tests in them. equivalent: why no test can notice, and the lines after such changes."""
 
     module: str
     tests: list[str]
@@ -90,7 +90,13 @@ def _pytest(folder: Path, tests: Sequence[str], keep: bool) -> None:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", "--tb=no", f"--rootdir={folder}"]
-    os._exit(pytest.main([*options, *(f"tests/{name}.py" for name in tests)]))
+    os._exit(pytest.main([*options, *map(_path, tests)]))
+
+
+def _path(tests: str) -> str:
+    """ "test_kv" or "test_kv::test_a": the tests of a file, or one of them."""
+    name, *one = tests.split("::")
+    return "::".join([f"tests/{name}.py", *one])
 
 
 def judge(target: Target, mutants: Sequence[Mutant], folder: Path) -> list[str]:
