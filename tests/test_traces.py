@@ -56,6 +56,10 @@ SAMPLES = {
         "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n2015,156,2171,12.9",
         [(None, 3772, 54), (None, 2015, 156)],
     ),
+    "vtc": (
+        "arrival_s,client,prompt_tokens,output_tokens,fcfs_ttft_s\n5.5,client13,13,199,1.18\n6.25,client2,36,137,1.55\n",
+        [(0.0, 13, 199), (0.75, 36, 137)],
+    ),
 }
 
 
@@ -132,6 +136,12 @@ def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
         )
 
 
+def test_requests_of_vtc_carry_their_client(tmp_path: Path) -> None:
+    path = tmp_path / "vtc.csv"
+    path.write_text(SAMPLES["vtc"][0])
+    assert [request.client for request in TraceReplay(path=str(path)).requests(None)] == ["client13", "client2"]
+
+
 # -- broken files -----------------------------------------------------------------------------------------------------
 
 FIX = "; correct or remove the line"
@@ -141,8 +151,8 @@ ROW = "2023-11-16 18:15:46,1,1\n"
 MOON = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
 BROKEN: list[tuple[str, str]] = [
     ("", ": the file is empty: give one with requests"),
-    ("\n", ", line 1: unknown format (''): set workload.format to one of azure, mooncake, lengths"),
-    ("a,b\n1,2\n", ", line 1: unknown format ('a,b'): set workload.format to one of azure, mooncake, lengths"),
+    ("\n", ", line 1: unknown format (''): set workload.format to one of azure, mooncake, lengths, vtc"),
+    ("a,b\n1,2\n", ", line 1: unknown format ('a,b'): set workload.format to one of azure, mooncake, lengths, vtc"),
     ("client,window_start_s\n", ", line 1: this file is not a trace of single requests: use workload=servegen"),
     ('{"prompt": "x"}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
     ('{"token_ids": [1]}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
@@ -196,6 +206,14 @@ BROKEN: list[tuple[str, str]] = [
             "give a file of this format, or another workload.format"
         ),
     ),
+    (
+        "arrival_s,prompt_tokens,output_tokens\n1,1,1\n",
+        (
+            ", line 1: no column 'client' in 'arrival_s,prompt_tokens,output_tokens': "
+            "give a file of this format, or another workload.format"
+        ),
+    ),
+    ("arrival_s,client,prompt_tokens,output_tokens\n1, ,1,1\n", f", line 2: client=' ': must be a name{FIX}"),
     ("num_prefill_tokens,num_decode_tokens\n1,-1\n", f", line 2: num_decode_tokens='-1': {COUNT}"),
 ]
 
@@ -233,7 +251,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "not a valid gzip file although its name ends in .gz" in message(lambda: read_trace(str(corrupt)))
     assert message(lambda: read_trace("")) == "workload.path='': give the path of a file"
     assert message(lambda: read_trace("t", "csv")) == (  # type: ignore[arg-type]
-        "workload.format=csv: give one of auto, azure, mooncake, lengths"
+        "workload.format=csv: give one of auto, azure, mooncake, lengths, vtc"
     )
 
 
@@ -396,6 +414,7 @@ PUBLISHED = [  # rows, span in seconds, medians of prompt and output, as the fil
     ("mooncake_fast25_conversation_rows1-7851.jsonl.gz", 7851, 2397, 7284, 356),
     ("arxiv_summarization_llama2_rows1-18838.csv.gz", 18838, None, 2716, 167),
     ("sharegpt_8k_llama2_rows1-20490.csv.gz", 20490, None, 1723, 410),
+    ("vtc_real_27clients.csv.gz", 1500, 600, 40, 211),
 ]
 
 

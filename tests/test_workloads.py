@@ -577,7 +577,8 @@ def composed(*overrides: str) -> Workload:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_config_builds_its_workload(name: str) -> None:
     paths = {"sharegpt": ["lengths.path"], "arxiv": ["lengths.path"], "servegen": ["path", "dataset"]}
-    keys = paths.get(name, [] if name in ("closed", "drift", "open_loop", "queued", "zipf") else ["path"])
+    traces = ("azure_code", "azure_conv", "mooncake", "prompts", "vtc_real")
+    keys = paths.get(name, ["path"] if name in traces else [])
     workload = composed(f"+workload={name}", *(f"workload.{key}=some.file" for key in keys))
     assert workload.seed == 3
     assert not workload.use_stop_tokens

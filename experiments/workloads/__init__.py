@@ -6,6 +6,7 @@ the policy, the executor or the machine. Nothing here loads torch, pandas or Hyd
 
 from experiments.workloads.arrivals import AllAtOnce, Arrivals, GammaArrivals
 from experiments.workloads.base import Vocabulary, Workload, sampling
+from experiments.workloads.clients import Clients
 from experiments.workloads.closed import ClosedBatch
 from experiments.workloads.lengths import (
     DriftingLengths,
@@ -25,6 +26,7 @@ from experiments.workloads.trace import Trace
 __all__ = [
     "AllAtOnce",
     "Arrivals",
+    "Clients",
     "ClosedBatch",
     "DriftingLengths",
     "FixedLengths",

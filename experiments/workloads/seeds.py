@@ -19,6 +19,7 @@ class Stream(IntEnum):
     SERVEGEN = 4
     TIERS = 5
     PREDICTIONS = 6
+    CLIENTS = 7
 
 
 def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:

@@ -24,7 +24,7 @@ class Trace:
 
     source: the file or generator, for messages.
     prompt_tokens, output_tokens: at least 1 each.
-    arrival_time: seconds from the first row, never decreasing; None if the source has no times.
+    arrival_time: seconds, never decreasing, from the first row of a file; None if the source has no times.
     line: the line of the file that each row was read from, counted from 1; None for generated rows.
     fields: other fields of `RequestSpec` by name; None for rows without a value.
     """

@@ -18,6 +18,7 @@ MOONCAKE = [
     for row in range(3)
 ]
 LENGTHS = b"num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n2015,156,2171,12.9\n"
+VTC = b"arrival_s,client,prompt_tokens,output_tokens\n0.000000,client13,13,199\n0.207938,client2,36,137\n"
 WINDOWS = (
     b"client,window_start_s,rate_req_per_s,iat_cv,arrival_family,arg1,arg2\n0,0,0.01,1.2,Gamma,0.7,3\n0,600,0,,,0,0\n"
     b"1,0,0.02,1,Weibull,1.1,2\n"
@@ -39,6 +40,7 @@ READERS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[str], Workload]]] =
     "mooncake": (spoiled_lines(MOONCAKE), lambda path: TraceReplay(path=path, format="mooncake")),
     "unknown": (spoiled_bytes("\n".join(MOONCAKE).encode()), lambda path: TraceReplay(path=path)),
     "lengths": (spoiled_bytes(LENGTHS), lambda path: TraceReplay(path=path, format="lengths", queued=True)),
+    "vtc": (spoiled_bytes(VTC), lambda path: TraceReplay(path=path, format="vtc")),
     "prompts": (spoiled_lines(PROMPTS), lambda path: PromptFile(path=path)),
     "windows": (spoiled_bytes(WINDOWS), lambda path: ServeGen(path=path, dataset="whole-dataset.jsonl")),
     "dataset": (spoiled_lines(DATASET), lambda path: ServeGen(path="whole-windows.csv", dataset=path)),

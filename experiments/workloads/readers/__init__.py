@@ -12,12 +12,13 @@ from experiments.workloads.trace import Trace
 
 __all__ = ["Format", "read_trace"]
 
-Format = Literal["auto", "azure", "mooncake", "lengths"]
+Format = Literal["auto", "azure", "mooncake", "lengths", "vtc"]
 
 _READERS: dict[str, tuple[Callable[[TextFile], Trace], tuple[str, ...]]] = {
     "azure": (formats.read_azure, formats.AZURE),
     "mooncake": (formats.read_mooncake, formats.MOONCAKE),
     "lengths": (formats.read_lengths, formats.LENGTHS),
+    "vtc": (formats.read_vtc, formats.VTC[:1]),
 }
 """By format: the reader, and the words of which the first line of a file has one."""
 
@@ -27,7 +28,7 @@ _OTHER_WORKLOADS = {"window_start_s": "servegen", '"prompt"': "prompts", '"token
 def read_trace(path: str, format: Format = "auto", section: str = "workload") -> Trace:
     """Reads a trace file, plain or .gz. section: the one whose keys are `path` and `format`, for messages.
 
-    format: "azure", "mooncake" or "lengths" (see `formats`); "auto" tells them apart by the first line.
+    format: "azure", "mooncake", "lengths" or "vtc" (see `formats`); "auto" tells them apart by the first line.
 
     Raises:
         WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known

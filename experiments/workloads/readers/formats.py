@@ -10,6 +10,8 @@ mooncake   JSON lines with timestamp (milliseconds), input_length, output_length
            the Mooncake paper, FAST '25, in the repository kvcache-ai/Mooncake. Timestamps lie on a grid of about 3 s
            with several requests at each instant, so shorter intervals carry no information. `hash_ids`, one for each
            512 tokens of the prompt, become `prefix_hashes`; lines may lack them.
+vtc        CSV with arrival_s (seconds), client, prompt_tokens, output_tokens: the table of requests that the result logs of
+           Ying1123/VTC-artifact give (fair_bench/*/all_results_real.jsonl; Sheng et al., OSDI 2024), sorted by arrival.
 
 Other columns are ignored. A length of 0 is refused; no published file has one.
 """
@@ -23,6 +25,7 @@ from experiments.workloads.trace import Column, Trace
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 LENGTHS = ("num_prefill_tokens", "num_decode_tokens")
 MOONCAKE = ("timestamp", "input_length", "output_length")
+VTC = ("arrival_s", "client", "prompt_tokens", "output_tokens")
 
 
 def read_azure(file: TextFile) -> Trace:
@@ -39,6 +42,13 @@ def read_mooncake(file: TextFile) -> Trace:
     milliseconds = table.amounts("timestamp")
     seconds = (milliseconds - milliseconds[0]) / 1000
     return _trace(table, *MOONCAKE[1:], arrival_time=seconds, fields={"prefix_hashes": _hashes(table)})
+
+
+def read_vtc(file: TextFile) -> Trace:
+    table = read_csv(file, VTC)
+    seconds, clients = table.amounts("arrival_s"), table.rows["client"]
+    table.refuse(clients.str.strip() == "", "must be a name", "client")
+    return _trace(table, *VTC[2:], arrival_time=seconds - seconds[0], fields={"client": clients.to_numpy()})
 
 
 def _trace(table: Table, prompt: str, output: str, **columns: Any) -> Trace:

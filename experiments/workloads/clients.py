@@ -1,0 +1,154 @@
+"""Several clients, each with its own arrivals and lengths: the synthetic workloads of fair scheduling (VTC, OSDI 2024).
+
+Every entry has a random stream of its own, named by its key: another entry changes none of its requests.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Any
+from zlib import crc32
+
+import numpy as np
+from pydantic import AfterValidator, Field
+
+from cbatch.errors import WorkloadError
+from cbatch.request import Request
+from cbatch.validation import Give, not_negative, positive, read
+from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
+from experiments.workloads.seeds import Stream, generator
+from experiments.workloads.trace import MOST_TOKENS, Floats, Ints, Trace
+
+_Tokens = Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
+
+
+def _ascending(length: int | tuple[int, int]) -> int | tuple[int, int]:
+    if isinstance(length, tuple) and length[0] > length[1]:
+        raise ValueError
+    return length
+
+
+Length = Annotated[
+    _Tokens | tuple[_Tokens, _Tokens],
+    AfterValidator(_ascending),
+    Give("a whole number of tokens, at least 1, or the least and the most: [16, 512]"),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """Requests of one client, or of one phase of it: entries may share a `client`.
+
+    rate: requests per second, at `begin`; end_rate: at `end`, changing linearly; None: the same.
+    prompt_tokens, output_tokens: one length for all, or a range [least, most], both included, drawn evenly and apart.
+    client: name; None is the entry's key.
+    cv: coefficient of variation of the intervals: 0 is evenly spaced from a random offset, 1 Poisson, above 1 bursty.
+    begin, end: seconds; None ends with the workload.
+    on_off: seconds of sending, then as many of silence, and so on from time 0; None never pauses.
+    """
+
+    rate: Annotated[float, not_negative("requests per second")]
+    prompt_tokens: Length
+    output_tokens: Length
+    client: str | None = None
+    cv: Annotated[float, Field(ge=0, le=1e3), Give("a number from 0 (evenly spaced) over 1 (Poisson) to 1000")] = 0.0
+    end_rate: Annotated[float, not_negative("requests per second")] | None = None
+    begin: Annotated[float, not_negative("seconds")] = 0.0
+    end: Annotated[float, positive("seconds")] | None = None
+    on_off: Annotated[float, positive("seconds")] | None = None
+
+    def __post_init__(self) -> None:
+        if self.end is not None and self.end < self.begin:
+            raise ValueError(f"end={self.end:g} lies before begin={self.begin:g}; give a later end")
+
+    def scale(self, factor: float) -> "Client":
+        """The same client with other rates."""
+        last = None if self.end_rate is None else self.end_rate * factor
+        return replace(self, rate=self.rate * factor, end_rate=last)
+
+    def expected(self, duration: float) -> float:
+        """Mean number of requests without pauses."""
+        last = self.rate if self.end_rate is None else self.end_rate
+        return max(self._end(duration) - self.begin, 0.0) * (self.rate + last) / 2
+
+    def times(self, random: np.random.Generator, duration: float) -> Floats:
+        """Arrival times in seconds: those of a process of rate 1, on a clock that runs at the client's rate."""
+        span = self._end(duration) - self.begin
+        counts = self._unit_times(random, self.expected(duration))
+        slope = 0.0 if self.end_rate is None or span <= 0 else (self.end_rate - self.rate) / span
+        # rate * t + slope * t^2 / 2 = count, solved without cancellation for slopes near 0
+        elapsed = 2 * counts / (self.rate + np.sqrt(np.maximum(self.rate**2 + 2 * slope * counts, 0.0)))
+        times = self.begin + elapsed
+        return times if self.on_off is None else times[times // self.on_off % 2 == 0]
+
+    def _end(self, duration: float) -> float:
+        return duration if self.end is None else min(self.end, duration)
+
+    def _unit_times(self, random: np.random.Generator, total: float) -> Floats:
+        """Times up to `total` of a process of rate 1."""
+        if self.cv == 0:
+            return np.arange(random.random(), total)
+        shape, times = self.cv**-2, np.zeros(1)
+        while times[-1] < total:
+            intervals = random.standard_gamma(shape, int(total) + 64) / shape
+            times = np.concatenate([times, times[-1] + np.cumsum(intervals)])
+        return times[1 : np.searchsorted(times, total)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clients(Workload):
+    """The requests of all clients within `duration` seconds, in order of arrival.
+
+    clients: fields of `Client` by key.
+    rate_scale: multiplies every client's rate, for hardware on which the published rates are no overload.
+    num_requests: the first N; None takes all.
+    """
+
+    duration: Annotated[float, positive("seconds")]
+    rate_scale: Annotated[float, positive("1 keeps the rates")] = 1.0
+    clients: Annotated[Mapping[str, Any], Give("the fields of each client by name, as in {ann: {rate: 1, ...}, ...}")]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expected = sum(entry.expected(self.duration) for entry in self._entries().values())
+        if expected > MOST_REQUESTS:
+            problem = f"workload.clients: about {expected:.3g} requests, more than {MOST_REQUESTS}"
+            raise WorkloadError(f"{problem}; lower the rates or workload.duration")
+
+    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+        parts = [self._draw(key, entry) for key, entry in self._entries().items()]
+        names, times, prompts, outputs = map(np.concatenate, zip(*parts, strict=True))
+        if not len(times):
+            raise WorkloadError(f"workload.duration={self.duration}: no client sends a request; raise it, or the rates")
+        if self.num_requests is not None and self.num_requests > len(times):
+            asked = f"workload.num_requests={self.num_requests}"
+            raise WorkloadError(f"{asked}: the clients send {len(times)}; ask for fewer, or raise workload.duration")
+        first = np.argsort(times, kind="stable")[: self.num_requests]
+        trace = Trace(
+            source="clients",
+            prompt_tokens=prompts[first],
+            output_tokens=outputs[first],
+            arrival_time=times[first],
+            fields={"client": names[first]},
+        )
+        return self._build(trace, vocabulary)
+
+    def _entries(self) -> dict[str, Client]:
+        if not self.clients:
+            raise WorkloadError("workload.clients={}: give at least one client")
+        entries = {key: read(Client, entry, f"workload.clients.{key}.") for key, entry in self.clients.items()}
+        return {key: entry.scale(self.rate_scale) for key, entry in entries.items()}
+
+    def _draw(self, key: str, entry: Client) -> tuple[Any, Floats, Ints, Ints]:
+        """Names, times, prompt and output tokens of one entry's requests."""
+        stream = partial(generator, self.seed, Stream.CLIENTS, crc32(key.encode()))
+        times = entry.times(stream(0), self.duration)
+        prompts, outputs = (
+            stream(1 + part).integers(*_range(length), len(times), endpoint=True)
+            for part, length in enumerate((entry.prompt_tokens, entry.output_tokens))
+        )
+        return np.full(len(times), entry.client or key, dtype=object), times, prompts, outputs
+
+
+def _range(length: int | tuple[int, int]) -> tuple[int, int]:
+    return (length, length) if isinstance(length, int) else length

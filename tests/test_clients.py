@@ -1,0 +1,140 @@
+"""Workloads of several clients: arrivals by hand, the published suites, streams of their own, and bad settings."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from test_workloads import composed, message
+
+from cbatch import ConfigError
+from experiments.workloads import Clients
+
+EVEN: dict[str, Any] = {"rate": 2.0, "prompt_tokens": 30, "output_tokens": 4}
+
+
+def make(duration: float = 10.0, **entries: dict[str, Any]) -> Clients:
+    return Clients(duration=duration, clients={name: {**EVEN, **entry} for name, entry in entries.items()})
+
+
+def times_of(workload: Clients, client: str) -> np.ndarray[Any, Any]:
+    return np.array([request.arrival_time for request in workload.requests(None) if request.client == client])
+
+
+def test_even_arrivals_are_evenly_spaced_from_a_random_offset() -> None:
+    workload = make(ann={}, bob={"rate": 0.5})
+    ann, bob = times_of(workload, "ann"), times_of(workload, "bob")
+    assert (len(ann), len(bob)) == (20, 5)
+    assert np.allclose(np.diff(ann), 0.5) and np.allclose(np.diff(bob), 2.0)
+    assert 0 <= ann[0] < 0.5 and 0 <= bob[0] < 2 and ann[0] * 4 != pytest.approx(bob[0])
+    requests = workload.requests(None)
+    assert [request.id for request in requests] == list(range(25))
+    assert [request.arrival_time for request in requests] == sorted([*ann, *bob])
+    assert {(request.num_prompt_tokens, request.max_new_tokens) for request in requests} == {(30, 4)}
+
+
+def test_a_client_sends_and_pauses_in_turn() -> None:
+    """Of 30 s it sends during 0..5, 10..15 and 20..25, and keeps its pace over the pauses."""
+    paused, whole = (times_of(make(30.0, ann={"on_off": on_off}), "ann") for on_off in (5.0, None))
+    assert paused.tolist() == [time for time in whole if int(time) // 5 in (0, 2, 4)]
+    assert len(paused) == 30
+
+
+def test_a_rate_that_changes_linearly() -> None:
+    """From 1 to 3 per second in 100 s: t + t^2 / 100 requests by then, 75 in the first half and 125 in the second."""
+    for first, last in ((1.0, 3.0), (3.0, 1.0)):
+        times = times_of(make(100.0, ann={"rate": first, "end_rate": last}), "ann")
+        counts = first * times + (last - first) * times**2 / 200
+        assert np.allclose(np.diff(counts), 1) and len(times) == 200
+        assert (times < 50).sum() == pytest.approx(25 * (first + (first + last) / 2), abs=1)
+    idle_at_first = times_of(make(100.0, ann={"rate": 0, "end_rate": 2.0}), "ann")
+    assert (len(idle_at_first), (idle_at_first < 50).sum()) == (100, 25)
+
+
+def test_phases_of_one_client() -> None:
+    workload = make(ann={"end": 4.0}, late={"client": "ann", "begin": 6.0, "rate": 5.0})
+    times = times_of(workload, "ann")
+    assert ((times < 4).sum(), ((times >= 4) & (times < 6)).sum(), (times >= 6).sum()) == (8, 0, 20)
+
+
+def test_poisson_arrivals_and_ranges_of_lengths() -> None:
+    workload = make(4000.0, ann={"cv": 1.0, "prompt_tokens": [3, 5], "output_tokens": [1, 2]})
+    intervals = np.diff(times_of(workload, "ann"))
+    assert intervals.mean() == pytest.approx(0.5, rel=0.03)
+    assert intervals.std() == pytest.approx(0.5, rel=0.05)
+    pairs = {(request.num_prompt_tokens, request.max_new_tokens) for request in workload.requests(None)}
+    assert pairs == {(prompt, output) for prompt in (3, 4, 5) for output in (1, 2)}
+
+
+def test_another_client_and_a_longer_run_change_no_request() -> None:
+    entry = {"cv": 1.0, "prompt_tokens": [1, 500]}
+    alone, beside = make(50.0, ann=entry), make(50.0, bob=entry, ann=entry)
+    facts = [
+        [(r.arrival_time, r.num_prompt_tokens) for r in each.requests(None) if r.client == "ann"]
+        for each in (alone, beside, make(70.0, ann=entry))
+    ]
+    assert facts[0] == facts[1] == facts[2][: len(facts[0])]
+    assert not set(times_of(beside, "bob")) & set(times_of(beside, "ann"))
+
+
+def test_the_first_requests_and_scaled_rates() -> None:
+    first = Clients(duration=10.0, clients={"ann": EVEN}, num_requests=3).requests(None)
+    assert [request.arrival_time for request in first] == times_of(make(ann={}), "ann")[:3].tolist()
+    assert len(Clients(duration=10.0, clients={"ann": EVEN}, rate_scale=2.5).requests(None)) == 50
+
+
+PUBLISHED = {
+    "vtc_overload": {"client1": 1.5 * 360, "client2": 3 * 360},
+    "vtc_overload_multi": {f"client{i}": (0.4 if i < 4 else 0.6) * 360 for i in range(1, 9)},
+    "vtc_weights": {f"client{i}": 2 * 600 for i in range(1, 5)},
+    "vtc_proportional": {"client1": 0.25 * 600, "client2": 0.5 * 600, "client3": 1.5 * 600},
+    "vtc_on_off": {"client1": 0.5 * 300, "client2": 2 * 600},
+    "vtc_increase": {"client1": 0.5 * 600, "client2": 1.1 * 600},
+    "vtc_shift": {"client1": 0.5 * 180 + 300 + 0.5 * 300, "client2": 2 * 300 + 300 + 1.5 * 300},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_suites(name: str) -> None:
+    requests = composed(f"+workload={name}").requests(None)
+    clients = [request.client for request in requests]
+    assert {client: clients.count(client) for client in sorted(set(clients), key=str)} == PUBLISHED[name]
+    assert {(request.num_prompt_tokens, request.max_new_tokens) for request in requests} == {(256, 256)}
+
+
+def test_published_short_and_long_requests() -> None:
+    """Poisson: about 4,800 short requests and 900 long ones, within four standard deviations."""
+    requests = composed("+workload=vtc_poisson").requests(None)
+    kinds = [(request.client, request.num_prompt_tokens, request.max_new_tokens) for request in requests]
+    assert set(kinds) == {("short", 64, 64), ("long", 256, 256)}
+    assert kinds.count(("short", 64, 64)) == pytest.approx(4800, abs=280)
+    assert kinds.count(("long", 256, 256)) == pytest.approx(900, abs=120)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"rate": -1.0}, "workload.clients.ann.rate=-1.0: give a finite number, at least 0 (requests per second)"),
+    ({"prompt_tokens": 0}, "workload.clients.ann.prompt_tokens=0: give a whole number of tokens, at least 1"),
+    (
+        {"prompt_tokens": [9, 3]},
+        "workload.clients.ann.prompt_tokens=[9, 3]: give a whole number of tokens, at least 1, or the least and",
+    ),
+    ({"rat": 1.0}, "workload.clients.ann.rat: no such key; did you mean rate?"),
+    ({"begin": 5.0, "end": 2.0}, "workload.clients.ann: end=2 lies before begin=5; give a later end"),
+]
+
+
+@pytest.mark.parametrize(("entry", "problem"), BAD)
+def test_bad_clients(entry: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        make(ann=entry)
+    assert str(error.value).startswith(problem)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_workloads() -> None:
+    none = "workload.duration=10.0: no client sends a request; raise it, or the rates"
+    assert message(lambda: make(ann={"rate": 0.0}).requests(None)) == none
+    few = "workload.num_requests=30: the clients send 20; ask for fewer, or raise workload.duration"
+    assert message(lambda: Clients(duration=10.0, clients={"ann": EVEN}, num_requests=30).requests(None)) == few
+    many = "workload.clients: about 2e+08 requests, more than 10000000; lower the rates or workload.duration"
+    assert message(lambda: make(1e8, ann={})) == many
+    assert message(lambda: make()) == "workload.clients={}: give at least one client"
