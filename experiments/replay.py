@@ -1,8 +1,8 @@
 """`python -m experiments.replay FOLDER [key=value ...]`: replay a run recorded with decisions=true, on any machine.
 
 Without keys, the run's own policy plans again at every view and must plan the same. With keys, as for experiments.run, the
-policy that they describe plans at each view instead: policy=orca, or chunk=512, also from another --config-dir=FOLDER. The status is that of `diff`: 0 if all plans
-are the same, 1 if some differ.
+policy that they describe plans at each view instead: policy=orca, or chunk=512, also from another --config-dir=FOLDER. The
+status is that of `diff`: 0 if all plans are the same, 1 if some differ.
 """
 
 import sys

@@ -1,0 +1,190 @@
+"""A stranger follows the documents literally, in an empty folder: writes the files they show, gives the commands they show.
+
+Files and commands are taken from the documents themselves. Workloads are made small, and a folder and a file stand for DIR and
+FILE; a command that is not followed is in `ELSEWHERE`, with the reason. Notebooks are executed by `test_notebooks`.
+"""
+
+import ast
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import nbformat
+import pytest
+import torch
+from commands import ROOT, as_in_a_new_process, command, write_azure_trace
+from tiny_models import LLAMA
+
+from cbatch import Policy
+from cbatch.runtime.weights import load_model
+from experiments.check import search
+from experiments.check.properties import PROPERTIES
+from experiments.config import backends
+
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+ELSEWHERE = {
+    r"make |pip ": "installs packages",
+    r"python -m (vidur|pytest)": "another program",
+    r"python -m experiments\.bench": "minutes on a GPU",
+    r"python -m experiments\.paper": "minutes; see test_paper",
+    r"python -m experiments\.profile model=(?!tiny)": "needs a GPU",
+    r".*(launcher=joblib|sweeper=optuna)": "minutes; see test_sweep",
+    r"python -m experiments\.plot .* multirun/chat": "of a sweep that is not made",
+}
+CHUNK = 4
+COMMANDS = ("make ", "pip ", "python ")
+
+
+class Block(NamedTuple):
+    """A fenced block. language: as the fence names it; empty for commands and drawings."""
+
+    language: str
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """The path in the comment with which it begins, or the name of a profile."""
+        if self.language == "json":
+            return f"{json.loads(self.text)['name']}.json"
+        found = re.match(r"# (\S+\.(?:py|yaml))\n", self.text)
+        return found[1] if found else None
+
+    @property
+    def commands(self) -> list[str]:
+        lines = self.text.replace("\\\n", " ").splitlines() if not self.language else []
+        return [line for line in lines if line.startswith(COMMANDS)]
+
+
+def blocks(document: Path) -> list[Block]:
+    text = document.read_text(encoding="utf-8")
+    return [Block(*found) for found in re.findall(r"^```(\w*)\n(.*?)^```", text, re.S | re.M)]
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    """Yields (where, Python source) of every block and every cell."""
+    for document in DOCUMENTS:
+        yield from ((document.name, block.text) for block in blocks(document) if block.language == "python")
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        cells = nbformat.read(path, as_version=4).cells  # type: ignore[no-untyped-call]
+        yield from (
+            (path.name, cell.source) for cell in cells if cell.cell_type == "code" and cell.source[0] not in "%!"
+        )
+
+
+def policies() -> dict[str, str]:
+    """The sources of those that define a policy, by document and class."""
+    found = {}
+    for where, source in sources():
+        if "def plan(" not in source:
+            continue
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and "plan" in {getattr(part, "name", None) for part in node.body}:
+                found[f"{where}:{node.name}"] = source
+    return found
+
+
+def few(chunk: int) -> Iterator[search.Scenario]:
+    """Some of the tiny scenarios; `experiments.check` takes them all."""
+    return islice(ALL_TINY(chunk), 0, None, 12)
+
+
+ALL_TINY = search.tiny_scenarios
+POLICIES = policies()
+README = {line.partition("  ")[0] for block in blocks(DOCUMENTS[0]) for line in block.commands}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder but for a checkpoint and a trace, on a machine without a GPU."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(backends, "count_gpus", lambda: 0)
+    monkeypatch.setattr(search, "tiny_scenarios", few)
+    return tmp_path
+
+
+def smaller(words: list[str]) -> list[str]:
+    """The arguments of a command, with a small workload and few random ones."""
+    if words[0] == "check":
+        return [*words, "random=2"]
+    if words[0] != "run" or "--help" in words:
+        return words
+    kept = [word for word in words if not word.startswith("workload.num_requests=")]
+    short = ["workload.length=200"] * ("model.path=DIR" in words) + ["timeline=off"] * ("-m" in words)
+    return [*kept, "workload.num_requests=12", *short]
+
+
+def follow(line: str, folder: Path) -> None:
+    """Give a command of a document."""
+    program, option, module, *arguments = shlex.split(line, comments=True)
+    assert (program, option, module.partition(".")[0]) == ("python", "-m", "experiments"), line
+    if "model.path=DIR" in line and not (folder / "DIR").exists():
+        load_model(LLAMA, torch.device("cpu")).save_pretrained(folder / "DIR")
+    if "=FILE" in line:
+        write_azure_trace(folder / "FILE", 200)
+    done = command(*smaller([module.removeprefix("experiments."), *arguments]), cwd=folder)
+    assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def write(block: Block, folder: Path) -> None:
+    """Write the file that a block shows, if it does."""
+    if block.file is not None:
+        (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / block.file).write_text(block.text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path) -> None:
+    """Documents are read after the README, whose files are there."""
+    for block in blocks(DOCUMENTS[0]):
+        write(block, folder)
+    for block in blocks(document):
+        write(block, folder)
+        if block.file is None and block.language == "python" and block.text.startswith(("from ", "import ")):
+            with as_in_a_new_process(folder, ["python"]):
+                exec(compile(block.text, str(document), "exec"), {"__name__": "__main__"})
+        for line in block.commands:
+            seen_before = document != DOCUMENTS[0] and line.partition("  ")[0] in README
+            if not seen_before and not any(re.match(pattern, line) for pattern in ELSEWHERE):
+                follow(line, folder)
+
+
+@pytest.mark.parametrize("pattern", ELSEWHERE)
+def test_every_exception_is_still_needed(pattern: str) -> None:
+    lines = [line for document in DOCUMENTS for block in blocks(document) for line in block.commands]
+    assert any(re.match(pattern, line) for line in lines)
+
+
+def test_the_documents_show_policies() -> None:
+    assert {name.partition(":")[0] for name in POLICIES} == {
+        "README.md",
+        "writing-a-policy.md",
+        "01_write_a_policy.ipynb",
+    }
+
+
+def violated(source: str, name: str) -> set[str]:
+    """The properties needed of every policy that this one lacks."""
+    scope: dict[str, type[Policy]] = {}
+    exec(source, scope)
+    needed = [prop for prop in PROPERTIES if prop.needed]
+    found = search.search(scope[name](CHUNK), needed, CHUNK, num_random=5, tiny=few(CHUNK))
+    return {prop for prop, counterexample in found.items() if counterexample}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_shown_anywhere_is_legal_and_ends(policy: str) -> None:
+    assert violated(POLICIES[policy], policy.partition(":")[2]) == set()
+
+
+def test_the_policy_that_the_readme_once_showed_is_found_to_deadlock() -> None:
+    """It reserved nothing, so that half-computed prompts held the whole KV cache, and stopped at the first that did not fit."""
+    source = POLICIES["README.md:ShortestFirst"]
+    begin, end = source.index("            if plan.num_tokens <"), source.index("        return plan.build()")
+    full = "plan.num_tokens >= self.budget or not plan.add(request, self.budget - plan.num_tokens)"
+    once = f"{source[:begin]}            if {full}:\n                break\n{source[end:]}"
+    assert violated(once, "ShortestFirst") == {"legal"}
