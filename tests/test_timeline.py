@@ -127,7 +127,7 @@ def test_the_timeline_of_a_run_made_by_hand(tmp_path: Path) -> None:
     }
     [batch] = [event["args"] for event in slices if event["name"] == "compute 2"]
     tokens = {"prefill": 3, "decode": 1, "padding": 0}
-    assert batch == {"requests": 2, **tokens, "preempted": 1, "note": ""}
+    assert batch == {"requests": 2, **tokens, "preempted": 1, "note": "NA"}
     counters = [event for event in events if event["ph"] == "C" and event["ts"] == 6e6]
     assert {(names[event["pid"]], event["name"]): event["args"] for event in counters} == {
         ("counters", "tokens"): tokens,

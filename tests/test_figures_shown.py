@@ -1,0 +1,273 @@
+"""The figures of a run made by hand (`hand_made`), each under its own name in files, frames, reports and tables."""
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made import make_record, make_summary, write_run
+from test_figures import FIGURES
+
+from cbatch import ConfigError
+from cbatch.executor import CopyTimes
+from cbatch.results.metrics import Objectives
+from experiments.plots import table
+from experiments.store.tables import load, load_copies, load_requests, load_steps, load_tokens, time_between_tokens
+from experiments.store.text import (
+    format_number,
+    format_share,
+    name_of,
+    origin_of,
+    origin_of_row,
+    outside_text,
+    run_line,
+    run_text,
+    sweep_text,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("by_hand") / "run")
+
+
+def test_a_row_of_requests_csv_says_what_was_asked_and_what_came_of_it(folder: Path) -> None:
+    with (folder / "requests.csv").open() as file:
+        rows = {row["id"]: {key: value for key, value in row.items() if value} for row in csv.DictReader(file)}
+    assert list(rows) == ["2", "0", "3", "1"]  # in the order of their ends
+    asked = {
+        "id": "1",
+        "max_new_tokens": "2",
+        "client": "ann",
+        "tier": "gold",
+        "priority": "0",
+        "slo_ttft_seconds": "4.0",
+    }
+    times = {"arrival": "1.5", "admitted": "3.25", "first_token": "11.0", "last_token": "12.0"}
+    outcome = {"prompt_tokens": "7", "output_tokens": "2", "finish_reason": "length", "preemptions": "1"}
+    latencies = {"scheduling_delay": "1.75", "ttft": "9.5", "tpot": "1.0", "end_to_end": "10.5"}
+    latencies = {f"{name}_seconds": value for name, value in latencies.items()}
+    assert rows["1"] == {**asked, **times, **outcome, "recomputed_tokens": "4", **latencies}
+    assert rows["0"]["priority"] == "7"
+    single = {"arrival": "5.5", "finish_reason": "stop", "output_tokens": "1", "scheduling_delay_seconds": "0.0"}
+    assert single.items() <= rows["3"].items() and "tpot_seconds" not in rows["3"]
+    assert rows["2"] == {
+        "id": "2",
+        "max_new_tokens": "9",
+        "priority": "0",
+        "arrival": "2.0",
+        "prompt_tokens": "9",
+        "output_tokens": "0",
+        "finish_reason": "rejected",
+        "reject_reason": "too long",
+        "preemptions": "0",
+        "recomputed_tokens": "0",
+    }
+
+
+def test_the_tables_of_a_run_hold_its_record(folder: Path) -> None:
+    steps, requests, tokens = load_steps(folder), load_requests(folder), load_tokens(folder)
+    assert {name: steps[name].iloc[2] for name in steps} == make_record().steps[2]._asdict()
+    assert steps["note"].to_list() == ["", "", "NA", "", ""]  # text, whatever it looks like
+    assert requests["ttft_seconds"].dropna().to_list() == [2.75, 2.5, 9.5]
+    assert list(zip(tokens["request_id"], tokens["time"], strict=True)) == [
+        (0, 3),
+        (0, 5),
+        (0, 8),
+        (1, 11),
+        (1, 12),
+        (3, 8),
+    ]
+    assert time_between_tokens(folder).to_list() == [2, 3, 1]
+
+
+REPORT = """\
+prefill_first on closed, llama-13b, async: measured on a computer
+
+tokens/s    1.91, of them 1.36 prefill and 0.545 decode
+requests/s  0.273: 3 served in 11.8 s, 1 rejected
+goodput     0.182 requests/s, 50.0% attain the objectives
+iterations  5 of 1.4 requests (35.0% of the batch) and 5.2 tokens (15.4% padding)
+KV cache    19.0% used, at most 30.0%; 1 preemptions
+active      device 75.0%, host 25.0%
+
+                                 mean    p50    p90    p95    p99
+-----------------------------  ------  -----  -----  -----  -----
+time to first token [s]          4.92   2.75   8.15   8.82   9.37
+scheduling delay [s]            0.833   0.75   1.55   1.65   1.73
+time between tokens [ms]        2,000  2,000  2,800  2,900  2,980
+time per output token [ms]      1,750  1,750  2,350  2,425  2,485
+end to end [s]                   6.92   7.75   9.95   10.2   10.4
+normalized latency [ms/token]   3,444  2,583  4,717  4,983  5,197"""
+
+
+def cells(text: str) -> list[list[str]]:
+    """The lines of a table, rules left out, as cells."""
+    lines = [line for line in text.splitlines() if set(line) - set("|-: ")]
+    return [[cell for cell in map(str.strip, line.replace("|", "  ").split("  ")) if cell] for line in lines]
+
+
+def test_the_printed_report_shows_each_figure_under_its_name() -> None:
+    assert run_text(make_summary(make_record(), objectives=Objectives(ttft=2.75))) == REPORT
+    without = [line for line in REPORT.splitlines() if not line.startswith("goodput")]
+    assert run_text(make_summary(make_record())).splitlines() == without
+
+
+def test_the_line_of_a_run_in_a_sweep() -> None:
+    simulated = {"simulated": True, "execution": {}}
+    assert run_line("a", make_summary(make_record())) == "a: 1.91 tokens/s, TTFT p50 2.75 s (measured)"
+    assert run_line("a", make_summary(make_record(), simulated)).endswith(" (simulated)")
+
+
+def test_the_printed_table_of_a_sweep_shows_each_figure_under_its_name() -> None:
+    summary = make_summary(make_record())
+    head, first, second, origin = cells(sweep_text([("chunk=1,x=2,~ab", summary), ("chunk=2,x=2,~cd", summary)]))
+    assert (first[0], second[0]) == ("chunk=1", "chunk=2")
+    assert dict(zip(head[1:], first[1:], strict=True)) == {
+        "tokens/s": "1.91",
+        "requests/s": "0.273",
+        "TTFT p50 [s]": "2.75",
+        "TTFT p99 [s]": "9.37",
+        "TBT p50 [ms]": "2,000",
+        "TBT p99 [ms]": "2,980",
+    }
+    assert origin == ["measured on a computer"]
+    assert cells(sweep_text([("chunk=1", summary)]))[1][0] == "chunk=1"
+
+
+def test_the_table_of_a_plot_shows_each_figure_under_its_name(folder: Path) -> None:
+    head, row, origin = cells(table.text(folder))
+    assert dict(zip(head, row, strict=True)) == {
+        "run": "prefill_first",
+        "tokens/s": "1.91",
+        "requests/s": "0.273",
+        "TTFT p50 [s]": "2.75",
+        "TTFT p99 [s]": "9.37",
+        "TBT p50 [ms]": "2,000",
+        "TBT p99 [ms]": "2,980",
+        "end to end p50 [s]": "7.75",
+        "end to end p99 [s]": "10.4",
+        "batch [requests]": "1.4",
+        "KV cache peak [%]": "30",
+        "preemptions": "1",
+        "device active [%]": "75",
+    }
+    assert origin == ["measured on a computer"]
+
+
+def test_what_a_run_was_wins_over_what_was_set(tmp_path: Path) -> None:
+    """Orca takes no chunk, whatever `chunk` says."""
+    write_run(tmp_path / "run", {"chunk": None}, {"chunk": 256, "workload": {"length": 8}})
+    assert load(tmp_path)["chunk"].to_list() == [None]
+
+
+def test_the_code_of_a_run_is_one_line_in_the_frame(tmp_path: Path) -> None:
+    code = {"framework": "ab", "own": {"mine.Policy": "cd", "trace.csv": "ef"}}
+    write_run(tmp_path / "run", {"code": code})
+    [row] = load(tmp_path).to_dict("records")
+    assert (row["code.framework"], row["code.own"]) == ("ab", "mine.Policy:cd trace.csv:ef")
+
+
+def test_copies_of_a_run_if_it_timed_them(folder: Path, tmp_path: Path) -> None:
+    assert load_copies(folder).columns.to_list() == list(CopyTimes._fields) and load_copies(folder).empty
+    copies = load_copies(write_run(tmp_path / "run", copies=True))
+    assert copies.iloc[2].to_list() == [5.5, 6.0, 7.875, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "read", "says"),
+    [
+        ("steps.csv", "iteration,started\n0,1\n", load_steps, "KeyError: 'planned_at'"),
+        ("requests.csv", "id\n0\n", load_requests, "KeyError: 'scheduling_delay_seconds'"),
+        ("tokens.npz", "nothing", load_tokens, "ValueError: "),
+        ("config.yaml", "a: [", load, "ParserError: while parsing"),
+    ],
+)
+def test_a_file_that_was_changed_is_named(
+    name: str, content: str, read: Callable[[Path], object], says: str, tmp_path: Path
+) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        read(folder)
+    assert str(caught.value).startswith(f"{folder / name}: is not as a run writes it ({says}")
+    assert str(caught.value).endswith("); run it again")
+
+
+def test_a_row_of_the_frame_has_every_setting_and_figure(folder: Path) -> None:
+    [row] = load(folder).to_dict("records")
+    expected = {f"{group}.{name}": value for group, values in FIGURES.items() for name, value in values.items()}
+    assert {key: row[key] for key in expected} == pytest.approx(expected)
+    assert (row["name"], row["workload.length"], row["limits.batch"]) == ("prefill_first", 8, 4)
+    assert row["folder"] == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (float("nan"), "-"),
+        (30960.4, "30,960"),
+        (1000, "1,000"),
+        (999.6, "1,000"),
+        (4.756, "4.76"),
+        (0.03841, "0.0384"),
+        (-1234.5, "-1,234"),
+    ],
+)
+def test_numbers_have_three_digits_or_all_before_the_point(value: float | None, text: str) -> None:
+    assert format_number(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "-"), (float("nan"), "-"), (0.0384, "3.8%"), (1.0, "100.0%")])
+def test_shares_are_percentages(value: float | None, text: str) -> None:
+    assert format_share(value) == text
+
+
+@pytest.mark.parametrize(
+    ("policy", "chunking", "chunk", "name"),
+    [
+        ("orca", None, 256, "orca"),
+        ("sarathi", "tile_aligned", 256, "sarathi 256"),
+        ("sarathi", "fixed", 256, "sarathi 256, fixed"),
+        ("sarathi", "pd_aware", None, "sarathi, pd_aware"),
+    ],
+)
+def test_a_run_is_named_by_its_policy_and_chunk(policy: str, chunking: str | None, chunk: int, name: str) -> None:
+    assert name_of({"policy": policy, "chunking": chunking, "chunk": chunk}) == name
+
+
+def simulated(outside: int, others: tuple[str, ...] = ()) -> dict[str, Any]:
+    execution = {"profile": "h200", "error": "5%", "not_measured": others, "iterations_outside_measured_range": outside}
+    return {"simulated": True, "hardware": "NVIDIA H200", "execution": execution}
+
+
+def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() -> None:
+    assert origin_of(simulated(0)) == "SIMULATED with profile h200 (error: 5%)"
+    says = "SIMULATED with profile h200 (error: 5%; not measured: power (derived), host (fallback))"
+    assert origin_of(simulated(0, ("power (derived)", "host (fallback)"))) == says
+    row = {"simulated": True, **{f"execution.{key}": value for key, value in simulated(0)["execution"].items()}}
+    assert origin_of_row(row) == "SIMULATED with profile h200 (error: 5%)"
+    summary = make_summary(make_record(), simulated(3))
+    assert run_text(summary).splitlines()[0].endswith("(error: 5%); iterations outside the measured range: 3")
+
+
+def test_iterations_outside_the_measured_range_are_summed_over_simulated_runs() -> None:
+    measured = {"simulated": False}
+    assert outside_text([simulated(0), measured]) == ""
+    assert outside_text([simulated(3), measured]) == "iterations outside the measured range: 3"
+    several = [simulated(3), simulated(0), simulated(4)]
+    assert outside_text(several) == "iterations outside the measured range: 7, in 2 of 3 runs"
+    origin, outside = sweep_text(
+        [(name, make_summary(make_record(), about)) for name, about in zip("abc", several, strict=True)]
+    ).splitlines()[-2:]
+    assert origin.startswith("SIMULATED") and outside.endswith(": 7, in 2 of 3 runs")
+
+
+def test_runs_made_by_different_code_are_not_compared_without_a_word() -> None:
+    codes = [{"framework": "ab", "own": {"mine.Policy": digest}} for digest in ("cd", "cd", "ef")]
+    runs = [(name, make_summary(make_record(), {"code": code})) for name, code in zip("abc", codes, strict=True)]
+    warning = "made by different versions of mine.Policy; see about.code in summary.json"
+    assert sweep_text(runs).splitlines()[-1] == warning
+    assert sweep_text(runs[:2]).splitlines()[-1] == "measured on a computer"
