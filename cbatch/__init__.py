@@ -8,8 +8,8 @@ from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError
 from cbatch.executor import Executor, Step, StepResult
 from cbatch.limits import Limits
-from cbatch.plan import Plan
-from cbatch.plan_builder import PlanBuilder, Refusal
+from cbatch.plan import Plan, Refusal
+from cbatch.plan_builder import PlanBuilder
 from cbatch.policy import Policy
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import FinishReason, Request, Status

@@ -12,35 +12,23 @@ device carries them over. The host blocks in one place: `executor.wait`.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from cbatch.check_plan import check_plan
 from cbatch.cost import CostModel
 from cbatch.engine_view import EngineView
 from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError, StallError, WorkloadError
-from cbatch.executor import Executor, Step
+from cbatch.executor import Executor
 from cbatch.kv import BlockPool, CountingPool
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.policy import Policy
 from cbatch.policy_calls import check_policy, ignore, line_in_policy, optional_method, policy_raised
-from cbatch.record import RunRecord, StepRecord
+from cbatch.record import InFlight, RunRecord, StepRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
 from cbatch.stall import PATIENCE, Patience, StallWatch
 from cbatch.state import State
-
-
-class InFlight(NamedTuple):
-    """A launched iteration: the step, the executor's handle, and the values of `StepRecord` known at its launch.
-
-    times: planned_at, launched_at. state: num_preempted, kv_blocks_used, num_waiting, num_running.
-    """
-
-    step: Step
-    handle: Any
-    times: tuple[float, float]
-    state: tuple[int, int, int, int]
 
 
 class Engine:
@@ -74,17 +62,17 @@ class Engine:
         table = RequestTable(rows, executor.num_stages, limits.max_request_tokens if executor.needs_tokens else None)
         pool = BlockPool if executor.needs_tokens else CountingPool
         self.state = State(table, pool(num_blocks, block_size, rows, limits.max_request_tokens))
-        self.view = EngineView(self.state, limits, cost)
         self.record = RunRecord()
+        self._in_flight: deque[InFlight] = deque()
+        self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
         self.num_unfinished = 0
         self._stall_watch = StallWatch(patience)
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
         self._pending: deque[Request] = deque()  # not arrived yet, in arrival order
-        self._in_flight: deque[InFlight] = deque()
-        self._on_arrival, self._on_step, self._on_finish = (
-            optional_method(policy, name) for name in ("on_arrival", "on_step", "on_finish")
+        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = (
+            optional_method(policy, name) for name in ("on_arrival", "on_tokens", "on_step", "on_finish")
         )
 
     @property
@@ -165,6 +153,8 @@ class Engine:
         self.record.add_step(record, absorbed.receivers)
         if result.copies is not None:
             self.record.copies.append(result.copies)
+        if self._on_tokens is not ignore and len(absorbed.receivers):
+            self._call(self._on_tokens, [step.requests[place] for place in absorbed.places.tolist()])
         if self._on_step is not ignore:
             self._call(self._on_step, record)
         for request in absorbed.finished:

@@ -1,12 +1,13 @@
 """The view of the engine's own state that policies plan from."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from itertools import compress
 from operator import attrgetter
 from typing import Any
 
 from cbatch.cost import CostModel
 from cbatch.limits import Limits
+from cbatch.record import InFlight, RunRecord
 from cbatch.request import Request, Status
 from cbatch.state import State
 from cbatch.view import Freed, KVView, Requests, View
@@ -38,7 +39,10 @@ class EngineKVView(KVView):
 class EngineView(View):
     iteration: int = _read_only("_state.iteration")
 
-    def __init__(self, state: State, limits: Limits, cost: CostModel) -> None:
+    def __init__(
+        self, state: State, limits: Limits, cost: CostModel, in_flight: Iterable[InFlight], record: RunRecord
+    ) -> None:
+        """in_flight, record: the iterations in flight, oldest first, and those that have ended."""
         self.now = 0.0
         self.limits, self.kv, self.cost = limits, EngineKVView(state), cost
         self.waiting: Sequence[Request] = state.waiting
@@ -46,10 +50,24 @@ class EngineView(View):
         self.decoding: Requests = state.decoding
         self.prefilling: Requests = state.prefilling
         self._state = state
+        self._in_flight, self._record = in_flight, record
 
     @property
     def num_in_flight(self) -> int:
         return self._state.iteration - self._state.num_ended
+
+    @property
+    def predicted_end(self) -> float:
+        num_stages = self.limits.num_stages
+        free_at = end = 0.0  # when the first stage can begin an iteration, and the last one has ended
+        if self._record.steps:
+            last = self._record.steps[-1]
+            free_at, end = last.started + (last.ended - last.started) / num_stages, last.ended
+        for step, _, (_, launched_at), _ in self._in_flight:
+            seconds = self.cost.predict(step.shape())  # of the busiest stage
+            start = max(free_at, launched_at)
+            free_at, end = start + seconds, max(start + num_stages * seconds, end + seconds)
+        return max(end, self.now)
 
     def is_in_flight(self, request: Request) -> bool:
         return self._state.in_flight_until(request) is not None

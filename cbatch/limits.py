@@ -9,12 +9,14 @@ from cbatch.errors import ConfigError
 class Limits:
     """The most that an iteration may hold.
 
-    max_batch: requests in one iteration; also, times `num_stages`, the most requests admitted at once.
+    max_batch: requests in one iteration.
     max_tokens: tokens in one iteration.
     max_request_tokens: prompt and output of one request (the model's positions).
     tile: tokens by which matrix products are tiled; a total that is a multiple wastes nothing. 1: unknown.
     graph_sizes: tokens of the mixed iterations to capture graphs for, ascending; empty: as the runtime chooses.
     num_stages: pipeline stages; a token sampled by iteration N can be fed to iteration N + num_stages.
+    max_running: requests admitted at once, at least max_batch; 0, the default, becomes max_batch * num_stages. Those beyond
+        it are paused in each iteration: they hold KV blocks, but no row of the batch.
     """
 
     max_batch: int
@@ -23,13 +25,13 @@ class Limits:
     tile: int = 128
     graph_sizes: tuple[int, ...] = ()
     num_stages: int = 1
+    max_running: int = 0
 
     def __post_init__(self) -> None:
         for name in ("max_batch", "max_tokens", "max_request_tokens", "tile", "num_stages"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-
-    @property
-    def max_running(self) -> int:
-        """Requests that may be admitted at once."""
-        return self.max_batch * self.num_stages
+        if self.max_running == 0:
+            object.__setattr__(self, "max_running", self.max_batch * self.num_stages)
+        if self.max_running < self.max_batch:
+            raise ConfigError(f"max_running={self.max_running} is below max_batch={self.max_batch}; raise it")

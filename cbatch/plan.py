@@ -1,6 +1,7 @@
 """What a policy decides for one iteration."""
 
 from collections.abc import Iterable, Iterator
+from enum import Enum
 
 from cbatch.request import Request
 
@@ -48,3 +49,15 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"Plan({' '.join(f'{request.id}:{count}' for request, count in self)})"
+
+
+class Refusal(Enum):
+    """Why `PlanBuilder.add` granted nothing."""
+
+    ROWS = "the plan holds max_batch requests"
+    PLACES = "max_running requests are admitted"
+    GONE = "the request neither waits nor runs"
+    NAMED = "the plan names the request already"
+    NOT_READY = "the request has no token to compute in this iteration, or none was asked for"
+    TOKENS = "the tokens left of max_tokens do not suffice"
+    BLOCKS = "the free KV blocks do not suffice"

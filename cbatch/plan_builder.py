@@ -1,30 +1,17 @@
 """The builder with which a policy fills a plan, call by call, within the limits of batch, tokens and KV cache."""
 
 from collections.abc import Set
-from enum import Enum
 from math import inf
 from operator import index
 from typing import TYPE_CHECKING, NoReturn
 
 from cbatch.errors import ConfigError, PlanError
 from cbatch.kv import blocks_lacking
-from cbatch.plan import Plan
+from cbatch.plan import Plan, Refusal
 from cbatch.request import Request
 
 if TYPE_CHECKING:
     from cbatch.view import View
-
-
-class Refusal(Enum):
-    """Why `PlanBuilder.add` granted nothing."""
-
-    ROWS = "the plan holds max_batch requests"
-    PLACES = "max_running requests are admitted"
-    GONE = "the request neither waits nor runs"
-    NAMED = "the plan names the request already"
-    NOT_READY = "the request has no token to compute in this iteration, or none was asked for"
-    TOKENS = "the tokens left of max_tokens do not suffice"
-    BLOCKS = "the free KV blocks do not suffice"
 
 
 class _SetByCall:
@@ -43,6 +30,11 @@ class _SetByCall:
         self.__get__(builder, type(builder))
 
 
+_OF_THE_VIEW = ("_block_size", "_kv", "_limits", "_view")
+_OF_THE_PLAN = ("_bulk", "_named", "_num_tokens", "_padding", "_plan", "_refusal")
+_LEFT = ("_coming_blocks", "_free_blocks", "_places", "_rows_left", "_tokens_left")
+
+
 class PlanBuilder:
     """Fills the plan of one iteration up to the limits of batch, tokens and KV cache; it builds no illegal plan.
 
@@ -50,23 +42,7 @@ class PlanBuilder:
     priorities. Nothing can be assigned to a builder.
     """
 
-    __slots__ = (
-        "_block_size",
-        "_bulk",
-        "_coming_blocks",
-        "_free_blocks",
-        "_kv",
-        "_limits",
-        "_named",
-        "_num_tokens",
-        "_padding",
-        "_places",
-        "_plan",
-        "_refusal",
-        "_rows_left",
-        "_tokens_left",
-        "_view",
-    )
+    __slots__ = (*_OF_THE_VIEW, *_OF_THE_PLAN, *_LEFT)
 
     note = _SetByCall("build(note)")
     reserve = _SetByCall("add(request, reserve=...)")
@@ -81,9 +57,7 @@ class PlanBuilder:
         self._free_blocks = kv.num_free
         self._refusal: Refusal | None = None
         self._padding: int | None = None
-        self._view = view
-        self._limits, self._kv = limits, kv
-        self._block_size = kv.block_size
+        self._view, self._limits, self._kv, self._block_size = view, limits, kv, kv.block_size
         self._places = view.num_places
         self._coming_blocks = kv.num_retiring
         self._named: set[Request] = set()  # added one by one, preempted or rejected
@@ -190,13 +164,12 @@ class PlanBuilder:
         ready, missing = self._view.ready_decodes(room, named)
         if missing > self._free_blocks:
             return self._add_decodes_singly(room, preempt_newest)
-        num_ready = len(ready)
         self._free_blocks -= missing
         self._bulk = [*self._bulk, *ready] if self._bulk else ready
         self._plan.requests.extend(ready)
-        self._plan.num_tokens.extend([1] * num_ready)
-        self._count(num_ready, num_ready)
-        return num_ready
+        self._plan.num_tokens.extend([1] * len(ready))
+        self._count(len(ready), len(ready))
+        return len(ready)
 
     def preempt(self, request: Request) -> None:
         """Preempt a running request: it loses its KV blocks, waits again and will be recomputed.

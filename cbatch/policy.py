@@ -25,10 +25,11 @@ class Policy(Protocol):
 
         check(limits: Limits) -> None            # before anything runs; raises ConfigError if its settings do not fit
         on_arrival(request: Request) -> None     # a request has arrived
-        on_step(record: StepRecord) -> None      # an iteration has ended
+        on_tokens(requests: Sequence[Request]) -> None  # an iteration has ended; each has received a token of it
+        on_step(record: StepRecord) -> None      # the same iteration's times and totals
         on_finish(request: Request) -> None      # a request has ended
 
-    The last three may change the policy's own state only.
+    The last four may change the policy's own state only.
     """
 
     def plan(self, view: View) -> Plan:

@@ -3,12 +3,12 @@
 Rows hold plain numbers; arrays and tables are made once, at the end. `cbatch.results` derives figures from it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.executor import CopyTimes
+from cbatch.executor import CopyTimes, Step
 from cbatch.request import Request
 from cbatch.request_table import Ints
 
@@ -45,6 +45,18 @@ class StepRecord(NamedTuple):
     num_waiting: int
     num_running: int
     note: str
+
+
+class InFlight(NamedTuple):
+    """A launched iteration: the step, the executor's handle, and the values of `StepRecord` known at its launch.
+
+    times: planned_at, launched_at. state: num_preempted, kv_blocks_used, num_waiting, num_running.
+    """
+
+    step: Step
+    handle: Any
+    times: tuple[float, float]
+    state: tuple[int, int, int, int]
 
 
 class RunRecord:

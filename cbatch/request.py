@@ -3,9 +3,10 @@
 The counters of an admitted request live in a row of a `RequestTable`, and a `Request` reads its own row.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, Final, Self
 
 from cbatch.request_spec import SLO, RequestSpec, Sampling
@@ -31,13 +32,18 @@ def _asked(name: str) -> Any:
 
 
 _TIMES_AND_REASONS = ("admitted_at", "finish_reason", "finished_at", "reject_reason")
-_COUNTS_AND_OUTPUT = ("num_output_tokens", "num_preemptions", "num_recomputed_tokens", "output")
+_COUNTS_AND_OUTPUT = ("num_output_tokens", "num_preemptions", "num_recomputed_tokens", "output", "token_times")
 
 
 class Request:
     """One request of a run.
 
-    What was asked for (see `RequestSpec`) never changes and is read-only here. The true output length is not shown.
+    What was asked for (see `RequestSpec`) never changes and is read-only here. The true output length is not shown:
+    `max_new_tokens` is the limit at which the request ends, if it has not ended by itself before.
+
+    admitted_at, finished_at: seconds; the first admission and the end. None before.
+    num_preemptions: how often it was preempted. num_recomputed_tokens: tokens in its KV cache that it lost by that.
+    finish_reason, reject_reason, num_output_tokens, output: set when the request ends.
     """
 
     __slots__ = ("__weakref__", "_spec", "row", "status", "table", *_TIMES_AND_REASONS, *_COUNTS_AND_OUTPUT)
@@ -59,6 +65,7 @@ class Request:
     deadline: Final[float | None] = _asked("deadline")
     predicted_new_tokens: Final[int | None] = _asked("predicted_new_tokens")
     prefix_hashes: Final[tuple[int, ...]] = _asked("prefix_hashes")
+    extra: Final[Mapping[str, Any]] = property(lambda request: MappingProxyType(request._spec.extra))  # type: ignore[assignment]
 
     def __init__(self, id: int, num_prompt_tokens: int, max_new_tokens: int, **fields: Any) -> None:
         """Takes the fields of `RequestSpec`, and raises ValueError as it does."""
@@ -77,6 +84,7 @@ class Request:
         self.reject_reason = ""
         self.table: RequestTable | None = None
         self.row = NEVER
+        self.token_times: tuple[float, float] | tuple[None, None] = (None, None)  # set when the request ends
         self.output: list[int] = []  # token ids; filled when the request ends, empty in simulation
         self.num_output_tokens = 0  # set when the request ends
         self.admitted_at: float | None = None  # seconds; first admission
@@ -102,6 +110,16 @@ class Request:
     def num_new_tokens(self) -> int:
         """Generated tokens, those in flight counted."""
         return self.num_tokens - self.num_prompt_tokens
+
+    @property
+    def first_token_at(self) -> float | None:
+        """Seconds from the start of the run when the first generated token reached the host; None before."""
+        return self.token_times[0] if self.table is None else self.table.token_times(self.row)[0]
+
+    @property
+    def last_token_at(self) -> float | None:
+        """Seconds when the latest generated token reached the host; None before the first."""
+        return self.token_times[1] if self.table is None else self.table.token_times(self.row)[1]
 
     @property
     def num_computed(self) -> int:

@@ -1,7 +1,8 @@
 """What a client asks for: a frozen record, made by workloads and carried unchanged into decision files and results."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class RequestSpec:
     predicted_new_tokens: a prediction of the output length, of any origin.
     prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to its block's end (as in Mooncake's
         traces): two prompts with n equal leading hashes share n blocks.
+    extra: attributes of one's own, by name.
 
     Raises:
         ValueError: a length below 1, a negative arrival, or a prompt that is not num_prompt_tokens long.
@@ -86,6 +88,7 @@ class RequestSpec:
     slo: SLO = NO_SLO
     predicted_new_tokens: int | None = None
     prefix_hashes: tuple[int, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         prompt, output = self.num_prompt_tokens, self.max_new_tokens

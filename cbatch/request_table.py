@@ -4,6 +4,7 @@ Counters are *predicted*: the work of iterations in flight is counted as done, s
 without knowing whether the engine runs asynchronously.
 """
 
+from math import isnan
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +49,7 @@ class RequestTable:
         scheduled_at: the last iteration that computes tokens of the request.
         sampled_at: the last iteration that samples a token of the request.
         sampled_row: the request's place in that iteration's batch.
+        first_token_at, last_token_at: seconds when its first and its latest token reached the host; float64, NaN before.
         stop: tokens at which the request ends by itself; 0 if that is not below `limit`.
         can_stop: bool; the request has stop tokens. ended: bool; iterations in flight may still compute tokens of it.
         temperature, top_k, top_p, seed: its `Sampling`; float32, int32, float32, uint64.
@@ -63,6 +65,7 @@ class RequestTable:
         self.id = np.full(num_rows, NEVER, np.int64)
         self.known, self.total, self.computed, self.limit, self.stop = np.zeros((5, num_rows), np.int64)
         self.scheduled_at, self.sampled_at, self.sampled_row = np.full((3, num_rows), NEVER, np.int64)
+        self.first_token_at, self.last_token_at = np.full((2, num_rows), np.nan)
         self.can_stop, self.ended = np.zeros((2, num_rows), np.bool_)
         self.temperature = np.zeros(num_rows, np.float32)
         self.top_k = np.zeros(num_rows, np.int32)
@@ -117,6 +120,7 @@ class RequestTable:
             self.has_hidden_lengths = True
         self.computed[row] = 0
         self.scheduled_at[row] = self.sampled_at[row] = self.sampled_row[row] = NEVER
+        self.first_token_at[row] = self.last_token_at[row] = np.nan
         self.ended[row] = False
         self.can_stop[row] = bool(spec.stop_tokens)
         sampling = spec.sampling
@@ -127,6 +131,11 @@ class RequestTable:
                 raise ValueError(f"request {spec.id} has no prompt tokens, and this executor computes real ones")
             self.tokens[row, : spec.num_prompt_tokens] = spec.prompt
         return row
+
+    def token_times(self, row: int) -> tuple[float, float] | tuple[None, None]:
+        """Seconds when the first and the latest token of a row reached the host; None before the first."""
+        first = self.first_token_at.item(row)
+        return (None, None) if isnan(first) else (first, self.last_token_at.item(row))
 
     def close(self, row: int, num_prompt_tokens: int) -> tuple[int, list[int]]:
         """Marks the request as ended; returns the number of output tokens, and their ids where token values matter."""

@@ -42,9 +42,14 @@ class CheckedPlan(NamedTuple):
 
 
 class Absorbed(NamedTuple):
-    """The effect of a step's tokens: ids of the requests that received one, [receivers], and those that ended."""
+    """The effect of a step's tokens.
+
+    receivers: ids of the requests that received one, and places their places in the batch, [receivers] each.
+    finished: the requests that ended.
+    """
 
     receivers: Ints
+    places: Ints
     finished: list[Request]
 
 
@@ -192,11 +197,14 @@ class State:
         if tokens is not None and table.tokens is not None:
             table.tokens[rows, known] = tokens[places]
         table.known[rows] = known + ONE
+        table.last_token_at[rows] = now
+        if len(step.sampled) > step.num_decode_tokens:  # some have completed their prompts, a few after a preemption
+            table.first_token_at[rows[np.isnan(table.first_token_at[rows])]] = now
         finished = self._finished(step, places, rows, tokens, now)
         self.pool.retire(step.index)
         for row in self._leaving_rows.pop(step.index, ()):
             table.free(row)
-        return Absorbed(receivers, finished)
+        return Absorbed(receivers, places, finished)
 
     def _finished(self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float) -> list[Request]:
         done: dict[Request, FinishReason] = {}
@@ -229,6 +237,7 @@ class State:
         """End a request that holds no blocks. Its row stays taken while an iteration in flight refers to it."""
         if request.table is not None:
             row, last = request.row, self.in_flight_until(request)
+            request.token_times = self.table.token_times(row)
             request.num_output_tokens, request.output = self.table.close(row, request.num_prompt_tokens)
             request.table, request.row = None, NEVER
             if last is None:

@@ -93,6 +93,11 @@ class View(ABC):
     def num_in_flight(self) -> int:
         """Iterations launched and not yet ended."""
 
+    @property
+    @abstractmethod
+    def predicted_end(self) -> float:
+        """Seconds: when the iterations in flight are predicted (by `cost`) to have ended; `now` if there are none."""
+
     @abstractmethod
     def is_in_flight(self, request: Request) -> bool:
         """Whether an iteration in flight computes tokens of this request."""

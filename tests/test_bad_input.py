@@ -198,6 +198,8 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ("kv_tokens=0", "kv_tokens=0: give a whole number of tokens"),
         ("kv_tokens=10", "kv_tokens=10 is less than one block of block_size=16; raise kv_tokens"),
         ("block_size=none", "block_size=none: give a whole number of tokens"),
+        ("max_running=4", "max_running=4 is below batch=18; raise it or lower batch"),
+        ("max_running=few", "max_running=few: give a whole number from 1 to 1000000, or auto"),
         ("patience.seconds=0", "patience.seconds=0.0 must be above 0"),
         ("patience.empty_plans=many", "patience.empty_plans=many: give a valid integer"),
         ("patience.empty=3", "patience.empty: no such key; did you mean empty_plans?"),

@@ -156,7 +156,9 @@ def _limits(
         )
     if settings.chunk is not None and settings.chunk > max_tokens:
         raise ConfigError(f"chunk={settings.chunk} exceeds max_tokens={max_tokens}; lower chunk or raise max_tokens")
-    return Limits(batch, max_tokens, longest, tile=tile, num_stages=num_stages)
+    if settings.max_running is not None and settings.max_running < batch:
+        raise ConfigError(f"max_running={settings.max_running} is below batch={batch}; raise it or lower batch")
+    return Limits(batch, max_tokens, longest, tile=tile, num_stages=num_stages, max_running=settings.max_running or 0)
 
 
 def _kv_size(

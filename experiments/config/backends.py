@@ -163,7 +163,7 @@ class Cpu(Backend):
 
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         longest = blocks_for(limits.max_request_tokens, block_size) * block_size
-        return limits.max_running * longest, "the largest batch at its longest"
+        return limits.max_batch * limits.num_stages * longest, "the largest batch at its longest"
 
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool

@@ -32,6 +32,14 @@ Tokens = Annotated[
 ]
 """None stands for auto."""
 
+Requests = Annotated[
+    int | None,
+    whole(1, MOST_REQUESTS_AT_ONCE),
+    WrapValidator(lambda value, accept: None if value == "auto" else accept(value)),
+    Give(f"a whole number from 1 to {MOST_REQUESTS_AT_ONCE}, or auto"),
+]
+"""None stands for auto."""
+
 Text = Annotated[str, BeforeValidator(str)]
 Count = Annotated[int, whole(0)]
 
@@ -51,6 +59,7 @@ class Settings:
 
     chunk: Tokens
     batch: Annotated[int, whole(1, MOST_REQUESTS_AT_ONCE)]
+    max_running: Requests
     seed: Count
     hardware: Text
     kv_tokens: Tokens

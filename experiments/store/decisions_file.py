@@ -55,7 +55,7 @@ def write_decisions(
         write(run={**run, "overrides": list(overrides)})
         for request in requests:
             fields = asdict(replace(spec_of(request), prompt=None))
-            kept = {name: value for name, value in fields.items() if name not in _OMITTED}
+            kept = {name: value for name, value in fields.items() if name not in _OMITTED and value != {}}
             write(request={**kept, "can_stop": bool(request.stop_tokens)})
         with record_decisions(engine, lambda event: write(**_line(event))) as recording:
             yield

@@ -66,7 +66,7 @@ PLOTS = "plots"
 WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions", "other_code")
 """Root keys that do not affect what a run measures."""
 
-_NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes"}
+_NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes", "extra"}
 _STORED_ELSEWHERE = {"num_prompt_tokens", "arrival_time", "arrival_iteration", "slo"}
 _SPEC = [field.name for field in fields(RequestSpec) if field.name not in _NOT_STORED | _STORED_ELSEWHERE]
 _OBJECTIVES = [field.name for field in fields(SLO)]

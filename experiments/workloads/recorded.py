@@ -1,5 +1,6 @@
 """Replays a recorded trace: its lengths, and its arrival times unless all is queued at once."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -34,17 +35,19 @@ class TraceReplay(Replay):
     """Requests as a trace file recorded them.
 
     path, format: see `read_trace`.
+    columns: further columns of the file by the attribute of requests that they fill; see `readers.own_columns`.
     start: seconds into the trace; earlier rows are left out, and the first one kept arrives at time 0.
     speed: 2 replays twice as fast (half the time between arrivals).
     """
 
     path: str
     format: Format = "auto"
+    columns: Mapping[str, str] | None = None
     start: Annotated[float, not_negative("seconds into the trace")] = 0.0
     speed: Annotated[float, positive("1 replays in real time, 2 twice as fast")] = 1.0
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
-        trace = read_trace(self.path, self.format)
+        trace = read_trace(self.path, self.format, columns=self.columns or {})
         if trace.arrival_time is None:
             if not self.queued or self.start or self.speed != 1:
                 remedy = "set workload.queued=true without start and speed, or use workload=sharegpt, which draws them"

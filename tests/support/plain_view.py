@@ -71,6 +71,7 @@ class PlainView(View):
         self.waiting, self.running = host.copies(view.waiting, view), host.copies(view.running, view)
         self.decoding, self.prefilling = host.copies(view.decoding, view), host.copies(view.prefilling, view)
         self._iteration, self._num_in_flight = view.iteration, view.num_in_flight
+        self._predicted_end = view.predicted_end
 
     @property
     def iteration(self) -> int:
@@ -79,6 +80,10 @@ class PlainView(View):
     @property
     def num_in_flight(self) -> int:
         return self._num_in_flight
+
+    @property
+    def predicted_end(self) -> float:
+        return self._predicted_end
 
     def is_in_flight(self, request: Request) -> bool:
         return isinstance(request, PlainRequest) and request.in_flight
@@ -103,6 +108,7 @@ class PlainHost:
         copy = self.by_id.setdefault(request.id, PlainRequest.from_spec(spec_of(request)))
         copy.status, copy.num_output_tokens = request.status, request.num_output_tokens
         copy.known, copy.total, copy.computed = request.num_known, request.num_tokens, request.num_computed
+        copy.token_times = (request.first_token_at, request.last_token_at)  # type: ignore[assignment]
         copy.ready, copy.num_preemptions = request.num_ready, request.num_preemptions
         copy.held = 0 if view is None else view.kv.num_held(request)
         copy.in_flight = view is not None and view.is_in_flight(request)

@@ -1,16 +1,20 @@
 """Readers of request traces. The repository contains no trace files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from cbatch.errors import WorkloadError
 from experiments.workloads.readers import formats
+from experiments.workloads.readers.own_columns import read_own_columns
 from experiments.workloads.readers.source import TextFile, read_lines
 from experiments.workloads.trace import Trace
 
 __all__ = ["Format", "read_trace"]
+
+NO_COLUMNS: Mapping[str, str] = {}
 
 Format = Literal["auto", "azure", "mooncake", "lengths", "vtc"]
 
@@ -25,10 +29,13 @@ _READERS: dict[str, tuple[Callable[[TextFile], Trace], tuple[str, ...]]] = {
 _OTHER_WORKLOADS = {"window_start_s": "servegen", '"prompt"': "prompts", '"token_ids"': "prompts"}
 
 
-def read_trace(path: str, format: Format = "auto", section: str = "workload") -> Trace:
+def read_trace(
+    path: str, format: Format = "auto", section: str = "workload", columns: Mapping[str, str] = NO_COLUMNS
+) -> Trace:
     """Reads a trace file, plain or .gz. section: the one whose keys are `path` and `format`, for messages.
 
     format: "azure", "mooncake", "lengths" or "vtc" (see `formats`); "auto" tells them apart by the first line.
+    columns: further columns by the attribute that they fill; see `own_columns`.
 
     Raises:
         WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known
@@ -39,6 +46,8 @@ def read_trace(path: str, format: Format = "auto", section: str = "workload") ->
     file = read_lines(path, f"{section}.path")
     read, _ = _READERS[_detect(file) if format == "auto" else format]
     trace = read(file)
+    if columns:
+        trace = replace(trace, fields={**trace.fields, **read_own_columns(file, columns)})
     _check_order(trace)
     return trace
 

@@ -19,8 +19,8 @@ from experiments.workloads.trace import MOST_TOKENS, Floats, Ints
 if TYPE_CHECKING:
     import pandas as pd
 
-_WHOLE = r"\s*-?[0-9]{1,18}\s*"
-_NUMBER = r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
+WHOLE = r"\s*-?[0-9]{1,18}\s*"
+NUMBER = r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
 _FIX = "correct or remove the line"
 
 
@@ -40,7 +40,7 @@ class Table:
     ) -> Ints:
         """A column of whole numbers, [rows]. Raises WorkloadError, naming the first line that is out of range."""
         text = self.rows[name].astype(str)
-        whole = text.str.fullmatch(_WHOLE)
+        whole = text.str.fullmatch(WHOLE)
         numbers = text.where(whole, "0").astype(np.int64)
         self.refuse(~(whole & numbers.between(least, most)), problem, name)
         return np.asarray(numbers)
@@ -52,7 +52,7 @@ class Table:
     def amounts(self, name: str) -> Floats:
         """A column of finite numbers of at least 0, [rows]. Raises WorkloadError as above."""
         text = self.rows[name].astype(str)
-        numbers = text.where(text.str.fullmatch(_NUMBER)).astype(np.float64)
+        numbers = text.where(text.str.fullmatch(NUMBER)).astype(np.float64)
         self.refuse(~np.isfinite(numbers), "must be a finite number", name)
         self.refuse(numbers < 0, "must not be negative", name)
         return np.asarray(numbers, np.float64)

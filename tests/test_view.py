@@ -1,0 +1,150 @@
+"""What a policy sees beyond counters: who received tokens and when, when the iterations in flight end; paused requests."""
+
+from collections.abc import Sequence
+from contextlib import closing
+
+import pytest
+from schedules import UnitCost, make_engine
+from small_cluster import make_executor as make_sim_executor
+from tiny_models import LLAMA, greedy_references, make_executor
+
+from cbatch import Engine, Limits, Plan, PolicyError, Request, View
+from cbatch.errors import ConfigError
+from cbatch.sim.executor import SimExecutor
+from policies.orca import Orca
+
+LIMITS = Limits(max_batch=2, max_tokens=10, max_request_tokens=100)
+
+
+class Listening(Orca):
+    """Notes the receivers of each iteration with their token times, and preempts request 0 once."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[float | None, list[int]]] = []
+        self.preempted = False
+
+    def plan(self, view: View) -> Plan:
+        first, *_ = [*view.running, *view.waiting, None]
+        if first is not None and first.num_new_tokens == 2 and not self.preempted:
+            self.preempted = True
+            plan = view.plan()
+            plan.preempt(first)
+            return plan.build()
+        return super().plan(view)
+
+    def on_tokens(self, requests: Sequence[Request]) -> None:
+        assert len({request.last_token_at for request in requests}) == 1
+        self.heard.append((requests[0].last_token_at, [request.id for request in requests]))
+
+
+def test_a_policy_hears_who_received_tokens_and_sees_when() -> None:
+    """Request 0 is preempted at 2 s, with 2 tokens, recomputed alone, and keeps the time of its first token."""
+    policy = Listening()
+    engine = make_engine(policy, LIMITS)
+    requests = [Request(0, 4, 4), Request(1, 6, 1, arrival_time=1.5)]
+    assert (requests[0].first_token_at, requests[0].last_token_at) == (None, None)
+    engine.submit(requests)
+    engine.run()
+    assert policy.heard == [(1.0, [0]), (2.0, [0]), (3.0, [0]), (4.0, [0, 1])]
+    assert [(request.first_token_at, request.last_token_at) for request in requests] == [(1.0, 4.0), (4.0, 4.0)]
+    assert [(request.num_preemptions, request.num_recomputed_tokens) for request in requests] == [(1, 5), (0, 0)]
+
+
+def test_overshoot_is_not_heard() -> None:
+    policy = Listening()
+    engine = make_engine(policy, LIMITS, asynchronous=True)
+    engine.submit([Request(0, 4, 5, true_new_tokens=1)])
+    engine.run()
+    assert engine.state.num_overshoot_tokens == 1
+    assert policy.heard == [(1.0, [0])]
+
+
+def predicted_and_true_ends(executor: SimExecutor, asynchronous: bool) -> list[tuple[float, float]]:
+    """Of the iteration launched last, at each plan, and as it came."""
+    predicted: dict[int, float] = {}
+
+    class Predicting(Orca):
+        def plan(self, view: View) -> Plan:
+            predicted[view.iteration] = view.predicted_end
+            return super().plan(view)
+
+    limits = Limits(4, 64, 100, num_stages=executor.num_stages)
+    engine = Engine(
+        Predicting(), executor, limits, executor.cost, num_blocks=100, block_size=4, asynchronous=asynchronous
+    )
+    engine.submit(Request(id_, 3 + id_, 4 + id_) for id_ in range(12))
+    ends = [0.0, *(step.ended for step in engine.run().steps)]
+    return [(predicted[iteration], end) for iteration, end in enumerate(ends[:-1])]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_the_predicted_end_of_what_is_in_flight_comes_true(asynchronous: bool) -> None:
+    pairs = predicted_and_true_ends(make_sim_executor(1), asynchronous)
+    assert len(pairs) > 30
+    for predicted, end in pairs:
+        assert predicted == pytest.approx(end, rel=1e-9)
+
+
+def test_the_predicted_end_is_near_in_a_pipeline() -> None:
+    """Transfers, and the unequal work of the first and last stage, are left out."""
+    errors = sorted(
+        abs(predicted / end - 1) for predicted, end in predicted_and_true_ends(make_sim_executor(4), True)[1:]
+    )
+    assert errors[-1] < 0.15
+    assert errors[len(errors) * 9 // 10] < 0.03
+
+
+class RoundRobin:
+    """Admits all it may, and computes those that have waited longest for their turn."""
+
+    def __init__(self) -> None:
+        self.turns: dict[Request, int] = {}
+        self.most_running = 0
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        self.most_running = max(self.most_running, len(view.running))
+        for request in sorted([*view.waiting, *view.running], key=lambda request: self.turns.get(request, -1)):
+            if plan.add(request):
+                self.turns[request] = view.iteration
+        return plan.build()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_paused_requests_cost_no_row_of_the_batch(asynchronous: bool) -> None:
+    """Real tokens: two rows in an iteration, eight requests admitted, none preempted."""
+    references = greedy_references(LLAMA)[:10]
+    limits = Limits(max_batch=2, max_tokens=64, max_request_tokens=64, max_running=8)
+    requests = [reference.request(id_, 6) for id_, reference in enumerate(references)]
+    policy = RoundRobin()
+    with closing(make_executor(LLAMA, limits, 200, 4)) as executor:
+        engine = Engine(policy, executor, limits, UnitCost(), num_blocks=200, block_size=4, asynchronous=asynchronous)
+        engine.submit(requests)
+        record = engine.run()
+    assert [request.output for request in requests] == [reference.output[:6] for reference in references]
+    assert policy.most_running == 8
+    assert max(step.num_requests for step in record.steps) == 2
+    assert {step.num_preempted for step in record.steps} == {0}
+
+
+def test_as_many_are_admitted_as_the_pipeline_can_compute_unless_said_otherwise() -> None:
+    assert Limits(4, 10, 10, num_stages=3).max_running == 12
+    assert Limits(4, 10, 10, num_stages=3, max_running=5).max_running == 5
+    with pytest.raises(ConfigError, match="max_running=3 is below max_batch=4"):
+        Limits(4, 10, 10, max_running=3)
+
+
+def test_own_attributes_are_read_only() -> None:
+    request = Request(0, 4, 4, extra={"difficulty": 3})
+    assert request.extra["difficulty"] == 3
+    assert Request(1, 4, 4).extra == {}
+
+    class Writing(Orca):
+        def plan(self, view: View) -> Plan:
+            view.waiting[0].extra["difficulty"] = 4  # type: ignore[index]
+            return super().plan(view)
+
+    engine = make_engine(Writing(), LIMITS)
+    engine.submit([request])
+    with pytest.raises(PolicyError, match="does not support item assignment"):
+        engine.run()
