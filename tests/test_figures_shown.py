@@ -154,6 +154,7 @@ def test_the_table_of_a_plot_shows_each_figure_under_its_name(folder: Path) -> N
         "device active [%]": "75",
     }
     assert origin == ["measured on a computer"]
+    assert table.text(folder).endswith("|\n\nmeasured on a computer")
 
 
 def test_what_a_run_was_wins_over_what_was_set(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_distributions_of_what_a_client_sees(folder: Path) -> None:
     assert [axes.get_xscale() for axes in figure.axes] == ["log"] * 3
     assert [axes.get_ylim() for axes in figure.axes] == [(0, 1.01)] * 3
     assert first.get_lines()[0].get_drawstyle() == "steps-post"
+    assert (first.yaxis.get_major_formatter()(0.5), first.xaxis.get_major_formatter()(2.5)) == ("50%", "2.5")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["prefill_first"]
 
 
@@ -84,6 +85,7 @@ def test_tokens_of_iterations_are_stacked_over_time(folder: Path) -> None:
     ]
     assert figure.get_suptitle() == "prefill_first: llama-13b, closed, length 8, batch 4 (each iteration)"
     assert figure.get_supxlabel() == "measured on a computer"
+    assert memory.yaxis.get_major_formatter()(0.25) == "25%"
     assert all(axes.get_ylim()[0] == 0 for axes in figure.axes)
     assert {line.get_drawstyle() for axes in (requests, memory) for line in axes.get_lines()} == {"steps-post"}
 
@@ -109,6 +111,13 @@ def test_of_more_iterations_than_can_be_seen_means_are_drawn(folder: Path, monke
     starts = [(1.25 + 3.5 + 6.0) / 3, (8.5 + 11.5) / 2]
     assert lines(figure.axes[1]) == {"running": (starts, [1.0, 0.5]), "waiting": (starts, [2 / 3, 0.0])}
     assert figure.get_suptitle().endswith("(means over 5.12 s)")
+    later = lines(composition.draw(folder, begin=6.0).axes[1])  # spans of 2.75 s
+    assert later == {"running": ([7.25, 11.5], [0.5, 0.0]), "waiting": ([7.25, 11.5], [0.5, 0.0])}
+
+
+def test_composition_is_of_one_run(sweep: Path) -> None:
+    with pytest.raises(ConfigError, match=r"this plot shows one run, the folder holds 2; .* choose with runs=TEXT"):
+        composition.draw(sweep, runs="ratio=14")
 
 
 # -- throughput against P:D -------------------------------------------------------------------------------------------

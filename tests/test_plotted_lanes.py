@@ -67,6 +67,21 @@ def test_lanes_of_timed_copies(tmp_path: Path) -> None:
     assert {text.get_text(): text.get_position()[1] for text in axes.texts} == {"25.0%": 3, "75.0%": 1, "1": 1}
 
 
+def test_only_runs_that_timed_copies_have_lanes_for_them(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", {"policy": "orca"})
+    write_run(tmp_path / "b", copies=True)
+    figure = lanes.draw(tmp_path, first=1, iterations=1)
+    assert [len(axes.get_yticks()) for axes in figure.axes] == [2, 4]
+    assert "copy" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_a_loop_that_was_swept_is_named_once(tmp_path: Path) -> None:
+    for loop in ("sync", "async"):
+        write_run(tmp_path / loop, {"runtime": loop, "overrides": [f"runtime={loop}"]})
+    titles = [axes.get_title(loc="left") for axes in lanes.draw(tmp_path, first=1, iterations=1).axes]
+    assert titles == ["prefill_first, runtime=async", "prefill_first, runtime=sync"]
+
+
 @pytest.mark.parametrize(("share", "text"), [(0.5, "50.0%"), (0.9994, "99.9%"), (0.9996, "99.96%"), (1.0, "100.0%")])
 def test_a_share_is_100_percent_only_if_it_is(share: float, text: str) -> None:
     assert lanes._percent(share) == text
@@ -76,7 +91,7 @@ def test_a_share_is_100_percent_only_if_it_is(share: float, text: str) -> None:
 
 
 def loop(seconds: float, per_iteration: float, host: float, active: float) -> dict[str, Any]:
-    """Four iterations of 5 ms, planned one after the other; what is measured is the median of repetitions."""
+    """Five iterations of 5 ms, planned one after the other; what is measured is the median of repetitions."""
     times = {
         "planned_at": 0,
         "launched_at": 1,
@@ -87,7 +102,7 @@ def loop(seconds: float, per_iteration: float, host: float, active: float) -> di
         "ended": 6,
     }
     return {
-        "lanes": {name: [10.0 * index + time for index in range(4)] for name, time in times.items()},
+        "lanes": {name: [10.0 * index + time for index in range(5)] for name, time in times.items()},
         "seconds": {"median": seconds, "min": 0.0},
         "ms_per_iteration": {"median": per_iteration, "min": 0.0},
         "host_ms_per_iteration": {"median": host, "min": 0.0},
@@ -97,32 +112,33 @@ def loop(seconds: float, per_iteration: float, host: float, active: float) -> di
 
 @pytest.fixture
 def benchmark(tmp_path: Path) -> Path:
-    """Of 512 tokens one loop was measured, of 2,048 both."""
+    """Of 256 and 512 tokens one loop was measured, of 2,048 both."""
     both = {"async": loop(2.5, 5.0, 1.0, 0.99), "sync": loop(4.0, 8.0, 2.0, 0.625)}
+    one = loop(1.0, 2.0, 0.5, 0.5)
     content = {
         "model": "llama-13b",
         "batch": 32,
         "prompt": 128,
         "hardware": "NVIDIA H200",
-        "figures": {"512": {"async": loop(1.0, 2.0, 0.5, 0.5)}, "2,048": both},
+        "figures": {"256": {"sync": one}, "512": {"async": one}, "2,048": both},
     }
     (tmp_path / "async.json").write_text(json.dumps(content))
     return tmp_path
 
 
 def test_lanes_of_a_benchmark_show_both_loops(benchmark: Path) -> None:
-    """The first two iterations, from 1 ms, when the device starts, to 16 ms."""
+    """The first three iterations, from 1 ms, when the device starts, to 26 ms."""
     figure = lanes.draw(benchmark)
     titles = ["sync: 4.00 s, 8.00 ms per iteration", "async: 2.50 s, 5.00 ms per iteration"]
     assert [axes.get_title(loc="left") for axes in figure.axes] == titles
     for axes, shares in zip(figure.axes, (["25.0%", "62.5%"], ["20.0%", "99.0%"]), strict=True):
-        assert axes.get_xlim() == (0, pytest.approx(15))
-        assert [text.get_text() for text in axes.texts] == ["0", "1", *shares]
+        assert axes.get_xlim() == (0, pytest.approx(25))
+        assert [text.get_text() for text in axes.texts] == ["0", "1", "2", *shares]
         found = {kind: [pytest.approx(span) for span in each] for kind, each in spans(axes).items()}
         assert found == {
-            ("host", HOST): [(-1, 1), (9, 1), (6, 1), (16, 1)],
-            ("host", IDLE): [(1, 5), (11, 5)],
-            ("device", DECODE): [(0, 5), (10, 5)],
+            ("host", HOST): [(-1, 1), (9, 1), (19, 1), (6, 1), (16, 1), (26, 1)],
+            ("host", IDLE): [(1, 5), (11, 5), (21, 5)],
+            ("device", DECODE): [(0, 5), (10, 5), (20, 5)],
         }
     assert figure.axes[-1].get_xlabel().startswith("time since the start of a decode iteration [ms]")
     legend = figure.legends[0]
@@ -135,7 +151,7 @@ def test_lanes_of_a_benchmark_show_both_loops(benchmark: Path) -> None:
 def test_one_batch_of_a_benchmark_is_chosen_by_its_name(benchmark: Path) -> None:
     [axes] = lanes.draw(benchmark, runs="51").axes
     assert axes.get_title(loc="left") == "async: 1.00 s, 2.00 ms per iteration"
-    with pytest.raises(ConfigError, match=r"runs=77: .*async\.json has 512, 2,048; choose one"):
+    with pytest.raises(ConfigError, match=r"runs=77: .*async\.json has 256, 512, 2,048; choose one"):
         lanes.draw(benchmark, runs="77")
 
 

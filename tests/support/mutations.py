@@ -91,8 +91,8 @@ class _Finder(cst.CSTVisitor):
             yield from self._names.another_key(node)
         if isinstance(node, cst.If | cst.IfExp | cst.CompIf):
             yield node.with_changes(test=_negated(node.test))
-        if m.matches(node, m.SimpleStatementLine(body=[m.Expr(value=m.Call())])):
-            yield cst.SimpleStatementLine([cst.Pass()])
+        if m.matches(node, m.Expr(value=m.Call())):
+            yield cst.Pass()
         yield from _swapped_neighbours(node)
         yield from _without_keyword(node)
         yield from _other_function(node)
@@ -185,6 +185,8 @@ def _is_type(line: cst.CSTNode) -> bool:
 
 
 def _is_look(node: cst.CSTNode) -> bool:
+    if m.matches(node, m.Expr(value=m.Call(func=m.Attribute(attr=m.Name("grid") | m.Name("margins"))))):
+        return True
     return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value in LOOK
 
 
