@@ -1,10 +1,11 @@
 """What plots draw - lines, areas, spans, labels - of a run made by hand (`hand_made`)."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -13,7 +14,14 @@ from matplotlib.axes import Axes
 
 from cbatch import ConfigError
 from experiments.plots import composition, fidelity, latency_cdf, throughput_vs_pd
-from experiments.plots.series import choose_runs, label_runs
+from experiments.plots.series import choose_runs, label_runs, load_runs
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Iterator[None]:
+    yield
+    plt.close("all")
+
 
 Points = tuple[list[float], list[float]]
 
@@ -157,6 +165,16 @@ def test_gain_over_another_baseline(sweep: Path) -> None:
     assert len(throughput_vs_pd.draw(sweep, baseline="sarathi").axes) == 1
 
 
+def test_gain_over_a_baseline_with_chunks(tmp_path: Path) -> None:
+    for policy, chunk, speed in (("orca", None, 3000), ("sarathi", 256, 2000)):
+        about = {"policy": policy, "chunking": chunk and "tile_aligned", "chunk": chunk}
+        for ratio in (2, 14):
+            write_run(tmp_path / f"{policy},{ratio}", about, {"workload": {"pd_ratio": ratio}}, speed=speed)
+    speeds, gains = throughput_vs_pd.draw(tmp_path, baseline="sarathi").axes
+    assert lines(gains)["orca"] == ([2, 14], [1.5, 1.5]) and gains.get_ylabel() == "throughput over sarathi 256"
+    assert (speeds.get_xscale(), gains.get_xscale()) == ("log", "log")
+
+
 # -- names of runs ----------------------------------------------------------------------------------------------------
 
 
@@ -184,8 +202,21 @@ def test_runs_are_chosen_by_the_names_of_their_own_folders() -> None:
     runs = frame({}, {})
     assert choose_runs(runs, "1")["folder"].to_list() == ["sweep/a/1"]
     assert len(choose_runs(runs, "")) == 2
+    with pytest.raises(ConfigError, match=r"runs=\.: no folder name contains this"):  # no pattern
+        choose_runs(runs, ".")
     with pytest.raises(ConfigError, match=r"runs=sweep: no folder name contains this; there are 0, 1 ..."):
         choose_runs(runs, "sweep")
+
+
+def test_more_runs_than_a_plot_shows_are_refused(sweep: Path) -> None:
+    says = (
+        "at most 2 runs, the folder holds 3; give the folder of one, or choose with runs=TEXT, a part of folder names"
+    )
+    with pytest.raises(ConfigError, match=f"this plot shows {says}"):
+        load_runs(sweep, "request_level", most=2)
+    assert load_runs(sweep, "request_level", most=3)["label"].to_list() == [
+        f"request_level, pd_ratio={ratio}" for ratio in (2, 14, 28)
+    ]
 
 
 # -- simulated against measured ---------------------------------------------------------------------------------------
