@@ -175,4 +175,5 @@ def _one_line(refusal: ValidationError, prefix: str) -> str:
         case "value_error":
             return f"{key}: {first['ctx']['error']}"
     wanted = first["msg"].partition(", unable to")[0].replace("Input should be", "give").replace("'", "")
+    wanted = wanted.replace("a valid dictionary", "its keys and values, {key: value}")
     return f"{key}={shorten(first['input'])}: {wanted}"

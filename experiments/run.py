@@ -7,14 +7,13 @@ import gc
 import logging
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from datetime import datetime
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import NoReturn
 
 import hydra
 import yaml
@@ -24,9 +23,9 @@ from omegaconf import DictConfig, open_dict
 
 from cbatch import ConfigError
 from experiments.config.choices import with_arguments
-from experiments.config.command_line import ends_with_its_reader, no_such_option
-from experiments.config.error_lines import CONFIG_FOLDER, one_line, search_path
-from experiments.config.settings import GROUPS, ROOT_KEYS
+from experiments.config.command_line import ends_with_its_reader
+from experiments.config.error_lines import CONFIG_FOLDER, one_line
+from experiments.config.run_options import parse_options
 from experiments.job import ERRORS, ReaderEnded, Refused, run_job
 from experiments.store.claim import claimed, make_new_folder
 from experiments.store.crash_report import UNFINISHED, TerminatedError, sigterm_raises
@@ -34,14 +33,6 @@ from experiments.store.run_folder import CONFIG, read_summary, remove_killed, ru
 from experiments.store.text import sweep_text
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
-
-_OUR_OWN = {
-    "hydra.run.dir": "output=FOLDER",
-    "hydra.sweep.dir": "-m and sweep=NAME",
-    "hydra.sweep.subdir": "-m and sweep=NAME",
-    "hydra.mode": "-m for a sweep",
-}
-"""Settings of Hydra that have no effect here, and the keys to give instead: this process must know where a sweep's runs are."""
 
 OPTIMUM = "optimization_results.yaml"
 """File in which `hydra-optuna-sweeper` leaves the best settings."""
@@ -52,36 +43,12 @@ _SHOWS_ONLY = ("help", "hydra_help", "version", "shell_completion", "cfg", "info
 _ALL_FAILED = "No trials are completed yet."
 """Optuna's error after a search without a successful run."""
 
-_ALWAYS_OURS = "settings begin with conf/config.yaml; add files of your own with --config-dir=FOLDER and GROUP=NAME"
-
-
 _NOT_LISTED = (
     "workload/common:",
     "hydra:",
     *(f"hydra/{name}:" for name in ("env", "help", "hydra_help", "hydra_logging", "job_logging", "output")),
 )
 """Groups that --help omits: parts of other options, and Hydra's own ways of writing."""
-
-
-class _Parser(ArgumentParser):
-    """Parses Hydra's options (hydra.cc, "Hydra's command line flags"); raises ConfigError where argparse prints its usage."""
-
-    def __init__(self) -> None:
-        super().__init__(add_help=False)
-        self.add_argument("overrides", nargs="*")
-        for name in ("--hydra-help", "--version", "--resolve"):
-            self.add_argument(name, action="store_true")
-        for name, short in (("help", "h"), ("run", "r"), ("multirun", "m"), ("shell-completion", "sc")):
-            self.add_argument(f"--{name}", f"-{short}", action="store_true")
-        for name, short in (("package", "p"), ("config-path", "cp"), ("config-name", "cn"), ("config-dir", "cd")):
-            self.add_argument(f"--{name}", f"-{short}")
-        self.add_argument("--experimental-rerun")
-        self.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
-        infos = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-        self.add_argument("--info", "-i", nargs="?", const="all", choices=infos)
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message.removeprefix('argument ')}; see --hydra-help")
 
 
 def main() -> int:
@@ -102,7 +69,7 @@ def _main(claims: ExitStack) -> int:
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
         sys.argv[1:] = arguments = with_arguments(sys.argv[1:])
-        options = _parsed(arguments)
+        options = parse_options(arguments)
         if options.multirun and not any(getattr(options, name) for name in _SHOWS_ONLY):
             sweep = claims.enter_context(_claimed_sweep(arguments))
             (_folder(sweep) / ERRORS).unlink(missing_ok=True)
@@ -140,39 +107,6 @@ def _help(hydra_main: Callable[[], object]) -> str:
     with redirect_stdout(StringIO()) as text, suppress(SystemExit):
         hydra_main()
     return "".join(line for line in text.getvalue().splitlines(keepends=True) if not line.startswith(_NOT_LISTED))
-
-
-def _parsed(arguments: list[str]) -> Namespace:
-    """Parses and checks the command line.
-
-    Raises:
-        ConfigError: an option that does not exist, or that would bypass our own (`_check_overrides`).
-    """
-    parsed, unknown = _Parser().parse_known_args(arguments)
-    for argument in unknown:
-        if argument.startswith("-"):
-            raise no_such_option(argument)
-    if unknown:
-        raise ConfigError(f"{unknown[0]}: separated from the other keys by an option; give options with dashes first")
-    for option, value in (("--config-path", parsed.config_path), ("--config-name", parsed.config_name)):
-        if value is not None:
-            raise ConfigError(f"{option}={value}: {_ALWAYS_OURS}")
-    if parsed.config_dir is not None:
-        search_path(parsed.config_dir)
-    _check_overrides(parsed.overrides)
-    return parsed
-
-
-def _check_overrides(overrides: list[str]) -> None:
-    """Raises ConfigError for keys with which Hydra would bypass our own, or which it could not compose."""
-    for override in overrides:
-        key, _, value = override.lstrip("+~").partition("=")
-        if key in _OUR_OWN:
-            raise ConfigError(f"{key}: has no effect here; give {_OUR_OWN[key]}")
-        if override.startswith("~") and key in ROOT_KEYS:
-            raise ConfigError(f"{override}: takes away a key of every run; leave it out, or give {key}=...")
-        if key in GROUPS and value.startswith("["):
-            raise ConfigError(f"{override}: give one {key}; or several for a sweep, without brackets and with -m")
 
 
 @contextmanager

@@ -192,7 +192,7 @@ def test_what_was_asked_for_arrives_in_requests_csv(tmp_path: Path) -> None:
 BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: closed(max_new_tokens=0), "max_new_tokens=0: give exact, or a whole number of tokens, at least 1"),
     (lambda: closed(max_new_tokens="all"), "max_new_tokens=all: give exact, or a whole number of tokens, at least 1"),
-    (lambda: closed(tiers=3), "tiers=3: give a valid dictionary"),
+    (lambda: closed(tiers=3), "tiers=3: give its keys and values, {key: value}"),
     (lambda: closed(tiers={"a": {"share": 0.5}}), "tiers: the shares sum to 0.5; give shares that sum to 1"),
     (lambda: closed(tiers={"a": {"share": 0}}), "tiers.a.share=0: give a number above 0, at most 1"),
     (lambda: closed(tiers={"a": {}}), "tiers.a.share: is missing; give workload.tiers.a.share=..."),
@@ -203,7 +203,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
     (lambda: closed(slo={"ttft": -1}), "slo: objectives must be above 0 seconds: SLO(ttft=-1.0, tbt=None, total=None)"),
     (lambda: closed(slo={"tpot": 1}), "slo.tpot: no such key; did you mean total? known: tbt, total, ttft"),
     (lambda: closed(prediction={"error": -1}), "prediction.error=-1: give a finite number, at least 0 (0 is exact)"),
-    (lambda: closed(prediction=0.3), "prediction=0.3: give a valid dictionary"),
+    (lambda: closed(prediction=0.3), "prediction=0.3: give its keys and values, {key: value}"),
     (lambda: closed(pad_outputs=0), "pad_outputs=0: give the batch size, a whole number of requests, at least 1"),
 ]
 

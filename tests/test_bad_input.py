@@ -51,6 +51,11 @@ class Negative:
         import numpy
         numpy.zeros(-1)
 
+def function(view):
+    return Plan()
+
+instance = Base()
+
 class NeedsArgument(Base):
     def __init__(self, share):
         self.share = share
@@ -166,6 +171,21 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ),
         ("workload=azure_conv workload.path=no", "workload.path=no: no such file; a relative path begins in "),
         ("workload=arxiv workload.lengths.path=no", "workload.lengths.path=no: no such file; "),
+        ("model.dtype=fp8", "model.dtype: this section leaves it out; add it with +model.dtype=..."),
+        ("model=null backend=sim", "model=null: a group takes the name of one of its options; give GROUP=NAME"),
+        ("policy.chunking.chunk=100", "policy.chunking.chunk: policy.chunking is ${chunking}; give chunking.chunk=..."),
+        ("policy.chunking=fixed", "policy.chunking=fixed: is a name; choose the size of chunks with chunking=fixed"),
+        ("policy.chunking=null", "policy.chunking=null: this policy needs one; choose the size of chunks with "),
+        (
+            "backend.tensor_parallel=2",
+            "backend.tensor_parallel: no such key of backend=auto; known: none; it is chosen ",
+        ),
+        ("backend=sim backend.replicas=0", "backend.replicas=0: give a whole number from 1 to 10000"),
+        ("sweep=first", "sweep=first: names a sweep; add -m, or give output=FOLDER for a single run"),
+        ("workload.slo=0.5", "workload.slo=0.5: give its keys and values, {key: value}"),
+        ("policy=orca/mine", "policy=orca/mine: no such policy; did you mean orca? known: external, "),
+        ("chunk=128,", "chunk=128,: cannot be read (unexpected end); give key=value"),
+        ("policy:orca", "policy:orca: cannot be read (there is no =); give key=value"),
         ("chunk=${nothing}", "chunk: Interpolation key 'nothing' not found"),
         ("workload=null", "workload=null: "),
         ("experiment=pd_sweep", "experiment=pd_sweep is a sweep; add -m"),
@@ -289,6 +309,13 @@ def test_values_out_of_range(refused: Refused, arguments: str, message: str) -> 
         (
             "policy=exits.P",
             "policy._target_=exits.P: exits cannot be imported ({folder}/exits.py, line 2: SystemExit: 3); ",
+        ),
+        ("policy=mine.function", "policy._target_=mine.function: is a function; give a class with a method plan(view)"),
+        ("policy=mine.instance", "policy._target_=mine.instance: is a Base object; give the import path of a class"),
+        ("policy=policies.orca", "policy._target_=policies.orca: is a module; give the import path of a class"),
+        (
+            "policy=mine.Base(a=1=2)",
+            "policy=mine.Base(a=1=2): 'a=1=2' in its parentheses cannot be read; give key=value, ",
         ),
         ("policy=mine.Exits", "policy._target_=mine.Exits: {folder}/mine.py, line {exits}: SystemExit: 3; "),
         (

@@ -127,6 +127,10 @@ def make_policy(config: Mapping[str, Any], settings: Settings, chosen: dict[str,
     if settings.chunk is None and isinstance(chunking, Mapping) and "chunk" in chunking:
         section["chunking"] = {"_target_": "policies.chunking.PDAware"}
         chosen["chunking"] = "pd_aware (chunk=auto)"
+    if isinstance(chunking, str):
+        raise ConfigError(f"policy.chunking={chunking}: is a name; choose the size of chunks with chunking={chunking}")
+    if chunking is None and "chunking" in section and str(section.get("_target_")).startswith("policies."):
+        raise ConfigError("policy.chunking=null: this policy needs one; choose the size of chunks with chunking=NAME")
     policy: Policy = construct("policy", section)
     if not callable(getattr(policy, "plan", None)):
         raise ConfigError(f"policy._target_={section['_target_']} has no method plan(view); see cbatch.Policy")

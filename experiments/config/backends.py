@@ -15,7 +15,7 @@ from cbatch.sim.cluster import make_router
 from cbatch.sim.cost import Outside, ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime, Profile
-from cbatch.sim.topology import Topology
+from cbatch.sim.topology import Degree, Topology
 from cbatch.validation import Give, Switch, check, not_negative
 from experiments.config.hardware import CPU, cost_model
 from experiments.config.this_machine import count_gpus, cpu_name
@@ -106,10 +106,10 @@ class Simulated(Backend):
     """
 
     host_seconds: HostSeconds = "auto"
-    tensor_parallel: int = 1
-    pipeline_stages: int = 1
-    replicas: int = 1
-    gpus_per_node: int = 8
+    tensor_parallel: Degree = 1
+    pipeline_stages: Degree = 1
+    replicas: Degree = 1
+    gpus_per_node: Degree = 8
     router: Any = "round_robin"
     outside: Outside = "mark"
 

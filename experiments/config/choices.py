@@ -7,11 +7,13 @@ Hydra composes files; each option with arguments becomes one in its ConfigStore,
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser, create_functions
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from cbatch import ConfigError
@@ -57,7 +59,7 @@ def _store(group: str, option: str) -> Iterator[str]:
         yield name
         return
     base = {"_target_": name} if _is_import_path(group, name) else {"defaults": [name, "_self_"]}
-    for arguments in product(*map(_values, _join(group, option, _split(text or "")))):
+    for arguments in product(*map(partial(_values, f"{group}={option}"), _join(group, option, _split(text or "")))):
         node = OmegaConf.create(base)
         for key, value in arguments:
             OmegaConf.update(node, key, value)
@@ -80,10 +82,14 @@ def _join(group: str, option: str, pieces: Sequence[str]) -> list[str]:
     return joined
 
 
-def _values(argument: str) -> list[tuple[str, Any]]:
+def _values(option: str, argument: str) -> list[tuple[str, Any]]:
     """Returns (key, value) for each value of an argument, which may be swept as on Hydra's command line."""
     parser = OverridesParser.create()
-    override = parser.parse_override(argument)
+    try:
+        override = parser.parse_override(argument)
+    except HydraException as error:
+        problem = f"{argument!r} in its parentheses cannot be read; give key=value, separated by commas"
+        raise ConfigError(f"{option}: {problem}") from error
     key = str(override.key_or_group)
     if not override.is_sweep_override():
         return [(key, override.value())]

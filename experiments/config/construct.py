@@ -1,8 +1,10 @@
 """Builds objects from sections of the configuration, by Hydra's `_target_`; an error is one line that names the key."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
+from inspect import isfunction, ismodule
 from pathlib import Path
 from sysconfig import get_path
 from traceback import extract_tb
@@ -31,7 +33,7 @@ def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
     """
     if not isinstance(config, Mapping) or not isinstance(config.get("_target_"), str):
         given = f"{section}={shorten(config)}"
-        raise ConfigError(f"{given}: does not say what to build; choose an option with {section}=NAME")
+        raise ConfigError(f"{given}: has no _target_, the class to build; give one, or choose with {section}=NAME")
     _check(section, config)
     target = f"{section}._target_={config['_target_']}"
     try:
@@ -64,10 +66,27 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
         for name, parameter in parameters.items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if parameter.default is parameter.empty and not variadic and name not in config:
+                if path == "policy" and isfunction(_locate(path, target)):
+                    raise ConfigError(f"{path}._target_={target}: is a function; give a class with a method plan(view)")
                 raise ConfigError(f"{path}.{name}: {target} needs it; add +{path}.{name}=...")
     for key, value in config.items():
         if isinstance(value, Mapping):
             _check(f"{path}.{key}", value)
+
+
+def takes(target: object) -> Collection[str]:
+    """The names of a target's parameters; none if it cannot be imported."""
+    try:
+        return _parameters(_locate("", target))
+    except ConfigError:
+        return ()
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ImportError:  # a part of the name is no package
+        return False
 
 
 def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
@@ -96,6 +115,9 @@ def _locate(path: str, target: object) -> Any:
             remedy = f"install {absent}, or correct the import" if absent else "correct it"
         raise ConfigError(f"{given}: {module_name} cannot be imported ({_why(error)}); {remedy}") from error
     found = getattr(module, name, None)
+    if not callable(found) and (hasattr(module, name) or _is_module(str(target))):
+        what = "module" if found is None or ismodule(found) else f"{type(found).__name__} object"
+        raise ConfigError(f"{given}: is a {what}; give the import path of a class, as in my_package.my_module.MyClass")
     if not callable(found):
         own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module_name]
         known = nearest(name, getattr(module, "__all__", own))

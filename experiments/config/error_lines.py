@@ -18,6 +18,7 @@ from yaml import MarkedYAMLError, YAMLError
 
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
+from experiments.config.construct import takes
 from experiments.config.settings import GROUPS
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "conf"
@@ -70,7 +71,16 @@ def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: st
         case BrokenExecutor():
             text = "a worker process of the sweep was killed, perhaps out of memory; give a smaller hydra.launcher.n_jobs=N"
         case _ if _is_hydra(list(walk_tb(error.__traceback__))[-1][0]):  # raised it
-            text = f"{' '.join(overrides)}: {_first_line(error)}".removeprefix(": ")
+            given, reason = overrides, _first_line(error)
+            if reason.startswith("Config group override must be"):
+                groups = "|".join(GROUPS)
+                given = [
+                    override
+                    for override in overrides
+                    if re.fullmatch(rf"({groups}|)=(null|true|false|[^a-z]*)", override)
+                ]
+                reason = "a group takes the name of one of its options; give GROUP=NAME"
+            text = f"{' '.join(given)}: {reason}".removeprefix(": ")
         case _:
             return None
     return " ".join(text.split())
@@ -80,19 +90,25 @@ def _unknown_option(error: MissingConfigException) -> str:
     missing = str(error.missing_cfg_file)
     if missing.startswith(_LAUNCHERS):
         return f"{missing.replace('launcher/', 'launcher=')}: is not installed; pip install -e '.[sweep]'"
-    group, _, option = missing.rpartition("/")
+    ours = missing.partition("/")[0] in GROUPS
+    group, _, option = missing.partition("/") if ours else missing.rpartition("/")
     if not group:
         return f"{option}: no such file of settings; correct the defaults that name it"
     options = error.options or [path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml")]
     files = [name for name in options if not set("(.") & set(name)] if group == "policy" else options  # see `choices`
-    return f"{group}={option}: no such {group}; {nearest(option, files)}"
+    own = "; for one of yours give the import path of its class, policy=my_module.MyPolicy" if group == "policy" else ""
+    return f"{group}={option}: no such {group}; {nearest(option, files)}{own}"
 
 
 def _parse_reason(message: str) -> str:
     """The reason in a parser's message, whose last line is a link."""
     if message.startswith("LexerNoViableAlt"):
         return "a space, quote or other character that needs quotes around the value: \"key='...'\""
-    return message.splitlines()[-2]
+    reason = message.splitlines()[-2]
+    if "missing EQUAL" in reason:
+        return "there is no ="
+    found = re.search(r"input '(.+?)'", reason)
+    return reason if found is None else f"unexpected {'end' if found[1] == '<EOF>' else repr(found[1])}"
 
 
 def _composition(error: ConfigCompositionException, without: Callable[[str], DictConfig]) -> str:
@@ -116,15 +132,28 @@ def _unknown_key(key: str, config: DictConfig) -> str:
     section = OmegaConf.select(config, parent, default=_ABSENT) if parent else config
     if section is _ABSENT:
         return _unknown_key(parent, config)
+    if other := _other_name(parent, config):
+        return f"{key}: {parent} is ${{{other}}}; give {other}.{name}=..."
+    if isinstance(section, Mapping) and name in takes(section.get("_target_")):
+        return f"{key}: this section leaves it out; add it with +{key}=..."
     group = parent.split(".")[0] if parent else ""
     others = section if isinstance(section, Mapping) else {}
     known = [str(other) for other in others if other not in ("hydra", "_target_")]
     choice = config.hydra.runtime.choices.get(group)
     of = f" of {group}={choice}" if choice else ""
-    own = ""
+    own = "; it is chosen when the run starts: give backend=sim, cpu or cuda for its keys" if choice == "auto" else ""
     if group == "policy":
         own = f"; for an argument of your own policy give +{key}=..., if it is one of several policy='NAME({name}=...)'"
     return f"{key}: no such key{of}; {nearest(name, known)}{own}"
+
+
+def _other_name(section: str, config: DictConfig) -> str | None:
+    """The section that an interpolation stands for, as in `policy.chunking: ${chunking}`; None for other sections."""
+    parent, _, name = section.rpartition(".")
+    holder = OmegaConf.select(config, parent) if parent else config
+    if not (name and isinstance(holder, DictConfig) and OmegaConf.is_interpolation(holder, name)):
+        return None
+    return str(OmegaConf.to_container(holder, resolve=False)[name]).strip("${}")  # type: ignore[call-overload, index]
 
 
 def _without_keys(overrides: Sequence[str], config_dir: str | None, key: str) -> DictConfig:

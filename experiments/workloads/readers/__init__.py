@@ -61,7 +61,7 @@ def _detect(file: TextFile) -> str:
     for name, (_, words) in _READERS.items():
         if any(word in first for word in words):
             return name
-    raise file.fail(1, f"unknown format ({first[:60]!r}): set workload.format to one of {', '.join(_READERS)}")
+    raise file.fail(1, f"unknown format ({first[:60]!r}): set {file.section}.format to one of {', '.join(_READERS)}")
 
 
 def _check_order(trace: Trace) -> None:

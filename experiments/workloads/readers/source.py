@@ -11,10 +11,14 @@ from cbatch.errors import WorkloadError
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file that has been read. name: its path, as given. text: not empty, with LF as line ends, the last one removed."""
+    """A file that has been read.
+
+    name: its path, as given. text: not empty, with LF as line ends, the last one removed. section: the settings that name it.
+    """
 
     name: str
     text: str
+    section: str = "workload"
 
     @cached_property
     def lines(self) -> list[str]:
@@ -51,7 +55,7 @@ def read_lines(path: str, key: str = "workload.path") -> TextFile:
         raise WorkloadError(f"{key}={path}: cannot be read ({error.strerror}): give a file that can") from None
     if not text:
         raise WorkloadError(f"{path}: the file is empty: give one with requests")
-    return TextFile(str(path), text.removesuffix("\n"))
+    return TextFile(str(path), text.removesuffix("\n"), key.rpartition(".")[0])
 
 
 def _read(path: Path) -> str:

@@ -95,7 +95,7 @@ def read_csv(file: TextFile, names: Sequence[str]) -> Table:
         raise file.fail(1, f"not CSV ({' '.join(str(error).split())}): give a file of this format") from None
     for name in names:
         if name not in rows:
-            remedy = "give a file of this format, or another workload.format"
+            remedy = f"give a file of this format, or another {file.section}.format"
             raise file.fail(1, f"no column {name!r} in {shorten(file.lines[0])}: {remedy}")
     if rows.empty:
         raise file.fail(1, "a header and no rows: give a trace with requests")

@@ -1,0 +1,76 @@
+"""The options and overrides of `experiments.run`'s command line, read and checked before Hydra composes anything."""
+
+from argparse import ArgumentParser, Namespace
+from typing import NoReturn
+
+from cbatch import ConfigError
+from experiments.config.command_line import no_such_option
+from experiments.config.error_lines import search_path
+from experiments.config.settings import GROUPS, ROOT_KEYS
+
+_OUR_OWN = {
+    "hydra.run.dir": "output=FOLDER",
+    "hydra.sweep.dir": "-m and sweep=NAME",
+    "hydra.sweep.subdir": "-m and sweep=NAME",
+    "hydra.mode": "-m for a sweep",
+}
+"""Settings of Hydra that have no effect here, and the keys to give instead: this process must know where a sweep's runs are."""
+
+_ALWAYS_OURS = "settings begin with conf/config.yaml; add files of your own with --config-dir=FOLDER and GROUP=NAME"
+
+
+class _Parser(ArgumentParser):
+    """Parses Hydra's options (hydra.cc, "Hydra's command line flags"); raises ConfigError where argparse prints its usage."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False)
+        self.add_argument("overrides", nargs="*")
+        for name in ("--hydra-help", "--version", "--resolve"):
+            self.add_argument(name, action="store_true")
+        for name, short in (("help", "h"), ("run", "r"), ("multirun", "m"), ("shell-completion", "sc")):
+            self.add_argument(f"--{name}", f"-{short}", action="store_true")
+        for name, short in (("package", "p"), ("config-path", "cp"), ("config-name", "cn"), ("config-dir", "cd")):
+            self.add_argument(f"--{name}", f"-{short}")
+        self.add_argument("--experimental-rerun")
+        self.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+        infos = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+        self.add_argument("--info", "-i", nargs="?", const="all", choices=infos)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message.removeprefix('argument ')}; see --hydra-help")
+
+
+def parse_options(arguments: list[str]) -> Namespace:
+    """Parses and checks the command line.
+
+    Raises:
+        ConfigError: an option that does not exist, or that would bypass our own (`_check_overrides`).
+    """
+    parsed, unknown = _Parser().parse_known_args(arguments)
+    for argument in unknown:
+        if argument.startswith("-"):
+            raise no_such_option(argument)
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: separated from the other keys by an option; give options with dashes first")
+    for option, value in (("--config-path", parsed.config_path), ("--config-name", parsed.config_name)):
+        if value is not None:
+            raise ConfigError(f"{option}={value}: {_ALWAYS_OURS}")
+    if parsed.config_dir is not None:
+        search_path(parsed.config_dir)
+    named = [override for override in parsed.overrides if override.startswith("sweep=")]
+    if named and not parsed.multirun:
+        raise ConfigError(f"{named[0]}: names a sweep; add -m, or give output=FOLDER for a single run")
+    _check_overrides(parsed.overrides)
+    return parsed
+
+
+def _check_overrides(overrides: list[str]) -> None:
+    """Raises ConfigError for keys with which Hydra would bypass our own, or which it could not compose."""
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if key in _OUR_OWN:
+            raise ConfigError(f"{key}: has no effect here; give {_OUR_OWN[key]}")
+        if override.startswith("~") and key in ROOT_KEYS:
+            raise ConfigError(f"{override}: takes away a key of every run; leave it out, or give {key}=...")
+        if key in GROUPS and value.startswith("["):
+            raise ConfigError(f"{override}: give one {key}; or several for a sweep, without brackets and with -m")
