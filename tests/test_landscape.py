@@ -1,13 +1,18 @@
 """Golden schedules of the published policies, computed by hand or by a simulator of its own, on the unit machine."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from unit_machine import golden
 
 from cbatch import SLO, BatchShape, Request
 from policies.chunking import Fixed, Slack, TileAligned
+from policies.lars import LARS
 from policies.length_order import LengthOrder
+from policies.ltr import LTR
 from policies.mc_sf import McSf, most_held
+from policies.mlfq import MLFQ
 from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.priority import Priority
@@ -243,3 +248,66 @@ def test_the_chunk_ends_before_a_decode_is_due() -> None:
     requests = "A 100/2 @0, B 4000/1 @0.001"
     found = golden(SarathiServe(Slack()), requests, tokens=4000, memory=100_000, seconds=seconds, slo=slos)
     assert found.schedule.startswith("A100 | A1 B511 | ")
+
+
+# -- mlfq and ltr: every request is ranked anew in each iteration; those left out pause ---------------------------------------
+
+PAUSES: dict[str, Any] = {"batch": 1, "limits": {"max_running": 8}}
+
+
+def of_tokens(shape: BatchShape) -> float:
+    """An iteration takes as many seconds as it has tokens."""
+    return float(shape.num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("skip_join", "schedule", "ends"),
+    [
+        (True, "B1 | B1 | C2 | A4 | D1 | A1 | A1", {"B": 2, "C": 4, "D": 9, "A": 11}),
+        (False, "A4 | B1 | B1 | C2 | D1 | A1 | A1", {"B": 6, "C": 8, "D": 9, "A": 11}),
+    ],
+)
+def test_mlfq_lets_long_prompts_join_further_down(skip_join: bool, schedule: str, ends: dict[str, int]) -> None:
+    """A joins the queue of 4 s, uses them up with its first decode, and is overtaken by D at 8. Mean latency 5.25 and 7.25 s."""
+    policy = MLFQ(quantum=1, skip_join=skip_join, promote_after=1000)
+    found = golden(policy, "A 4/3 @0, B 1/2 @0, C 2/1 @0, D 1/1 @5", seconds=of_tokens, **PAUSES)
+    assert (found.schedule, found.ends) == (schedule, ends)
+
+
+def test_mlfq_promotes_who_waits_too_long() -> None:
+    """A prompt of 4 waits behind ones of 1 that keep coming; after 3 s it is in the first queue, behind C, before D."""
+    requests = "A 4/1 @0, B 2/1 @0, C 1/1 @2, D 1/1 @3, E 1/1 @4"
+    kept = golden(MLFQ(quantum=1, promote_after=1000), requests, seconds=of_tokens, **PAUSES)
+    assert kept.schedule == "B2 | C1 | D1 | E1 | A4"
+    found = golden(MLFQ(quantum=1, promote_after=3), requests, seconds=of_tokens, **PAUSES)
+    assert found.schedule == "B2 | C1 | D1 | A4 | E1"
+
+
+@pytest.mark.parametrize(
+    ("starvation", "order", "mean"), [(float("inf"), "BBCCDDEEAAAA", 5.0), (3, "BBCAADCDEEAA", 6.4)]
+)
+def test_ltr_promotes_who_was_left_out(starvation: float, order: str, mean: float) -> None:
+    requests = "A 1/4 @0, B 1/2 @0, C 1/2 @1, D 1/2 @2, E 1/2 @4"
+    found = golden(LTR(Oracle(), starvation, period=2), requests, **PAUSES)
+    assert "".join(entry[0] for entry in found.schedule.split(" | ")) == order
+    assert sum(found.ends.values()) / 5 - (1 + 2 + 4) / 5 == pytest.approx(mean)
+
+
+# -- lars: least relative slack first ---------------------------------------------------------------------------------------
+
+
+def test_lars_ranks_by_relative_slack_and_yields() -> None:
+    """L: work 10, deadline 16, 5 left at t = 5: (16 - 5 - 5) / 10 = 0.6. A short: work 0.5, due 1 after t = 5: 0.5 / 0.5 = 1.0.
+
+    L goes on with 1 - 0.6 = 40% of each iteration's second and leaves 60% to the shorts, which fit: one token takes 10 ms.
+    """
+    policy = LARS(target=1.0)
+    slos = {"L": SLO(ttft=16), "S": SLO(ttft=1), "T": SLO(ttft=1)}
+    requests = "L 1000/1 @0, S 50/1 @5, T 50/1 @5"
+    found = golden(policy, requests, tokens=1000, seconds=lambda shape: shape.num_tokens / 100, slo=slos)
+    entries = found.schedule.split(" | ")
+    assert entries[0] == "L40", "at first (16 - 0 - 10) / 10 = 0.6 too: 40 tokens of the 100 in a second"
+    with_shorts = next(entry for entry in entries if "S" in entry)
+    assert with_shorts.startswith("L") and "S50" in with_shorts
+    assert all(int(entry.split()[0][1:]) <= 100 for entry in entries)
+    assert found.ends["S"] <= 7 and found.ends["T"] <= 7 and found.ends["L"] <= 16

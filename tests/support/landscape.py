@@ -4,8 +4,11 @@ from collections.abc import Callable
 
 from cbatch import Policy
 from policies.chunking import Fixed, Slack
+from policies.lars import LARS
 from policies.length_order import LengthOrder
+from policies.ltr import LTR
 from policies.mc_sf import McSf
+from policies.mlfq import MLFQ
 from policies.past_future import PastFuture
 from policies.predictors import Bins, Noisy, Oracle, Predictor
 from policies.priority import Priority
@@ -25,6 +28,9 @@ LANDSCAPE: dict[str, Callable[[int], Policy]] = {
     "hrrn": lambda chunk: LengthOrder(Fixed(chunk), Predictor(), "hrrn"),
     "trail": lambda chunk: Trail(Fixed(chunk), Bins(4, 16, refresh=2)),
     "srpt": lambda chunk: Trail(Fixed(chunk), Oracle(), c=float("inf")),
+    "lars": lambda chunk: LARS(target=0.003 + 1e-4 * chunk, ttft=0.05),
+    "ltr": lambda chunk: LTR(Noisy(mae=3.0), starvation=5, period=2),
+    "mlfq": lambda chunk: MLFQ(quantum=0.003, promote_after=0.05),
     "mc_sf": lambda chunk: McSf(Noisy(share=0.5)),
     "mc_benchmark": lambda chunk: McSf(Oracle(), "arrival"),
     "past_future": lambda chunk: PastFuture(window=4),

@@ -1,0 +1,109 @@
+"""LARS, the least relative slack first, with chunks that fit a target time: Medha (Agrawal et al., arXiv 2409.17264).
+
+Relative slack is the time to spare before the first token is due (`slo.ttft`), over the time that the whole prompt takes. An
+iteration holds all decodes, then prompts of the least relative slack, each with the largest chunk that keeps the iteration's
+predicted time within `target`. At most one long prompt, which takes longer than the target by itself, is in an iteration; it
+uses no more than a share 1 - slack of the target, so that short prompts fit beside it.
+
+Differs from the paper: one device group, no parallelism within a prompt. Ties: running first, then arrival.
+"""
+
+from bisect import bisect_left
+from math import inf
+
+import numpy as np
+
+from cbatch import BatchShape, ConfigError, Plan, Request, View
+
+NEAREST = 64
+"""Waiting requests that a plan considers."""
+
+
+class LARS:
+    def __init__(self, target: float = 0.1, ttft: float = 10.0) -> None:
+        """Seconds: of an iteration; of requests without an objective for their first token."""
+        if not target > 0 or not ttft > 0:
+            raise ConfigError(f"policy: {target=} and {ttft=} must be above 0 seconds")
+        self.target, self.ttft = target, ttft
+        self._arrived: list[Request] = []
+        self._whole: dict[Request, float] = {}  # predicted seconds of the prompt
+        self._waiting: list[Request] = []  # by place
+        self._place: dict[Request, int] = {}
+        self._lines = np.zeros((2, 64))  # of those: relative slack at time 0, and its loss per second
+
+    def plan(self, view: View) -> Plan:
+        for request in self._arrived:
+            self._whole[request] = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
+            self._wait(request)
+        self._arrived.clear()
+        plan = view.plan()
+        plan.add_decodes(preempt_newest=True)
+        shape = BatchShape((), plan.num_tokens, sum(request.num_tokens for request in plan.plan.requests))
+        long_taken = blocked = False
+        prompts = self._by_slack(view)
+        for request in prompts:
+            is_long = self._whole[request] > self.target
+            if (is_long and long_taken) or (blocked and view.is_waiting(request)):
+                continue
+            share = 1 - min(max(self.slack(request, view), 0.0), 1.0) if is_long else 1.0
+            tokens = self._largest(request, shape, share * self.target, view)
+            if not (granted := plan.add(request, tokens, reserve=request.num_tokens)):
+                blocked = True  # the first that finds no room blocks the other waiting ones
+                continue
+            shape = shape._replace(chunks=(*shape.chunks, (granted, request.num_computed)))
+            long_taken |= is_long
+        for request in prompts:
+            if not plan.num_requests:  # the target is too short for any chunk
+                plan.add(request, view.limits.tile, reserve=request.num_tokens)
+        for request in plan.plan.requests:
+            self._admitted(request)
+        for request in plan.plan.preempt:
+            self._wait(request)
+        return plan.build()
+
+    def on_arrival(self, request: Request) -> None:
+        self._arrived.append(request)
+
+    def on_finish(self, request: Request) -> None:
+        del self._whole[request]
+
+    def slack(self, request: Request, view: View) -> float:
+        """Relative slack of a request now."""
+        whole = self._whole[request]
+        left = whole * request.num_ready / request.num_tokens
+        return (request.arrival_time + (request.slo.ttft or self.ttft) - view.now - left) / whole
+
+    def _by_slack(self, view: View) -> list[Request]:
+        """Requests with prompt tokens left, least relative slack first: those under way and the nearest waiting ones."""
+        slacks = self._lines[0, : len(self._waiting)] - view.now * self._lines[1, : len(self._waiting)]
+        places = np.argpartition(slacks, NEAREST)[:NEAREST] if len(slacks) > NEAREST else np.arange(len(slacks))
+        found = [(self.slack(request, view), 0, request.id, request) for request in view.prefilling]
+        found += [(slacks[place], 1, self._waiting[place].id, self._waiting[place]) for place in places.tolist()]
+        return [request for slack, _, _, request in sorted(found) if slack < inf]
+
+    def _largest(self, request: Request, shape: BatchShape, target: float, view: View) -> int:
+        """Tokens of the largest chunk with which an iteration of this shape takes no longer than the target."""
+
+        def fits(tokens: int) -> bool:
+            chunks = (*shape.chunks, (tokens, request.num_computed))
+            return view.cost.predict(shape._replace(chunks=chunks)) <= target
+
+        return bisect_left(range(1, request.num_ready + 1), True, key=lambda tokens: not fits(tokens))
+
+    def _wait(self, request: Request) -> None:
+        """Enters a waiting request; the places of admitted ones are taken out when they are the most."""
+        if len(self._waiting) > max(2 * len(self._place), NEAREST):
+            left, self._waiting, self._place = [*self._place], [], {}
+            for other in left:
+                self._wait(other)
+        place, whole = len(self._waiting), self._whole[request]
+        if place == self._lines.shape[1]:
+            self._lines = np.hstack([self._lines, np.zeros_like(self._lines)])
+        spare = request.arrival_time + (request.slo.ttft or self.ttft) - whole
+        self._lines[:, place] = spare / whole, 1 / whole
+        self._place[request] = place
+        self._waiting.append(request)
+
+    def _admitted(self, request: Request) -> None:
+        if (place := self._place.pop(request, None)) is not None:
+            self._lines[0, place] = inf
