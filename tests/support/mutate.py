@@ -134,7 +134,7 @@ def main() -> int:
             rows.append(
                 report(target, [pair for part in zip(parts, said, strict=True) for pair in zip(*part, strict=True)])
             )
-    return conclude(rows, given.record)
+    return conclude(rows, given.sample, given.record)
 
 
 def report(target: Target, judged: Sequence[tuple[Mutant, str]]) -> list[object]:
@@ -146,7 +146,8 @@ def report(target: Target, judged: Sequence[tuple[Mutant, str]]) -> list[object]
     return [target.module, len(judged), len(judged) - len(passed), len(passed) - len(left), len(left)]
 
 
-def conclude(rows: list[list[object]], folder: str | None) -> int:
+def conclude(rows: list[list[object]], at_most: int, folder: str | None) -> int:
+    """Prints the table; returns 1 if too many mutants survived. at_most: sampled of each module, 0: all."""
     names = ("module", "mutants", "killed", "equivalent", "survived")
     total = ["all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])]  # type: ignore[arg-type]
     print(tabulate([*rows, total], names))
@@ -156,7 +157,8 @@ def conclude(rows: list[list[object]], folder: str | None) -> int:
         from experiments.config.this_machine import cpu_name  # not earlier: each mutant imports a copy of its own
         from experiments.store.benchmark_file import write
 
-        figures = {"modules": [dict(zip(names, row, strict=True)) for row in [*rows, total]], "survived_share": share}
+        modules = [dict(zip(names, row, strict=True)) for row in [*rows, total]]
+        figures = {"sample": at_most or "all", "survived_share": share, "modules": modules}
         write("mutants", cpu_name(), figures, Path(folder), command="make mutants")
     return int(share > MOST_SURVIVORS)
 
