@@ -19,7 +19,7 @@ test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/test_fuzz.py --fuzz=20000 --record=results $(if $(DRAW),--draw=$(DRAW))
 
-# Changes the code that makes figures, one change at a time: which changes does no test notice? Takes an hour or two.
+# Changes the code that makes figures, one change at a time: which changes does no test notice? Takes hours.
 # MODULES= parts of paths; SAMPLE= about as many changes of each module.
 mutants: $(INSTALLED)
 	$(BIN)/python tests/support/mutate.py $(MODULES) $(if $(SAMPLE),--sample=$(SAMPLE)) --record=results

@@ -97,7 +97,7 @@ def _pytest(folder: Path, tests: Sequence[str], keep: bool) -> None:
 
 
 def _path(tests: str) -> str:
-    """ "test_kv" or "test_kv::test_a": the tests of a file, or one of them."""
+    """The tests of a file, as in "test_kv", or one of them, as in "test_kv::test_a"."""
     name, *one = tests.split("::")
     return "::".join([f"tests/{name}.py", *one])
 
