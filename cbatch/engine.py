@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from cbatch.check_plan import check_plan
 from cbatch.cost import CostModel
 from cbatch.engine_view import EngineView
 from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError, StallError, WorkloadError
@@ -22,6 +21,7 @@ from cbatch.executor import Executor
 from cbatch.kv import BlockPool, CountingPool
 from cbatch.limits import Limits
 from cbatch.plan import Plan
+from cbatch.plan_check import check_plan
 from cbatch.policy import Policy
 from cbatch.policy_calls import check_policy, ignore, line_in_policy, optional_method, policy_raised
 from cbatch.record import InFlight, RunRecord, StepRecord

@@ -10,8 +10,8 @@ import pytest
 from schedules import make_engine
 
 from cbatch import Limits, Plan, PlanError, Request, View
+from cbatch.plan_rules import check_rules
 from cbatch.request import Status
-from cbatch.validate import validate
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
 
@@ -36,7 +36,7 @@ class Script:
         plan = self._read(self.lines.pop(0))
         if not self.lines:
             try:
-                validate(plan, view, "Script")
+                check_rules(plan, view, "Script")
             except PlanError as error:
                 self.refusal = str(error)
         return plan
@@ -184,7 +184,7 @@ class Spoiled:
         value = {view.waiting[0]: self.value} if self.field == "reserve" else self.value
         setattr(plan, self.field, value)
         with pytest.raises(PlanError) as caught:
-            validate(plan, view, "Spoiled")
+            check_rules(plan, view, "Spoiled")
         self.refusal = str(caught.value)
         return plan
 

@@ -10,10 +10,10 @@ from schedules import UnitCost
 from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, requests
 
 from cbatch import Engine, Limits, Plan, PlanError, Policy, Request, View
-from cbatch.check_plan import check_plan
+from cbatch.plan_check import check_plan
+from cbatch.plan_rules import check_rules
 from cbatch.replay.decisions import read
 from cbatch.sim.executor import SimExecutor
-from cbatch.validate import validate
 
 
 class OnBothViews:
@@ -28,8 +28,8 @@ class OnBothViews:
         plain = self.host.look(view)
         plan, other = self.policy.plan(view), self.other.plan(plain)
         assert read(other) == read(plan)
-        validate(plan, view, "P")
-        validate(other, plain, "P")
+        check_rules(plan, view, "P")
+        check_rules(other, plain, "P")
         self.num_plans += 1
         return plan
 
@@ -86,8 +86,8 @@ class Spoiling:
         assert self.engine is not None
         plain = self.host.look(view)
         fast = refusal(lambda: check_plan(plan, self.engine.state, self.engine.view, "P"))  # type: ignore[union-attr]
-        assert refusal(lambda: validate(plan, view, "P")) == fast
-        assert refusal(lambda: validate(self._translated(plan), plain, "P")) == fast
+        assert refusal(lambda: check_rules(plan, view, "P")) == fast
+        assert refusal(lambda: check_rules(self._translated(plan), plain, "P")) == fast
         self.messages.add(fast.partition("rule: ")[2])
         self.legal += not fast
 

@@ -18,12 +18,12 @@ from cbatch.executor import Step, StepResult
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.plan import Plan
+from cbatch.plan_rules import check_rules
 from cbatch.policy import Policy
 from cbatch.replay.decisions import Decided, Decision, StepEnd, look, read
 from cbatch.request import Request
 from cbatch.server import Server
 from cbatch.stall import ENDLESS
-from cbatch.validate import validate
 from cbatch.view import View
 
 STOP_TOKEN = 1
@@ -154,7 +154,7 @@ class ReplayPolicy:
         try:
             plan = self.policy.plan(view)
             decided = read(plan)
-            validate(plan, view, type(self.policy).__name__)
+            check_rules(plan, view, type(self.policy).__name__)
         except CbatchError as error:
             return Answer(decided, str(error))
         except Exception as error:

@@ -8,7 +8,7 @@ import numpy as np
 
 from cbatch.errors import WorkloadError
 from cbatch.request import Request
-from cbatch.validation import not_negative, positive
+from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.fit import Fit
 from experiments.workloads.readers import Format, read_trace
@@ -42,7 +42,7 @@ class TraceReplay(Replay):
 
     path: str
     format: Format = "auto"
-    columns: Mapping[str, str] | None = None
+    columns: Annotated[Mapping[str, str] | None, Give("columns by attribute, as in {client: user_id}")] = None
     start: Annotated[float, not_negative("seconds into the trace")] = 0.0
     speed: Annotated[float, positive("1 replays in real time, 2 twice as fast")] = 1.0
 

@@ -1,6 +1,6 @@
-"""The engine's check of a plan: the rules of `validate` over its own arrays, a whole batch at a time.
+"""The engine's check of a plan: the rules of `plan_rules` over its own arrays, a whole batch at a time.
 
-It only detects that a plan is illegal; `validate` then finds the rule that is broken.
+It only detects that a plan is illegal; `Rules.check` then finds the rule that is broken.
 """
 
 from operator import attrgetter
@@ -8,12 +8,11 @@ from operator import attrgetter
 import numpy as np
 
 from cbatch.engine_view import EngineView
-from cbatch.errors import PlanError
 from cbatch.plan import Plan
+from cbatch.plan_rules import Rules
 from cbatch.request import Request, Status
 from cbatch.request_table import Counters, Ints
 from cbatch.state import CheckedPlan, State
-from cbatch.validate import Rules, validate
 
 
 class _IllegalError(Exception):
@@ -21,16 +20,9 @@ class _IllegalError(Exception):
 
 
 def check_plan(plan: Plan, state: State, view: EngineView, policy_name: str) -> CheckedPlan:
-    """Check a plan before anything is changed; raises PlanError as `validate`."""
+    """Check a plan before anything is changed; raises PlanError as `check_rules`."""
     rules = Rules(plan, view, policy_name)
-    rules.check_form()
-    try:
-        return _check(plan, state, rules)
-    except PlanError:
-        raise
-    except Exception as error:
-        validate(plan, view, policy_name)
-        rules.refuse_after(error)
+    return rules.enforce(lambda: _check(plan, state, rules))
 
 
 def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:

@@ -1,4 +1,4 @@
-"""Explains a malformed plan: which field does not hold what `Plan` says. Runs only after a check failed."""
+"""Whether each field of a plan holds what `Plan` says: a quick look at every plan, and the fault in a malformed one."""
 
 from collections.abc import Callable, Iterable, Iterator
 from math import isfinite
@@ -9,7 +9,19 @@ from cbatch.plan import Plan
 from cbatch.request import Request
 
 
-def malformed(plan: Plan) -> str | None:
+def looks_well_formed(plan: Plan) -> bool:
+    """Whether the fields are of the right kind; their entries are looked at only if they lead to an error."""
+    try:
+        columns = isinstance(plan.requests, list) and isinstance(plan.num_tokens, list)
+        departing = isinstance(plan.preempt, list) and isinstance(plan.reject, list)
+        others = type(plan.reserve) is dict and type(plan.note) is str and plan.wake_at is None
+        padding = plan.pad_to is None or type(plan.pad_to) is int
+        return columns and departing and others and padding and len(plan.requests) == len(plan.num_tokens)
+    except AttributeError:  # one was deleted
+        return False
+
+
+def form_fault(plan: Plan) -> str | None:
     """Describes the first malformed field in a few words; None if all are well-formed."""
     return next(_faults(plan), None)
 

@@ -1,29 +1,26 @@
 """The rules that every plan must keep. A plan that breaks one is an error that names the policy; it is never repaired."""
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
 from cbatch.errors import PlanError
-from cbatch.malformed import malformed
 from cbatch.plan import Plan
 from cbatch.plan_builder import PlanBuilder
+from cbatch.plan_form import form_fault, looks_well_formed
 from cbatch.request import Request, Status
 from cbatch.view import View
 
+T = TypeVar("T")
 
-def validate(plan: Plan, view: View, policy_name: str) -> None:
+
+def check_rules(plan: Plan, view: View, policy_name: str) -> None:
     """Check a plan against the view that it was made from; raises PlanError naming policy, iteration, rule, request."""
     rules = Rules(plan, view, policy_name)
-    rules.check_form()
-    try:
-        rules.check()
-    except PlanError:
-        raise
-    except Exception as error:
-        rules.refuse_after(error)
+    rules.enforce(rules.check)
 
 
 class Rules:
@@ -36,24 +33,26 @@ class Rules:
     def _where(self) -> str:
         return f"policy {self.policy_name}, iteration {self.view.iteration}"
 
-    def check_form(self) -> None:
-        """Raises PlanError if it is not a `Plan`, or a field holds a value of the wrong kind."""
-        if not isinstance(self.plan, Plan):
-            remedy = "return plan.build()" if isinstance(self.plan, PlanBuilder) else "return a Plan, Plan() to wait"
-            problem = f"plan() returned {type(self.plan).__name__}, not a cbatch.Plan"
-            raise PlanError(f"{self._where}: {problem}; {remedy}")
-        if not _looks_well_formed(self.plan):
-            self._refuse_malformed()
+    def enforce(self, check: Callable[[], T]) -> T:
+        """Returns what a check of a well-formed plan returns.
 
-    def refuse_after(self, error: Exception) -> NoReturn:
-        """The checks themselves raised, or contradict each other: say what in the plan caused it."""
-        self._refuse_malformed(error)
-        found = f"{type(error).__name__}: {error}"
-        message = f"the plan cannot be checked ({found}); a policy may change nothing but its own state"
-        raise PlanError(f"{self._where}: {message}") from error
+        If it raises anything but a PlanError, `Rules.check` finds the rule that is broken.
+        """
+        self._check_form()
+        try:
+            return check()
+        except PlanError:
+            raise
+        except Exception as error:
+            if check != self.check:
+                self.enforce(self.check)
+            self._refuse_malformed(error)
+            found = f"{type(error).__name__}: {error}"
+            message = f"the plan cannot be checked ({found}); a policy may change nothing but its own state"
+            raise PlanError(f"{self._where}: {message}") from error
 
     def check(self) -> None:
-        """Check every rule, request by request. The engine checks legal plans faster, in `check_plan`."""
+        """Check every rule, request by request. The engine checks legal plans faster, in `plan_check`."""
         self.check_departures()
         num_newcomers = self._check_members()
         if self.plan.requests:
@@ -163,20 +162,17 @@ class Rules:
     def _fail(self, rule: str, request: Request, found: str) -> NoReturn:
         raise PlanError(f"{self._where}, request {request.id}: illegal plan ({found}); rule: {rule}")
 
+    def _check_form(self) -> None:
+        """Raises PlanError if it is not a `Plan`, or a field holds a value of the wrong kind."""
+        if not isinstance(self.plan, Plan):
+            remedy = "return plan.build()" if isinstance(self.plan, PlanBuilder) else "return a Plan, Plan() to wait"
+            problem = f"plan() returned {type(self.plan).__name__}, not a cbatch.Plan"
+            raise PlanError(f"{self._where}: {problem}; {remedy}")
+        if not looks_well_formed(self.plan):
+            self._refuse_malformed()
+
     def _refuse_malformed(self, error: Exception | None = None) -> None:
         """Raises PlanError if the plan is malformed, which may be the cause of `error`."""
-        if found := malformed(self.plan):
+        if found := form_fault(self.plan):
             message = f"malformed plan ({found}); see cbatch.Plan for what each field holds"
             raise PlanError(f"{self._where}: {message}") from error
-
-
-def _looks_well_formed(plan: Plan) -> bool:
-    """Whether the fields are of the right kind; their entries are looked at only if they lead to an error."""
-    try:
-        columns = isinstance(plan.requests, list) and isinstance(plan.num_tokens, list)
-        departing = isinstance(plan.preempt, list) and isinstance(plan.reject, list)
-        others = type(plan.reserve) is dict and type(plan.note) is str and plan.wake_at is None
-        padding = plan.pad_to is None or type(plan.pad_to) is int
-        return columns and departing and others and padding and len(plan.requests) == len(plan.num_tokens)
-    except AttributeError:  # one was deleted
-        return False
