@@ -294,6 +294,18 @@ def test_where_times_vary_a_few_batches_price_all_others() -> None:
     assert lab.time(Batch((), (700,) * 3)) == pytest.approx(4.03e-3 + 2100 * 2e-7)
 
 
+def test_where_all_time_is_attention_a_base_is_left() -> None:
+    """The attention of a chunk of 2 tokens is taken to be that of 16, the smallest measured chunk: longer than the iteration."""
+
+    class Attentive(Clockwork):
+        def seconds(self, shape: BatchShape) -> float:
+            return 1e6 * self.attention(shape)
+
+    lab = Laboratory(Server(Attentive(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
+    found = measure(lab, (1, 2, 4, 8), (), lambda text: None, power_limited=False)
+    assert min(found.mixed.seconds) > 0
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_command_measures_a_model_and_keeps_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.json"

@@ -98,7 +98,7 @@ def test_a_simulation_of_this_cpu_measures_it_first(folder: Path) -> None:
     keys = ("backend=sim", "hardware=cpu", "model=tiny", "policy=orca", "output=a")
     assert "measuring this CPU with model=tiny" in run(folder, *keys)
     about = summary(folder / "a")["about"]
-    assert about["hardware"] == cpu_name() and about["execution"]["estimated"] == []
+    assert about["hardware"] == cpu_name() and about["execution"]["not_measured"] == []
 
 
 def test_another_machines_profile_is_announced(folder: Path) -> None:

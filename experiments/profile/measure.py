@@ -31,6 +31,9 @@ from experiments.profile.power import power_limit
 
 Report = Callable[[str], None]
 
+LEAST_BASE = 0.01
+"""Least share of the base in an iteration: the attention of a chunk below the smallest measured one is overestimated."""
+
 Point = tuple[float, float, float]
 
 
@@ -117,7 +120,8 @@ def mixed_bases(laboratory: Laboratory, totals: Iterable[int], chunks: BilinearG
         batch = Batch(prompts(total))
         if laboratory.holds(batch):
             attention = sum(chunks.at(tokens, 0) for tokens, _ in batch.chunks)
-            points.append((total, laboratory.seconds(batch) - attention))
+            seconds = laboratory.seconds(batch)
+            points.append((total, max(seconds - attention, LEAST_BASE * seconds)))
     return PiecewiseLinear.through(points)
 
 
