@@ -7,6 +7,7 @@ from cbatch.cost import BatchShape, CostModel
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError
 from cbatch.executor import Executor, Step, StepResult
+from cbatch.kv_view import KVView
 from cbatch.limits import Limits
 from cbatch.plan import Plan, Refusal
 from cbatch.plan_builder import PlanBuilder
@@ -15,7 +16,7 @@ from cbatch.record import RunRecord, StepRecord
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_spec import SLO, RequestSpec, Sampling
 from cbatch.server import Server
-from cbatch.view import KVView, View
+from cbatch.view import View
 
 __all__ = ["Engine", "Executor", "Limits", "RunRecord", "Server", "Step", "StepRecord", "StepResult"]
 __all__ += ["BatchShape", "CostModel", "KVView", "Plan", "PlanBuilder", "Policy", "Refusal", "View"]

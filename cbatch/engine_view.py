@@ -6,11 +6,12 @@ from operator import attrgetter
 from typing import Any
 
 from cbatch.cost import CostModel
+from cbatch.kv_view import Freed, KVView
 from cbatch.limits import Limits
 from cbatch.record import InFlight, RunRecord
-from cbatch.request import Request, Status
+from cbatch.request import Request, Requests, Status
 from cbatch.state import State
-from cbatch.view import Freed, KVView, Requests, View
+from cbatch.view import View
 
 
 def _read_only(path: str) -> Any:

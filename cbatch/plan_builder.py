@@ -3,15 +3,30 @@
 from collections.abc import Set
 from math import inf
 from operator import index
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn, Protocol
 
 from cbatch.errors import ConfigError, PlanError
 from cbatch.kv import blocks_lacking
+from cbatch.kv_view import KVView
+from cbatch.limits import Limits
 from cbatch.plan import Plan, Refusal
-from cbatch.request import Request
+from cbatch.request import Request, Requests
 
-if TYPE_CHECKING:
-    from cbatch.view import View
+
+class Host(Protocol):
+    """What the builder asks of the view that it was made by."""
+
+    limits: Limits
+    kv: KVView
+    running: Requests
+    decoding: Requests
+
+    @property
+    def num_places(self) -> int: ...
+
+    def is_waiting(self, request: Request) -> bool: ...
+
+    def ready_decodes(self, at_most: int, without: Set[Request] = ...) -> tuple[list[Request], int]: ...
 
 
 class _SetByCall:
@@ -48,7 +63,7 @@ class PlanBuilder:
     reserve = _SetByCall("add(request, reserve=...)")
     wake_at = _SetByCall("build(wake_at=...)")
 
-    def __init__(self, view: "View") -> None:
+    def __init__(self, view: Host) -> None:
         limits, kv = view.limits, view.kv
         self._plan = Plan()
         self._num_tokens = 0

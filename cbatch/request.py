@@ -3,11 +3,11 @@
 The counters of an admitted request live in a row of a `RequestTable`, and a `Request` reads its own row.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Reversible, Sequence
 from enum import Enum
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from cbatch.request_spec import SLO, RequestSpec, Sampling
 from cbatch.request_table import NEVER, RequestTable
@@ -149,3 +149,7 @@ def limits_tell_lengths(requests: Iterable[Request]) -> bool:
     End-of-sequence tokens are not foreseen: a request with stop tokens counts as one that runs to its limit.
     """
     return not any(spec_of(request).has_hidden_length for request in requests)
+
+
+class Requests(Collection[Request], Reversible[Request], Protocol):
+    """An ordered, read-only set of requests that follows the host's state."""

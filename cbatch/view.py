@@ -1,66 +1,18 @@
 """What a policy sees of the host that serves its requests.
 
-`View` and `KVView` are abstract: `engine_view` implements them over this package's engine; another serving system can
+`View` and `KVView` (`kv_view`) are abstract: `engine_view` implements them over this package's engine; another serving system can
 implement them over its own state, and the same policies run there.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Reversible, Sequence, Set
+from collections.abc import Sequence, Set
 from itertools import islice
-from typing import NamedTuple, Protocol
 
 from cbatch.cost import CostModel
-from cbatch.kv import blocks_for, blocks_lacking
+from cbatch.kv_view import KVView
 from cbatch.limits import Limits
 from cbatch.plan_builder import PlanBuilder
-from cbatch.request import Request
-
-
-class Requests(Collection[Request], Reversible[Request], Protocol):
-    """An ordered, read-only set of requests that follows the host's state."""
-
-
-class Freed(NamedTuple):
-    """KV blocks that preempting a request frees: now, for the plan being made, and later, after an iteration."""
-
-    now: int
-    later: int
-
-
-class KVView(ABC):
-    """The KV cache as a policy sees it. Blocks that come free only when an iteration in flight ends count as taken."""
-
-    @property
-    @abstractmethod
-    def block_size(self) -> int:
-        """Tokens per block."""
-
-    @property
-    @abstractmethod
-    def num_blocks(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def num_free(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def num_retiring(self) -> int:
-        """Blocks that come free when the iterations in flight have ended."""
-
-    @abstractmethod
-    def num_held(self, request: Request) -> int:
-        """Blocks that a request holds."""
-
-    @abstractmethod
-    def freed_by_preempting(self, request: Request) -> Freed: ...
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return blocks_for(num_tokens, self.block_size)
-
-    def num_lacking(self, request: Request, num_tokens: int) -> int:
-        """Blocks that a request needs beyond its own to hold `num_tokens`."""
-        return blocks_lacking(num_tokens, self.num_held(request), self.block_size)
+from cbatch.request import Request, Requests
 
 
 class View(ABC):

@@ -13,13 +13,13 @@ from typing import Any, Protocol, SupportsIndex
 from cbatch.engine import Engine
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.executor import Executor
+from cbatch.kv_view import KVView
 from cbatch.policy import Policy
 from cbatch.policy_calls import call
 from cbatch.record import RunRecord
 from cbatch.request import Request, Status
 from cbatch.server import Server
 from cbatch.sim.stages import StageAccount
-from cbatch.view import KVView
 
 
 class Replica:
