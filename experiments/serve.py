@@ -84,6 +84,7 @@ def serve(
             drain_requests=metrics.drain_requests,
             objectives=metrics.objectives,
             requests=requests,
+            asked=run.requests,
         )
         about = {**_about(run, settings, command), "code": sources, "wall_seconds": time.perf_counter() - began}
         title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None

@@ -16,6 +16,7 @@ RANKS = ("mean", "p50", "p90", "p95", "p99")
 LATENCIES = {  # of requests 0, 3 and 1 in the order of their ends; NaN: a single token has no time per further token
     "scheduling_delay": (1.0 - 0.25, 5.5 - 5.5, 3.25 - 1.5),
     "ttft": (3.0 - 0.25, 8.0 - 5.5, 11.0 - 1.5),
+    "longest_gap": (8.0 - 5.0, float("nan"), 12.0 - 11.0),
     "tpot": ((8 - 3) / 2, float("nan"), (12 - 11) / 1),
     "end_to_end": (8.0 - 0.25, 8.0 - 5.5, 12.0 - 1.5),
     "normalized_latency": (7.75 / 3, 2.5 / 1, 10.5 / 2),
@@ -24,6 +25,7 @@ SHARES = {  # a percentile of three values lies between the two upper ones: P90 
     "scheduling_delay_seconds": (2.5 / 3, 0.75, 0.75 + 0.8, 0.75 + 0.9, 0.75 + 0.98),
     "ttft_seconds": (14.75 / 3, 2.75, 2.75 + 0.8 * 6.75, 2.75 + 0.9 * 6.75, 2.75 + 0.98 * 6.75),
     "tbt_seconds": ((2 + 3 + 1) / 3, 2, 2.8, 2.9, 2.98),
+    "longest_gap_seconds": (2, 2, 1 + 0.9 * 2, 1 + 0.95 * 2, 1 + 0.99 * 2),
     "tpot_seconds": (1.75, 1.75, 1 + 0.9 * 1.5, 1 + 0.95 * 1.5, 1 + 0.99 * 1.5),
     "end_to_end_seconds": (20.75 / 3, 7.75, 7.75 + 0.8 * 2.75, 7.75 + 0.9 * 2.75, 7.75 + 0.98 * 2.75),
     "normalized_latency_seconds_per_token": (
@@ -87,7 +89,9 @@ def test_nothing_is_left_out_unless_it_is_asked_for() -> None:
 
 
 def test_every_figure_of_the_summary_is_held_against_one_made_by_hand() -> None:
-    assert set(make_summary(make_record())) == {"about", *FIGURES}
+    assert set(make_summary(make_record())) == {"about", *FIGURES, "attainment", "service"}, (
+        "those two: test_service.py"
+    )
 
 
 def test_tokens_of_a_request_that_is_rejected_later_count_nowhere() -> None:

@@ -88,6 +88,7 @@ prefill_first on closed, llama-13b, async: measured on a computer
 tokens/s    1.91, of them 1.36 prefill and 0.545 decode
 requests/s  0.273: 3 served in 11.8 s, 1 rejected
 goodput     0.182 requests/s, 50.0% attain the objectives
+SLOs        0.0% of 1 requests attain theirs; gold 0.0%
 iterations  5 of 1.4 requests (35.0% of the batch) and 5.2 tokens (15.4% padding)
 KV cache    19.0% used, at most 30.0%; 1 preemptions
 active      device 75.0%, host 25.0%
@@ -97,6 +98,7 @@ active      device 75.0%, host 25.0%
 time to first token [s]          4.92   2.75   8.15   8.82   9.37
 scheduling delay [s]            0.833   0.75   1.55   1.65   1.73
 time between tokens [ms]        2,000  2,000  2,800  2,900  2,980
+longest gap of a request [ms]   2,000  2,000  2,800  2,900  2,980
 time per output token [ms]      1,750  1,750  2,350  2,425  2,485
 end to end [s]                   6.92   7.75   9.95   10.2   10.4
 normalized latency [ms/token]   3,444  2,583  4,717  4,983  5,197"""

@@ -115,6 +115,16 @@ class Served:
         same = self.token_ids[1:] == self.token_ids[:-1]
         return np.diff(self.token_times)[same], self.token_times[1:][same]
 
+    @property
+    def longest_gap(self) -> Floats:
+        """Longest time between two tokens of each request (MTPOT, Past-Future, ASPLOS 2025); NaN for a single token."""
+        same = self.token_ids[1:] == self.token_ids[:-1]
+        order = np.argsort(self.id)
+        longest = np.full(len(self.id), np.nan)
+        place = order[np.searchsorted(self.id[order], self.token_ids[1:][same])]
+        np.fmax.at(longest, place, np.diff(self.token_times)[same])
+        return longest
+
 
 def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
     """Every field of `StepRecord` but the note, as columns [iterations]."""

@@ -1,14 +1,18 @@
 """Summary of one run: every metric of `metrics`, over the measured window of the run."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord
-from cbatch.request import FinishReason
+from cbatch.request import FinishReason, Request
 from cbatch.results import metrics
+from cbatch.results.attainment import attainment
 from cbatch.results.metrics import Figures, Objectives, Served, Window, statistics
+from cbatch.results.service import fairness, service_of
 
 StepColumns = dict[str, NDArray[Any]]
 
@@ -23,6 +27,7 @@ def summarize(
     drain_requests: int = 0,
     objectives: Objectives = Objectives(),  # noqa: B008 - frozen
     requests: Served | None = None,
+    asked: Sequence[Request] | None = None,
 ) -> dict[str, Any]:
     """All metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -32,23 +37,29 @@ def summarize(
         warmup_requests, drain_requests: see `find_window`. A request counts if its end lies in the window.
         objectives: for `goodput`.
         requests: `collect_served(record)`, if already computed.
+        asked: every request of the run, for `attainment`; None: all of them ended.
     """
     requests, steps = requests or metrics.collect_served(record), metrics.step_columns(record.steps)
     window = metrics.find_window(record, requests, warmup_requests, drain_requests)
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
     gaps, gap_times = requests.gaps()
+    ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
+    service = service_of(record.requests, requests)
     return {
         "run": {**_run(record, requests, window, num_counted), "overshoot_tokens": overshoot_tokens},
         "throughput": _throughput(requests, window, num_counted),
         "ttft_seconds": statistics(requests.ttft[counts]),
         "tbt_seconds": statistics(gaps[window.holds(gap_times)]),
+        "longest_gap_seconds": statistics(requests.longest_gap[counts]),
         "tpot_seconds": statistics(requests.tpot[counts]),
         "scheduling_delay_seconds": statistics(requests.scheduling_delay[counts]),
         "end_to_end_seconds": statistics(requests.end_to_end[counts]),
         "normalized_latency_seconds_per_token": statistics(requests.normalized_latency[counts]),
         "iterations": _iterations(steps, window, num_blocks, max_batch),
         "goodput": _goodput(record, requests, window, objectives) if objectives.stated else {},
+        "attainment": attainment(record.requests if asked is None else asked, requests, ends),
+        "service": {} if service is None else fairness(service),
     }
 
 

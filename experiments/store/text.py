@@ -17,6 +17,7 @@ _LATENCIES = {
     "time to first token": ("ttft_seconds", 1.0, "s"),
     "scheduling delay": ("scheduling_delay_seconds", 1.0, "s"),
     "time between tokens": ("tbt_seconds", 1e3, "ms"),
+    "longest gap of a request": ("longest_gap_seconds", 1e3, "ms"),
     "time per output token": ("tpot_seconds", 1e3, "ms"),
     "end to end": ("end_to_end_seconds", 1.0, "s"),
     "normalized latency": ("normalized_latency_seconds_per_token", 1e3, "ms/token"),
@@ -86,6 +87,14 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
     batch, tokens = format_number(mean["batch_requests"]), format_number(mean["batch_tokens"])
     occupancy, padding = format_share(mean["batch_occupancy"]), format_share(mean["padding_share"])
     iterations = f"{run['iterations']} of {batch} requests ({occupancy} of the batch)"
+    if attained := summary["attainment"]:
+        tiers = "".join(f"; {tier} {format_share(of['share'])}" for tier, of in attained["tiers"].items())
+        yield "SLOs", f"{format_share(attained['share'])} of {attained['requests']} requests attain theirs{tiers}"
+    service = summary["service"]
+    if service and (jain := format_number(service["jain_index"]["mean"])) != "-":
+        worst, usual = (format_number(service["service_difference"][key]) for key in ("max", "mean"))
+        clients = len(service["clients"])
+        yield "service", f"{clients} clients; difference {usual} per s, at most {worst}; Jain's index {jain}"
     yield "iterations", f"{iterations} and {tokens} tokens ({padding} padding)"
     used, peak = format_share(mean["kv_use_mean"]), format_share(mean["kv_use_peak"])
     yield "KV cache", f"{used} used, at most {peak}; {run['preemptions']} preemptions"
