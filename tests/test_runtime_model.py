@@ -15,8 +15,10 @@ from cbatch.errors import CapacityError, ConfigError, ModelError
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime import cpu
+from cbatch.runtime.memory import kv_tokens_that_fit
 from cbatch.runtime.options import Options
 from cbatch.runtime.weights import load_model
+from experiments.config.presets import load_spec
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
 
@@ -95,6 +97,17 @@ def test_weights_follow_from_the_seed_and_leave_the_process_generator_alone() ->
     assert torch.equal(torch.rand(3), expected)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+def test_a_kv_cache_is_what_weights_and_iterations_leave_of_a_gpu() -> None:
+    """70B in 16 bits on a card of 141 GB: the weights leave no room for an iteration; on one of 188 GB there is some."""
+    spec, limits = load_spec("llama-2-70b"), Limits(18, 8192, 1024)
+    remedy = "choose a smaller model, or simulate several GPUs with backend=sim backend.tensor_parallel=N"
+    with pytest.raises(
+        CapacityError, match=rf"needs 138\.0 GB for weights.*141\.0 GB of GPU memory are free; {remedy}"
+    ):
+        kv_tokens_that_fit(spec, limits, int(141e9))
+    assert 0 < kv_tokens_that_fit(spec, limits, int(188e9)) * spec.kv_bytes_per_token < 50e9
 
 
 def test_what_cannot_be_built_is_one_line() -> None:
