@@ -26,7 +26,7 @@ from experiments.config.error_lines import one_line
 from experiments.serve import Command, serve
 from experiments.store.claim import ClaimedError, check_free
 from experiments.store.crash_report import UNFINISHED
-from experiments.store.run_folder import is_finished, new_run_folder, read_summary
+from experiments.store.run_folder import CONFIG, SUMMARY, is_finished, new_run_folder, read_summary
 from experiments.store.sources import differences, sources_of
 from experiments.store.text import DIGEST, run_line, run_text
 
@@ -148,7 +148,7 @@ def _single_run(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str, A
         stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(hydra.runtime.choices['policy'])}"
         chosen: AbstractContextManager[Path] = new_run_folder(stem)
     else:
-        chosen = nullcontext(Path(str(settings["output"])))
+        chosen = nullcontext(_output_folder(settings["output"]))
     with chosen as folder:
         if summary := _finished(folder, settings):
             if (changed := _other_code(summary, settings)) and settings["other_code"] == "rerun":
@@ -193,6 +193,17 @@ def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str,
 def _finished(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Returns the summary of a complete run with these settings in this folder; None if there is none."""
     return read_summary(folder) if is_finished(folder, settings) else None
+
+
+def _output_folder(output: object) -> Path:
+    """Returns the folder that `output` names; raises ConfigError if it is a sweep's, or inside a run's."""
+    folder = Path(str(output)).expanduser()
+    if (folder / "multirun.yaml").is_file():
+        raise ConfigError(f"output={output}: is the folder of a sweep; give another folder, or -m and sweep=NAME")
+    for parent in folder.parents:
+        if (parent / CONFIG).is_file() and (parent / SUMMARY).is_file():
+            raise ConfigError(f"output={output}: {parent} is the folder of a run; give another folder")
+    return folder
 
 
 def _other_code(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:

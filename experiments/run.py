@@ -23,7 +23,7 @@ from omegaconf import DictConfig, open_dict
 
 from cbatch import ConfigError
 from experiments.config.choices import with_arguments
-from experiments.config.command_line import ends_with_its_reader
+from experiments.config.command_line import ends_with_its_reader, values_by_key
 from experiments.config.error_lines import CONFIG_FOLDER, one_line
 from experiments.config.run_options import parse_options
 from experiments.job import ERRORS, ReaderEnded, Refused, run_job
@@ -70,6 +70,9 @@ def _main(claims: ExitStack) -> int:
     try:
         sys.argv[1:] = arguments = with_arguments(sys.argv[1:])
         options = parse_options(arguments)
+        for key, values in values_by_key(options.overrides).items():
+            if len(values) > 1:
+                print(f"{key} is given {len(values)} times; the last one counts: {key}={values[-1]}")
         if options.multirun and not any(getattr(options, name) for name in _SHOWS_ONLY):
             sweep = claims.enter_context(_claimed_sweep(arguments))
             (_folder(sweep) / ERRORS).unlink(missing_ok=True)

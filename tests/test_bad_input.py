@@ -186,6 +186,8 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("policy=orca/mine", "policy=orca/mine: no such policy; did you mean orca? known: external, "),
         ("chunk=128,", "chunk=128,: cannot be read (unexpected end); give key=value"),
         ("policy:orca", "policy:orca: cannot be read (there is no =); give key=value"),
+        ("policy=orca policy=sarathi", "policy: is given twice, as orca and as sarathi; give it once; or policy=orca,"),
+        ("output=", "output=: names no folder; give output=FOLDER, or leave it out for one under runs/"),
         ("chunk=${nothing}", "chunk: Interpolation key 'nothing' not found"),
         ("workload=null", "workload=null: "),
         ("experiment=pd_sweep", "experiment=pd_sweep is a sweep; add -m"),

@@ -84,6 +84,7 @@ def test_options_have_the_types_of_parameters() -> None:
         ("pairs=1", "it: pairs=1: give a whole number of pairs, at least 2"),
         ("ratio=half", "it: ratio=half: give a valid number"),
         ("first=0.5", "it: first=0.5: give a valid integer"),
+        ("path=x path=y", "path: is given twice, as x and as y; give it once"),
         ("ratio=1", "it needs path=...; see the docstring of test_command_line"),
     ],
 )

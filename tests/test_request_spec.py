@@ -15,8 +15,8 @@ from tiny_models import LLAMA, greedy_references, make_executor
 from cbatch import SLO, Engine, FinishReason, Limits, Plan, Policy, Request, RequestSpec, Sampling, View
 from cbatch.replay.counterfactual import replay
 from cbatch.request import limits_tell_lengths, spec_of
+from experiments.store.csv_tables import REQUEST_COLUMNS
 from experiments.store.decisions_file import read_decisions, write_decisions
-from experiments.store.run_folder import REQUEST_COLUMNS
 from policies.orca import Orca
 
 FULL = RequestSpec(

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.progress import progress
 from experiments.run import main
+from experiments.store.csv_tables import has_rows, write_csv
 from experiments.store.run_folder import is_finished, open_run_folder
 from experiments.store.tables import load, load_requests, load_steps, load_tokens, time_between_tokens
 
@@ -384,3 +386,38 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     ):
         pass
     assert (tmp_path / "config.yaml").read_text() == "mine: 1"
+
+
+def test_a_key_that_is_given_again_is_said(tmp_path: Path) -> None:
+    done = command("run", "batch=2", "batch=3", "output=out", *QUICK, cwd=tmp_path)
+    assert done.stdout.startswith("batch is given 2 times; the last one counts: batch=3\n")
+    assert summary(tmp_path / "out")["about"]["limits"]["batch"] == 3
+
+
+@pytest.mark.parametrize("name", ["requests.csv", "steps.csv"])
+@pytest.mark.parametrize("keep", [-1, -3, "line", 0], ids=["end of line", "in a number", "a line", "everything"])
+def test_a_table_that_was_cut_off_is_refused_and_the_run_made_again(
+    finished: Path, tmp_path: Path, name: str, keep: int | str
+) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(finished, folder)
+    content = (folder / name).read_bytes()
+    end = content.rindex(b"\n", 0, -1) + 1 if isinstance(keep, str) else keep
+    assert load(folder).shape[0] == 1
+    (folder / name).write_bytes(content[:end])
+    rows = summary(folder)["run"]["requests" if name == "requests.csv" else "iterations"]
+    said = f"{folder / name}: is cut off or changed, the run wrote {rows} rows; remove {folder} and run it again"
+    for read in (load, load_requests, load_steps):
+        with pytest.raises(ConfigError) as caught:
+            read(folder)
+        assert str(caught.value) == said
+    plotted = command("plot", "latency_cdf", str(folder), cwd=tmp_path)
+    assert (plotted.returncode, plotted.stderr) == (2, f"error: {said}\n")
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    assert is_finished(finished, settings) and not is_finished(folder, settings)
+
+
+def test_a_table_with_line_breaks_in_its_texts_is_whole(tmp_path: Path) -> None:
+    write_csv(tmp_path / "table.csv", ["note"], [["two\nlines"], ["one"]])
+    assert has_rows(tmp_path / "table.csv", 2)
+    assert not has_rows(tmp_path / "table.csv", 3)

@@ -161,13 +161,42 @@ def test_a_sweep_ends_with_its_errors_however_it_is_asked_for(tmp_path: Path, op
         ("hydra.sweep.dir=elsewhere", "hydra.sweep.dir: has no effect here; give -m and sweep=NAME"),
         ("hydra.mode=MULTIRUN", "hydra.mode: has no effect here; give -m for a sweep"),
         ("sweep=", "sweep=: is not a name; give one, without commas or ${...}"),
+        (
+            "sweep=../../first",
+            "sweep=../../first: is not below multirun/, where sweeps are; give a name without .. or ",
+        ),
+        ("sweep=/tmp/first", "sweep=/tmp/first: is not below multirun/, where sweeps are; give a name without .. or "),
+        ("sweep=.", "sweep=.: is not below multirun/, where sweeps are; give a name without .. or "),
         ("sweep=first,second", "sweep=first,second: is not a name; give one, without commas or ${...}"),
     ],
 )
 def test_a_sweep_has_one_name_and_one_folder(tmp_path: Path, override: str, message: str) -> None:
     done = command("run", "-m", override, *QUICK, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (2, f"error: {message}\n")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_and_sweeps_do_not_lie_in_each_other(tmp_path: Path) -> None:
+    sweep = ("run", "-m", "sweep=grid", "chunk=128", *QUICK)
+    assert command(*sweep, cwd=tmp_path).returncode == 0
+    (run,) = (tmp_path / "multirun" / "grid").glob("chunk*")
+    before = sorted(tmp_path.rglob("*"))
+    within = run.relative_to(tmp_path)
+    for arguments, message in {
+        (
+            "output=multirun/grid",
+        ): "output=multirun/grid: is the folder of a sweep; give another folder, or -m and sweep=",
+        (f"output='{within}/more'",): f"output={within}/more: {within} is the folder of a run; give another folder",
+        (
+            "-m",
+            f"sweep='grid/{run.name}'",
+        ): f"sweep='grid/{run.name}': {within} is the folder of a run; give another name",
+    }.items():
+        done = command("run", *arguments, *QUICK, cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"error: {message}")
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:

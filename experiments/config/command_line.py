@@ -7,7 +7,7 @@ import inspect
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
 from experiments.config.choices import with_arguments
 from experiments.config.error_lines import one_line, search_path
+from experiments.config.settings import GROUPS
 
 HELP = frozenset({"-h", "--help"})
 Count = Annotated[int, whole(1)]
@@ -118,6 +119,24 @@ def beginning_with(key: str, beginnings: str, known: Iterable[str]) -> list[str]
     return [name for name in names if name.startswith(given)]
 
 
+def check_given_once(overrides: Iterable[str], keys: Collection[str] | None = None) -> None:
+    """Raises ConfigError if the command line gives one of the keys twice. keys: None for every key."""
+    for key, (first, *others) in values_by_key(overrides).items():
+        if others and (keys is None or key in keys):
+            several = f"; or {key}={','.join([first, *others])} for a sweep, with -m" if key in GROUPS else ""
+            raise ConfigError(f"{key}: is given twice, as {first} and as {others[0]}; give it once{several}")
+
+
+def values_by_key(overrides: Iterable[str]) -> dict[str, list[str]]:
+    """The values that the command line gives to each key, in order."""
+    values: dict[str, list[str]] = {}
+    for override in overrides:
+        key, equals, value = override.lstrip("+").partition("=")
+        if equals and not key.startswith("~"):
+            values.setdefault(key, []).append(value)
+    return values
+
+
 def keyword_arguments(function: Callable[..., Any], options: Sequence[str], command: str) -> dict[str, Any]:
     """Reads key=value options as keyword arguments of a function, by the types of its parameters.
 
@@ -129,6 +148,7 @@ def keyword_arguments(function: Callable[..., Any], options: Sequence[str], comm
     """
     parameters = inspect.signature(function, eval_str=True).parameters
     values = {}
+    check_given_once(options)
     for option in options:
         key, equals, text = option.partition("=")
         if not equals:

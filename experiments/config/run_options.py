@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from typing import NoReturn
 
 from cbatch import ConfigError
-from experiments.config.command_line import no_such_option
+from experiments.config.command_line import check_given_once, no_such_option
 from experiments.config.error_lines import search_path
 from experiments.config.settings import GROUPS, ROOT_KEYS
 
@@ -66,8 +66,11 @@ def parse_options(arguments: list[str]) -> Namespace:
 
 def _check_overrides(overrides: list[str]) -> None:
     """Raises ConfigError for keys with which Hydra would bypass our own, or which it could not compose."""
+    check_given_once(overrides, GROUPS)
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
+        if override in ("output=", "output=''"):
+            raise ConfigError(f"{override}: names no folder; give output=FOLDER, or leave it out for one under runs/")
         if key in _OUR_OWN:
             raise ConfigError(f"{key}: has no effect here; give {_OUR_OWN[key]}")
         if override.startswith("~") and key in ROOT_KEYS:

@@ -15,29 +15,25 @@
 Read by `experiments.store.tables`.
 """
 
-import csv
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import fields
 from datetime import datetime
-from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from cbatch import SLO, ConfigError, FinishReason, Request, RequestSpec, RunRecord, StepRecord
+from cbatch import ConfigError, Request, RunRecord, StepRecord
 from cbatch.executor import CopyTimes
-from cbatch.request import spec_of
-from cbatch.results.metrics import Served, arrival_of
+from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
 from experiments.store.claim import Claim, ClaimedError, claimed, make_new_folder, release, take
 from experiments.store.crash_report import UNFINISHED, Facts, report_crashes, was_killed
+from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_rows, write_csv
 from experiments.store.provenance import partial_name, write_json
 
 CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, _ = FILES = (
@@ -66,35 +62,28 @@ PLOTS = "plots"
 WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions", "other_code")
 """Root keys that do not affect what a run measures."""
 
-_NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes", "extra"}
-_STORED_ELSEWHERE = {"num_prompt_tokens", "arrival_time", "arrival_iteration", "slo"}
-_SPEC = [field.name for field in fields(RequestSpec) if field.name not in _NOT_STORED | _STORED_ELSEWHERE]
-_OBJECTIVES = [field.name for field in fields(SLO)]
-_TIMES = ("arrival", "admitted", "first_token", "last_token")
-_OUTCOME = {  # column: attribute of the request
-    "prompt_tokens": "num_prompt_tokens",
-    "output_tokens": "num_output_tokens",
-    "finish_reason": "finish_reason.value",
-    "reject_reason": "reject_reason",
-    "preemptions": "num_preemptions",
-    "recomputed_tokens": "num_recomputed_tokens",
-}
-_LATENCIES = ("scheduling_delay", "ttft", "tpot", "end_to_end")
-_SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
-_LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
-REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_TIMES, *_OUTCOME, *_LATENCY_COLUMNS)
-
 
 def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the folder holds a complete run of this configuration."""
-    if read_summary(folder) is None:
+    """Whether the folder holds a complete run of this configuration, with whole tables."""
+    if (summary := read_summary(folder)) is None:
         return False
     try:
         before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return False
     now = yaml.safe_load(yaml.safe_dump(dict(config)))
-    return isinstance(before, dict) and _with_effect(before) == _with_effect(now)
+    same = isinstance(before, dict) and _with_effect(before) == _with_effect(now)
+    return same and not damage(folder, summary)
+
+
+def damage(folder: Path, summary: Mapping[str, Any]) -> str:
+    """Which table of a complete run is not as the run wrote it, and what to do; empty if none. A missing one is none."""
+    run = summary.get("run", {})
+    for name, key in ((REQUESTS, "requests"), (STEPS, "iterations"), (COPIES, "iterations")):
+        path = folder / name
+        if key in run and path.is_file() and not has_rows(path, run[key]):
+            return f"{path}: is cut off or changed, the run wrote {run[key]} rows; remove {folder} and run it again"
+    return ""
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
@@ -212,10 +201,10 @@ def write_results(
 
     requests: `collect_served(record)`. timeline_title: None omits the timeline. decode: None without a tokenizer.
     """
-    _write_csv(folder / STEPS, StepRecord._fields, _step_rows(record.steps))
+    write_csv(folder / STEPS, StepRecord._fields, step_rows(record.steps))
     if record.copies:
-        _write_csv(folder / COPIES, CopyTimes._fields, record.copies)
-    _write_csv(folder / REQUESTS, REQUEST_COLUMNS, _request_rows(record, requests))
+        write_csv(folder / COPIES, CopyTimes._fields, record.copies)
+    write_csv(folder / REQUESTS, REQUEST_COLUMNS, request_rows(record, requests))
     np.savez_compressed(folder / TOKENS, request_id=requests.token_ids.astype(np.int32), time=requests.token_times)
     if any(request.output for request in record.requests):
         in_order = sorted(record.requests, key=lambda request: request.id)
@@ -226,36 +215,9 @@ def write_results(
     write_json(folder / SUMMARY, _without_nan(summary))
 
 
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(chain([header], rows))
-
-
 def _output(request: Request, decode: Decode | None) -> dict[str, Any]:
     text = {} if decode is None else {"text": decode(request.output)}
     return {"id": request.id, "output": request.output, **text}
-
-
-def _step_rows(steps: Sequence[StepRecord]) -> Iterable[Iterable[object]]:
-    """The steps with times as text. Most times occur in several columns; each is formatted once."""
-    first, last = (StepRecord._fields.index(name) for name in ("planned_at", "ended"))
-    columns = [*zip(*steps, strict=True)]
-    times = set().union(*columns[first : last + 1])
-    text = dict(zip(times, map(repr, times), strict=True))
-    columns[first : last + 1] = [tuple(map(text.__getitem__, column)) for column in columns[first : last + 1]]
-    return zip(*columns, strict=True)
-
-
-def _request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object, ...]]:
-    """In order of completion; a rejected request has empty times."""
-    times = zip(*(getattr(requests, name).tolist() for name in (*_TIMES, *_LATENCIES)), strict=True)
-    spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
-    for request in record.requests:
-        if request.finish_reason is FinishReason.REJECTED:
-            row: tuple[object, ...] = (arrival_of(request, record.steps), request.admitted_at, *[None] * 6)
-        else:
-            row = tuple(None if math.isnan(value) else value for value in next(times))
-        yield (*spec(spec_of(request)), *objectives(request.slo), *row[:4], *outcome(request), *row[4:])
 
 
 def _check_ours(folder: Path, config: Mapping[str, Any], replace: bool) -> None:
@@ -265,7 +227,9 @@ def _check_ours(folder: Path, config: Mapping[str, Any], replace: bool) -> None:
         raise ConfigError(f"{folder} is a file; {_OTHER_FOLDER}")
     if any(path.name not in (*FILES, *_PARTIAL, PLOTS) for path in folder.iterdir()):
         raise ConfigError(f"{folder} contains files that do not belong to a run; {_OTHER_FOLDER}")
-    if not replace and read_summary(folder) is not None:
+    if not replace and (summary := read_summary(folder)) is not None:
+        if problem := damage(folder, summary):
+            raise ConfigError(problem)
         what = "this run already" if is_finished(folder, config) else "a complete run with other settings"
         raise ConfigError(f"{folder} contains {what}; {_OTHER_FOLDER}")
 

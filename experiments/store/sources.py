@@ -22,8 +22,8 @@ _FRAMEWORK = ("cbatch", "experiments/config", "experiments/workloads", "experime
 """What every run depends on. Policies are not in it: a run depends on its own."""
 
 _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_UNUSED = ("chunking", "output", "sweep")
-"""Root keys that name no module or file that the run depends on; a policy with chunks has its own copy of `chunking`."""
+_SECTIONS = ("policy", "workload", "model", "runtime", "backend", "hardware")
+"""Root keys that name modules and files. A policy has its own copy of `chunking` and `predictor` if it uses them."""
 
 _SMALL = 2**20  # bytes; larger files of a folder count by size and time, as weights do
 _HASHED = "_cbatch_source"  # attribute of a loaded module's spec
@@ -41,7 +41,7 @@ def sources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
         framework: hash of its files; own: hashes, by name, of the modules that the settings name and what these import
         (neither the framework nor installed packages), and of files and folders.
     """
-    leaves = list(_leaves({key: value for key, value in settings.items() if key not in _UNUSED}))
+    leaves = list(_leaves({key: value for key, value in settings.items() if key in _SECTIONS}))
     targets = [str(value) for key, value in leaves if key == "_target_"]
     own = {name: source.digest for name, source in sorted(_modules(targets))}
     named = [(str(value), Path(str(value))) for key, value in leaves if _may_be_file(key, value)]

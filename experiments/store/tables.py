@@ -13,7 +13,17 @@ import yaml
 
 from cbatch import ConfigError, StepRecord
 from cbatch.executor import CopyTimes
-from experiments.store.run_folder import CONFIG, COPIES, REQUESTS, STEPS, SUMMARY, TOKENS, read_summary, run_folders
+from experiments.store.run_folder import (
+    CONFIG,
+    COPIES,
+    REQUESTS,
+    STEPS,
+    SUMMARY,
+    TOKENS,
+    damage,
+    read_summary,
+    run_folders,
+)
 from experiments.store.text import name_of
 
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, zlib.error, yaml.YAMLError)
@@ -28,7 +38,7 @@ def load(folder: str | Path) -> pd.DataFrame:
     (`throughput.total_tokens_per_second`, `ttft_seconds.p99`), and `folder`.
 
     Raises:
-        ConfigError: there is no such folder, or no complete run in it.
+        ConfigError: there is no such folder, or no complete run in it, or a table of one was cut off.
     """
     root = Path(folder)
     if not root.is_dir():
@@ -71,6 +81,7 @@ def time_between_tokens(folder: str | Path) -> "pd.Series[float]":
 def _row(folder: Path) -> dict[str, Any]:
     summary = read_summary(folder)
     assert summary is not None, "a run's folder has a summary"
+    _check_whole(folder, summary)
     about = summary.pop("about")
     if "code" in about:
         own = " ".join(f"{name}:{digest}" for name, digest in about["code"]["own"].items())
@@ -93,9 +104,16 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFrame:
     """Read a CSV file of a run. numbers: required columns, which hold numbers or nothing."""
     path = _file(folder, name)
+    _check_whole(Path(folder), read_summary(Path(folder)))
     with _reading(path):
         frame = pd.read_csv(path, keep_default_na=name != STEPS)
         return frame.assign(**{column: pd.to_numeric(frame[column]) for column in numbers})
+
+
+def _check_whole(folder: Path, summary: Mapping[str, Any] | None) -> None:
+    """Raises ConfigError if a table of a complete run was cut off since."""
+    if summary is not None and (problem := damage(folder, summary)):
+        raise ConfigError(problem)
 
 
 @contextmanager

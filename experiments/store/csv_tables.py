@@ -1,0 +1,69 @@
+"""The CSV tables of a run: their columns and rows, and whether a file still has all of them."""
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
+from itertools import chain
+from operator import attrgetter
+from pathlib import Path
+
+from cbatch import SLO, FinishReason, RequestSpec, RunRecord, StepRecord
+from cbatch.request import spec_of
+from cbatch.results.metrics import Served, arrival_of
+
+_NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes", "extra"}
+_STORED_ELSEWHERE = {"num_prompt_tokens", "arrival_time", "arrival_iteration", "slo"}
+_SPEC = [field.name for field in fields(RequestSpec) if field.name not in _NOT_STORED | _STORED_ELSEWHERE]
+_OBJECTIVES = [field.name for field in fields(SLO)]
+_TIMES = ("arrival", "admitted", "first_token", "last_token")
+_OUTCOME = {  # column: attribute of the request
+    "prompt_tokens": "num_prompt_tokens",
+    "output_tokens": "num_output_tokens",
+    "finish_reason": "finish_reason.value",
+    "reject_reason": "reject_reason",
+    "preemptions": "num_preemptions",
+    "recomputed_tokens": "num_recomputed_tokens",
+}
+_LATENCIES = ("scheduling_delay", "ttft", "tpot", "end_to_end")
+_SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
+_LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
+REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_TIMES, *_OUTCOME, *_LATENCY_COLUMNS)
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(chain([header], rows))
+
+
+def has_rows(path: Path, num_rows: int) -> bool:
+    """Whether a table has this number of rows, the last of them whole."""
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        return False
+    if content.count(b"\r\n") == 1 + num_rows:
+        return True
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:  # a text may hold line breaks
+        return sum(1 for _ in csv.reader(file)) == 1 + num_rows
+
+
+def step_rows(steps: Sequence[StepRecord]) -> Iterable[Iterable[object]]:
+    """The steps with times as text. Most times occur in several columns; each is formatted once."""
+    first, last = (StepRecord._fields.index(name) for name in ("planned_at", "ended"))
+    columns = [*zip(*steps, strict=True)]
+    times = set().union(*columns[first : last + 1])
+    text = dict(zip(times, map(repr, times), strict=True))
+    columns[first : last + 1] = [tuple(map(text.__getitem__, column)) for column in columns[first : last + 1]]
+    return zip(*columns, strict=True)
+
+
+def request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object, ...]]:
+    """In order of completion; a rejected request has empty times."""
+    times = zip(*(getattr(requests, name).tolist() for name in (*_TIMES, *_LATENCIES)), strict=True)
+    spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
+    for request in record.requests:
+        if request.finish_reason is FinishReason.REJECTED:
+            row: tuple[object, ...] = (arrival_of(request, record.steps), request.admitted_at, *[None] * 6)
+        else:
+            row = tuple(None if math.isnan(value) else value for value in next(times))
+        yield (*spec(spec_of(request)), *objectives(request.slo), *row[:4], *outcome(request), *row[4:])
