@@ -1,5 +1,6 @@
 """A folder belongs to one process at a time: claims, what ends them, and commands that are started at the same moment."""
 
+import errno
 import json
 import os
 import socket
@@ -111,6 +112,12 @@ def test_an_empty_claim_is_being_written_unless_it_is_old(tmp_path: Path, conten
     take(path)
 
 
+def test_what_a_process_left_that_was_killed_when_it_claimed_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".unfinished.json.0123abcd").write_text("{")
+    with open_run_folder(tmp_path, {}, replace=False):
+        assert {path.name for path in tmp_path.iterdir()} == {"unfinished.json", "config.yaml"}
+
+
 def test_only_its_owner_releases_a_claim(tmp_path: Path) -> None:
     path = tmp_path / "claim"
     mine = take(path)
@@ -134,8 +141,17 @@ def at_once(num: int, do: Callable[[], Any]) -> list[Any]:
         return list(threads.map(one, range(num)))
 
 
-@pytest.mark.parametrize("left", [None, "failed", "dead"])
-def test_of_several_at_the_same_moment_one_gets_the_claim(tmp_path: Path, gone: int, left: str | None) -> None:
+@pytest.mark.parametrize("left", [None, "failed", "dead", "no links"])
+def test_of_several_at_the_same_moment_one_gets_the_claim(
+    tmp_path: Path, gone: int, left: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if left == "no links":  # as on exFAT
+        left = None
+
+        def refuse(*_: object) -> None:
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
     for attempt in range(20):
         path = tmp_path / str(attempt) / "claim"
         if left is not None:

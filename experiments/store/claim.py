@@ -16,6 +16,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from cbatch.errors import ResultsError
 
@@ -24,6 +25,7 @@ Claim = Mapping[str, Any]
 
 _NOT_YET_WRITTEN = {"status": "begun", "process": "?", "host": "?", "begun": "just now"}
 _SECONDS_TO_WRITE = 60.0  # an empty claim older than this is of a process that was killed before it could write
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)  # of file systems without hard links
 _MOST_ATTEMPTS = 1000  # at what other processes create and remove meanwhile
 
 
@@ -122,17 +124,32 @@ def make_folder(folder: Path, *, new: bool = False) -> None:
 
 
 def _create(path: Path, mine: Claim) -> bool:
-    """Creates a claim; False if there is one."""
+    """Creates a claim, complete from the first moment; False if there is one."""
+    if path.exists():
+        return False
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        partial.write_text(_text(mine), encoding="utf-8")
+        try:
+            os.link(partial, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _create_without_links(path, mine)
+        return True
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _create_without_links(path: Path, mine: Claim) -> bool:
     try:
         file = path.open("x", encoding="utf-8")
     except FileExistsError:
         return False
-    try:
-        with file:
-            file.write(_text(mine))
-    except OSError:
-        path.unlink()
-        raise
+    with file:
+        file.write(_text(mine))
     return True
 
 

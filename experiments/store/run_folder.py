@@ -225,7 +225,8 @@ def _check_ours(folder: Path, config: Mapping[str, Any], replace: bool) -> None:
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder} is a file; {_OTHER_FOLDER}")
-    if any(path.name not in (*FILES, *_PARTIAL, PLOTS) for path in folder.iterdir()):
+    names = {path.name for path in folder.iterdir()} - {*FILES, PLOTS}
+    if not all(name.startswith(_PARTIAL) for name in names):
         raise ConfigError(f"{folder} contains files that do not belong to a run; {_OTHER_FOLDER}")
     if not replace and (summary := read_summary(folder)) is not None:
         if problem := damage(folder, summary):
@@ -238,6 +239,8 @@ def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
     for name in (SUMMARY, *_PARTIAL, *FILES):  # first the one that says that the others are complete
         if name not in but:
             (folder / name).unlink(missing_ok=True)
+    for path in folder.glob(f"{partial_name(UNFINISHED)}.*"):
+        path.unlink(missing_ok=True)
 
 
 def _with_effect(config: Mapping[str, Any]) -> dict[str, Any]:

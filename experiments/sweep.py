@@ -1,0 +1,123 @@
+"""The folder of a sweep: its name, which one command claims, and what that command prints at its end."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from cbatch import ConfigError
+from experiments.job import ERRORS
+from experiments.store.claim import claimed, make_new_folder
+from experiments.store.crash_report import UNFINISHED
+from experiments.store.run_folder import CONFIG, read_summary, run_folders
+from experiments.store.text import sweep_text
+
+OPTIMUM = "optimization_results.yaml"
+"""File in which `hydra-optuna-sweeper` leaves the best settings."""
+
+
+@contextmanager
+def claimed_sweep(arguments: list[str]) -> Iterator[str]:
+    """Claims a sweep's folder and yields its name; if the command line has none, adds one to it.
+
+    Known before Hydra composes anything, so that this process can say how to resume after an interruption.
+
+    Raises:
+        ConfigError: a name that cannot be used.
+        ClaimedError: another command runs this sweep.
+    """
+    name = _name_of_sweep(arguments)
+    if name is None:
+        name = make_new_folder(sweep_folder(f"{datetime.now():%Y-%m-%d_%H-%M-%S}")).name
+        sys.argv.append(f"sweep={name}")
+    with claimed(sweep_folder(name) / UNFINISHED):
+        try:
+            yield name
+        finally:
+            _remove_unused(sweep_folder(name))
+
+
+def _name_of_sweep(arguments: list[str]) -> str | None:
+    """Returns the name that the command line gives to the sweep.
+
+    Raises:
+        ConfigError: an empty name, several, or one of a folder that is not below multirun/ or holds a run.
+    """
+    named = [argument for argument in arguments if argument.startswith("sweep=")]
+    if not named:
+        return None
+    override = OverridesParser.create().parse_override(named[-1])
+    value = override.value()
+    if override.is_sweep_override() or value in (None, "") or "${" in str(value):
+        raise ConfigError(f"{named[-1]}: is not a name; give one, without commas or ${{...}}")
+    name = Path(str(value))
+    if name.is_absolute() or not name.parts or ".." in name.parts:
+        raise ConfigError(
+            f"{named[-1]}: is not below multirun/, where sweeps are; give a name without .. or a leading /"
+        )
+    for folder in (sweep_folder(str(name)), *map(sweep_folder, map(str, name.parents))):
+        if folder != sweep_folder(".") and (folder / CONFIG).is_file():
+            raise ConfigError(f"{named[-1]}: {folder} is the folder of a run; give another name")
+    return str(value)
+
+
+def end_of_sweep(sweep: str) -> int:
+    """Prints the table of the sweep's runs, the best one if it was a search, and how many failed; returns the exit status."""
+    if finished := _finished(sweep):
+        print(f"\n{sweep_text(finished)}\n{_best(sweep)}results: {sweep_folder(sweep)}")
+    errors = sweep_folder(sweep) / ERRORS
+    if not errors.exists():
+        if finished:
+            return 0
+        print(
+            "error: the sweep holds no run; glob(...) chooses among the names of a group, give other keys their values",
+            file=sys.stderr,
+        )
+        return 2
+    num_failed = len(errors.read_text(encoding="utf-8").splitlines())
+    failed = f"{num_failed} {'run' if num_failed == 1 else 'runs'} failed, see {errors}"
+    print(f"error: {failed}; the same command with sweep={sweep} runs them again", file=sys.stderr)
+    return 2
+
+
+def _best(sweep: str) -> str:
+    """Returns a line with the best settings that a search has found; empty if the sweep was none."""
+    file = sweep_folder(sweep) / OPTIMUM
+    if not file.is_file():
+        return ""
+    found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    settings = " ".join(f"{key}={value}" for key, value in found["best_params"].items())
+    return f"best: {settings} ({found['best_value']:g})\n"
+
+
+def _remove_unused(folder: Path) -> None:
+    """Removes the folder of a sweep that ended before its first run, and the parents that it leaves empty."""
+    with suppress(OSError):
+        if {path.name for path in folder.iterdir()} <= {"multirun.yaml", UNFINISHED}:
+            for path in folder.iterdir():
+                path.unlink()
+            os.removedirs(folder)
+
+
+def sweep_folder(sweep: str) -> Path:
+    """Returns the folder of a sweep by its name."""
+    return Path(f"multirun/{sweep}")  # as conf/config.yaml puts it together
+
+
+def _finished(sweep: str) -> list[tuple[str, dict[str, object]]]:
+    """Returns (name, summary) of the sweep's complete runs."""
+    return [(folder.name, read_summary(folder) or {}) for folder in run_folders(sweep_folder(sweep))]
+
+
+def how_to_resume(sweep: str | None) -> str:
+    if sweep is None:
+        return "nothing was written"
+    return (
+        f"runs finished: {len(_finished(sweep))}, in {sweep_folder(sweep)}; "
+        f"the same command with sweep={sweep} runs the others"
+    )
