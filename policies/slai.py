@@ -32,6 +32,10 @@ class Slai:
         by_priority: bool = False,
     ) -> None:
         """tbt: seconds, for requests without an objective. by_priority: paying requests first, by `Request.priority`."""
+        if not isinstance(budget, int):
+            raise ConfigError(
+                f"policy.budget={budget}: give a number of tokens; chunk=auto is for policies with chunking"
+            )
         if order not in ORDERS or budget < 1 or not tbt > 0:
             raise ConfigError(f"policy: {order=} is spf or fcfs, {budget=} at least 1, {tbt=} above 0")
         self.budget, self.offset, self.tbt = budget, offset, tbt

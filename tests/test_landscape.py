@@ -1,12 +1,14 @@
 """Golden schedules of the published policies, computed by hand or by a simulator of its own, on the unit machine."""
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from unit_machine import golden
 
-from cbatch import SLO, BatchShape, Request
+from cbatch import SLO, BatchShape, ConfigError, Request
 from policies.chunking import Fixed, Slack, TileAligned
 from policies.lars import LARS
 from policies.length_order import LengthOrder
@@ -14,7 +16,7 @@ from policies.ltr import LTR
 from policies.mc_sf import McSf, most_held
 from policies.mlfq import MLFQ
 from policies.past_future import PastFuture
-from policies.predictors import Oracle, Predictor
+from policies.predictors import Bins, Noisy, Oracle, Predictor
 from policies.priority import Priority
 from policies.qoserve import QoServe
 from policies.sarathi_serve import SarathiServe
@@ -311,3 +313,26 @@ def test_lars_ranks_by_relative_slack_and_yields() -> None:
     assert with_shorts.startswith("L") and "S50" in with_shorts
     assert all(int(entry.split()[0][1:]) <= 100 for entry in entries)
     assert found.ends["S"] <= 7 and found.ends["T"] <= 7 and found.ends["L"] <= 16
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: VllmV1("auto"), "policy.budget=auto: give a number of tokens"),  # type: ignore[arg-type]
+        (lambda: Slai("auto"), "policy.budget=auto: give a number of tokens"),  # type: ignore[arg-type]
+        (lambda: VllmV1(8, victim="first"), "victim='first'"),
+        (lambda: VTC(Predictor(), weights={"a": 0}), "weights are above 0"),
+        (lambda: LengthOrder(Fixed(8), Predictor(), "shortest"), "policy.order=shortest: choose one of sjf"),
+        (lambda: QoServe(Fixed(8), Predictor(), "lifo"), "order='lifo'"),
+        (lambda: PastFuture("careful"), "admission='careful'"),
+        (lambda: McSf(Predictor(), "longest"), "policy.order=longest"),
+        (lambda: MLFQ(quantum=0), "quantum=0"),
+        (lambda: LTR(Predictor(), starvation=0), "starvation=0"),
+        (lambda: LARS(target=-1), "target=-1"),
+        (lambda: Noisy(), "give predictor.mae"),
+        (lambda: Bins(refresh=0), "refresh at least 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        make()
