@@ -1,10 +1,13 @@
 """`python -m experiments.plot NAME FOLDER [key=value ...]`: plot a finished run or sweep into FOLDER/plots."""
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from textwrap import dedent, indent
+from typing import Any
 
 from cbatch import ConfigError
 from experiments.config.command_line import check_name, keyword_arguments, listed, run
@@ -21,7 +24,19 @@ NAMES = {
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; returns its exit status."""
-    return run(_plot, arguments, lambda: f"{__doc__}\n{listed(NAMES)}")
+    return run(_plot, arguments, lambda: "\n".join([str(__doc__), "", *map(_usage, NAMES)]))
+
+
+def _usage(name: str) -> str:
+    """What a plot shows, and its keys, as its docstring describes them."""
+    keys = str(inspect.getdoc(_maker(name))).partition("Args:\n")[2].partition("\n\n")[0]
+    return f"{listed({name: NAMES[name]})}\n{indent(dedent(keys), ' ' * 6)}"
+
+
+def _maker(name: str) -> Callable[..., Any]:
+    """Returns the function that makes a plot of a folder."""
+    module = import_module(f"experiments.plots.{name}")
+    return module.text if name == "table" else module.draw  # type: ignore[no-any-return]
 
 
 def _plot(name: str, where: str = "", *options: str) -> None:
@@ -29,8 +44,7 @@ def _plot(name: str, where: str = "", *options: str) -> None:
     if not where or ("=" in where and not Path(where).exists()):
         raise ConfigError(f"plot {name}: needs a run's or sweep's folder: python -m experiments.plot {name} FOLDER")
     folder = Path(where)
-    module = import_module(f"experiments.plots.{name}")
-    make = partial(module.text if name == "table" else module.draw, folder)
+    make = partial(_maker(name), folder)
     made = make(**keyword_arguments(make, options, f"plot {name}"))
     if name == "table":
         print(made)

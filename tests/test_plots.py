@@ -1,5 +1,8 @@
 """`experiments.plot`: what is on the axes is what is in the results, and each plot is written for print."""
 
+import inspect
+from importlib import import_module
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -183,3 +186,14 @@ def test_too_many_runs_are_refused(sweep: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(series, "load", lambda folder: frame)
     with pytest.raises(ConfigError, match="shows at most 8 runs, the folder holds 9"):
         load_runs(sweep)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_lists_the_keys_of_each_plot(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    usage = capsys.readouterr().out.partition(f"\n  {name} ")[2]
+    described = takewhile(lambda line: line.startswith("      "), usage.splitlines()[1:])
+    keys = {key for line in described for key in line.partition(":")[0].strip().split(", ")}
+    module = import_module(f"experiments.plots.{name}")
+    _, *parameters = inspect.signature(module.text if name == "table" else module.draw).parameters
+    assert parameters and set(parameters) <= keys
