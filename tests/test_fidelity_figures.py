@@ -1,14 +1,17 @@
 """The figures of simulation held against real runs: errors, their signs, ranges and summaries, of runs made by hand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from hand_made import make_record
+from schedules import UnitCost
 
 from cbatch import BatchShape, Request
 from cbatch.sim.cost import StageTimes
+from cbatch.sim.profile import HostTime
 from experiments.fidelity import compare
 from experiments.fidelity.compare import TARGETS, Pair
 from experiments.fidelity.runs import ServedRun, figures, percentile_ranks, run_of
@@ -140,6 +143,27 @@ def test_a_clock_that_gets_faster_saves_time(monkeypatch: pytest.MonkeyPatch) ->
     assert compare.device_seconds(cost, SHAPES[3:], [0.0, 2.0]).tolist() == pytest.approx([2.5, 0.4 - 0.02])
     cost.power = None
     assert compare.device_seconds(cost, SHAPES[3:], [0.0, 2.0]).tolist() == pytest.approx([2.5, 0.4])
+
+
+def test_a_simulation_takes_the_host_time_of_the_model(served: ServedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Profile:
+        def host(self, *what: object) -> HostTime:
+            asked.append(what)
+            return HostTime(0.001)
+
+    class Second(Cost):
+        predict = UnitCost.predict
+
+        def execute(self, shape: BatchShape) -> StageTimes:
+            return StageTimes(**{**dict.fromkeys(StageTimes._fields, 0.0), "compute": 1.0})
+
+    monkeypatch.setattr(compare, "Nudged", Second)
+    sizes = {"max_tokens": 16, "longest": 10, "tile": 4, "num_blocks": 20, "block_size": 4}
+    profile: Any = Profile()
+    compare.simulate(replace(served, settings={**SETTINGS, **sizes}), profile)
+    assert asked == [(True, "llama-3.1-8b")]
 
 
 # -- several runs -----------------------------------------------------------------------------------------------------

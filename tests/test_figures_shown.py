@@ -159,6 +159,14 @@ def test_the_table_of_a_plot_shows_each_figure_under_its_name(folder: Path) -> N
     assert table.text(folder).endswith("|\n\nmeasured on a computer")
 
 
+def test_names_stand_at_the_left_and_numbers_at_the_right(tmp_path: Path) -> None:
+    for policy in ("orca", "prefill_first"):
+        write_run(tmp_path / policy, {"policy": policy})
+    rows = [line.split("|") for line in table.text(tmp_path).splitlines()[2:4]]
+    assert [row[1] for row in rows] == [" orca          ", " prefill_first "]
+    assert rows[0][2].endswith("   1.91 ")
+
+
 def test_what_a_run_was_wins_over_what_was_set(tmp_path: Path) -> None:
     """Orca takes no chunk, whatever `chunk` says."""
     write_run(tmp_path / "run", {"chunk": None}, {"chunk": 256, "workload": {"length": 8}})

@@ -203,6 +203,7 @@ class Linear:
         (Limits(3, 19, 100, tile=4), [16], 3, 12),  # not above max_tokens: two iterations, which 12 are enough for
         (Limits(3, 3, 100, tile=4), [16], 3, 3),  # no multiple of the tile fits
         (Limits(9, 100, 100, tile=4), [4], 1, 12),  # not below the batch
+        (Limits(8, 100, 100, tile=4), [4], 1, 8),
         (Limits(9, 8, 100, tile=4), [4], 1, 8),
     ],
 )
