@@ -135,6 +135,13 @@ def test_the_printed_table_of_a_sweep_shows_each_figure_under_its_name() -> None
         "TBT p99 [ms]": "2,980",
     }
     assert origin == ["measured on a computer"]
+    row = sweep_text([("a", summary), ("prefill_first", summary)]).splitlines()[2]
+    assert row.startswith("a              ") and row.endswith("  2,980")  # names at the left, numbers at the right
+    assert "          1.91" in row
+    single = summary | {
+        "tbt_seconds": dict.fromkeys(summary["tbt_seconds"])
+    }  # outputs of one token, read from the file
+    assert cells(sweep_text([("a", single), ("b", single)]))[1][-2:] == ["-", "-"]
     assert cells(sweep_text([("chunk=1", summary)]))[1][0] == "chunk=1"
 
 
@@ -189,8 +196,8 @@ def test_copies_of_a_run_if_it_timed_them(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "read", "says"),
     [
-        ("steps.csv", "iteration,started\n0,1\n", load_steps, "KeyError: 'planned_at'"),
-        ("requests.csv", "id\n0\n", load_requests, "KeyError: 'scheduling_delay_seconds'"),
+        ("steps.csv", "iteration,started\n" + 5 * "0,1\n", load_steps, "KeyError: 'planned_at'"),
+        ("requests.csv", "id\n" + 4 * "0\n", load_requests, "KeyError: 'scheduling_delay_seconds'"),
         ("tokens.npz", "nothing", load_tokens, "ValueError: "),
         ("config.yaml", "a: [", load, "ParserError: while parsing"),
     ],
@@ -222,6 +229,8 @@ def test_a_row_of_the_frame_has_every_setting_and_figure(folder: Path) -> None:
         (30960.4, "30,960"),
         (1000, "1,000"),
         (999.6, "1,000"),
+        (999.5, "1,000"),
+        (999.4, "999"),
         (4.756, "4.76"),
         (0.03841, "0.0384"),
         (-1234.5, "-1,234"),
@@ -277,8 +286,8 @@ def test_iterations_outside_the_measured_range_are_summed_over_simulated_runs() 
 
 
 def test_runs_made_by_different_code_are_not_compared_without_a_word() -> None:
-    codes = [{"framework": "ab", "own": {"mine.Policy": digest}} for digest in ("cd", "cd", "ef")]
+    codes = [{"framework": framework, "own": {"mine.Policy": own}} for framework, own in ("ac", "ac", "bd")]
     runs = [(name, make_summary(make_record(), {"code": code})) for name, code in zip("abc", codes, strict=True)]
-    warning = "made by different versions of mine.Policy; see about.code in summary.json"
+    warning = "made by different versions of cbatch, mine.Policy; see about.code in summary.json"
     assert sweep_text(runs).splitlines()[-1] == warning
     assert sweep_text(runs[:2]).splitlines()[-1] == "measured on a computer"

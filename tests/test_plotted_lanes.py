@@ -156,6 +156,15 @@ def test_lanes_of_a_benchmark_show_both_loops(benchmark: Path) -> None:
     assert names == ["compute, decodes alone", "plan, launch, absorb", "wait"]
 
 
+def test_of_a_benchmark_of_few_iterations_the_first_is_shown(benchmark: Path) -> None:
+    content = json.loads((benchmark / "async.json").read_text())
+    for name, times in (kept := content["figures"]["512"]["async"]["lanes"]).items():
+        kept[name] = times[:3]
+    (benchmark / "async.json").write_text(json.dumps(content))
+    [axes] = lanes.draw(benchmark, runs="512").axes
+    assert axes.get_xlim() == (0, pytest.approx(5))
+
+
 def test_one_batch_of_a_benchmark_is_chosen_by_its_name(benchmark: Path) -> None:
     [axes] = lanes.draw(benchmark, runs="51").axes
     assert axes.get_title(loc="left") == "async: 1.00 s, 2.00 ms per iteration"
@@ -166,3 +175,5 @@ def test_one_batch_of_a_benchmark_is_chosen_by_its_name(benchmark: Path) -> None
 def test_an_iteration_that_the_run_does_not_have(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"first=5 iterations=2: .* has iterations 0 to 4; choose among them"):
         lanes.draw(folder, first=5, iterations=2)
+    with pytest.raises(ConfigError, match=r"first=20 iterations=8: "):  # unless told otherwise
+        lanes.draw(folder)
