@@ -23,15 +23,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from cbatch import ConfigError
 from experiments.config.error_lines import one_line
-from experiments.serve import Command, serve
+from experiments.serve import Command, option_name, serve
 from experiments.store.claim import ClaimedError, check_free
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import CONFIG, SUMMARY, is_finished, new_run_folder, read_summary
+from experiments.store.runs import ERRORS
 from experiments.store.sources import differences, sources_of
 from experiments.store.text import DIGEST, run_line, run_text
-
-ERRORS = "errors.log"
-"""File in a sweep's folder with one line per failed run."""
 
 _LONGEST_NAME = 150  # characters of a folder's name
 _SECONDS_BETWEEN_LOOKS = 0.2  # at a run that another process has begun
@@ -145,7 +143,8 @@ def _single_run(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str, A
     if hydra.sweeper.get("params"):
         raise ConfigError(f"experiment={hydra.runtime.choices['experiment']} is a sweep; add -m")
     if settings["output"] is None:
-        stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(hydra.runtime.choices['policy'])}"
+        policy = option_name(hydra.runtime.choices, "policy", settings["policy"])
+        stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(policy)}"
         chosen: AbstractContextManager[Path] = new_run_folder(stem)
     else:
         chosen = nullcontext(_output_folder(settings["output"]))

@@ -15,7 +15,8 @@ from experiments.store.run_folder import PLOTS
 
 NAMES = {
     "throughput_vs_pd": "throughput and gain over a baseline against P:D (of a sweep)",
-    "latency_cdf": "time to first token, between tokens, end to end (of up to 8 runs)",
+    "latency_vs_rate": "percentiles of time to first token and between tokens against the request rate (of a sweep)",
+    "latency_cdf": "distributions of time to first token, between tokens, end to end (of up to 8 runs)",
     "composition": "tokens of the iterations, requests and KV cache over time (of one run)",
     "lanes": "host and device during a few iterations (of up to 8 runs)",
     "table": "metrics side by side, in Markdown",

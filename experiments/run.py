@@ -22,9 +22,10 @@ from experiments.config.choices import with_arguments
 from experiments.config.command_line import ends_with_its_reader, values_by_key
 from experiments.config.error_lines import CONFIG_FOLDER, one_line
 from experiments.config.run_options import parse_options
-from experiments.job import ERRORS, ReaderEnded, Refused, run_job
+from experiments.job import ReaderEnded, Refused, run_job
 from experiments.store.crash_report import TerminatedError, sigterm_raises
 from experiments.store.run_folder import remove_killed
+from experiments.store.runs import ERRORS
 from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"

@@ -150,15 +150,15 @@ def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str,
     """Returns the origin of the figures: what was chosen, the hardware, the versions."""
     policy, choices = settings["policy"], command.choices
     chunks = policy.get("chunking") is not None
-    chunking = _name(choices, "chunking", policy["chunking"]) if chunks else None
+    chunking = option_name(choices, "chunking", policy["chunking"]) if chunks else None
     if run.chosen.get("chunking") is not None:
         chunking = "pd_aware"
     return {
-        "policy": _name(choices, "policy", policy),
+        "policy": option_name(choices, "policy", policy),
         "policy_target": policy["_target_"],
         "chunking": chunking,
         "chunk": settings["chunk"] if chunks and "chunk" in policy["chunking"] else None,
-        "workload": _name(choices, "workload", settings["workload"]),
+        "workload": option_name(choices, "workload", settings["workload"]),
         "model": run.spec.name,
         "runtime": choices.get("runtime", "async" if settings["runtime"]["asynchronous"] else "sync"),
         "backend": run.backend.name,
@@ -181,7 +181,7 @@ def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str,
     }
 
 
-def _name(choices: Mapping[str, str], group: str, section: Mapping[str, Any]) -> str:
+def option_name(choices: Mapping[str, str], group: str, section: Mapping[str, Any]) -> str:
     """Returns the option chosen for a group; without one, or for an external policy, the name of the section's class."""
     name = choices.get(group, "external")
     return str(section["_target_"]).rpartition(".")[2] if name == "external" else name

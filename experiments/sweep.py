@@ -11,10 +11,10 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from cbatch import ConfigError
-from experiments.job import ERRORS
 from experiments.store.claim import claimed, make_new_folder
 from experiments.store.crash_report import UNFINISHED
-from experiments.store.run_folder import CONFIG, read_summary, run_folders
+from experiments.store.run_folder import CONFIG, run_folders
+from experiments.store.runs import ERRORS, drop_repeats, label_runs, omitted_text, read_runs
 from experiments.store.text import sweep_text
 
 OPTIMUM = "optimization_results.yaml"
@@ -68,8 +68,8 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
 
 def end_of_sweep(sweep: str) -> int:
     """Prints the table of the sweep's runs, the best one if it was a search, and how many failed; returns the exit status."""
-    if finished := _finished(sweep):
-        print(f"\n{sweep_text(finished)}\n{_best(sweep)}results: {sweep_folder(sweep)}")
+    if finished := run_folders(sweep_folder(sweep)):
+        print(f"\n{_table(sweep_folder(sweep))}\n{_best(sweep)}results: {sweep_folder(sweep)}")
     errors = sweep_folder(sweep) / ERRORS
     if not errors.exists():
         if finished:
@@ -83,6 +83,16 @@ def end_of_sweep(sweep: str) -> int:
     failed = f"{num_failed} {'run' if num_failed == 1 else 'runs'} failed, see {errors}"
     print(f"error: {failed}; the same command with sweep={sweep} runs them again", file=sys.stderr)
     return 2
+
+
+def _table(folder: Path) -> str:
+    """Returns the table of the sweep's runs; instead, what is wrong with a file that was changed after its run."""
+    try:
+        runs, omitted = drop_repeats(read_runs(folder))
+    except ConfigError as error:
+        return str(error)
+    rows = list(zip(label_runs(runs), (run.summary for run in runs), strict=True))
+    return sweep_text(rows, omitted_text(omitted))
 
 
 def _best(sweep: str) -> str:
@@ -109,15 +119,10 @@ def sweep_folder(sweep: str) -> Path:
     return Path(f"multirun/{sweep}")  # as conf/config.yaml puts it together
 
 
-def _finished(sweep: str) -> list[tuple[str, dict[str, object]]]:
-    """Returns (name, summary) of the sweep's complete runs."""
-    return [(folder.name, read_summary(folder) or {}) for folder in run_folders(sweep_folder(sweep))]
-
-
 def how_to_resume(sweep: str | None) -> str:
     if sweep is None:
         return "nothing was written"
     return (
-        f"runs finished: {len(_finished(sweep))}, in {sweep_folder(sweep)}; "
+        f"runs finished: {len(run_folders(sweep_folder(sweep)))}, in {sweep_folder(sweep)}; "
         f"the same command with sweep={sweep} runs the others"
     )

@@ -83,14 +83,15 @@ def test_the_tables_of_a_run_hold_its_record(folder: Path) -> None:
 
 
 REPORT = """\
-prefill_first on closed, llama-13b, async: measured on a computer
+prefill_first on closed, llama-13b, async
+measured on a computer
 
 tokens/s    1.91, of them 1.36 prefill and 0.545 decode
 requests/s  0.273: 3 served in 11.8 s, 1 rejected
 goodput     0.182 requests/s, 50.0% attain the objectives
 SLOs        0.0% of 1 requests attain theirs; gold 0.0%
 iterations  5 of 1.4 requests (35.0% of the batch) and 5.2 tokens (15.4% padding)
-KV cache    19.0% used, at most 30.0%; 1 preemptions
+KV cache    19.0% used, at most 30.0%; 1 preemptions, 18.2% of the tokens recomputed
 active      device 75.0%, host 25.0%
 
                                  mean    p50    p90    p95    p99
@@ -123,26 +124,37 @@ def test_the_line_of_a_run_in_a_sweep() -> None:
 
 
 def test_the_printed_table_of_a_sweep_shows_each_figure_under_its_name() -> None:
-    summary = make_summary(make_record())
-    head, first, second, origin = cells(sweep_text([("chunk=1,x=2,~ab", summary), ("chunk=2,x=2,~cd", summary)]))
-    assert (first[0], second[0]) == ("chunk=1", "chunk=2")
+    summary = make_summary(make_record(), objectives=Objectives(ttft=2.75))
+    head, first, second, note, origin = cells(sweep_text([("orca, x=1", summary), ("orca, x=2", summary)], "a note"))
+    assert (first[0], second[0], note) == ("orca, x=1", "orca, x=2", ["a note"])
     assert dict(zip(head[1:], first[1:], strict=True)) == {
         "tokens/s": "1.91",
         "requests/s": "0.273",
+        "goodput [requests/s]": "0.182",
+        "attained [%]": "50",
         "TTFT p50 [s]": "2.75",
         "TTFT p99 [s]": "9.37",
         "TBT p50 [ms]": "2,000",
         "TBT p99 [ms]": "2,980",
+        "recomputed [%]": "18.2",
     }
     assert origin == ["measured on a computer"]
     row = sweep_text([("a", summary), ("prefill_first", summary)]).splitlines()[2]
-    assert row.startswith("a              ") and row.endswith("  2,980")  # names at the left, numbers at the right
+    assert row.startswith("a              ") and row.endswith("  18.2")  # names at the left, numbers at the right
     assert "          1.91" in row
     single = summary | {
         "tbt_seconds": dict.fromkeys(summary["tbt_seconds"])
     }  # outputs of one token, read from the file
-    assert cells(sweep_text([("a", single), ("b", single)]))[1][-2:] == ["-", "-"]
+    assert cells(sweep_text([("a", single), ("b", single)]))[1][-3:-1] == ["-", "-"]
     assert cells(sweep_text([("chunk=1", summary)]))[1][0] == "chunk=1"
+
+
+def test_goodput_has_columns_if_a_run_has_objectives() -> None:
+    without, some = make_summary(make_record()), make_summary(make_record(), objectives=Objectives(ttft=2.75))
+    assert not {"goodput [requests/s]", "attained [%]"} & set(cells(sweep_text([("a", without)]))[0])
+    head, first, second, _ = cells(sweep_text([("a", without), ("b", some)]))
+    assert head[3:5] == ["goodput [requests/s]", "attained [%]"]
+    assert (first[3:5], second[3:5]) == (["-", "-"], ["0.182", "50"])
 
 
 def test_the_table_of_a_plot_shows_each_figure_under_its_name(folder: Path) -> None:
@@ -151,10 +163,13 @@ def test_the_table_of_a_plot_shows_each_figure_under_its_name(folder: Path) -> N
         "run": "prefill_first",
         "tokens/s": "1.91",
         "requests/s": "0.273",
+        "goodput [requests/s]": "0.182",
+        "attained [%]": "50",
         "TTFT p50 [s]": "2.75",
         "TTFT p99 [s]": "9.37",
         "TBT p50 [ms]": "2,000",
         "TBT p99 [ms]": "2,980",
+        "recomputed [%]": "18.2",
         "end to end p50 [s]": "7.75",
         "end to end p99 [s]": "10.4",
         "batch [requests]": "1.4",
@@ -175,9 +190,10 @@ def test_names_stand_at_the_left_and_numbers_at_the_right(tmp_path: Path) -> Non
 
 
 def test_what_a_run_was_wins_over_what_was_set(tmp_path: Path) -> None:
-    """Orca takes no chunk, whatever `chunk` says."""
-    write_run(tmp_path / "run", {"chunk": None}, {"chunk": 256, "workload": {"length": 8}})
-    assert load(tmp_path)["chunk"].to_list() == [None]
+    """But not where it says nothing: a policy that takes no chunk may have a setting that follows `chunk`."""
+    write_run(tmp_path / "run", {"chunk": None}, {"chunk": 256, "hardware": "h200"})
+    [row] = load(tmp_path).to_dict("records")
+    assert (row["hardware"], row["chunk"]) == ("a computer", 256)
 
 
 def test_the_code_of_a_run_is_one_line_in_the_frame(tmp_path: Path) -> None:
@@ -258,19 +274,28 @@ def test_a_run_is_named_by_its_policy_and_chunk(policy: str, chunking: str | Non
     assert name_of({"policy": policy, "chunking": chunking, "chunk": chunk}) == name
 
 
-def simulated(outside: int, others: tuple[str, ...] = ()) -> dict[str, Any]:
-    execution = {"profile": "h200", "error": "5%", "not_measured": others, "iterations_outside_measured_range": outside}
-    return {"simulated": True, "hardware": "NVIDIA H200", "execution": execution}
+def simulated(outside: int, others: tuple[str, ...] = (), error: str = "error: 5%", brief: str = "") -> dict[str, Any]:
+    errors = {"error": error, "error_in_brief": brief}
+    counts = {"not_measured": others, "iterations_outside_measured_range": outside}
+    return {"simulated": True, "hardware": "NVIDIA H200", "execution": {"profile": "h200", **errors, **counts}}
 
 
 def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() -> None:
+    """On a line of a terminal: a long text stays in summary.json."""
     assert origin_of(simulated(0)) == "SIMULATED with profile h200 (error: 5%)"
-    says = "SIMULATED with profile h200 (error: 5%; not measured: power (derived), host (fallback))"
-    assert origin_of(simulated(0, ("power (derived)", "host (fallback)"))) == says
+    parts = ("power (derived)", "host (fallback)")
+    assert origin_of(simulated(0, parts)) == "SIMULATED with profile h200 (error: 5%; 2 parts not measured)"
+    assert origin_of(simulated(0, parts[:1])).endswith("; 1 part not measured)")
     row = {"simulated": True, **{f"execution.{key}": value for key, value in simulated(0)["execution"].items()}}
     assert origin_of_row(row) == "SIMULATED with profile h200 (error: 5%)"
+    long = "against 16 real runs, median error: total time 5%"
+    brief = simulated(0, error=long, brief="error 5%, at most 9%")
+    assert origin_of(brief) == "SIMULATED with profile h200 (error 5%, at most 9%)"
+    assert origin_of(simulated(0, error=long)) == "SIMULATED with profile h200 (error: see summary.json)"
     summary = make_summary(make_record(), simulated(3))
-    assert run_text(summary).splitlines()[0].endswith("(error: 5%); iterations outside the measured range: 3")
+    assert run_text(summary).splitlines()[1:3] == [
+        *("SIMULATED with profile h200 (error: 5%)", "iterations outside the measured range: 3")
+    ]
 
 
 def test_iterations_outside_the_measured_range_are_summed_over_simulated_runs() -> None:

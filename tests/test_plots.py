@@ -6,14 +6,15 @@ from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from commands import command, summary
+from hand_made import write_run
 
 from cbatch import ConfigError
 from experiments.plot import NAMES, main
 from experiments.plots import composition, lanes, latency_cdf, series, table, throughput_vs_pd
 from experiments.plots.series import load_runs
+from experiments.store.runs import read_runs
 from experiments.store.tables import load, load_copies, load_requests, load_steps
 
 
@@ -130,24 +131,35 @@ def test_lanes_show_the_gaps_that_async_closes(loops: Path) -> None:
 
 
 def test_the_table_is_markdown(sweep: Path) -> None:
-    head, rule, *rows, _, origin = table.text(sweep, runs="ratio=14").splitlines()
+    lines = table.text(sweep, runs="ratio=14").splitlines()
+    head, rule, *rows = lines[: lines.index("")]
     assert head.startswith("| run")
     assert set(rule) <= set("|-: ")
     assert [row.split("|")[1].strip() for row in rows] == ["orca", "request_level", "sarathi 128", "sarathi 256"]
-    assert origin.startswith("SIMULATED with profile h200")
+    assert [line for line in lines if "not shown" in line] == [
+        f"1 run not shown: each differs from another run only in chunk, which {policy} does not read"
+        for policy in ("orca", "request_level")
+    ]
+    assert sum(line.startswith("SIMULATED with profile h200") for line in lines) == 1
 
 
 def test_every_plot_says_that_it_is_simulated(sweep: Path, one: Path, loops: Path) -> None:
-    for figure in (throughput_vs_pd.draw(sweep), latency_cdf.draw(one), composition.draw(one), lanes.draw(loops)):
-        assert figure.get_supxlabel().startswith("SIMULATED with profile h200 (error: ")
+    drawn = [throughput_vs_pd.draw(sweep), latency_cdf.draw(one), composition.draw(one), lanes.draw(loops)]
+    for figure in drawn:
+        error = "not compared with real runs" if figure is drawn[-1] else "error 1.4%, at most 114.5%"
+        assert figure.get_supxlabel().startswith(f"SIMULATED with profile h200 ({error}; ")
         assert "llama-3.1-8b, closed, length 1024, batch 18" in (
             figure.get_suptitle() or figure.legends[0].get_title().get_text()
         )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_command_writes_files(name: str, sweep: Path, one: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = sweep if name in ("throughput_vs_pd", "table") else one
+def test_the_command_writes_files(
+    name: str, sweep: Path, one: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rate in (1, 2):
+        write_run(tmp_path / f"{rate}", settings={"workload": {"arrivals": {"rate": rate}}})
+    folder = {"throughput_vs_pd": sweep, "table": sweep, "latency_vs_rate": tmp_path}.get(name, one)
     assert main([name, str(folder)]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folder))]
     assert [path.suffix for path in written] == ([".md"] if name == "table" else [".pdf", ".png"])
@@ -168,6 +180,8 @@ def test_the_command_writes_files(name: str, sweep: Path, one: Path, capsys: pyt
         (["composition", "{sweep}"], "this plot shows one run, the folder holds 8"),
         (["composition", "{one}", "begin=1e9"], "no iteration starts in these seconds"),
         (["throughput_vs_pd", "{one}"], "needs runs with several values of workload.pd_ratio"),
+        (["latency_vs_rate", "{one}"], "needs runs with several values of workload.arrivals.rate; sweep it with -m"),
+        (["latency_vs_rate", "{one}", "percentiles=98"], "percentiles=98: choose among 50, 90, 95, 99"),
         (["table", "{sweep}", "runs=vllm"], "runs=vllm: no folder name contains this"),
     ],
 )
@@ -182,8 +196,9 @@ def test_bad_requests_are_one_line(
 
 
 def test_too_many_runs_are_refused(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    frame = pd.concat([load(sweep).head(1).assign(name=name, overrides=[[]]) for name in "abcdefghi"])
-    monkeypatch.setattr(series, "load", lambda folder: frame)
+    [run, *_] = read_runs(sweep)
+    found = [run._replace(settings={**run.settings, "batch": batch}) for batch in range(9)]
+    monkeypatch.setattr(series, "read_runs", lambda folder: found)
     with pytest.raises(ConfigError, match="shows at most 8 runs, the folder holds 9"):
         load_runs(sweep)
 

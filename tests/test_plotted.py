@@ -1,19 +1,21 @@
 """What plots draw - lines, areas, spans, labels - of a run made by hand (`hand_made`)."""
 
+import math
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 from hand_made import write_run
 from matplotlib.axes import Axes
 
 from cbatch import ConfigError
-from experiments.plots import composition, latency_cdf, throughput_vs_pd
-from experiments.plots.series import choose_runs, label_runs, load_runs
+from experiments.plots import composition, latency_cdf, latency_vs_rate, throughput_vs_pd
+from experiments.plots.parts import apart, label_log
+from experiments.plots.series import load_runs
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +62,70 @@ def test_distributions_of_what_a_client_sees(folder: Path) -> None:
 
 def test_distributions_of_many_values_are_thinned_out_to_quantiles() -> None:
     axes = latency_cdf.new_figure(1, 1, 1)[1][0][0]
-    latency_cdf._draw_distribution(axes, np.arange(5001.0), "many", 0)
-    latency_cdf._draw_distribution(axes, np.zeros(0), "none", 1)
+    latency_cdf._draw_distribution(axes, (np.arange(5001.0),), "many", 0)
+    latency_cdf._draw_distribution(axes, (np.zeros(0),), "none", 1)
     x, y = lines(axes)["many"]
     assert len(x) == 1000 and np.allclose(x, 5000 * np.array(y)) and (y[0], y[-1]) == (0, 1)
     assert lines(axes)["none"] == ([], [])
+
+
+def test_the_requests_of_all_seeds_are_one_distribution_with_a_band(tmp_path: Path) -> None:
+    """The same latencies under two seeds: one line of all six, whose band has no width; four other labels have no band."""
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}", settings={"seed": seed, "workload": {"seed": seed}}, speed=seed)
+    first = latency_cdf.draw(tmp_path).axes[0]
+    [(x, y)] = lines(first).values()
+    assert (x, y) == (pytest.approx([2.5, 2.5, 2.75, 2.75, 9.5, 9.5]), pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1]))
+    axes = latency_cdf.new_figure(1, 1, 1)[1][0][0]
+    latency_cdf._draw_distribution(axes, (np.array([1.0, 3.0]), np.array([2.0, 5.0])), "both", 0)
+    assert lines(axes) == {"both": ([1, 2, 3, 5], pytest.approx([0, 1 / 3, 2 / 3, 1]))}
+    assert band(axes)[1.0] == (3, 5) and band(axes)[0.0] == (1, 2)
+
+
+def band(axes: Axes) -> dict[float, tuple[float, float]]:
+    """The least and greatest x of a band by its y."""
+    [area] = axes.collections
+    found: dict[float, list[float]] = {}
+    for x, y in area.get_paths()[0].vertices.tolist():
+        found.setdefault(y, []).append(x)
+    return {y: (min(places), max(places)) for y, places in found.items()}
+
+
+def test_a_latency_that_no_request_has_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "run")
+    np.savez(tmp_path / "run" / "tokens.npz", request_id=np.array([0, 1]), time=np.array([1.0, 2.0]))
+    latency_cdf.draw(tmp_path / "run")
+    assert capsys.readouterr().err == "1 run not shown: has no time between tokens\n  prefill_first\n"
+
+
+# -- axes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(4.3, 5.1), (0.015, 0.036), (4, 60), (0.01, 2), (0.001, 300), (1, 10), (95, 105), (0.3, 0.9)]
+)
+def test_a_logarithmic_axis_has_a_few_labels_that_do_not_touch(low: float, high: float) -> None:
+    figure, [panels] = latency_cdf.new_figure(1, 3, 2.7)
+    for panel in panels:
+        panel.plot([low, high], [0, 1])
+        panel.set_xscale("log")
+        label_log(panel.xaxis)
+    figure.draw_without_rendering()
+    assert_labels_stand_apart(panels[0])
+
+
+def assert_labels_stand_apart(panel: Axes) -> None:
+    ticks = [*panel.xaxis.get_major_ticks(), *panel.xaxis.get_minor_ticks()]
+    left, right = sorted(panel.get_xlim())
+    shown = [tick.label1 for tick in ticks if tick.label1.get_text() and left <= tick.get_loc() <= right]
+    assert 3 <= len(shown) <= 7
+    boxes = sorted((text.get_window_extent() for text in shown), key=lambda box: box.x0)
+    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
+
+
+def test_ticks_at_swept_values_leave_out_those_too_close() -> None:
+    assert apart([200, 1, 2, 5, 10, 14, 20, 28, 50, 100, 2], math.log(1.5)) == [1, 2, 5, 10, 20, 50, 100, 200]
+    assert apart([2.0, 2.01, 2.02], math.log(1.009)) == [2.0, 2.02]
 
 
 # -- composition ------------------------------------------------------------------------------------------------------
@@ -140,7 +201,8 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
             about = {"policy": policy, "overrides": [f"policy={policy}", f"workload.pd_ratio={ratio}"]}
             settings = {"workload": {"pd_ratio": ratio}}
             write_run(folder / f"{policy},ratio={ratio}", about, settings, speed=speed)
-    write_run(folder / "request_level,ratio=2,z=1", about, {"workload": {"pd_ratio": 2}}, speed=9999)
+    about["overrides"] = ["policy=request_level", "workload.pd_ratio=2"]
+    write_run(folder / "request_level,ratio=2,z=1", about, {"workload": {"pd_ratio": 2}}, speed=1000)
     return folder
 
 
@@ -155,6 +217,92 @@ def test_throughput_and_gain_by_ratio(sweep: Path) -> None:
     assert words(gains) == ("P:D ratio [prefill / decode tokens]", "throughput over request_level")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["request_level", "orca"]
     assert speeds.get_ylim()[0] == 0
+
+
+def test_throughput_of_several_seeds_is_a_mean_with_a_band(tmp_path: Path) -> None:
+    """Two seeds at each ratio: 1 and 3, and 4 alone; of the baseline 2 and 2, and 4."""
+    for policy, speeds in {"orca": {2: (1000, 3000), 14: (4000,)}, "request_level": {2: (2000,), 14: (4000,)}}.items():
+        for ratio, of_seeds in speeds.items():
+            for seed, speed in enumerate(of_seeds):
+                settings = {"seed": seed, "workload": {"pd_ratio": ratio, "seed": seed}}
+                write_run(tmp_path / f"{policy} {ratio} {seed}", {"policy": policy}, settings, speed=speed)
+    figure = throughput_vs_pd.draw(tmp_path)
+    speeds, gains = figure.axes
+    assert lines(speeds) == {"request_level": ([2, 14], [2, 4]), "orca": ([2, 14], [2, 4])}
+    assert lines(gains)["orca"] == ([2, 14], [1, 1])
+    for axes, widest in ((speeds, (1, 3)), (gains, (0.5, 1.5))):
+        [area] = axes.collections
+        heights = [y for x, y in area.get_paths()[0].vertices.tolist() if x == 2]
+        assert (min(heights), max(heights)) == widest
+    assert figure.legends[0].get_title().get_text().endswith("(mean and range of up to 2 runs per point)")
+
+
+def test_the_ratios_are_the_ticks_and_no_text_runs_into_another(tmp_path: Path) -> None:
+    for ratio in (2, 5, 14, 28):
+        about = {"policy": "request_level_with_a_long_name_and_settings"}
+        write_run(tmp_path / f"{ratio}", about, {"workload": {"lengths": {"pd_ratio": ratio}}}, speed=ratio)
+    figure = throughput_vs_pd.draw(tmp_path, baseline=about["policy"])
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        labelled = [tick.get_text() for tick in axes.get_xticklabels()]
+        assert labelled == ["2", "5", "14", "28"]
+        assert_labels_stand_apart(axes)
+        label, title = axes.yaxis.label.get_window_extent(), figure.legends[0].get_window_extent()
+        assert label.y0 >= 0 and label.y1 <= title.y0
+
+
+def test_a_run_without_the_ratio_or_the_throughput_is_named(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for ratio, speed in ((2, 1000), (14, 2000)):
+        write_run(tmp_path / f"ratio={ratio}", {}, {"workload": {"pd_ratio": ratio}}, speed=speed)
+    write_run(tmp_path / "other", {}, {"workload": {"path": "a.csv"}})
+    write_run(tmp_path / "empty", {}, {"workload": {"pd_ratio": 5}}, speed=float("nan"))
+    [axes] = throughput_vs_pd.draw(tmp_path).axes
+    assert lines(axes) == {"prefill_first": ([2, 14], [1, 2])}
+    assert capsys.readouterr().err.splitlines() == [
+        *("1 run not shown: has no workload.pd_ratio", "  other"),
+        *("1 run not shown: has no throughput.total_tokens_per_second", "  empty"),
+    ]
+
+
+# -- latency against the request rate ---------------------------------------------------------------------------------
+
+
+def write_rates(folder: Path, key: str, values: Iterable[float]) -> Path:
+    """At each value TTFT of 0.1 and TBT of 0.01 times the value, of P99 ten times as much; with seed 1 twice that."""
+    for value in values:
+        for seed in (0, 1):
+            workload: dict[str, Any] = {"arrivals": {"rate": value}} if key == "rate" else {key: value}
+            figures = {
+                f"{name}_seconds": {"p50": unit * value * (1 + seed), "p99": 10 * unit * value * (1 + seed)}
+                for name, unit in (("ttft", 0.1), ("tbt", 0.01))
+            }
+            settings = {"seed": seed, "workload": {"seed": seed, **workload}}
+            write_run(folder / f"{value},{seed}", settings=settings, figures=figures)
+    return folder
+
+
+def test_latencies_against_the_rate_are_means_with_bands(tmp_path: Path) -> None:
+    figure = latency_vs_rate.draw(write_rates(tmp_path, "rate", (1, 4)))
+    units = {"TTFT P50 [s]": 0.1, "TBT P50 [ms]": 10, "TTFT P99 [s]": 1, "TBT P99 [ms]": 100}
+    assert [axes.get_ylabel() for axes in figure.axes] == list(units)
+    for axes, unit in zip(figure.axes, units.values(), strict=True):
+        assert lines(axes) == {"prefill_first": ([1, 4], pytest.approx([1.5 * unit, 6 * unit]))}
+        heights = {(x, round(y / unit, 9)) for x, y in axes.collections[0].get_paths()[0].vertices.tolist()}
+        assert heights == {(1, 1), (1, 2), (4, 4), (4, 8)}
+        assert axes.get_yscale() == "log" and axes.get_xlim()[0] == 0
+    assert [axes.get_xlabel() for axes in figure.axes[2:]] == ["request rate [requests/s]"] * 2
+    title = figure.legends[0].get_title().get_text()
+    assert title == "llama-13b, closed, batch 4 (mean and range of 2 runs per point)"
+    [top, _] = latency_vs_rate.draw(tmp_path, percentiles=(99,), runs=",0").axes
+    assert lines(top) == {"prefill_first": ([1, 4], pytest.approx([1, 4]))} and not top.collections
+
+
+def test_the_rate_of_a_trace_is_that_of_its_requests(tmp_path: Path) -> None:
+    """Four requests arrive from 0.25 to 5.5 s in every run: the plot has one rate, 3 / 5.25 per second, at both speeds."""
+    axes = latency_vs_rate.draw(write_rates(tmp_path, "speed", (1, 2))).axes[0]
+    assert lines(axes) == {"prefill_first": ([pytest.approx(3 / 5.25)], pytest.approx([0.225]))}
 
 
 def test_gain_over_another_baseline(sweep: Path) -> None:
@@ -172,39 +320,6 @@ def test_gain_over_a_baseline_with_chunks(tmp_path: Path) -> None:
     speeds, gains = throughput_vs_pd.draw(tmp_path, baseline="sarathi").axes
     assert lines(gains)["orca"] == ([2, 14], [1.5, 1.5]) and gains.get_ylabel() == "throughput over sarathi 256"
     assert (speeds.get_xscale(), gains.get_xscale()) == ("log", "log")
-
-
-# -- names of runs ----------------------------------------------------------------------------------------------------
-
-
-def frame(*rows: dict[str, Any]) -> pd.DataFrame:
-    return pd.DataFrame([{"folder": f"sweep/a/{index}", "name": "orca", **row} for index, row in enumerate(rows)])
-
-
-def labels(runs: pd.DataFrame, without: Iterable[str] = ()) -> list[str]:
-    return label_runs(runs, list(without))["label"].to_list()
-
-
-def test_a_label_holds_what_was_swept_and_differs() -> None:
-    """Not the chunk, which is part of the name; not `b`, which is the same in all; equal runs once."""
-    given = ["policy=orca", "chunk=1", "+w.a=0", "b=1"]
-    rows = [
-        {"overrides": given, "w.a": value, "b": 1, "chunk": chunk} for value, chunk in ((0.5, 1), (2.0, 1), (2.0, 2))
-    ]
-    assert labels(frame(*rows)) == ["orca, a=0.5", "orca, a=2"]
-    assert labels(frame(*rows), ["w.a"]) == ["orca", "orca"]
-    text = [{"overrides": ["kind=x"], "kind": kind} for kind in ("x", "y")]
-    assert labels(frame(*text)) == ["orca, kind=x", "orca, kind=y"]
-
-
-def test_runs_are_chosen_by_the_names_of_their_own_folders() -> None:
-    runs = frame({}, {})
-    assert choose_runs(runs, "1")["folder"].to_list() == ["sweep/a/1"]
-    assert len(choose_runs(runs, "")) == 2
-    with pytest.raises(ConfigError, match=r"runs=\.: no folder name contains this"):  # no pattern
-        choose_runs(runs, ".")
-    with pytest.raises(ConfigError, match=r"runs=sweep: no folder name contains this; there are 0, 1 ..."):
-        choose_runs(runs, "sweep")
 
 
 def test_more_runs_than_a_plot_shows_are_refused(sweep: Path) -> None:

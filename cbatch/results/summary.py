@@ -47,7 +47,7 @@ def summarize(
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
     service = service_of(record.requests, requests)
     return {
-        "run": {**_run(record, requests, window, num_counted), "overshoot_tokens": overshoot_tokens},
+        "run": {**_run(record, requests, steps, window, num_counted), "overshoot_tokens": overshoot_tokens},
         "throughput": _throughput(requests, window, num_counted),
         "ttft_seconds": statistics(requests.ttft[counts]),
         "tbt_seconds": statistics(gaps[window.holds(gap_times)]),
@@ -63,8 +63,10 @@ def summarize(
     }
 
 
-def _run(record: RunRecord, requests: Served, window: Window, num_counted: int) -> Figures:
+def _run(record: RunRecord, requests: Served, steps: StepColumns, window: Window, num_counted: int) -> Figures:
     """The whole run with warm-up and drain, except `counted_*`, which are of the window."""
+    computed = float(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())
+    recomputed = sum(request.num_recomputed_tokens for request in record.requests)
     return {
         "requests": len(record.requests),
         "rejected_requests": len(record.requests) - len(requests.id),
@@ -73,7 +75,8 @@ def _run(record: RunRecord, requests: Served, window: Window, num_counted: int) 
         "seconds": record.steps[-1].done_at - record.steps[0].planned_at if record.steps else 0.0,
         "counted_seconds": window.seconds,
         "preemptions": sum(request.num_preemptions for request in record.requests),
-        "recomputed_tokens": sum(request.num_recomputed_tokens for request in record.requests),
+        "recomputed_tokens": recomputed,
+        "recomputed_share": recomputed / computed if computed else float("nan"),
     }
 
 

@@ -196,6 +196,7 @@ class ProfileCost:
             "hardware": profile.hardware,
             "source": profile.source,
             "error": error,
+            "error_in_brief": profile.compared.brief if profile.compared and error != NOT_COMPARED else "",
             "gpus": self.topology.num_gpus,
             "not_measured": not_measured(origins),
             "iterations_outside_measured_range": self.num_outside,

@@ -1,7 +1,8 @@
 """Reads hardware profiles from JSON files.
 
     {"name", "hardware", "source", "error": texts,  "memory_bytes": number,
-     "compared":         {"models": [], "loops": [], "gpus"}: the real runs that "error" holds for            (optional)
+     "compared":         {"models": [], "loops": [], "gpus", "brief"}: the real runs that "error" holds for, and the error in a few words
+                         (both optional)
      "ceilings":         {"bandwidth_bytes_per_second", "flops_per_second", "tile"},
      "attention":        rates of any model's attention, see `AttentionRates`                          (optional)
      "small_operations": see `SmallOperations`                                                         (optional)
@@ -152,8 +153,9 @@ def _hosts(node: Node) -> Iterator[tuple[str, tuple[HostTime, HostTime]]]:
 
 
 def _compared(node: Node) -> Compared:
-    node.only("models", "loops", "gpus")
-    return Compared(node.texts("models"), node.texts("loops"), int(node.number("gpus")))
+    node.only("models", "loops", "gpus", "brief")
+    brief = node.text("brief") if "brief" in node else ""
+    return Compared(node.texts("models"), node.texts("loops"), int(node.number("gpus")), brief)
 
 
 def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:

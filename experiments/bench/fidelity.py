@@ -17,7 +17,7 @@ from cbatch.sim.profile_file import PROFILES, load_profile, profile_text
 from cbatch.validation import whole
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases
-from experiments.fidelity.compare import compare, error_line, pair, show
+from experiments.fidelity.compare import brief_error, compare, error_line, pair, show
 from experiments.store.benchmark_file import write
 from experiments.store.provenance import atomic_write
 
@@ -71,7 +71,8 @@ def main(
     print(*save(plot.draw(written.parent), written.parent, "fidelity"), sep="\n")
     if stamp == "on":
         models = sorted({run.settings["model"] for run in runs})
-        _stamp(PROFILES / f"{hardware}.json", error_line(result), {"models": models, "loops": ["async"], "gpus": 1})
+        compared = {"models": models, "loops": ["async"], "gpus": 1, "brief": brief_error(result)}
+        _stamp(PROFILES / f"{hardware}.json", error_line(result), compared)
 
 
 def _stamp(path: Path, error: str, compared: dict[str, Any]) -> None:

@@ -190,3 +190,9 @@ def error_line(result: dict[str, Any]) -> str:
     errors = [f"{name} {median[name]:.1%} (at most {most[name]:.1%})" for name in TARGETS if name != "throughput"]
     runs = f"against {number} real runs of {' and '.join(models)}"
     return f"{runs}, median error: {', '.join(errors)}; python -m experiments.bench fidelity, {today()}"
+
+
+def brief_error(result: dict[str, Any]) -> str:
+    """Returns the error in a few words, for `cbatch.sim.provenance.Compared`: the largest of the medians, and of all."""
+    median, most = (max(result[f"{kind}_error"].values()) for kind in ("median", "largest"))
+    return f"error {median:.1%}, at most {most:.1%}"

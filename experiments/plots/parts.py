@@ -1,16 +1,18 @@
 """Building blocks of figures: facets, grouped and stacked bars, plain logarithmic axes, lanes of activity, legends."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullFormatter, StrMethodFormatter
+from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
-from experiments.plots.style import fill_style, new_figure, paper_style
+from experiments.plots.style import fill_style, line_style, new_figure, paper_style
 
 
 class Facet(NamedTuple):
@@ -100,6 +102,44 @@ def log_x(panel: Axes, ticks: Sequence[float] = (), base: float = 10.0) -> None:
         panel.set_xticks(ticks)
     panel.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.xaxis.set_minor_formatter(NullFormatter())
+
+
+def label_log(axis: Axis) -> None:
+    """Label a logarithmic axis, after drawing, with about three to six plain numbers however few decades it spans."""
+    low, high = sorted(axis.get_view_interval())
+    if low <= 0:  # nothing was drawn
+        return
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks: list[float] = []
+    for steps in ((1,), (1, 3), (1, 2, 5), (1, 2, 3, 5, 7)):
+        if len(ticks) < 3:
+            ticks = [step * 10.0**decade for decade in decades for step in steps if low <= step * 10.0**decade <= high]
+    if len(ticks) < 3:
+        ticks = [tick for tick in MaxNLocator(5, min_n_ticks=3).tick_values(low, high) if low <= tick <= high]
+    axis.set_ticks(apart(ticks, (0.19 if isinstance(axis, XAxis) else 0.08) * math.log(high / low)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def apart(values: Iterable[float], gap: float) -> list[float]:
+    """Those of the positive values, ascending, whose logarithms are at least `gap` from that of the last one kept."""
+    kept: list[float] = []
+    for value in sorted(values):
+        if not kept or math.log(value / kept[-1]) >= gap:
+            kept.append(value)
+    return kept
+
+
+def draw_series(panel: Axes, points: pd.DataFrame, x: str, label: str, index: int) -> None:
+    """A line through the means and, where repeated runs differ, a band from the least to the greatest.
+
+    points: the rows of one label of `experiments.plots.series.summarize_series`.
+    """
+    points = points.dropna()
+    style = line_style(index)
+    panel.plot(points[x], points["mean"], label=label, **style)
+    if (points["min"] < points["max"]).any():
+        panel.fill_between(points[x], points["min"], points["max"], color=style["color"], alpha=0.2, linewidth=0)
 
 
 def write_row(panel: Axes, places: Iterable[float], y: float, cells: Iterable[str], **style: Any) -> None:

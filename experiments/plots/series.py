@@ -1,59 +1,103 @@
-"""Choosing and labelling the runs of a sweep that a plot shows."""
+"""Choosing and labelling the runs of a sweep that a plot shows, and averaging over repeated ones."""
 
-from collections.abc import Collection
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from cbatch import ConfigError
 from experiments.plots.style import MOST_SERIES
-from experiments.store.tables import load
-
-_IN_NAME = ("policy", "chunk", "chunking", "experiment")
+from experiments.store.runs import Omitted, Run, drop_repeats, find_unfinished, label_runs, omitted_text, read_runs
+from experiments.store.tables import as_frame
+from experiments.store.text import mixed_text
 
 
 def load_runs(folder: Path, text: str = "", most: int = MOST_SERIES) -> pd.DataFrame:
-    """The finished runs in a folder whose folder names contain `text`, labelled.
+    """The finished runs in a folder that `text` chooses, each with a label of its own. Says which it leaves out, and why.
 
     Raises:
-        ConfigError: there are none, or more than `most` with different labels.
+        ConfigError: there are none, or more than `most`.
     """
-    runs = label_runs(choose_runs(load(folder), text))
+    runs, omitted = select_runs(folder, text)
     if len(runs) > most:
         limit = "one run" if most == 1 else f"at most {most} runs"
         choice = "give the folder of one, or choose with runs=TEXT, a part of folder names"
         raise ConfigError(f"this plot shows {limit}, the folder holds {len(runs)}; {choice}")
-    return runs
+    say(omitted, runs)
+    return as_frame(runs)
 
 
-def choose_runs(runs: pd.DataFrame, text: str) -> pd.DataFrame:
-    """The runs whose folder names contain `text`.
+def load_series(folder: Path, text: str, without: Iterable[str]) -> pd.DataFrame:
+    """Like `load_runs`, but runs that differ only in a seed or in the settings `without` have the same label.
+
+    Raises:
+        ConfigError: there are none, or more than `MOST_SERIES` labels.
+    """
+    runs, omitted = select_runs(folder, text)
+    seeds = {key for run in runs for key in run.settings if key.rpartition(".")[2] == "seed"}
+    frame = as_frame(runs).assign(label=label_runs(runs, {*without, *seeds}, apart=False))
+    if (count := frame["label"].nunique()) > MOST_SERIES:
+        most = f"this plot shows at most {MOST_SERIES} series, the folder holds {count}"
+        raise ConfigError(f"{most}; choose with runs=TEXT, a part of folder names")
+    say(omitted, runs)
+    return frame
+
+
+def select_runs(folder: Path, text: str) -> tuple[list[Run], list[Omitted]]:
+    """The finished runs that `text` chooses, repeated ones once, and those of the folder that are left out."""
+    found, repeated = drop_repeats(choose_runs(read_runs(folder), text))
+    return found, [*repeated, *(run for run in find_unfinished(folder) if text in run.name)]
+
+
+def choose_runs(runs: Sequence[Run], text: str) -> list[Run]:
+    """The runs whose folder names, or settings on the command line, contain `text`.
 
     Raises:
         ConfigError: there are none.
     """
-    names = runs["folder"].map(lambda folder: str(folder).rpartition("/")[2])
-    kept = runs[names.str.contains(text, regex=False)]
-    if kept.empty:
-        raise ConfigError(f"runs={text}: no folder name contains this; there are {', '.join(names[:5])} ...")
-    return kept
+    chosen = [run for run in runs if text in run.folder.name or text in ",".join(run.about["overrides"])]
+    if not chosen:
+        names = ", ".join(run.folder.name for run in runs[:5])
+        raise ConfigError(f"runs={text}: no folder name contains this; there are {names} ...")
+    return chosen
 
 
-def label_runs(runs: pd.DataFrame, without: Collection[str] = ()) -> pd.DataFrame:
-    """Add a column `label`: policy, chunk, and everything else that was swept. Of equal runs, only the first is kept.
+def say(omitted: Iterable[Omitted], shown: Iterable[Run] = ()) -> None:
+    """Print which runs are left out, and why, and whether those shown were made by different code."""
+    for text in (omitted_text(omitted), mixed_text([run.about for run in shown])):
+        if text:
+            print(text, file=sys.stderr)
 
-    Runs are equal, for instance, if `chunk=` was swept under a policy without chunks.
 
-    Args:
-        without: settings that the plot shows in another way, such as on an axis.
+def swept(frame: pd.DataFrame, keys: Sequence[str], folder: Path, example: str) -> str:
+    """The first of the settings that has several values.
+
+    Raises:
+        ConfigError: none has; example: values to give it.
     """
-    given = [dict(pair.split("=", 1) for pair in overrides) for overrides in runs["overrides"]]
-    keys = {key.lstrip("+") for pairs in given for key in pairs} - {*_IN_NAME, *without}
-    labels = runs["name"].copy()
-    for key in sorted(key for key in keys if key in runs and runs[key].nunique() > 1):
-        labels += ", " + key.rpartition(".")[2] + "=" + runs[key].map(_shorten)
-    return runs.assign(label=labels).drop_duplicates(subset=["label", *(key for key in without if key in runs)])
+    for key in keys:
+        if key in frame and frame[key].nunique() > 1:
+            return key
+    raise ConfigError(f"{folder}: needs runs with several values of {keys[0]}; sweep it with -m {keys[0]}={example}")
 
 
-def _shorten(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def leave_out(frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
+    """The rows that have a value in each column. Says which others are left out."""
+    for column in columns:
+        missing = frame[column].isna()
+        say([Omitted(Path(path).name, f"has no {column}") for path in frame.loc[missing, "folder"]])
+        frame = frame[~missing]
+    return frame
+
+
+def summarize_series(frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
+    """Mean, min and max of column y over the repeated runs at each x, by label and ascending x: columns x, mean, min, max."""
+    return frame.groupby(["label", x], sort=True)[y].agg(["mean", "min", "max"]).reset_index(x)
+
+
+def describe_points(frame: pd.DataFrame, x: str) -> str:
+    """What a point stands for, for a heading; empty if for one run."""
+    sizes = frame.groupby(["label", x]).size()
+    number = f"{sizes.min()}" if sizes.min() == sizes.max() else f"up to {sizes.max()}"
+    return f"mean and range of {number} runs per point" if sizes.max() > 1 else ""

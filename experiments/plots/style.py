@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -21,6 +22,7 @@ from experiments.store.text import origin_of_row
 
 PAGE = 7.0  # inches: text width of a printed page
 _ORIGIN_WIDTH = 165  # characters per line of the origin's small type
+_LEGEND_WIDTH = 125  # characters per line of a legend
 
 PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
 COPY = "#009E73"
@@ -118,7 +120,9 @@ def add_title(
 def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] = ()) -> None:
     """Add a heading, with the legend's handles if given; below the figure, where the times come from."""
     if handles:
-        ncols = min(len(handles), 4)
+        longest = max(len(str(handle.get_label())) for handle in handles)
+        widest = min(len(handles), 4, max(_LEGEND_WIDTH // (longest + 8), 1))
+        ncols = ceil(len(handles) / ceil(len(handles) / widest))
         figure.legend(handles=handles, loc="outside upper center", ncols=ncols, title=heading, title_fontsize=9)
     else:
         figure.suptitle(heading, fontsize=9)

@@ -1,51 +1,33 @@
 """Results on disk as pandas frames: one row per run of a sweep, one row per request or iteration of a run."""
 
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from cbatch import ConfigError, StepRecord
 from cbatch.executor import CopyTimes
-from experiments.store.run_folder import (
-    CONFIG,
-    COPIES,
-    REQUESTS,
-    STEPS,
-    SUMMARY,
-    TOKENS,
-    damage,
-    read_summary,
-    run_folders,
-)
+from experiments.store.run_folder import COPIES, REQUESTS, STEPS, TOKENS, read_summary
+from experiments.store.runs import Run, check_whole, flat, label_runs, read_runs, reading
 from experiments.store.text import name_of
 
-_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile, zlib.error, yaml.YAMLError)
 _LATENCIES = ("scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_to_end_seconds")
 
 
 def load(folder: str | Path) -> pd.DataFrame:
     """One row for each complete run in and below a folder.
 
-    Columns: `name` (policy and chunk), the fields of `about` (`policy`, `chunk`, `model`, `simulated`, `hardware`,
-    ...), every setting by its key (`workload.pd_ratio`), every metric by its group and name
-    (`throughput.total_tokens_per_second`, `ttft_seconds.p99`), and `folder`.
+    Columns: `name` (policy and chunk), `label` (the name, and what else varies among the runs), the fields of `about` (`policy`,
+    `model`, `simulated`, `hardware`, ...), every setting by its key (`chunk`, `workload.pd_ratio`), `experiment` if one was
+    chosen, every metric by its group and name (`throughput.total_tokens_per_second`, `ttft_seconds.p99`), and `folder`. A
+    setting that a run does not have, such as another policy's, is NaN.
 
     Raises:
         ConfigError: there is no such folder, or no complete run in it, or a table of one was cut off.
     """
-    root = Path(folder)
-    if not root.is_dir():
-        raise ConfigError(f"{root}: no such folder; give the folder of a run or of a sweep")
-    if not (found := run_folders(root)):
-        raise ConfigError(f"{root}: holds no finished run; give the folder of a run or of a sweep, or run it again")
-    return pd.DataFrame([_row(path) for path in found])
+    return as_frame(read_runs(folder))
 
 
 def load_requests(folder: str | Path) -> pd.DataFrame:
@@ -68,7 +50,7 @@ def load_copies(folder: str | Path) -> pd.DataFrame:
 def load_tokens(folder: str | Path) -> pd.DataFrame:
     """One row for each generated token of a run, by request and then by time: `request_id` and `time` in seconds."""
     path = _file(folder, TOKENS)
-    with _reading(path), np.load(path) as arrays:
+    with reading(path), np.load(path) as arrays:
         ids, times = arrays["request_id"].astype(int), arrays["time"].astype(float)
         return pd.DataFrame({"request_id": ids, "time": times})
 
@@ -78,52 +60,33 @@ def time_between_tokens(folder: str | Path) -> "pd.Series[float]":
     return load_tokens(folder).groupby("request_id")["time"].diff().dropna()
 
 
-def _row(folder: Path) -> dict[str, Any]:
-    summary = read_summary(folder)
-    assert summary is not None, "a run's folder has a summary"
-    _check_whole(folder, summary)
-    about = summary.pop("about")
-    if "code" in about:
-        own = " ".join(f"{name}:{digest}" for name, digest in about["code"]["own"].items())
-        about["code"] = {**about["code"], "own": own}
-    with _reading(folder / CONFIG):
-        settings = dict(_flat(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))))
-    with _reading(folder / SUMMARY):
-        return {"name": name_of(about), **settings, **dict(_flat(about)), **dict(_flat(summary)), "folder": str(folder)}
+def as_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """One row for each run, as in `load`."""
+    rows = []
+    for run, label in zip(runs, label_runs(runs), strict=True):
+        about = {
+            key: value for key, value in flat(_code_as_text(run.about)) if key not in run.settings or value is not None
+        }
+        figures = dict(flat({key: value for key, value in run.summary.items() if key != "about"}))
+        names = {"name": name_of(run.about), "label": label}
+        rows.append({**names, **run.experiment, **run.settings, **about, **figures, "folder": str(run.folder)})
+    return pd.DataFrame(rows)
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values by dotted keys."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+def _code_as_text(about: Mapping[str, Any]) -> dict[str, Any]:
+    if "code" not in about:
+        return dict(about)
+    own = " ".join(f"{name}:{digest}" for name, digest in about["code"]["own"].items())
+    return {**about, "code": {**about["code"], "own": own}}
 
 
 def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFrame:
     """Read a CSV file of a run. numbers: required columns, which hold numbers or nothing."""
     path = _file(folder, name)
-    _check_whole(Path(folder), read_summary(Path(folder)))
-    with _reading(path):
+    check_whole(Path(folder), read_summary(Path(folder)))
+    with reading(path):
         frame = pd.read_csv(path, keep_default_na=name != STEPS)
         return frame.assign(**{column: pd.to_numeric(frame[column]) for column in numbers})
-
-
-def _check_whole(folder: Path, summary: Mapping[str, Any] | None) -> None:
-    """Raises ConfigError if a table of a complete run was cut off since."""
-    if summary is not None and (problem := damage(folder, summary)):
-        raise ConfigError(problem)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Raises ConfigError if `path`, which is read within this context, was changed after the run."""
-    try:
-        yield
-    except (OSError, *_MALFORMED) as error:
-        what = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
-        raise ConfigError(f"{path}: is not as a run writes it ({what}); run it again") from error
 
 
 def _file(folder: str | Path, name: str) -> Path:

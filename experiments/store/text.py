@@ -13,6 +13,30 @@ Summary = Mapping[str, Any]
 DIGEST = "~"
 """Prefix of the part of a folder's name that only keeps shortened names unique."""
 
+COLUMNS = {
+    "tokens/s": ("throughput", "total_tokens_per_second", 1.0),
+    "requests/s": ("throughput", "requests_per_second", 1.0),
+    "goodput [requests/s]": ("goodput", "requests_per_second", 1.0),
+    "attained [%]": ("goodput", "attained_share", 100.0),
+    "TTFT p50 [s]": ("ttft_seconds", "p50", 1.0),
+    "TTFT p99 [s]": ("ttft_seconds", "p99", 1.0),
+    "TBT p50 [ms]": ("tbt_seconds", "p50", 1e3),
+    "TBT p99 [ms]": ("tbt_seconds", "p99", 1e3),
+    "recomputed [%]": ("run", "recomputed_share", 100.0),
+}
+"""Of a table of runs: group and name of the figure in summary.json, and the factor of its unit."""
+
+MORE_COLUMNS = {
+    "end to end p50 [s]": ("end_to_end_seconds", "p50", 1.0),
+    "end to end p99 [s]": ("end_to_end_seconds", "p99", 1.0),
+    "batch [requests]": ("iterations", "batch_requests", 1.0),
+    "KV cache peak [%]": ("iterations", "kv_use_peak", 100.0),
+    "preemptions": ("run", "preemptions", 1.0),
+    "device active [%]": ("iterations", "device_active_share", 100.0),
+}
+
+_LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line with the profile's name
+
 _LATENCIES = {
     "time to first token": ("ttft_seconds", 1.0, "s"),
     "scheduling delay": ("scheduling_delay_seconds", 1.0, "s"),
@@ -34,13 +58,14 @@ def name_of(about: Summary) -> str:
 
 
 def origin_of(about: Summary) -> str:
-    """Where the times come from: the hardware, or the profile that simulates it, with its error."""
+    """Where the times come from, in a line: the hardware, or the profile that simulates it, with its error."""
     if not about["simulated"]:
         return f"measured on {about['hardware']}"
     profile = about["execution"]
-    limits = [f"error: {profile['error']}"]
+    error = str(profile.get("error_in_brief") or profile["error"])
+    limits = [error if len(error) < _LONGEST_ERROR else "error: see summary.json"]
     if others := profile.get("not_measured"):
-        limits.append(f"not measured: {', '.join(others)}")
+        limits.append(f"{len(others)} {'part' if len(others) == 1 else 'parts'} not measured")
     return f"SIMULATED with profile {profile['profile']} ({'; '.join(limits)})"
 
 
@@ -60,9 +85,8 @@ def outside_text(abouts: Iterable[Summary]) -> str:
 def run_text(summary: Summary) -> str:
     """A run in full: every metric."""
     about = summary["about"]
-    title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}: {origin_of(about)}"
-    if outside := outside_text([about]):
-        title += f"; {outside}"
+    title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}"
+    title = "\n".join(filter(None, [title, origin_of(about), outside_text([about])]))
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
     ranks = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
     rows = [
@@ -97,7 +121,8 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "service", f"{clients} clients; difference {usual} per s, at most {worst}; Jain's index {jain}"
     yield "iterations", f"{iterations} and {tokens} tokens ({padding} padding)"
     used, peak = format_share(mean["kv_use_mean"]), format_share(mean["kv_use_peak"])
-    yield "KV cache", f"{used} used, at most {peak}; {run['preemptions']} preemptions"
+    again = format_share(run.get("recomputed_share"))
+    yield "KV cache", f"{used} used, at most {peak}; {run['preemptions']} preemptions, {again} of the tokens recomputed"
     device, host = format_share(mean["device_active_share"]), format_share(mean["host_active_share"])
     yield "active", f"device {device}, host {host}"
 
@@ -109,26 +134,35 @@ def run_line(name: str, summary: Summary) -> str:
     return f"{name}: {rate} tokens/s, TTFT p50 {format_number(summary['ttft_seconds']['p50'])} s ({mark})"
 
 
-def sweep_text(summaries: Sequence[tuple[str, Summary]]) -> str:
-    """The runs of a sweep, (folder name, summary) each, as a table. Parts that all names share are left out."""
-    parts = [[part for part in name.split(",") if not part.startswith(DIGEST)] for name, _ in summaries]
-    shared = set.intersection(*map(set, parts)) if len(parts) > 1 else set()
-    head = ["run", "tokens/s", "requests/s", "TTFT p50 [s]", "TTFT p99 [s]", "TBT p50 [ms]", "TBT p99 [ms]"]
-    rows, abouts = [], []
-    for part, (_, summary) in zip(parts, summaries, strict=True):
-        speed, ttft, tbt = (summary[key] for key in ("throughput", "ttft_seconds", "tbt_seconds"))
-        values = [speed["total_tokens_per_second"], speed["requests_per_second"], ttft["p50"], ttft["p99"]]
-        values += [scale(tbt["p50"], 1e3), scale(tbt["p99"], 1e3)]
-        rows.append([",".join(override for override in part if override not in shared), *map(format_number, values)])
-        abouts.append(summary["about"])
-    aligned = ("left", *["right"] * (len(head) - 1))
-    origins = sorted({origin_of(about) for about in abouts})
-    table = tabulate(rows, head, colalign=aligned, disable_numparse=True)
+def sweep_text(
+    runs: Sequence[tuple[str, Summary]],
+    notes: str = "",
+    columns: Mapping[str, tuple[str, str, float]] = COLUMNS,
+    tablefmt: str = "simple",
+) -> str:
+    """A table of runs, (label, summary) each, `notes`, and where the times come from. Goodput is left out if no run has any."""
+    summaries = [summary for _, summary in runs]
+    shown = {
+        head: column
+        for head, column in columns.items()
+        if any(column[1] in summary[column[0]] for summary in summaries)
+    }
+    rows = [
+        [label, *(format_number(scale(summary[group].get(key), factor)) for group, key, factor in shown.values())]
+        for label, summary in runs
+    ]
+    aligned = ("left", *["right"] * len(shown))
+    table = tabulate(rows, ["run", *shown], tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
+    abouts = [summary["about"] for summary in summaries]
+    end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
+    origins = sorted(set(map(origin_of, abouts)))
+    return "\n".join(filter(None, [table + end, notes, *origins, outside_text(abouts), mixed_text(abouts)]))
+
+
+def mixed_text(abouts: Iterable[Summary]) -> str:
+    """Which code differs among runs; empty if none does."""
     different = mixed(about["code"] for about in abouts if "code" in about)
-    warning = (
-        f"made by different versions of {', '.join(different)}; see about.code in summary.json" if different else ""
-    )
-    return "\n".join(filter(None, [table, *origins, outside_text(abouts), warning]))
+    return f"made by different versions of {', '.join(different)}; see about.code in summary.json" if different else ""
 
 
 def format_number(value: float | None) -> str:

@@ -34,7 +34,7 @@ ELSEWHERE = {
     r"python -m experiments\.paper": "minutes; see test_paper",
     r"python -m experiments\.profile model=(?!tiny)": "needs a GPU",
     r".*(launcher=joblib|sweeper=optuna)": "minutes; see test_sweep",
-    r"python -m experiments\.plot .* multirun/chat": "of a sweep that is not made",
+    r"python -m experiments\.plot .* multirun/(chat|rates)": "of a sweep that is not made",
 }
 CHUNK = 4
 COMMANDS = ("make ", "pip ", "python ")

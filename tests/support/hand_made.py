@@ -98,14 +98,19 @@ def write_run(
     settings: Mapping[str, Any] = SETTINGS,
     *,
     speed: float | None = None,
+    figures: Mapping[str, Mapping[str, float | None]] = {},
     copies: bool = False,
 ) -> Path:
-    """The folder of the run, as `experiments.run` would leave it. speed: tokens per second instead of its own."""
+    """The folder of the run, as `experiments.run` would leave it. speed, figures: tokens per second, and
+    other figures by group and name, instead of its own.
+    """
     record = make_record(copies=copies)
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
     summary = make_summary(record, about, objectives=Objectives(ttft=2.75))
     if speed is not None:
         summary["throughput"]["total_tokens_per_second"] = speed
+    for group, values in figures.items():
+        summary[group] |= values
     write_results(folder, record, collect_served(record), summary, timeline_title="by hand")
     return folder

@@ -1,0 +1,186 @@
+"""Which runs of a folder are shown, under which labels: whatever varies tells runs apart, and what is left out is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hand_made import ABOUT, write_run
+
+from cbatch import ConfigError
+from experiments.plots.series import choose_runs, load_runs, load_series, select_runs
+from experiments.store.run_folder import UNFINISHED
+from experiments.store.runs import Omitted, Run, drop_repeats, find_unfinished, label_runs, omitted_text
+from experiments.store.tables import load
+
+
+def run(name: str = "orca", *given: str, chunk: int | None = None, tokens: float = 1.0, **settings: Any) -> Run:
+    """given: overrides. chunk: of a policy that has chunks. settings: by key, with __ for the dots."""
+    keys = {key.replace("__", "."): value for key, value in settings.items()}
+    about = {**ABOUT, "policy": name, "overrides": list(given), "chunking": "tile_aligned" if chunk else None}
+    figures = {"throughput": {"tokens": tokens}}
+    return Run(Path("sweep") / ",".join([name, *given]), keys, {"about": {**about, "chunk": chunk}, **figures})
+
+
+def test_a_label_is_the_name_and_what_varies() -> None:
+    """Not `b`, which is the same in all."""
+    runs = [run("orca", f"w.a={value}", "b=1", w__a=value, b=1) for value in (0.5, 2.0)]
+    assert label_runs(runs) == ["orca, a=0.5", "orca, a=2"]
+    assert label_runs(runs, ["w.a"], apart=False) == ["orca", "orca"]
+    assert label_runs(runs[:1]) == ["orca"]
+    assert label_runs([run("sarathi", chunk=chunk, policy__chunking__chunk=chunk) for chunk in (1, 2)]) == [
+        *("sarathi 1", "sarathi 2")
+    ]
+
+
+def test_a_swept_setting_is_named_also_where_it_was_not_given() -> None:
+    assert label_runs([run("orca", batch=18), run("orca", "batch=4", batch=4)]) == ["orca, batch=18", "orca, batch=4"]
+
+
+def test_what_was_swept_is_named_even_if_something_else_tells_the_runs_apart() -> None:
+    runs = [run("orca", f"a={a}", f"b={a + 1}", a=a, b=a + 1) for a in (1, 2)]
+    assert label_runs(runs) == ["orca, a=1, b=2", "orca, a=2, b=3"]
+
+
+def test_an_experiment_stands_for_the_settings_that_it_brings() -> None:
+    """Not for those that are swept beside it."""
+    low, high = {"w__rate": 1, "w__num": 10}, {"w__rate": 5, "w__num": 50}
+    given = [("low", 1, low), ("high", 1, high), ("low", 2, low), ("high", 2, high)]
+    runs = [run("orca", f"experiment={name}", f"batch={batch}", batch=batch, **keys) for name, batch, keys in given]
+    assert label_runs(runs) == [f"orca, batch={batch}, experiment={name}" for name, batch, _ in given]
+
+
+def test_a_parameter_that_follows_a_swept_key_is_named() -> None:
+    """As policy.budget=${chunk} does: the policy has no chunks, so the key alone says nothing."""
+    runs = [run("Mine", f"chunk={size}", chunk=None, policy__budget=size) for size in (128, 256)]
+    assert label_runs(runs) == ["Mine, budget=128", "Mine, budget=256"]
+
+
+def test_lists_classes_and_paths_are_short_unless_that_hides_a_difference() -> None:
+    assert label_runs([run(sizes=[1, 2]), run(sizes=[1, 3])]) == ["orca, sizes=[1, 2]", "orca, sizes=[1, 3]"]
+    assert label_runs([run(p__lengths___target_=f"a.b.{name}") for name in ("X", "Y")]) == [
+        *("orca, lengths=X", "orca, lengths=Y")
+    ]
+    assert label_runs([run(path="/a/x.csv"), run(path="/a/y.csv")]) == ["orca, path=x.csv", "orca, path=y.csv"]
+    assert label_runs([run(path="/a/x.csv"), run(path="/b/x.csv")]) == ["orca, path=/a/x.csv", "orca, path=/b/x.csv"]
+    assert label_runs([run(share=0.1234567), run(share=0.1234568)]) == [
+        *("orca, share=0.1234567", "orca, share=0.1234568")
+    ]
+
+
+def test_keys_are_as_long_as_it_takes_to_tell_them_apart() -> None:
+    runs = [run("orca", f"a.n={a}", f"b.n={b}", a__n=a, b__n=b) for a in (1, 2) for b in (1, 2)]
+    assert label_runs(runs)[1] == "orca, a.n=1, b.n=2"
+
+
+def test_a_setting_that_a_policy_does_not_have_is_not_in_its_label() -> None:
+    runs = [run("orca"), *(run("Mine", f"+policy.size={size}", policy__size=size) for size in (1, None))]
+    assert label_runs(runs) == ["orca", "Mine, size=1", "Mine, size=null"]
+
+
+def test_a_policy_that_was_edited_between_two_runs_has_two_labels() -> None:
+    runs = [run("Mine"), run("Mine")]
+    for digest, each in zip("ab", runs, strict=True):
+        each.summary["about"]["code"] = {"framework": "f", "own": {"mine": digest}}
+    first, second = label_runs(runs)
+    assert first.startswith("Mine, code=") and second.startswith("Mine, code=") and first != second
+
+
+def test_measured_repetitions_are_told_apart_by_any_difference_or_by_their_folders() -> None:
+    """`chunk` has no effect on orca; both runs count all the same, as their figures differ."""
+    runs = [run("orca", f"chunk={size}", tokens=size)._replace(settings={"chunk": size}) for size in (128, 256)]
+    assert drop_repeats(runs) == (runs, [])
+    assert label_runs(runs) == ["orca, chunk=128", "orca, chunk=256"]
+    assert label_runs(runs, apart=False) == ["orca", "orca"]
+    twice = [run(tokens=1)._replace(folder=Path("runs/a")), run(tokens=2)._replace(folder=Path("runs/b"))]
+    assert label_runs(twice) == ["orca, a", "orca, b"]
+
+
+# -- runs that are not shown ------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_repeats_another_is_named_with_the_reason() -> None:
+    runs = [run("orca", f"chunk={size}")._replace(settings={"chunk": size, "batch": 1}) for size in (1, 2, 3)]
+    assert drop_repeats(runs) == (
+        runs[:1],
+        [
+            Omitted(f"orca,chunk={size}", "each differs from another run only in chunk, which orca does not read")
+            for size in (2, 3)
+        ],
+    )
+    assert drop_repeats([runs[0], runs[0]._replace()])[1] == [Omitted("orca,chunk=1", "each repeats another run")]
+    other = runs[1]._replace(settings={"chunk": 2, "batch": 2})
+    assert drop_repeats([runs[0], other]) == ([runs[0], other], [])
+
+
+def test_chunks_that_are_chosen_automatically_are_the_same_whatever_selector_was_asked_for() -> None:
+    runs = [run("sarathi", f"chunking={kind}", policy__chunking___target_=kind) for kind in ("fixed", "tile_aligned")]
+    for each in runs:
+        each.summary["about"]["chosen"] = {"chunking": "pd_aware"}
+    assert drop_repeats(runs)[0] == runs[:1]
+
+
+def test_the_reasons_are_listed_with_the_names() -> None:
+    assert omitted_text([Omitted("a", "x"), Omitted("b", "y"), Omitted("c", "x")]) == (
+        "2 runs not shown: x\n  a\n  c\n1 run not shown: y\n  b"
+    )
+    assert omitted_text([]) == ""
+
+
+def test_unfinished_runs_are_named_with_the_reason(tmp_path: Path) -> None:
+    """Failed before or after its folder was made, still running or killed, without a report, and run again since."""
+    write_run(tmp_path / "whole")
+    for name, said in {"failed": {"error": "no memory"}, "running": {"status": "begun"}, "lost": None}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.yaml").touch()
+        if said is not None:
+            (tmp_path / name / UNFINISHED).write_text(json.dumps(said))
+    (tmp_path / "errors.log").write_text("chunk=0: chunk=0: give 1 or more\nwhole: failed at first\n")
+    assert find_unfinished(tmp_path) == [
+        Omitted("chunk=0", "chunk=0: give 1 or more"),
+        Omitted("failed", "no memory"),
+        Omitted("lost", "did not finish"),
+        Omitted("running", "is running, or was killed"),
+    ]
+    assert [each.name for each in select_runs(tmp_path, "l")[1]] == ["failed", "lost"]
+
+
+# -- frames of runs ---------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_chosen_by_the_names_of_their_own_folders_or_by_their_overrides() -> None:
+    runs = [run("orca", "a=1"), run("sarathi", "a=2")._replace(folder=Path("sweep/x"))]
+    assert choose_runs(runs, "a=1") == runs[:1] and choose_runs(runs, "x") == choose_runs(runs, "a=2") == runs[1:]
+    assert choose_runs(runs, "") == runs
+    with pytest.raises(ConfigError, match=r"runs=\.: no folder name contains this"):  # no pattern
+        choose_runs(runs, ".")
+    with pytest.raises(ConfigError, match=r"runs=sweep: no folder name contains this; there are orca,a=1, x ..."):
+        choose_runs(runs, "sweep")
+
+
+def test_the_frame_has_the_settings_as_they_were(tmp_path: Path) -> None:
+    """Also `chunk` for a policy whose record says that it has no chunks, and lists; and the label."""
+    for chunk in (128, 256):
+        policy = {"budget": chunk, "sizes": [chunk, 1]}
+        about = {"overrides": ["experiment=low", f"chunk={chunk}"]}
+        write_run(tmp_path / f"{chunk}", about, {"chunk": chunk, "policy": policy})
+    runs = load(tmp_path)
+    assert runs["chunk"].to_list() == runs["policy.budget"].to_list() == [128, 256]
+    assert runs["policy.sizes"].to_list() == [[128, 1], [256, 1]]
+    assert runs["label"].to_list() == ["prefill_first, budget=128", "prefill_first, budget=256"]
+    assert runs["experiment"].to_list() == ["low", "low"]
+
+
+def test_seeds_make_one_series_and_separate_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (0, 1):
+        write_run(tmp_path / f"{seed}", {"overrides": [f"seed={seed}"]}, {"seed": seed, "workload": {"seed": seed}})
+    assert load_runs(tmp_path)["label"].to_list() == ["prefill_first, seed=0", "prefill_first, seed=1"]
+    assert load_series(tmp_path, "", ())["label"].to_list() == ["prefill_first"] * 2
+    assert capsys.readouterr().err == ""
+
+
+def test_a_plot_says_which_code_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for digest in "ab":
+        write_run(tmp_path / digest, {"code": {"framework": digest, "own": {}}}, {"batch": digest})
+    load_runs(tmp_path)
+    assert capsys.readouterr().err == "made by different versions of cbatch; see about.code in summary.json\n"
