@@ -183,7 +183,7 @@ def for_each_workload(case: str, num_examples: int) -> Callable[[Callable[[Workl
 
 def share_of(num_workloads: int, name: str) -> int:
     """Fewer for each of the many published policies: together they have most."""
-    return max(num_workloads // 4, 1) if name in LANDSCAPE else num_workloads
+    return max(num_workloads // 8, 1) if name in LANDSCAPE else num_workloads
 
 
 @pytest.mark.parametrize("small", [False, True], ids=["ample", "small"])
