@@ -127,6 +127,17 @@ def test_the_reasons_are_listed_with_the_names() -> None:
     assert omitted_text([]) == ""
 
 
+def test_names_of_all_combinations_are_listed_as_one() -> None:
+    names = [f"chunk={chunk},policy=orca,ratio={ratio}" for chunk in (256, 512) for ratio in (2, 5, 14)]
+    assert omitted_text([Omitted(name, "x") for name in names]) == (
+        "6 runs not shown: x\n  chunk=256|512,policy=orca,ratio=2|5|14"
+    )
+    for separate in (names[:-1], ["a=1,b=1", "a=1,c=1"], ["a=1,b=1", "a=1"], ["first", "second"]):
+        assert omitted_text([Omitted(name, "x") for name in separate]).splitlines()[1:] == [
+            f"  {name}" for name in separate
+        ]
+
+
 def test_unfinished_runs_are_named_with_the_reason(tmp_path: Path) -> None:
     """Failed before or after its folder was made, still running or killed, without a report, and run again since."""
     write_run(tmp_path / "whole")

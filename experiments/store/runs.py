@@ -5,6 +5,8 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
+from itertools import zip_longest
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -171,9 +173,21 @@ def omitted_text(omitted: Iterable[Omitted]) -> str:
     """A line for each reason, and below it the names of the runs; empty if nothing was left out."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in omitted:
-        by_reason.setdefault(reason, []).append(f"  {name}")
-    runs = {reason: "1 run" if len(names) == 1 else f"{len(names)} runs" for reason, names in by_reason.items()}
-    return "\n".join("\n".join([f"{runs[reason]} not shown: {reason}", *names]) for reason, names in by_reason.items())
+        by_reason.setdefault(reason, []).append(name)
+    lines = []
+    for reason, names in by_reason.items():
+        runs = "1 run" if len(names) == 1 else f"{len(names)} runs"
+        lines += [f"{runs} not shown: {reason}", *(f"  {name}" for name in _combine(names))]
+    return "\n".join(lines)
+
+
+def _combine(names: Sequence[str]) -> list[str]:
+    """Names of all combinations of some values as one: a=1,b=1 and a=2,b=1 as a=1|2,b=1; other names as they are."""
+    columns = [list(dict.fromkeys(parts)) for parts in zip_longest(*(name.split(",") for name in names), fillvalue="")]
+    keys = [{part.partition("=")[0] for part in parts} for parts in columns]
+    if prod(map(len, columns)) != len(set(names)) or any(len(found) > 1 for found in keys):
+        return list(names)
+    return [",".join("|".join([first, *(part.partition("=")[2] for part in rest)]) for first, *rest in columns)]
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------
