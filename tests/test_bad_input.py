@@ -98,7 +98,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     [
         (
             "policy=sarathy",
-            "policy=sarathy: no such policy; did you mean sarathi? known: external, length_order, longest_first, ",
+            "policy=sarathy: no such policy; did you mean sarathi? known: external, lars, length_order, longest_first, ",
         ),
         ("chunking=tile", "chunking=tile: no such chunking; did you mean tile_aligned?"),
         ("model=llama-3.1-80b", "model=llama-3.1-80b: no such model; did you mean llama-3.1-8b?"),

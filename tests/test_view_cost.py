@@ -20,7 +20,7 @@ from experiments.profile import command as profile_command
 from experiments.profile import host, laboratory
 
 TINY = load_spec("tiny")
-SMALL = ("backend=cpu", "workload.num_requests=3", "workload.length=40", "timeline=off")
+SMALL = ("workload.num_requests=3", "workload.length=40", "timeline=off")
 ASKS = ("policy=external", "policy._target_=asks.Asks")
 
 POLICY = """
@@ -50,8 +50,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *keys: str) -> str:
-    done = command("run", *SMALL, *keys, cwd=folder)
+def run(folder: Path, *keys: str, backend: str = "cpu") -> str:
+    done = command("run", f"backend={backend}", *SMALL, *keys, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -95,8 +95,8 @@ def test_a_replay_predicts_with_the_cpu_of_the_run(folder: Path, monkeypatch: py
 
 
 def test_a_simulation_of_this_cpu_measures_it_first(folder: Path) -> None:
-    keys = ("backend=sim", "hardware=cpu", "model=tiny", "policy=orca", "output=a")
-    assert "measuring this CPU with model=tiny" in run(folder, *keys)
+    keys = ("hardware=cpu", "model=tiny", "policy=orca", "output=a")
+    assert "measuring this CPU with model=tiny" in run(folder, *keys, backend="sim")
     about = summary(folder / "a")["about"]
     assert about["hardware"] == cpu_name() and about["execution"]["not_measured"] == []
 

@@ -12,7 +12,6 @@ from cbatch.runtime.graphs import CaptureReport
 from cbatch.runtime.options import Options
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
-from experiments.config.servers import PROFILE
 
 BLOCK_SIZE = 16
 
@@ -23,4 +22,4 @@ def cpu_server(spec: ModelSpec, limits: Limits, options: Options = Options()) ->
     executor: Any = make_executor(spec, limits, *kv)
     report = CaptureReport(0.5, {"off": 0, "decode": 6, "all": 8}[options.graphs], 1, 2)
     executor.iteration = SimpleNamespace(report=report, num_eager=0)
-    return Server(executor, limits, ProfileCost(load_profile(PROFILE), spec), kv)
+    return Server(executor, limits, ProfileCost(load_profile("h200"), spec), kv)
