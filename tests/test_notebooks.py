@@ -46,7 +46,10 @@ def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ).execute()
     ran, stored_cells = code_cells(notebook), code_cells(read(path))
     for cell, stored in zip(ran, stored_cells, strict=True):
-        kinds = [[output.output_type for output in found.outputs] for found in (cell, stored)]
+        shown = ([output for output in found.outputs if output.output_type != "stream"] for found in (cell, stored))
+        kinds = [
+            [output.output_type for output in outputs] for outputs in shown
+        ]  # lines about left-out runs may differ
         assert kinds[0] == kinds[1], cell.source
     assert pictures(ran) == pictures(stored_cells)
 

@@ -6,6 +6,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def times_or_refusal(path: Path, spec: ModelSpec, topology: Topology) -> None:
 
 JUNK: st.SearchStrategy[Any] = st.sampled_from(
     [None, True, 0, -1, 0.5, 1e308, math.nan, math.inf, 10**400, "", "1", "nan", [], [1, 2], [[1.0]], {}]
-)
+).map(deepcopy)  # of one object, the second may land inside the first: itself
 
 
 def places(node: Any) -> list[tuple[Any, Any]]:
