@@ -3,11 +3,11 @@
 This is the public face that a policy or a program imports; it loads neither torch nor Hydra.
 """
 
+from cbatch.capacity import KVView
 from cbatch.cost import BatchShape, CostModel
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError
 from cbatch.executor import Executor, Step, StepResult
-from cbatch.kv_view import KVView
 from cbatch.limits import Limits
 from cbatch.plan import Plan, Refusal
 from cbatch.plan_builder import PlanBuilder

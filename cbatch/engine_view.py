@@ -5,8 +5,8 @@ from itertools import compress
 from operator import attrgetter
 from typing import Any
 
+from cbatch.capacity import Freed, KVView
 from cbatch.cost import CostModel
-from cbatch.kv_view import Freed, KVView
 from cbatch.limits import Limits
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import Request, Requests, Status

@@ -3,30 +3,13 @@
 from collections.abc import Set
 from math import inf
 from operator import index
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
+from cbatch.capacity import Capacity
 from cbatch.errors import ConfigError, PlanError
 from cbatch.kv import blocks_lacking
-from cbatch.kv_view import KVView
-from cbatch.limits import Limits
 from cbatch.plan import Plan, Refusal
-from cbatch.request import Request, Requests
-
-
-class Host(Protocol):
-    """What the builder asks of the view that it was made by."""
-
-    limits: Limits
-    kv: KVView
-    running: Requests
-    decoding: Requests
-
-    @property
-    def num_places(self) -> int: ...
-
-    def is_waiting(self, request: Request) -> bool: ...
-
-    def ready_decodes(self, at_most: int, without: Set[Request] = ...) -> tuple[list[Request], int]: ...
+from cbatch.request import Request
 
 
 class _SetByCall:
@@ -45,8 +28,8 @@ class _SetByCall:
         self.__get__(builder, type(builder))
 
 
-_OF_THE_VIEW = ("_block_size", "_kv", "_limits", "_view")
-_OF_THE_PLAN = ("_bulk", "_named", "_num_tokens", "_padding", "_plan", "_refusal")
+_FROM_VIEW = ("_block_size", "_kv", "_limits", "_view")
+_IN_PLAN = ("_bulk", "_named", "_num_tokens", "_padding", "_plan", "_refusal")
 _LEFT = ("_coming_blocks", "_free_blocks", "_places", "_rows_left", "_tokens_left")
 
 
@@ -57,13 +40,13 @@ class PlanBuilder:
     priorities. Nothing can be assigned to a builder.
     """
 
-    __slots__ = (*_OF_THE_VIEW, *_OF_THE_PLAN, *_LEFT)
+    __slots__ = (*_FROM_VIEW, *_IN_PLAN, *_LEFT)
 
     note = _SetByCall("build(note)")
     reserve = _SetByCall("add(request, reserve=...)")
     wake_at = _SetByCall("build(wake_at=...)")
 
-    def __init__(self, view: Host) -> None:
+    def __init__(self, view: Capacity) -> None:
         limits, kv = view.limits, view.kv
         self._plan = Plan()
         self._num_tokens = 0
@@ -205,11 +188,11 @@ class PlanBuilder:
         self._coming_blocks += later
 
     def wait_for_blocks(self, request: Request, num_tokens: int) -> bool:
-        """Whether blocks that come free when the iterations in flight have ended will do for these tokens of a request.
+        """Whether blocks that come free when the iterations in flight have ended suffice for these tokens of a request.
 
-        They are then set aside for it: another request that lacks blocks is not told of them again in this plan.
+        They are then set aside for it: a later call does not count them for another request.
         """
-        lacking = self._kv.num_lacking(request, request.num_computed + num_tokens) - self._free_blocks
+        lacking = max(self._kv.num_lacking(request, request.num_computed + num_tokens) - self._free_blocks, 0)
         if lacking > self._coming_blocks:
             return False
         self._coming_blocks -= lacking

@@ -11,13 +11,14 @@ newest is preempted.
 
 Source: the paper and the code (ModelTC/lightllm, branch future_past_router; artifact WuSiYu/lightllm-ae). Constants
 differ there from place to place: window and reserve are those of the artifact's simulator. Differs from it: prompts are
-computed in the iteration of their admission, beside decodes. A history that is not full yet counts as limits.
+computed in the iteration of their admission, beside decodes. Until a request has ended, the
+limit of the one to be admitted stands for the history.
 """
 
+from bisect import bisect_right, insort
 from collections import deque
+from collections.abc import Sequence
 from random import Random
-
-import numpy as np
 
 from cbatch import ConfigError, Plan, Request, View
 from policies.mc_sf import most_held
@@ -38,6 +39,7 @@ class PastFuture:
         self.admission, self.reserve, self.draws = admission, reserve, draws
         self._random, self._oracle = Random(seed), Oracle()
         self._ended: deque[int] = deque(maxlen=window)
+        self._sorted: list[int] = []  # the same lengths
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
@@ -51,7 +53,10 @@ class PastFuture:
         return plan.build()
 
     def on_finish(self, request: Request) -> None:
+        if len(self._ended) == self._ended.maxlen:
+            self._sorted.remove(self._ended[0])
         self._ended.append(request.num_output_tokens)
+        insort(self._sorted, request.num_output_tokens)
 
     def _fits(self, admitted: list[Request], free_blocks: int, view: View) -> bool:
         size = view.kv.num_blocks * view.kv.block_size
@@ -64,17 +69,19 @@ class PastFuture:
         if self.admission == "optimum":
             peak = most_held(held, [self._oracle.remaining(request) for request in admitted])
         else:
-            history = np.sort(np.array(self._ended or [admitted[-1].max_new_tokens]))
+            history = self._sorted or [admitted[-1].max_new_tokens]
             draws = ([self._drawn(request, history) for request in admitted] for _ in range(self.draws))
             peak = max(most_held(held, left) for left in draws)
         return peak < size * (1 - self.reserve) or len(admitted) == 1
 
-    def _drawn(self, request: Request, history: np.ndarray) -> float:
-        """Output tokens still to come: a draw from the history above what is generated, linear between its lengths."""
+    def _drawn(self, request: Request, history: Sequence[int]) -> float:
+        """Output tokens still to come: a draw from the sorted history above what is generated, linear between its lengths."""
         generated = request.num_new_tokens
         if not generated:
-            return float(history[self._random.randrange(len(history))])
-        longer = history[np.searchsorted(history, generated, side="right") :]
-        support = [generated, *longer, max(request.max_new_tokens, generated)]
-        place = self._random.random() * (len(support) - 1)
-        return float(np.interp(place, range(len(support)), support)) - generated
+            return history[self._random.randrange(len(history))]
+        first = bisect_right(history, generated)
+        place = self._random.random() * (len(history) - first + 1)
+        step = int(place)
+        low = history[first + step - 1] if step else generated
+        high = history[first + step] if first + step < len(history) else max(request.max_new_tokens, generated)
+        return low + (place - step) * (high - low) - generated

@@ -16,7 +16,7 @@ read in abstract.
 
 from collections.abc import Iterable
 
-from cbatch import ConfigError, Plan, PlanBuilder, Request, View
+from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, View
 
 VICTIMS = ("last", "lcf", "cost")
 
@@ -56,10 +56,8 @@ class VllmV1:
 
     def _grant(self, request: Request, plan: PlanBuilder, view: View) -> bool:
         """Grant a running request its tokens, at the cost of victims; False if it has become one."""
-        while tokens := self._tokens(request, plan):
-            if plan.add(request, tokens, whole=True) or plan.rows_left == 0 or request in plan.plan.preempt:
-                break
-            if plan.wait_for_blocks(request, tokens):
+        while (tokens := self._tokens(request, plan)) and not plan.add(request, tokens, whole=True):
+            if plan.refusal is not Refusal.BLOCKS or plan.wait_for_blocks(request, tokens):
                 break
             preempted = {*plan.plan.preempt}
             victim = self.victim([other for other in view.running if other not in preempted], view)

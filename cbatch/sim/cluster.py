@@ -10,10 +10,10 @@ from itertools import chain, groupby
 from operator import index
 from typing import Any, Protocol, SupportsIndex
 
+from cbatch.capacity import KVView
 from cbatch.engine import Engine
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.executor import Executor
-from cbatch.kv_view import KVView
 from cbatch.policy import Policy
 from cbatch.policy_calls import call
 from cbatch.record import RunRecord

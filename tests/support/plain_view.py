@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from cbatch import KVView, Request, View
-from cbatch.kv_view import Freed
+from cbatch.capacity import Freed
 from cbatch.request import spec_of
 
 
