@@ -21,7 +21,7 @@ class StepRecord(NamedTuple):
     done_at: the host had absorbed the tokens.
     started, ended: the device computed.
     num_prefill_tokens: prompt tokens (after a preemption, also recomputed output); num_decode_tokens: the others.
-    num_padding_tokens: computed for nobody: what the plan asks for (`Plan.pad_to`), and up to a captured graph's
+    num_padding_tokens: computed for no request: what the plan asks for (`Plan.pad_to`), and up to a captured graph's
         tokens.
     num_sampled: tokens generated and received.
     kv_blocks_used, num_waiting, num_running: after the plan was carried out.

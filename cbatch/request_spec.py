@@ -66,7 +66,7 @@ class RequestSpec:
     predicted_new_tokens: a prediction of the output length, of any origin.
     prefix_hashes: hashes of the prompt's blocks, each covering the prompt up to its block's end (as in Mooncake's
         traces): two prompts with n equal leading hashes share n blocks.
-    extra: attributes of one's own, by name.
+    extra: the workload's own attributes, by name.
 
     Raises:
         ValueError: a length below 1, a negative arrival, or a prompt that is not num_prompt_tokens long.

@@ -21,7 +21,7 @@ from policies.waiting import WaitingQueue
 
 class LTR:
     def __init__(self, predictor: Predictor, starvation: float = 200, period: int = 10) -> None:
-        """starvation, period: iterations; starvation=.inf promotes nobody."""
+        """starvation, period: iterations; starvation=.inf: no promotion."""
         if not starvation >= 1 or period < 1:
             raise ConfigError(f"policy: {starvation=} and {period=} must be at least 1 iteration")
         self.predictor, self.starvation, self.period = predictor, starvation, period
@@ -37,7 +37,7 @@ class LTR:
         for request in self._ranked(view):
             if not self._grant(request, plan, view):
                 break
-        if plan.refusal is Refusal.PLACES:  # nobody waiting can be admitted: the running ones go on
+        if plan.refusal is Refusal.PLACES:  # no waiting request can be admitted; the running ones continue
             for request in sorted(view.running, key=self._rank):
                 self._grant(request, plan, view)
         for request in plan.plan.requests:

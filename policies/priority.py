@@ -1,10 +1,9 @@
 """vLLM V1's scheduler by priority: the most urgent first, the least urgent preempted (same source as `vllm_v1`).
 
 Waiting requests are admitted by (priority, arrival). Where the KV cache is full, the running request with the lowest
-priority is preempted, the latest arrival among equals; an urgent arrival preempts nobody to be admitted. In cbatch a
-higher number is more urgent, in vLLM a lower one. `boost` raises the priority of a request by its preemptions, at most
-by so much, as PR vllm#51574 does against requests that are preempted again and again: 0 is vLLM's rule, 3 is the fix's.
-The boost counts for both choices.
+priority is preempted, the latest arrival among equals; an urgent arrival never preempts in order to be admitted. In cbatch
+a higher number is more urgent, in vLLM a lower one. `boost` limits how far its preemptions raise a request's priority,
+in both choices: 0 is vLLM's rule; 3 is that of PR vllm#51574, which protects requests preempted again and again.
 """
 
 from collections.abc import Iterable

@@ -123,21 +123,25 @@ def test_the_line_of_a_run_in_a_sweep() -> None:
     assert run_line("a", make_summary(make_record(), simulated)).endswith(" (simulated)")
 
 
+COLUMNS = {
+    "tokens/s": "1.91",
+    "requests/s": "0.273",
+    "goodput [requests/s]": "0.182",
+    "attained [%]": "50",
+    "TTFT p50 [s]": "2.75",
+    "TTFT p99 [s]": "9.37",
+    "TBT p50 [ms]": "2,000",
+    "TBT p99 [ms]": "2,980",
+    "recomputed [%]": "18.2",
+}
+"""What the tables of a sweep and of a plot print of the run made by hand."""
+
+
 def test_the_printed_table_of_a_sweep_shows_each_figure_under_its_name() -> None:
     summary = make_summary(make_record(), objectives=Objectives(ttft=2.75))
     head, first, second, note, origin = cells(sweep_text([("orca, x=1", summary), ("orca, x=2", summary)], "a note"))
     assert (first[0], second[0], note) == ("orca, x=1", "orca, x=2", ["a note"])
-    assert dict(zip(head[1:], first[1:], strict=True)) == {
-        "tokens/s": "1.91",
-        "requests/s": "0.273",
-        "goodput [requests/s]": "0.182",
-        "attained [%]": "50",
-        "TTFT p50 [s]": "2.75",
-        "TTFT p99 [s]": "9.37",
-        "TBT p50 [ms]": "2,000",
-        "TBT p99 [ms]": "2,980",
-        "recomputed [%]": "18.2",
-    }
+    assert dict(zip(head[1:], first[1:], strict=True)) == COLUMNS
     assert origin == ["measured on a computer"]
     row = sweep_text([("a", summary), ("prefill_first", summary)]).splitlines()[2]
     assert row.startswith("a              ") and row.endswith("  18.2")  # names at the left, numbers at the right
@@ -161,15 +165,7 @@ def test_the_table_of_a_plot_shows_each_figure_under_its_name(folder: Path) -> N
     head, row, origin = cells(table.text(folder))
     assert dict(zip(head, row, strict=True)) == {
         "run": "prefill_first",
-        "tokens/s": "1.91",
-        "requests/s": "0.273",
-        "goodput [requests/s]": "0.182",
-        "attained [%]": "50",
-        "TTFT p50 [s]": "2.75",
-        "TTFT p99 [s]": "9.37",
-        "TBT p50 [ms]": "2,000",
-        "TBT p99 [ms]": "2,980",
-        "recomputed [%]": "18.2",
+        **COLUMNS,
         "end to end p50 [s]": "7.75",
         "end to end p99 [s]": "10.4",
         "batch [requests]": "1.4",

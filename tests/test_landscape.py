@@ -252,7 +252,7 @@ def test_the_chunk_ends_before_a_decode_is_due() -> None:
     assert found.schedule.startswith("A100 | A1 B511 | ")
 
 
-# -- mlfq and ltr: every request is ranked anew in each iteration; those left out pause ---------------------------------------
+# -- mlfq and ltr: every request is ranked again in each iteration; those left out pause ---------------------------------------
 
 PAUSES: dict[str, Any] = {"batch": 1, "limits": {"max_running": 8}}
 

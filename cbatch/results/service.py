@@ -109,7 +109,7 @@ def fairness(service: Service) -> dict[str, Any]:
 
 
 def _jain(received: Floats, wanted: Floats) -> float:
-    """Jain's index of one window; NaN if nobody received anything. Both are [clients]."""
+    """Jain's index of one window; NaN if no client received anything. Both are [clients]."""
     fair = max_min_shares(float(received.sum()), wanted)
     ratio = received[fair > 0] / fair[fair > 0]
     return float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())) if ratio.any() else float("nan")

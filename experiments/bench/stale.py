@@ -72,13 +72,13 @@ def find_ages(results: Path) -> Iterator[Age]:
 
 def _age(git: partial[str], path: str, file: Json) -> Age:
     stored = git("log", "-1", "--format=%h", "--", path)
-    told = str(file.get("commit") or "").partition(" ")[0]
-    known = bool(told) and bool(git("rev-parse", "--quiet", "--verify", f"{told}^{{commit}}", missing=True))
+    measured = str(file.get("commit") or "").partition(" ")[0]
+    known = bool(measured) and bool(git("rev-parse", "--quiet", "--verify", f"{measured}^{{commit}}", missing=True))
     if not (known or stored):
         return Age(path, file["date"], "", None)
-    since = f"{told if known else stored}..HEAD"
+    since = f"{measured if known else stored}..HEAD"
     found = git("log", "--format=%h %as %s", since, "--", *code_of(path, file)).splitlines()
-    return Age(path, file["date"], told[:7] if known else f"({stored})", len(found), found[0][:80] if found else "")
+    return Age(path, file["date"], measured[:7] if known else f"({stored})", len(found), found[0][:80] if found else "")
 
 
 def code_of(path: str, file: Json) -> tuple[str, ...]:

@@ -19,17 +19,17 @@ PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-c
 
 def provenance(command: str) -> dict[str, Any]:
     """The command with this process's arguments, the date, the commit and versions."""
-    told = {"command": f"{command} {arguments()}".rstrip(), "date": today(), "commit": commit()}
-    return {**told, "versions": versions()}
+    origin = {"command": f"{command} {arguments()}".rstrip(), "date": today(), "commit": commit()}
+    return {**origin, "versions": versions()}
 
 
 def commit() -> str | None:
     """The commit of this source tree, "+ changes" behind it if files differ from it.
 
-    A copy without git, such as one on a GPU host, is told by the environment: CBATCH_COMMIT. None if nothing tells.
+    For a copy without git, such as one on a GPU host, the environment variable CBATCH_COMMIT. None if there is neither.
     """
-    if told := os.environ.get("CBATCH_COMMIT"):
-        return told
+    if given := os.environ.get("CBATCH_COMMIT"):
+        return given
     return _commit_of(Path(__file__).resolve().parents[2])
 
 

@@ -50,7 +50,7 @@ class Annotations:
     tiers: service classes by name, drawn in proportion to their shares, which sum to 1.
     slo: objectives of requests whose tier has none.
     prediction: fills `predicted_new_tokens`.
-    pad_outputs: every so many consecutive requests get the longest output among them, which is what a system computes
+    pad_outputs: each group of this many consecutive requests gets its longest output, which is what a system computes
         that returns a batch as a whole, with a batch of that size (FasterTransformer; Orca, OSDI 2022, section 2).
     """
 

@@ -3,7 +3,7 @@
     workload.columns='{client: user_id, difficulty: score}'
 
 `client`, `session`, `tier`, `priority` and `predicted_new_tokens` fill the field of `RequestSpec`; any other name becomes an
-attribute of one's own, `request.extra["difficulty"]`.
+own attribute, `request.extra["difficulty"]`.
 """
 
 import re
