@@ -3,7 +3,6 @@
 This is the public face that a policy or a program imports; it loads neither torch nor Hydra.
 """
 
-from cbatch.capacity import KVView
 from cbatch.cost import BatchShape, CostModel
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError
@@ -15,6 +14,7 @@ from cbatch.policy import Policy
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_spec import SLO, RequestSpec, Sampling
+from cbatch.resources import KVView
 from cbatch.server import Server
 from cbatch.view import View
 

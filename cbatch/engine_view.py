@@ -5,11 +5,11 @@ from itertools import compress
 from operator import attrgetter
 from typing import Any
 
-from cbatch.capacity import Freed, KVView
 from cbatch.cost import CostModel
 from cbatch.limits import Limits
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import Request, Requests, Status
+from cbatch.resources import Freed, KVView
 from cbatch.state import State
 from cbatch.view import View
 

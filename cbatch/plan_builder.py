@@ -5,11 +5,11 @@ from math import inf
 from operator import index
 from typing import NoReturn
 
-from cbatch.capacity import Capacity
 from cbatch.errors import ConfigError, PlanError
 from cbatch.kv import blocks_lacking
 from cbatch.plan import Plan, Refusal
 from cbatch.request import Request
+from cbatch.resources import Resources
 
 
 class _SetByCall:
@@ -46,7 +46,7 @@ class PlanBuilder:
     reserve = _SetByCall("add(request, reserve=...)")
     wake_at = _SetByCall("build(wake_at=...)")
 
-    def __init__(self, view: Capacity) -> None:
+    def __init__(self, view: Resources) -> None:
         limits, kv = view.limits, view.kv
         self._plan = Plan()
         self._num_tokens = 0

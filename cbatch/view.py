@@ -7,17 +7,17 @@ system can implement them over its own state, and the same policies run there.
 from abc import abstractmethod
 from collections.abc import Sequence
 
-from cbatch.capacity import Capacity
 from cbatch.cost import CostModel
 from cbatch.plan_builder import PlanBuilder
 from cbatch.request import Request, Requests
+from cbatch.resources import Resources
 
 
-class View(Capacity):
+class View(Resources):
     """What a policy may look at: the host's state as it is now, without copies. The host updates the attributes.
 
     now: seconds since the start of the run.
-    limits, kv, running, decoding: see `Capacity`. cost: predicts the seconds of an iteration of a given shape.
+    limits, kv, running, decoding: see `Resources`. cost: predicts the seconds of an iteration of a given shape.
     waiting: requests that have arrived and hold nothing, in arrival order; preempted ones are among them.
     prefilling: those of `running` with prompt tokens (after a preemption, prompt and output) left.
     """

@@ -10,7 +10,6 @@ from itertools import chain, groupby
 from operator import index
 from typing import Any, Protocol, SupportsIndex
 
-from cbatch.capacity import KVView
 from cbatch.engine import Engine
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.executor import Executor
@@ -18,6 +17,7 @@ from cbatch.policy import Policy
 from cbatch.policy_calls import call
 from cbatch.record import RunRecord
 from cbatch.request import Request, Status
+from cbatch.resources import KVView
 from cbatch.server import Server
 from cbatch.sim.stages import StageAccount
 

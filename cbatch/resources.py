@@ -53,7 +53,7 @@ class KVView(ABC):
         return blocks_lacking(num_tokens, self.num_held(request), self.block_size)
 
 
-class Capacity(ABC):
+class Resources(ABC):
     """The part of a `View` that the plan builder reads.
 
     limits, kv: of the host.
