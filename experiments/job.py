@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from difflib import get_close_matches
@@ -26,10 +26,10 @@ from experiments.config.error_lines import one_line
 from experiments.serve import Command, option_name, serve
 from experiments.store.claim import ClaimedError, check_free
 from experiments.store.crash_report import UNFINISHED
-from experiments.store.run_folder import CONFIG, SUMMARY, is_finished, new_run_folder, read_summary
-from experiments.store.runs import ERRORS
+from experiments.store.run_folder import CONFIG, SUMMARY, new_run_folder, read_finished
+from experiments.store.runs import ERRORS, flat
 from experiments.store.sources import differences, sources_of
-from experiments.store.text import DIGEST, run_line, run_text
+from experiments.store.text import run_line, run_text
 
 _LONGEST_NAME = 150  # characters of a folder's name
 _SECONDS_BETWEEN_LOOKS = 0.2  # at a run that another process has begun
@@ -92,7 +92,11 @@ def objective_of(summary: Mapping[str, Any], key: str) -> float:
     Raises:
         ConfigError: there is no such number, or it has no value in this run.
     """
-    numbers = dict(_numbers(summary))
+    numbers = {
+        name: value
+        for name, value in flat(summary)
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    }
     if key not in numbers:
         near = get_close_matches(key, numbers, 3, 0.3) or list(numbers)[:3]
         raise ConfigError(f"objective={key}: summary.json has no such number; did you mean {' or '.join(near)}?")
@@ -100,15 +104,6 @@ def objective_of(summary: Mapping[str, Any], key: str) -> float:
     if value is None or not math.isfinite(value):
         raise ConfigError(f"objective={key}: has no value in this run; choose another figure of summary.json")
     return float(value)
-
-
-def _numbers(summary: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float | None]]:
-    """Yields the figures of a summary by dotted key; None is a figure that a run does not have."""
-    for name, value in summary.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
-            yield f"{prefix}{name}", value
 
 
 def _go_to_the_sweep(hydra: HydraConf) -> None:
@@ -149,7 +144,7 @@ def _single_run(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str, A
     else:
         chosen = nullcontext(_output_folder(settings["output"]))
     with chosen as folder:
-        if summary := _finished(folder, settings):
+        if summary := read_finished(folder, settings):
             if (changed := _other_code(summary, settings)) and settings["other_code"] == "rerun":
                 remedy = "give another output=, remove the folder, or keep it with other_code=keep"
                 raise ConfigError(f"{folder} holds this run, made by other code ({changed}); {remedy}")
@@ -169,7 +164,7 @@ def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str,
     alone = hydra.runtime.choices["hydra/launcher"] == "basic"  # others share the terminal: no bar can be drawn
     waits = False
     while True:
-        if summary := _finished(folder, settings):
+        if summary := read_finished(folder, settings):
             changed = _other_code(summary, settings)
             if not changed or settings["other_code"] == "keep":
                 print(f"{folder.name}: finished before{_by(changed)}", flush=True)
@@ -187,11 +182,6 @@ def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str,
                 print(f"{folder.name}: waits for {error.who}, which runs it", flush=True)
             waits = True
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-
-
-def _finished(folder: Path, settings: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Returns the summary of a complete run with these settings in this folder; None if there is none."""
-    return read_summary(folder) if is_finished(folder, settings) else None
 
 
 def _output_folder(output: object) -> Path:
@@ -230,7 +220,7 @@ def folder_name(overrides: str) -> str:
     name = _for_a_path(name) or "run"
     if name == overrides and len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[:_LONGEST_NAME]},{DIGEST}{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
+    return f"{name[:_LONGEST_NAME]},~{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
 
 
 def _for_a_path(name: str) -> str:

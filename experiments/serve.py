@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -18,7 +17,7 @@ from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.config.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.progress import progress
-from experiments.store.provenance import commit, versions
+from experiments.store.provenance import commit, now, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results
 from experiments.store.sources import sources_of
 from experiments.store.text import name_of, origin_of
@@ -175,7 +174,7 @@ def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str,
         "requests": len(run.requests),
         "output_lengths_known": limits_tell_lengths(run.requests),  # to policies, by `max_new_tokens`
         "overrides": list(command.overrides),
-        "date": f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}",
+        "date": now(),
         "commit": commit(),
         "versions": versions(),
     }

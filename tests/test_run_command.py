@@ -38,7 +38,7 @@ from experiments.config.assemble import Run, assemble
 from experiments.progress import progress
 from experiments.run import main
 from experiments.store.csv_tables import has_rows, write_csv
-from experiments.store.run_folder import is_finished, open_run_folder
+from experiments.store.run_folder import open_run_folder, read_finished
 from experiments.store.tables import load, load_requests, load_steps, load_tokens, time_between_tokens
 
 POLICIES = sorted(
@@ -374,7 +374,7 @@ def test_a_folder_whose_run_is_interrupted_is_as_it_was(tmp_path: Path) -> None:
 def test_a_run_without_a_whole_summary_is_not_finished(tmp_path: Path, content: str) -> None:
     with open_run_folder(tmp_path / "run", {"batch": 1}, replace=False):
         (tmp_path / "run" / "summary.json").write_text(content)
-    assert not is_finished(tmp_path / "run", {"batch": 1})
+    assert read_finished(tmp_path / "run", {"batch": 1}) is None
     with pytest.raises(ConfigError, match="holds no finished run"):
         load(tmp_path)
 
@@ -416,7 +416,7 @@ def test_a_table_that_was_cut_off_is_refused_and_the_run_made_again(
     plotted = command("plot", "latency_cdf", str(folder), cwd=tmp_path)
     assert (plotted.returncode, plotted.stderr) == (2, f"error: {said}\n")
     settings = yaml.safe_load((folder / "config.yaml").read_text())
-    assert is_finished(finished, settings) and not is_finished(folder, settings)
+    assert read_finished(finished, settings) and not read_finished(folder, settings)
 
 
 def test_a_table_with_line_breaks_in_its_texts_is_whole(tmp_path: Path) -> None:

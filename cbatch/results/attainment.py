@@ -1,7 +1,8 @@
 """Attainment of the objectives that requests carry (`RequestSpec.slo`): shares of all that were asked for, by tier.
 
-A request attains its objectives if its first token, every gap between its tokens and its last token are all in time. One that was
-rejected, or had not ended with the run, attains none and counts: leaving it out would reward a policy that drops what is late.
+A request attains its objectives if its first token, every gap between its tokens and its last token are all in time. A
+request that was rejected, or had not ended when the run did, attains none and counts: leaving it out would reward a
+policy that drops late requests.
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from cbatch.request import Request
 from cbatch.request_spec import NO_SLO
-from cbatch.results.metrics import Floats, Served, Window
+from cbatch.results.metrics import Floats, Served, Window, mean
 
 _OBJECTIVES = ("ttft", "tbt", "total")
 
@@ -20,8 +21,8 @@ _OBJECTIVES = ("ttft", "tbt", "total")
 def attainment(asked: Sequence[Request], served: Served, window: Window) -> dict[str, Any]:
     """Shares of the requests that have objectives and ended, or were rejected, in the window; empty if none has any.
 
-    `share`: all objectives together; `ttft_share`, `tbt_share`, `total_share`: each of them, of the requests that have it; `tiers`:
-    the same by tier.
+    `share`: all objectives together; `ttft_share`, `tbt_share`, `total_share`: each objective, over the requests that
+    have it; `tiers`: the same by tier.
 
     Args:
         asked: every request of the run. window: up to infinity, it counts requests that did not end.
@@ -44,12 +45,8 @@ def attainment(asked: Sequence[Request], served: Served, window: Window) -> dict
 
 def _shares(met: NDArray[np.bool_], limits: Floats, counted: NDArray[np.bool_]) -> dict[str, float]:
     """met, limits: [objectives, requests], limits infinite where there is none. counted: [requests]."""
-    shares = {"requests": int(counted.sum()), "share": _mean(met[:, counted].all(axis=0))}
+    shares = {"requests": int(counted.sum()), "share": mean(met[:, counted].all(axis=0))}
     for name, each, limit in zip(_OBJECTIVES, met, limits, strict=True):
         if np.isfinite(limit).any():
-            shares[f"{name}_share"] = _mean(each[counted & np.isfinite(limit)])
+            shares[f"{name}_share"] = mean(each[counted & np.isfinite(limit)])
     return shares
-
-
-def _mean(values: Any) -> float:
-    return float(values.mean()) if len(values) else float("nan")

@@ -1,7 +1,7 @@
 """Throughput and latency of a run, as the field defines them, computed from its record.
 
 All times are seconds on the executor's clock. Percentiles interpolate linearly between the two nearest values (numpy's
-default, Hyndman and Fan's type 7). A metric without values, such as the time between tokens of one token, is NaN.
+default, Hyndman and Fan's type 7). A metric without values, such as the gaps between tokens of a single one, is NaN.
 
     arrival     admitted        first token      token   token      last token
        |-----------|-----------------|-------------|-------|--- ... ---|
@@ -14,6 +14,7 @@ Does not know what produced the run.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Service-level objectives in seconds; None: not set. A request attains them by meeting all (DistServe, OSDI 2024)."""
+    """Service-level objectives in seconds; None: not set. A request attains them if it meets all (DistServe, OSDI 24)."""
 
     ttft: Limit | None = None
     tpot: Limit | None = None
@@ -115,7 +116,7 @@ class Served:
         same = self.token_ids[1:] == self.token_ids[:-1]
         return np.diff(self.token_times)[same], self.token_times[1:][same]
 
-    @property
+    @cached_property
     def longest_gap(self) -> Floats:
         """Longest time between two tokens of each request (MTPOT, Past-Future, ASPLOS 2025); NaN for a single token."""
         same = self.token_ids[1:] == self.token_ids[:-1]
@@ -124,6 +125,11 @@ class Served:
         place = order[np.searchsorted(self.id[order], self.token_ids[1:][same])]
         np.fmax.at(longest, place, np.diff(self.token_times)[same])
         return longest
+
+
+def mean(values: Any) -> float:
+    """The mean; NaN without values."""
+    return float(values.mean()) if len(values) else float("nan")
 
 
 def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:

@@ -1,11 +1,11 @@
 """Service of clients, as VTC measures it (Sheng et al., "Fairness in serving large language models", OSDI 2024).
 
 A request's service is 1 for each prompt token and 2 for each output token. As in the code behind that paper's figures
-(Ying1123/VTC-artifact, fair_bench/plot/visualize.py), it is received evenly from the request's first token to its last, and was
-requested when the request arrived. Only served requests count, there as here.
+(Ying1123/VTC-artifact, fair_bench/plot/visualize.py), it is received evenly from the request's first token to its last,
+and counts as requested when the request arrives. Only served requests count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ WINDOW_SECONDS = 60.0
 _SKIPPED_SECONDS = 30.0
 _TICKS = 20
 NO_CLIENT = "no client"
-"""Name of those who gave none."""
+"""Client of the requests that name none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +58,8 @@ class Service:
         """Service that each client has asked for by each time, [times, clients]."""
         return self._by_client(self.arrival <= time for time in times)
 
-    def _by_client(self, parts: Any) -> Floats:
-        """parts: share of each request, clipped to 0 .. 1, of each time."""
+    def _by_client(self, parts: Iterable[NDArray[Any]]) -> Floats:
+        """parts: for each time, the share of each request, which is clipped to 0 .. 1."""
         index = np.searchsorted(self.clients, self.client)
         num = len(self.clients)
         return np.array([np.bincount(index, self.amount * np.clip(part, 0, 1), num) for part in parts])
@@ -78,13 +78,14 @@ def service_of(requests: Sequence[Request], served: Served) -> Service | None:
 def fairness(service: Service) -> dict[str, Any]:
     """Service difference, Jain's index and total service of clients.
 
-    Both are of 19 windows of 60 s, whose middles divide the time from 30 s to the last arrival into 20 equal parts; NaN if
-    the last arrival comes before 60 s.
+    The first two are over 19 windows of 60 s, whose middles divide the time from 30 s to the last arrival into 20 equal
+    parts; NaN if the last arrival comes before 60 s.
 
-    service_difference: per second and summed over clients, how far each is below the one who received most, or from what it
-        requested, whichever is less (VTC, table 2).
-    jain_index: (sum x)^2 / (n sum x^2), where x is a client's service over its max-min fair share of what all received in the
-        window, given the service that it waits for (Jain, Chiu and Hawe, DEC-TR-301, 1984); 1 is fair, 1/n the opposite.
+    service_difference: per second, summed over clients: how far each is below the client that received most, or from
+        what it requested, whichever is less (VTC, table 2).
+    jain_index: (sum x)^2 / (n sum x^2), where x is a client's service over its max-min fair share of what all received
+        in the window, given the service that it waits for (Jain, Chiu and Hawe, DEC-TR-301, 1984); 1 is fair, 1/n the
+        opposite.
     """
     totals = dict(zip(service.clients, service.received(np.array([np.inf]))[0].tolist(), strict=True))
     last = float(service.arrival.max(initial=0.0))

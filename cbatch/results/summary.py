@@ -101,7 +101,7 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: int, max_batch: 
     """Unweighted means over the iterations whose tokens arrived within the window."""
     inside = window.holds(steps["received_at"])
     batch, prefill, decode, padding, kv = (
-        _mean(steps[name][inside])
+        metrics.mean(steps[name][inside])
         for name in ("num_requests", "num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "kv_blocks_used")
     )
     seconds = window.seconds or float("nan")
@@ -120,10 +120,6 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: int, max_batch: 
         "device_active_share": computing / seconds,
         "host_active_share": (planning + absorbing) / seconds,
     }
-
-
-def _mean(values: NDArray[Any]) -> float:
-    return float(values.mean()) if len(values) else float("nan")
 
 
 def _goodput(record: RunRecord, requests: Served, window: Window, objectives: Objectives) -> Figures:

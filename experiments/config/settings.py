@@ -24,18 +24,17 @@ MOST_REQUESTS_AT_ONCE = 1_000_000
 MOST_TOKENS = 2**31 - 1
 """Limit of a chunk, an iteration and the KV cache, whose blocks are numbered in 32 bits."""
 
+_OR_AUTO = WrapValidator(lambda value, accept: None if value == "auto" else accept(value))
+
 Tokens = Annotated[
-    int | None,
-    whole(1, MOST_TOKENS),
-    WrapValidator(lambda value, accept: None if value == "auto" else accept(value)),
-    Give(f"a whole number of tokens from 1 to {MOST_TOKENS}, or auto"),
+    int | None, whole(1, MOST_TOKENS), _OR_AUTO, Give(f"a whole number of tokens from 1 to {MOST_TOKENS}, or auto")
 ]
 """None stands for auto."""
 
 Requests = Annotated[
     int | None,
     whole(1, MOST_REQUESTS_AT_ONCE),
-    WrapValidator(lambda value, accept: None if value == "auto" else accept(value)),
+    _OR_AUTO,
     Give(f"a whole number from 1 to {MOST_REQUESTS_AT_ONCE}, or auto"),
 ]
 """None stands for auto."""

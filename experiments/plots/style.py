@@ -24,8 +24,7 @@ PAGE = 7.0  # inches: text width of a printed page
 _ORIGIN_WIDTH = 165  # characters per line of the origin's small type
 _LEGEND_WIDTH = 125  # characters per line of a legend
 
-PREFILL, DECODE, PADDING, HOST, IDLE = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2"
-COPY = "#009E73"
+PREFILL, DECODE, PADDING, HOST, IDLE, COPY = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2", "#009E73"
 """Fills; they differ in lightness as well."""
 
 # Okabe and Ito's colours, which the colour-blind tell apart; markers and dashes do it in grey.

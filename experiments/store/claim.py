@@ -12,13 +12,13 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from cbatch.errors import ResultsError
+from experiments.store.provenance import now, write_json
 
 Claim = Mapping[str, Any]
 """status, process, host, begun (time), and what tells the process from a later one with its number: `_identity`."""
@@ -87,10 +87,6 @@ def has_ended(claim: Claim) -> bool:
     if claim["status"] != "begun":
         return True
     return _is_visible(claim) and not _runs(claim)
-
-
-def now() -> str:
-    return f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}"
 
 
 def make_new_folder(stem: Path) -> Path:
@@ -162,9 +158,7 @@ def _take_over(path: Path, mine: Claim) -> bool:
         if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return False
         check_free(path)
-        partial = path.with_name(f".{path.name}")
-        partial.write_text(_text(mine), encoding="utf-8")
-        partial.replace(path)
+        write_json(path, mine)
     return True
 
 

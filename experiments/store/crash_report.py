@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from cbatch.errors import CbatchError, Interruption, ResultsError
-from experiments.store.claim import Claim, has_ended, now, release
-from experiments.store.provenance import write_json
+from experiments.store.claim import Claim, has_ended, release
+from experiments.store.provenance import now, write_json
 
 UNFINISHED = "unfinished.json"
 

@@ -27,8 +27,8 @@ _OUTCOME = {  # column: attribute of the request
 }
 _LATENCIES = ("scheduling_delay", "ttft", "tpot", "end_to_end")
 _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
-_LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
-REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_TIMES, *_OUTCOME, *_LATENCY_COLUMNS)
+LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
+REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_TIMES, *_OUTCOME, *LATENCY_COLUMNS)
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:

@@ -62,6 +62,11 @@ def today() -> str:
     return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
+def now() -> str:
+    """This second, with the time zone."""
+    return f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}"
+
+
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:

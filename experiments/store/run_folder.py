@@ -63,17 +63,17 @@ WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decis
 """Root keys that do not affect what a run measures."""
 
 
-def is_finished(folder: Path, config: Mapping[str, Any]) -> bool:
-    """Whether the folder holds a complete run of this configuration, with whole tables."""
+def read_finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The figures of a complete run of this configuration, with whole tables; None if the folder holds none."""
     if (summary := read_summary(folder)) is None:
-        return False
+        return None
     try:
         before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        return False
+        return None
     now = yaml.safe_load(yaml.safe_dump(dict(config)))
     same = isinstance(before, dict) and _with_effect(before) == _with_effect(now)
-    return same and not damage(folder, summary)
+    return summary if same and not damage(folder, summary) else None
 
 
 def damage(folder: Path, summary: Mapping[str, Any]) -> str:
@@ -231,7 +231,7 @@ def _check_ours(folder: Path, config: Mapping[str, Any], replace: bool) -> None:
     if not replace and (summary := read_summary(folder)) is not None:
         if problem := damage(folder, summary):
             raise ConfigError(problem)
-        what = "this run already" if is_finished(folder, config) else "a complete run with other settings"
+        what = "this run already" if read_finished(folder, config) else "a complete run with other settings"
         raise ConfigError(f"{folder} contains {what}; {_OTHER_FOLDER}")
 
 

@@ -24,6 +24,8 @@ ERRORS = "errors.log"
 INDIRECT = ("chunk", "chunking", "predictor")
 """Root keys that affect a run only where the policy's settings refer to them; `experiment` is resolved into other keys."""
 
+_IGNORED = {*WITHOUT_EFFECT, *INDIRECT}
+
 _NAMED = ("workload", "model", "runtime", "backend")
 """Groups whose option is in `about`."""
 
@@ -62,9 +64,6 @@ class Run(NamedTuple):
             keys = {key: value for key, value in keys.items() if not key.startswith("policy.chunking.")}
         own = json.dumps(self.about["code"]["own"], sort_keys=True) if "code" in self.about else ""
         return {**keys, "code": sha256(own.encode()).hexdigest()[:6]} if own else keys
-
-
-_IGNORED = {*WITHOUT_EFFECT, *INDIRECT}
 
 
 class Omitted(NamedTuple):

@@ -7,7 +7,7 @@ import ast
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -114,7 +114,7 @@ def _source(name: str, installed: bool) -> _Source | None:
     if not installed and any(file.resolve().is_relative_to(folder) for folder in _INSTALLED):
         return None
     with suppress(OSError):
-        return _once(spec, lambda: _read(file, spec)) if name in sys.modules else _read(file, spec)
+        return (_read_once if name in sys.modules else _read)(file, spec)
     return None
 
 
@@ -130,11 +130,11 @@ def _find(name: str) -> ModuleSpec | None:
     return None if within is None else PathFinder.find_spec(name, within)
 
 
-def _once(spec: ModuleSpec, read: Callable[[], _Source]) -> _Source:
-    """The source of a loaded module, as it was at the first call: a module loaded again has another spec."""
+def _read_once(file: Path, spec: ModuleSpec) -> _Source:
+    """The source of a loaded module, as it was at the first call: a reloaded module has another spec."""
     found: _Source | None = getattr(spec, _HASHED, None)
     if found is None:
-        found = read()
+        found = _read(file, spec)
         setattr(spec, _HASHED, found)
     return found
 

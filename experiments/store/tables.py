@@ -9,11 +9,10 @@ import pandas as pd
 
 from cbatch import ConfigError, StepRecord
 from cbatch.executor import CopyTimes
+from experiments.store.csv_tables import LATENCY_COLUMNS
 from experiments.store.run_folder import COPIES, REQUESTS, STEPS, TOKENS, read_summary
 from experiments.store.runs import Run, check_whole, flat, label_runs, read_runs, reading
 from experiments.store.text import name_of
-
-_LATENCIES = ("scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_to_end_seconds")
 
 
 def load(folder: str | Path) -> pd.DataFrame:
@@ -32,7 +31,7 @@ def load(folder: str | Path) -> pd.DataFrame:
 
 def load_requests(folder: str | Path) -> pd.DataFrame:
     """One row for each request of a run, in the order of their ends; times and latencies in seconds."""
-    return _table(folder, REQUESTS, _LATENCIES)
+    return _table(folder, REQUESTS, LATENCY_COLUMNS)
 
 
 def load_steps(folder: str | Path) -> pd.DataFrame:

@@ -10,9 +10,6 @@ from experiments.store.sources import mixed
 
 Summary = Mapping[str, Any]
 
-DIGEST = "~"
-"""Prefix of the part of a folder's name that only keeps shortened names unique."""
-
 COLUMNS = {
     "tokens/s": ("throughput", "total_tokens_per_second", 1.0),
     "requests/s": ("throughput", "requests_per_second", 1.0),
