@@ -5,6 +5,10 @@ from dataclasses import dataclass
 from cbatch.errors import ConfigError
 
 
+class _Default(int):
+    """A derived `max_running`, which `dataclasses.replace` derives again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The most that an iteration may hold.
@@ -15,8 +19,8 @@ class Limits:
     tile: tokens by which matrix products are tiled; a total that is a multiple wastes nothing. 1: unknown.
     graph_sizes: tokens of the mixed iterations to capture graphs for, ascending; empty: as the runtime chooses.
     num_stages: pipeline stages; a token sampled by iteration N can be fed to iteration N + num_stages.
-    max_running: requests admitted at once, at least max_batch; 0, the default, becomes max_batch * num_stages. Those beyond
-        it are paused in each iteration: they hold KV blocks, but no row of the batch.
+    max_running: requests admitted at once, at least max_batch; 0, the default, becomes max_batch * num_stages. Admitted
+        requests that are not in an iteration's batch are paused: they keep their KV blocks.
     """
 
     max_batch: int
@@ -31,7 +35,7 @@ class Limits:
         for name in ("max_batch", "max_tokens", "max_request_tokens", "tile", "num_stages"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.max_running == 0:
-            object.__setattr__(self, "max_running", self.max_batch * self.num_stages)
+        if self.max_running == 0 or isinstance(self.max_running, _Default):
+            object.__setattr__(self, "max_running", _Default(self.max_batch * self.num_stages))
         if self.max_running < self.max_batch:
             raise ConfigError(f"max_running={self.max_running} is below max_batch={self.max_batch}; raise it")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 from schedules import UnitCost, make_engine
@@ -130,6 +131,8 @@ def test_paused_requests_cost_no_row_of_the_batch(asynchronous: bool) -> None:
 def test_as_many_are_admitted_as_the_pipeline_can_compute_unless_said_otherwise() -> None:
     assert Limits(4, 10, 10, num_stages=3).max_running == 12
     assert Limits(4, 10, 10, num_stages=3, max_running=5).max_running == 5
+    assert replace(Limits(4, 10, 10, num_stages=3), max_batch=2).max_running == 6
+    assert replace(Limits(4, 10, 10, max_running=5), max_batch=2).max_running == 5
     with pytest.raises(ConfigError, match="max_running=3 is below max_batch=4"):
         Limits(4, 10, 10, max_running=3)
 
