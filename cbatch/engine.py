@@ -12,6 +12,7 @@ device carries them over. The host blocks in one place: `executor.wait`.
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import inf
 from typing import Any
 
 from cbatch.cost import CostModel
@@ -71,6 +72,7 @@ class Engine:
         self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
         self._pending: deque[Request] = deque()  # not arrived yet, in arrival order
+        self._next_submission = inf
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = (
             optional_method(policy, name) for name in ("on_arrival", "on_tokens", "on_step", "on_finish")
         )
@@ -95,6 +97,13 @@ class Engine:
             on_step(self)
         assert self.state.pool.num_used == 0, "every KV block is free when nothing runs"
         return self.record
+
+    def run_until(self, time: float) -> None:
+        """Serve until `time`, when more requests may be submitted, or until every request has ended."""
+        self._next_submission = time
+        while self.num_unfinished and self.executor.now() < time:
+            self.step()
+        self._next_submission = inf
 
     def step(self) -> None:
         """One turn of the loop."""
@@ -179,23 +188,25 @@ class Engine:
     def _idle(self, plan: Plan) -> None:
         """Sleep until the next arrival or the plan's `wake_at`: nothing is in flight and the policy plans nothing.
 
-        Where no request waits or runs, there is nothing to plan at `wake_at`.
+        `wake_at` is ignored while no request waits or runs.
         """
         state, now, pending = self.state, self.view.now, self._pending
-        times = [pending[0].arrival_time] if pending else []
+        arrival = min(pending[0].arrival_time if pending else inf, self._next_submission)
+        wake_at = inf
         if plan.wake_at is not None and plan.wake_at > now and (state.waiting or state.running):
             self._stall_watch.note_empty_plan()
             self._check_progress(now)
-            times.append(plan.wake_at)
-        if times:
-            self.executor.sleep_until(min(times))
-            if pending and pending[0].arrival_time <= (now := self.executor.now()):
+            wake_at = plan.wake_at
+        if (time := min(arrival, wake_at)) < inf:
+            self.executor.sleep_until(time)
+            if arrival <= (now := self.executor.now()):
                 self._stall_watch.note_progress(now)
-                self._arrive(pending.popleft())  # it waits for an iteration, and none would come
+                if pending and pending[0].arrival_time <= now:
+                    self._arrive(pending.popleft())  # it waits for an iteration, and none would come
         elif self.num_unfinished:
             stuck = f"empty plan with {self._held()}, nothing in flight and no arrival to come"
-            wake_at = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={now:g}"
-            raise PolicyError(f"{self._where()}: {stuck}; plan a request, preempt one, or give {wake_at}")
+            remedy = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={now:g}"
+            raise PolicyError(f"{self._where()}: {stuck}; plan a request, preempt one, or give {remedy}")
 
     def _check_progress(self, now: float) -> None:
         """Raises StallError if requests wait or run, and for too long none has received a token."""

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from schedules import UnitCost
 
-from cbatch import Engine, Limits, Request, RunRecord
+from cbatch import Engine, Limits, Plan, Policy, Request, RunRecord, View
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
 from cbatch.sim.cluster import Cluster, LeastLoaded, Replica, RoundRobin, Router, make_router
@@ -22,19 +22,13 @@ from policies.orca import Orca
 
 
 def replicas(number: int, batch: int = 1) -> list[Engine]:
-    """Engines whose iterations take a second."""
-    return [
-        Engine(
-            Orca(),
-            SimExecutor(UnitCost()),
-            Limits(batch, 100, 100),
-            UnitCost(),
-            num_blocks=100,
-            block_size=4,
-            asynchronous=False,
-        )
-        for _ in range(number)
-    ]
+    return [replica(Orca(), batch) for _ in range(number)]
+
+
+def replica(policy: Policy, batch: int) -> Engine:
+    """An engine whose iterations take a second."""
+    executor, limits = SimExecutor(UnitCost()), Limits(batch, 100, 100)
+    return Engine(policy, executor, limits, UnitCost(), num_blocks=100, block_size=4, asynchronous=False)
 
 
 def serve(engines: list[Engine], requests: list[Request], router: Router) -> list[RunRecord]:
@@ -59,6 +53,26 @@ def test_least_loaded_sees_what_has_ended_by_the_time_of_arrival() -> None:
     records = serve(replicas(2), requests, LeastLoaded())
     assert assigned(records) == [[0], [1, 2, 3, 4]]
     assert [request.finished_at for request in records[1].requests] == [2.0, 4.5, 6.5, 8.5]
+
+
+def test_a_replica_may_wait_for_requests_that_are_not_routed_yet() -> None:
+    """Its policy plans nothing until two requests wait; alone with one at the end, it makes no progress."""
+
+    class Pairs(Orca):
+        def plan(self, view: View) -> Plan:
+            return Plan() if len(view.waiting) == 1 else super().plan(view)
+
+    def engines() -> list[Engine]:
+        return [replica(Pairs(), 2), replica(Orca(), 2)]
+
+    def requests(number: int) -> list[Request]:
+        return [Request(index, 4, 2, arrival_time=2000.0 * index) for index in range(number)]
+
+    records = serve(engines(), requests(4), RoundRobin())
+    assert assigned(records) == [[0, 2], [1, 3]]
+    assert [request.finished_at for request in records[0].requests] == [4002.0, 4002.0]
+    with pytest.raises(PolicyError, match="Pairs, iteration 0: empty plan with 1 waiting"):
+        serve(engines(), requests(2), RoundRobin())
 
 
 @pytest.mark.parametrize("router", [RoundRobin(), LeastLoaded()])

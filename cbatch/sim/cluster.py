@@ -25,7 +25,7 @@ from cbatch.sim.stages import StageAccount
 class Replica:
     """What a router sees of a replica: the requests routed to it that have not ended, and its KV cache.
 
-    Counters stand at the end of the iteration that is computed when the new request arrives, as the policy sees them.
+    Counters include the iteration that is being computed when the new request arrives, as policies see them.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -134,8 +134,7 @@ class Cluster:
         """Serves until every request has ended. `on_step` is not called: it is for a single engine."""
         for time, arrivals in groupby(self._requests, key=lambda request: request.arrival_time):
             for engine in self.engines:
-                while engine.num_unfinished and engine.executor.now() < time:
-                    engine.step()
+                engine.run_until(time)
             self._route(arrivals)
         self.record = merge([engine.run() for engine in self.engines])
         return self.record
