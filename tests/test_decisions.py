@@ -12,7 +12,7 @@ from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, req
 from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import Engine, Executor, FinishReason, Plan, Policy, PolicyError, Request, View
-from cbatch.errors import ReplayError
+from cbatch.errors import ReplayError, ResultsError
 from cbatch.replay.counterfactual import STOP_TOKEN, Comparison, Recorded, replay
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from experiments.config import backends
@@ -128,6 +128,15 @@ def write(path: Path, policy: Policy) -> Engine:
     with write_decisions(path, engine, chosen, ["policy=orca", "chunk=8"]):
         engine.run()
     return engine
+
+
+def test_an_attribute_that_json_cannot_hold_is_an_error_in_one_line(tmp_path: Path) -> None:
+    engine = Engine(Orca(), simulated(), LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK)
+    for value in ({1, 2}, iter(())):
+        refused = pytest.raises(ResultsError, match=r"request 7: extra cannot be written as JSON .*decisions=false$")
+        chosen = [Request(7, 4, 2, extra={"own": value})]
+        with refused, write_decisions(tmp_path / "file", engine, chosen, []):
+            pass
 
 
 def test_a_file_holds_all_that_following_needs(tmp_path: Path) -> None:

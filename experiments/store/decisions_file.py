@@ -54,9 +54,13 @@ def write_decisions(
         run |= {"num_stages": engine.executor.num_stages, "asynchronous": engine.asynchronous}
         write(run={**run, "overrides": list(overrides)})
         for request in requests:
-            fields = asdict(replace(spec_of(request), prompt=None))
-            kept = {name: value for name, value in fields.items() if name not in _OMITTED and value != {}}
-            write(request={**kept, "can_stop": bool(request.stop_tokens)})
+            try:
+                fields = asdict(replace(spec_of(request), prompt=None))
+                kept = {name: value for name, value in fields.items() if name not in _OMITTED and value != {}}
+                write(request={**kept, "can_stop": bool(request.stop_tokens)})
+            except (TypeError, ValueError) as error:  # asdict copies `extra`, which may hold anything
+                problem = f"request {request.id}: extra cannot be written as JSON ({error})"
+                raise ResultsError(f"{path}: {problem}; give plain values, or set decisions=false") from error
         with record_decisions(engine, lambda event: write(**_line(event))) as recording:
             yield
         write(end=recording.take_times())
