@@ -54,6 +54,8 @@ def test_a_run_is_kept_in_microseconds_from_its_first_plan(served: ServedRun) ->
     expected = {
         "request.prompt": [5, 7, 3],
         "request.output": [3, 2, 1],
+        "request.true_output": [0, 0, 0],
+        "request.tier": [-1, -1, -1],
         "request.arrival": [250_000, 1_500_000, 0],
         "request.arrival_iteration": [0, 0, 2],
         "request.first_token": [2_000_000, 10_000_000, 7_000_000],

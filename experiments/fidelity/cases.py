@@ -1,18 +1,35 @@
-"""The cases by which simulation is validated: three workloads, each under four policies, served and then simulated."""
+"""The cases by which simulation is validated: workloads, each under several policies, served and then simulated.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+Those of `HELD_OUT` had no part in building the profile: other rows of the trace, other arrivals, other policies.
+"""
 
-from cbatch import ConfigError, Policy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from cbatch import ConfigError, Policy, Request
+from cbatch.request import spec_of
 from experiments.config.command_line import beginning_with
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, TraceLengths, TraceReplay, Workload
-from policies.chunking import TileAligned
+from experiments.workloads.annotate import Limit
+from experiments.workloads.base import Vocabulary
+from experiments.workloads.seeds import Stream, generator
+from policies.chunking import Slack, TileAligned
 from policies.longest_first import LongestFirst
+from policies.mlfq import MLFQ
 from policies.orca import Orca
+from policies.past_future import PastFuture
+from policies.predictors import Oracle
 from policies.prefill_first import PrefillFirst
+from policies.qoserve import QoServe
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
+from policies.vllm_v1 import VllmV1
+from policies.vtc import VTC
 
 POLICIES: Mapping[str, Callable[[], Policy]] = {
     "request_level": RequestLevel,
@@ -22,10 +39,26 @@ POLICIES: Mapping[str, Callable[[], Policy]] = {
     "sarathi, 512 tokens": lambda: Sarathi(TileAligned(512)),
     "sarathi_serve, 512 tokens": lambda: SarathiServe(TileAligned(512)),
     "longest_first, 512 tokens": lambda: LongestFirst(TileAligned(512)),
+    "vllm_v1, 2048 tokens": lambda: VllmV1(2048),
+    "vtc": lambda: VTC(Oracle()),
+    "qoserve": lambda: QoServe(Slack(), Oracle()),
+    "mlfq": MLFQ,
+    "past_future": PastFuture,
 }
 
-CAPACITY_OF = ("trace", "sarathi_serve, 512 tokens")
-"""The case and policy whose requests per second are the capacity; open loads are shares of it."""
+SERVE = "sarathi_serve, 512 tokens"
+
+TIERS = {
+    "interactive": {"share": 0.5, "slo": {"ttft": 1.0, "tbt": 0.05}},
+    "batch": {"share": 0.5, "slo": {"total": 30.0}},
+}
+"""Service classes of held-out requests, which are also their clients."""
+
+MOST_NEW_TOKENS = 1024
+"""Limit of held-out requests, which hides their true lengths; the longest output of the Azure conversation trace is 992."""
+
+
+Arrivals = float | Literal["recorded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +68,11 @@ class Case:
     model: a preset. batch, max_tokens: of an iteration.
     policies: names in `POLICIES`.
     load: share of the capacity at which requests of an open loop arrive; None: all arrive at the start.
+    arrivals: of an open loop: "recorded", scaled to the load, or gamma-distributed intervals with this coefficient of
+        variation; 1 is Poisson.
+    capacity_of: the case whose requests per second under `SERVE` are the capacity.
+    start: seconds into the trace at which the requests begin. held_out: hides output lengths, adds `TIERS`.
+    kv_blocks: most blocks of the KV cache; None: as many as the batch can use, if there is room.
     """
 
     name: str
@@ -43,21 +81,45 @@ class Case:
     max_tokens: int
     policies: tuple[str, ...]
     load: float | None = None
+    arrivals: Arrivals = 1.0
+    capacity_of: str = "trace"
+    start: float = 0.0
+    held_out: bool = False
+    kv_blocks: int | None = None
 
     def fits(self, other: "Case") -> bool:
         """Whether an executor built for the other case serves this one too."""
         return (self.model, self.batch, self.max_tokens) == (other.model, other.batch, other.max_tokens)
 
 
-SERVE = "sarathi_serve, 512 tokens"
 LLAMA = ("llama-3.1-8b", 128, 16384)
 OPEN_POLICIES = (SERVE, "orca", "prefill_first", "sarathi, 512 tokens")
+NEW_POLICIES = ("vllm_v1, 2048 tokens", "vtc", "qoserve", "mlfq", "past_future")
+
+_OPEN: Sequence[tuple[str, float, Arrivals, tuple[str, ...]]] = (
+    ("poisson at 90%", 0.9, 1.0, (SERVE, "prefill_first", *NEW_POLICIES)),
+    ("recorded at 75%", 0.75, "recorded", (SERVE, "prefill_first")),
+    ("bursty at 75%", 0.75, 2.0, (SERVE, "orca")),
+    ("poisson at 45%", 0.45, 1.0, (SERVE,)),
+)
+_QUEUED = "held out, queued"
+_held_out = partial(Case, model=LLAMA[0], batch=48, max_tokens=16384, capacity_of=_QUEUED, start=600.0, held_out=True)
+_SMALL = "held out, poisson at 80%, small KV cache"
+HELD_OUT = (
+    _held_out(_QUEUED, policies=(SERVE, "orca")),
+    *(
+        _held_out(f"held out, {name}", policies=policies, load=load, arrivals=arrivals)
+        for name, load, arrivals, policies in _OPEN
+    ),
+    _held_out(_SMALL, policies=(SERVE, "vllm_v1, 2048 tokens", "past_future"), load=0.8, kv_blocks=400),
+)
 
 CASES = (
     Case("pd", "llama-13b", 18, 18 * 1024, ("request_level", "orca", "sarathi, 256 tokens", SERVE)),
     Case("trace", *LLAMA, (SERVE, "orca", "prefill_first", "longest_first, 512 tokens")),
     Case("poisson at 60%", *LLAMA, OPEN_POLICIES, load=0.6),
     Case("poisson at 90%", *LLAMA, OPEN_POLICIES, load=0.9),
+    *HELD_OUT,
 )
 
 
@@ -70,22 +132,58 @@ def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float 
     number = numbers[case.name.split()[0]]
     if case.name == "pd":
         return ClosedBatch(length=1024, pd_ratio=14, batch=case.batch, num_requests=number)
-    if case.load is None:
+    rate = None
+    if case.load is not None and capacity is not None:
+        rate = case.load * capacity
+    elif case.load is not None:
+        problem = f"arrives at a share of the capacity, which case {case.capacity_of} measures"
+        raise ConfigError(f"fidelity: case {case.name!r} {problem}; add {case.capacity_of} to cases")
+    if case.held_out:
+        return HeldOut(path=path, num_requests=number, start=case.start, rate=rate, arrivals=case.arrivals)
+    if rate is None:
         return TraceReplay(path=path, num_requests=number, queued=True)
-    if capacity is None:
-        problem = "arrives at a share of the capacity, which case trace measures; add trace to cases"
-        raise ConfigError(f"fidelity: case {case.name!r} {problem}")
-    arrivals = GammaArrivals(rate=case.load * capacity)
+    arrivals = GammaArrivals(rate=rate)
     return OpenLoop(arrivals=arrivals, lengths=TraceLengths(path=path), num_requests=number)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldOut(TraceReplay):
+    """A stretch of a trace with hidden output lengths and service classes; a request's class is its client, too.
+
+    rate: requests per second on average; None: all arrive at the start. arrivals: see `Case`.
+    """
+
+    rate: float | None = None
+    arrivals: Arrivals = 1.0
+    max_new_tokens: Limit = MOST_NEW_TOKENS
+    tiers: Mapping[str, Any] | None = field(default_factory=lambda: dict(TIERS))
+
+    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+        specs = [spec_of(request) for request in super().requests(vocabulary)]
+        times = np.array([spec.arrival_time for spec in specs])
+        if self.rate is None:
+            times[:] = 0
+        elif self.arrivals == "recorded":
+            times *= (len(times) - 1) / times[-1] / self.rate
+        else:
+            drawn = generator(self.seed, Stream.ARRIVALS)
+            times = GammaArrivals(rate=self.rate, cv=self.arrivals).times(drawn, len(times))
+        return [
+            Request.from_spec(replace(spec, arrival_time=time, client=spec.tier))
+            for spec, time in zip(specs, times.tolist(), strict=True)
+        ]
+
+
 def chosen_cases(cases: str, policies: str = "") -> list[Case]:
-    """Returns the cases and their policies whose names begin with one of those given, separated by ";"; empty: all."""
+    """Returns the cases and their policies whose names begin with one of those given, separated by ";".
+
+    Without names, all but the held-out ones.
+    """
     wanted = beginning_with("cases", cases, [case.name for case in CASES])
     allowed = beginning_with("policies", policies, POLICIES)
     chosen = []
     for case in CASES:
         policies_of = tuple(name for name in case.policies if name in allowed)
-        if case.name in wanted and policies_of:
+        if case.name in wanted and policies_of and (cases or not case.held_out):
             chosen.append(replace(case, policies=policies_of))
     return chosen

@@ -71,9 +71,9 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
     cases: dict[str, dict[str, Any]] = {}
     for run, simulated, ranks, nudged in pairs:
         case, policy = run.name
-        errors = {name: simulated[name] / value - 1 for name, value in run.figures.items()}
+        errors = {name: _error(name, simulated[name], value) for name, value in run.figures.items()}
         others = (simulated, *nudged)
-        moved = {name: [other[name] / value - 1 for other in others] for name, value in run.figures.items()}
+        moved = {name: [_error(name, other[name], value) for other in others] for name, value in run.figures.items()}
         cases.setdefault(case, {})[policy] = {
             "model": run.settings["model"],
             "requests": len(run.columns["request.prompt"]),
@@ -94,6 +94,11 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
         "ranking": {case: ranking(policies) for case, policies in cases.items()},
         "cases": cases,
     }
+
+
+def _error(name: str, simulated: float, measured: float) -> float:
+    """Relative, but for shares: their difference."""
+    return simulated - measured if name == "attainment" else simulated / measured - 1
 
 
 def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, float]]:

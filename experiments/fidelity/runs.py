@@ -6,7 +6,7 @@ for the cause of an error needs no GPU.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,15 @@ from numpy.typing import NDArray
 
 from cbatch import BatchShape, Executor, Request, RunRecord, Step
 from cbatch.errors import ConfigError
-from cbatch.results.metrics import collect_served, statistics, step_columns
+from cbatch.request import spec_of
+from cbatch.request_spec import SLO
+from cbatch.results.attainment import attainment
+from cbatch.results.metrics import Window, collect_served, statistics, step_columns
 from experiments.store.provenance import atomic_write
 
 Columns = Mapping[str, NDArray[np.int64]]
+
+_NAMES = {"mean": "mean", "p50": "P50", "p90": "P90", "p99": "P99"}
 
 TIMES = ("planned_at", "launched_at", "received_at", "done_at", "started", "ended")
 
@@ -45,7 +50,8 @@ class Watched:
 @dataclass(frozen=True, eq=False)
 class ServedRun:
     """
-    settings: what was served and how: case, policy, model, batch, max_tokens, longest, num_blocks, block_size.
+    settings: what was served and how: case, policy, model, batch, max_tokens, longest, num_blocks, block_size; tiers:
+        objectives (ttft, tbt, total) by tier.
     figures: see `figures`.
     columns: int64; "request.*" [requests], "step.*" [iterations], "chunk.*" [chunks] - see `run_of`. Times in
         microseconds from the first plan.
@@ -61,12 +67,16 @@ class ServedRun:
 
     def requests(self) -> list[Request]:
         """Returns the same requests, new and without token values."""
-        names = ("prompt", "output", "arrival", "arrival_iteration")
+        tiers = [*self.settings.get("tiers", {}).items(), (None, ())]  # tier -1 is the last one: none
+        names = ("prompt", "output", "true_output", "arrival", "arrival_iteration", "tier")
         rows = zip(*(self.columns[f"request.{name}"].tolist() for name in names), strict=True)
-        return [
-            Request(index, prompt, output, arrival_time=arrival / 1e6, arrival_iteration=iteration)
-            for index, (prompt, output, arrival, iteration) in enumerate(rows)
-        ]
+        found = []
+        for index, (prompt, output, true_output, arrival, iteration, place) in enumerate(rows):
+            tier, slo = tiers[place]
+            times = {"arrival_time": arrival / 1e6, "arrival_iteration": iteration}
+            asked = {"client": tier, "tier": tier, "slo": SLO(*slo), "true_new_tokens": true_output or None}
+            found.append(Request(index, prompt, output, **times, **asked))
+        return found
 
     def shapes(self) -> list[BatchShape]:
         """Returns the shape of every iteration."""
@@ -93,19 +103,25 @@ class ServedRun:
 
 
 def figures(record: RunRecord) -> dict[str, float]:
-    """Returns the figures by which runs are compared: seconds, and tokens (prompts and outputs) per second."""
+    """Returns the figures by which runs are compared: seconds, tokens (prompts and outputs) per second, and a share.
+
+    `attainment` only if requests have objectives.
+    """
     requests, steps = collect_served(record), record.steps
     total = steps[-1].received_at - steps[0].planned_at
     throughput = float(requests.prompt_tokens.sum() + requests.output_tokens.sum()) / total
     latencies = {kind: statistics(values) for kind, values in _latencies(record).items()}
-    ranks = {f"{kind} {rank}": found[rank.lower()] for kind, found in latencies.items() for rank in ("P50", "P99")}
-    return {"total time": total, "throughput": throughput, **ranks}
+    ranks = {f"{kind} {_NAMES[name]}": found[name] for kind, found in latencies.items() for name in _NAMES}
+    attained = attainment(record.requests, requests, Window(-np.inf, np.inf))
+    share = {"attainment": attained["share"]} if attained else {}
+    return {"total time": total, "throughput": throughput, **ranks, **share}
 
 
 def percentile_ranks(record: RunRecord, other: Mapping[str, float]) -> dict[str, float]:
     """Returns the percentiles of this run at which another run's percentiles lie: 99 for its P99 if both are alike."""
     kinds = {kind: np.sort(values[~np.isnan(values)]) for kind, values in _latencies(record).items()}
-    ranked = {name: kinds[kind] for name in other if len(kinds.get(kind := name.split()[0], ()))}
+    ranks = [name.rpartition(" ") for name in other]
+    ranked = {f"{kind} {rank}": kinds[kind] for kind, _, rank in ranks if rank[0] == "P" and len(kinds.get(kind, ()))}
     return {
         name: 100 * float(np.interp(other[name], values, np.linspace(0, 1, len(values))))
         for name, values in ranked.items()
@@ -114,16 +130,26 @@ def percentile_ranks(record: RunRecord, other: Mapping[str, float]) -> dict[str,
 
 def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:
     requests = collect_served(record)
-    return {"TTFT": requests.ttft, "TBT": requests.gaps()[0]}
+    return {
+        "TTFT": requests.ttft,
+        "TBT": requests.gaps()[0],
+        "TPOT": requests.tpot,
+        "end to end": requests.end_to_end,
+        "longest gap": requests.longest_gap,
+    }
 
 
 def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request], shapes: list[BatchShape]) -> ServedRun:
     """Returns a run as it is kept. asked: requests in order of their ids. shapes: of every iteration."""
     requests, steps = collect_served(record), step_columns(record.steps)
+    tiers = {request.tier: astuple(request.slo) for request in asked if request.tier is not None}
+    place: dict[str | None, int] = {tier: index for index, tier in enumerate(tiers)}
     order, start = np.argsort(requests.id), record.steps[0].planned_at
     columns: dict[str, Any] = {
         "request.prompt": [request.num_prompt_tokens for request in asked],
         "request.output": [request.max_new_tokens for request in asked],
+        "request.true_output": [spec_of(request).true_new_tokens or 0 for request in asked],
+        "request.tier": [place.get(request.tier, -1) for request in asked],
         "request.arrival": [request.arrival_time * 1e6 for request in asked],
         "request.arrival_iteration": [request.arrival_iteration for request in asked],
         "request.first_token": (requests.first_token[order] - start) * 1e6,
@@ -137,7 +163,7 @@ def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request],
         "chunk.context": [context for shape in shapes for _, context in shape.chunks],
     }
     rounded = {name: np.rint(column).astype(np.int64) for name, column in columns.items()}
-    return ServedRun(dict(settings), figures(record), rounded)
+    return ServedRun({**settings, "tiers": tiers}, figures(record), rounded)
 
 
 def save(path: Path, about: Mapping[str, Any], runs: list[ServedRun]) -> None:

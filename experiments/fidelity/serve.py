@@ -10,7 +10,7 @@ from cbatch.model import ModelSpec
 from cbatch.vocabulary import Vocabulary
 from experiments.config.presets import load_spec
 from experiments.config.servers import equal_requests
-from experiments.fidelity.cases import CAPACITY_OF, POLICIES, Case, workload
+from experiments.fidelity.cases import POLICIES, SERVE, Case, workload
 from experiments.fidelity.runs import ServedRun, Watched, run_of
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import Machine, build
@@ -36,7 +36,7 @@ def serve_cases(
     before: Case | None = None
     with ExitStack() as in_use:
         for case in cases:
-            requests = workload(case, path, numbers, capacity_of(by_name))
+            requests = workload(case, path, numbers, capacity(case, by_name))
             lengths = requests.requests(None)
             longest = max(request.max_tokens for request in lengths)
             spec = load_spec(case.model)
@@ -58,15 +58,17 @@ def serve_cases(
             yield {**about, "versions": versions(), "date": today(), "commit": commit()}, list(by_name.values())
 
 
-def capacity_of(runs: Mapping[tuple[str, str], ServedRun]) -> float | None:
-    """Returns the requests per second of the run that defines the capacity; None without it."""
-    run = runs.get(CAPACITY_OF)
+def capacity(case: Case, runs: Mapping[tuple[str, str], ServedRun]) -> float | None:
+    """Returns the requests per second of the run that defines the capacity of this case; None without it."""
+    run = runs.get((case.capacity_of, SERVE))
     return None if run is None else len(run.columns["request.prompt"]) / run.figures["total time"]
 
 
 def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: Workload) -> ServedRun:
     """Serves one real run in the asynchronous loop, after a few requests to warm up."""
     server, vocabulary = machine.server, Vocabulary(spec)
+    if case.kv_blocks is not None:
+        server = replace(server, kv=server.kv._replace(num_blocks=min(case.kv_blocks, server.kv.num_blocks)))
     limits = server.limits
     tokens = {"tile": limits.tile, "max_tokens": limits.max_tokens, "longest": limits.max_request_tokens}
     sizes = {"batch": limits.max_batch, **tokens, **server.kv._asdict()}

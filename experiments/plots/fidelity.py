@@ -35,13 +35,13 @@ class Point(NamedTuple):
 
 
 @print_style()
-def draw(folder: Path) -> Figure:
+def draw(folder: Path, name: str = BENCHMARK) -> Figure:
     """A point for each run and metric: colour by policy, shape by workload, hollow for the 99th percentile.
 
     Raises:
         ConfigError: the folder holds no results of this benchmark.
     """
-    path = folder / BENCHMARK
+    path = folder / name
     if not path.is_file():
         raise ConfigError(f"{path}: no such results; measure them with python -m experiments.bench fidelity")
     result = json.loads(path.read_text())
