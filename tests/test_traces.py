@@ -296,6 +296,21 @@ def test_a_window_holds_exactly_its_rate(two_clients: ServeGen) -> None:
     assert by_client(replace(two_clients, clients=[1]).trace()) == {"1": 300}
 
 
+def test_a_rate_of_all_clients_keeps_their_shares(two_clients: ServeGen) -> None:
+    """Recorded are 0.5 and 2 per second in the first window, 0 and 1 in the second: 2.5 and 1.75 per second on average."""
+    assert by_client(replace(two_clients, rate=5.0).trace()) == {"1": 600, "7": 2400}
+    assert by_client(replace(two_clients, rate=5.0, rate_scale=0.1).trace()) == {"1": 60, "7": 240}
+    assert by_client(replace(two_clients, rate=5.0, clients=[1]).trace()) == {"1": 3000}
+    assert by_client(replace(two_clients, rate=3.5, duration=1200).trace()) == {"1": 600, "7": 3600}
+    half = replace(two_clients, rate=4.0, start=450.0, duration=600.0).trace()  # 150 s of 2.5 and 450 s of 1: 1.375
+    whole = replace(two_clients, rate_scale=4.0 / 1.375, start=450.0, duration=600.0).trace()
+    assert half.arrival_time is not None and whole.arrival_time is not None
+    assert half.arrival_time.tolist() == whole.arrival_time.tolist()
+    assert (
+        message(replace(two_clients, rate=1.0, clients=[1], start=600.0).trace).split(": ")[1].startswith("no requests")
+    )
+
+
 def test_a_fraction_of_a_request_is_a_chance_of_one(tmp_path: Path) -> None:
     workload = servegen(tmp_path, "".join(f"7,{600 * i},0.0025,1,Gamma,1,2\n" for i in range(36)))  # 1.5 a window
     counts = [len(replace(workload, duration=21_600, seed=seed).trace()) for seed in range(40)]

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import make_engine
 
-from cbatch import Limits, Request
+from cbatch import ConfigError, Limits, Request
 from cbatch.errors import WorkloadError
 from experiments.workloads import (
     AllAtOnce,
@@ -26,6 +26,7 @@ from experiments.workloads import (
     DriftingLengths,
     FixedLengths,
     GammaArrivals,
+    MixedLengths,
     OpenLoop,
     PromptFile,
     TraceLengths,
@@ -83,6 +84,45 @@ def message(action: Callable[[], object]) -> str:
 def open_loop(seed: int = 0, num: int = 50, rate: float = 2.0, cv: float = 1.0) -> OpenLoop:
     lengths = UniformLengths(min_length=8, max_length=64, pd_ratio=3)
     return OpenLoop(seed=seed, num_requests=num, arrivals=GammaArrivals(rate=rate, cv=cv), lengths=lengths)
+
+
+def test_a_rate_scale_sends_the_same_requests_faster() -> None:
+    once, thrice = open_loop().requests(None), replace(open_loop(), rate_scale=3.0).requests(None)
+    assert [3 * r.arrival_time for r in thrice] == pytest.approx([r.arrival_time for r in once])
+    assert [(r.num_prompt_tokens, r.max_new_tokens) for r in thrice] == [
+        (r.num_prompt_tokens, r.max_new_tokens) for r in once
+    ]
+
+
+def mixed(long_share: float, seed: int = 0, num: int = 2000) -> list[Request]:
+    lengths = {
+        "short": {"share": 1 - long_share, "lengths": UniformLengths(min_length=8, max_length=64, pd_ratio=3)},
+        "long": {"share": long_share, "lengths": FixedLengths(length=1000, pd_ratio=9)},
+    }
+    workload = OpenLoop(seed=seed, num_requests=num, arrivals=AllAtOnce(), lengths=MixedLengths(parts=lengths))
+    return workload.requests(None)
+
+
+def test_a_share_of_the_requests_is_long() -> None:
+    """Of 2,000, 5% within four standard deviations of 9.7; a seed of its own for each kind, and a prefix of more."""
+    requests = mixed(0.05)
+    long = [request for request in requests if request.num_prompt_tokens == 900]
+    assert len(long) == pytest.approx(100, abs=39)
+    assert {request.max_new_tokens for request in long} == {100}
+    assert all(request.max_tokens <= 64 for request in requests if request not in long)
+    assert [facts(request) for request in mixed(0.05, num=300)] == [facts(request) for request in requests[:300]]
+    few, many = ([r.max_tokens for r in mixed(share) if r.max_tokens <= 64] for share in (0.05, 0.5))
+    assert few[: len(many)] == many, "the short requests are the same, whatever the share of long ones"
+
+
+def test_bad_mixtures() -> None:
+    none = "workload.lengths.parts={}: give at least one kind of requests"
+    assert message(lambda: MixedLengths(parts={})) == none
+    lengths = FixedLengths(length=10, pd_ratio=1)
+    with pytest.raises(ConfigError, match=r"workload\.lengths\.parts\.a\.share=0: give a finite number above 0"):
+        MixedLengths(parts={"a": {"share": 0, "lengths": lengths}})
+    with pytest.raises(ConfigError, match=r"workload\.lengths\.parts\.a\.share: is missing"):
+        MixedLengths(parts={"a": {"lengths": lengths}})
 
 
 # -- the same fields, the same requests -------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """How long the requests of an open loop are: prompt and output tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
+from pydantic import InstanceOf
 
 from cbatch.errors import WorkloadError
-from cbatch.validation import check, not_negative, positive, whole
+from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.workloads.fit import Fit
 from experiments.workloads.histogram import Histogram
 from experiments.workloads.readers import Format, read_trace
@@ -138,3 +139,39 @@ class TraceLengths(Fit):
         trace = self.fit(trace, num if in_order else None)
         rows = slice(num) if in_order else generator.integers(len(trace), size=num)
         return trace.prompt_tokens[rows], trace.output_tokens[rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A kind of requests. share: of all requests, in proportion to those of the other kinds."""
+
+    share: Annotated[float, positive("shares need not sum to 1")]
+    lengths: Annotated[InstanceOf[Lengths], Give("keys of it, as in {_target_: ..., length: 65536, pd_ratio: 100}")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedLengths:
+    """Each request is of one of several kinds, by chance: a share of long contexts among others, say (Medha).
+
+    parts: the fields of `Part` by name.
+    """
+
+    parts: Annotated[Mapping[str, Any], Give("kinds by name, as in {short: {share: 0.95, lengths: ...}, ...}")]
+
+    def __post_init__(self) -> None:
+        self._parts()
+
+    def draw(self, generator: np.random.Generator, num: int) -> tuple[Ints, Ints]:
+        parts = self._parts()
+        choosing, *drawing = generator.spawn(1 + len(parts))
+        kinds = Histogram(np.arange(len(parts)), np.array([part.share for part in parts])).draw(choosing, num)
+        prompts, outputs = np.zeros((2, num), np.int64)
+        for kind, (part, random) in enumerate(zip(parts, drawing, strict=True)):
+            chosen = kinds == kind
+            prompts[chosen], outputs[chosen] = part.lengths.draw(random, int(chosen.sum()))
+        return prompts, outputs
+
+    def _parts(self) -> list[Part]:
+        if not self.parts:
+            raise WorkloadError("workload.lengths.parts={}: give at least one kind of requests")
+        return [read(Part, part, f"workload.lengths.parts.{name}.") for name, part in self.parts.items()]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from cbatch.request import Request
-from cbatch.validation import Give, whole
+from cbatch.validation import Give, positive, whole
 from experiments.workloads.arrivals import Arrivals
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.lengths import Lengths
@@ -17,15 +17,18 @@ class OpenLoop(Workload):
     """`num_requests` (mandatory) requests of any arrival process and any length distribution.
 
     Arrivals and lengths are drawn from separate streams: changing one does not affect the other.
+
+    rate_scale: 2 sends the same requests twice as fast.
     """
 
     num_requests: Annotated[int | None, whole(1, MOST_REQUESTS)] = None
     arrivals: Annotated[Arrivals, Give("keys of it, as in workload.arrivals._target_=...; it must have times()")]
     lengths: Annotated[Lengths, Give("keys of it, as in workload.lengths._target_=...; it must have draw()")]
+    rate_scale: Annotated[float, positive("1 keeps the rate")] = 1.0
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         assert self.num_requests is not None, "checked when built"
-        times = self.arrivals.times(generator(self.seed, Stream.ARRIVALS), self.num_requests)
+        times = self.arrivals.times(generator(self.seed, Stream.ARRIVALS), self.num_requests) / self.rate_scale
         prompts, outputs = self.lengths.draw(generator(self.seed, Stream.LENGTHS), self.num_requests)
         trace = Trace(source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times)
         return self._build(trace, vocabulary)

@@ -10,7 +10,7 @@ Every client and window has its own random stream: another range or other client
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -32,6 +32,8 @@ class ServeGen(Replay):
     path, dataset: the two files, see `experiments.workloads.readers.servegen`.
     start: seconds into the data; the first request arrives at time 0 of the run. duration: seconds.
     clients: their numbers; None takes all.
+    rate: requests per second of all chosen clients, averaged over the range, each client's share as recorded; None: as
+        recorded.
     rate_scale: multiplies every client's number of requests; the shape of the bursts stays.
     num_requests: the first N; None takes all of the range.
     """
@@ -41,7 +43,8 @@ class ServeGen(Replay):
     start: Annotated[float, not_negative("seconds into the data")] = 0.0
     duration: Annotated[float, positive("seconds")] = 600.0
     clients: Annotated[Sequence[int] | None, Give("a list of client numbers, or null for all")] = None
-    rate_scale: Annotated[float, positive("1 keeps the recorded rates")] = 1.0
+    rate: Annotated[float, positive("requests per second, or null for the recorded ones")] | None = None
+    rate_scale: Annotated[float, positive("1 keeps the rates")] = 1.0
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
         return self._replay(self.trace(), vocabulary)
@@ -50,7 +53,8 @@ class ServeGen(Replay):
         """The requests of the range, in order of arrival, before lengths are fitted to a model."""
         data = read_servegen(self.path, self.dataset)
         windows = self._windows(data)
-        if (expected := float(data.rate[windows].sum()) * WINDOW_SECONDS * self.rate_scale) > MOST_REQUESTS:
+        data = replace(data, rate=data.rate * self._scale(data, windows))
+        if (expected := float(data.rate[windows].sum()) * WINDOW_SECONDS) > MOST_REQUESTS:
             problem = f"about {expected:.3g} requests from {self.start:g} s on, more than {MOST_REQUESTS}"
             raise WorkloadError(f"{self.path}: {problem}; choose fewer clients, or lower duration or rate_scale")
         parts = [self._draw(data, window) for window in windows.tolist()]
@@ -68,6 +72,15 @@ class ServeGen(Replay):
             fields={"client": client[order]},
         )
 
+    def _scale(self, data: ServeGenClients, windows: Ints) -> float:
+        """The factor from recorded to wanted rates."""
+        if self.rate is None:
+            return self.rate_scale
+        first, end = self.start, self.start + self.duration
+        seconds = np.minimum(data.start[windows] + WINDOW_SECONDS, end) - np.maximum(data.start[windows], first)
+        recorded = float((data.rate[windows] * seconds).sum()) / self.duration
+        return self.rate_scale * self.rate / recorded if recorded else 0.0
+
     def _windows(self, data: ServeGenClients) -> Ints:
         """The windows, as rows of the data, that can hold requests of the range."""
         wanted = (data.rate > 0) & (data.start < self.start + self.duration)
@@ -84,7 +97,7 @@ class ServeGen(Replay):
         """Client, time, prompt and output tokens of one window's requests that fall into the range."""
         client, start = int(data.client[window]), int(data.start[window])
         random = generator(self.seed, Stream.SERVEGEN, client, start // WINDOW_SECONDS)
-        expected = float(data.rate[window]) * WINDOW_SECONDS * self.rate_scale
+        expected = float(data.rate[window]) * WINDOW_SECONDS
         num = int(expected + random.random())  # a fraction is a chance of one more
         draw = random.standard_gamma if data.family[window] == "Gamma" else random.weibull
         intervals = draw(float(data.shape[window]), num + 1)
