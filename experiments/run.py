@@ -18,7 +18,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
-from experiments.config.choices import with_arguments
+from experiments.config.choices import swept_options, with_arguments
 from experiments.config.command_line import ends_with_its_reader, values_by_key
 from experiments.config.error_lines import CONFIG_FOLDER, one_line
 from experiments.config.run_options import parse_options
@@ -61,7 +61,8 @@ def _main(claims: ExitStack) -> int:
     sweep: str | None = None
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
-        sys.argv[1:] = arguments = with_arguments(sys.argv[1:])
+        given = sys.argv[1:]
+        sys.argv[1:] = arguments = with_arguments([*given, *swept_options(given, CONFIG_FOLDER)])
         options = parse_options(arguments)
         for key, values in values_by_key(options.overrides).items():
             if len(values) > 1:

@@ -149,7 +149,8 @@ def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str,
     """Returns the origin of the figures: what was chosen, the hardware, the versions."""
     policy, choices = settings["policy"], command.choices
     chunks = policy.get("chunking") is not None
-    chunking = option_name(choices, "chunking", policy["chunking"]) if chunks else None
+    own = {} if policy.get("chunking") != settings["chunking"] else choices
+    chunking = option_name(own, "chunking", policy["chunking"]) if chunks else None
     if run.chosen.get("chunking") is not None:
         chunking = "pd_aware"
     return {

@@ -8,7 +8,7 @@ from commands import QUICK, command
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments.config.choices import with_arguments
+from experiments.config.choices import swept_options, with_arguments
 from experiments.config.error_lines import CONFIG_FOLDER
 
 POLICY = """
@@ -71,6 +71,9 @@ def test_options_with_arguments_become_names(given: str, names: list[str] | None
             "policy",
             {"_target_": "mine.Own", "a": 128, "b": None, "c": "x,y"},
         ),
+        ("policy=qoserve(chunking=slack,alpha=0.5)", "policy.chunking", {"_target_": "policies.chunking.Slack"}),
+        ("policy=qoserve(chunking=slack,alpha=0.5)", "policy.alpha", 0.5),
+        ("policy=qoserve(alpha=0.5)", "policy.chunking", CHUNKING),
         ("workload=open_loop(arrivals.rate=7)", "workload.arrivals.rate", 7),
         ("workload=open_loop(arrivals.rate=7)", "workload.arrivals.cv", 1.0),
     ],
@@ -80,6 +83,18 @@ def test_arguments_are_keys_of_the_section(given: str, key: str, expected: objec
         config = compose("config", [*with_arguments([given]), "chunk=128", "sweep=none"])
     found = OmegaConf.select(config, key)
     assert (OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found) == expected
+
+
+def test_an_experiment_sweeps_options_with_arguments_unless_the_command_line_does(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    params = {"policy": "orca,'longest_first(per_prompt_token=true)'", "chunk": "128,256", "workload": "zipf"}
+    file = {"hydra": {"sweeper": {"params": params}}}
+    (tmp_path / "experiment" / "mine.yaml").write_text(yaml.safe_dump(file))
+    found = ["policy=orca,'longest_first(per_prompt_token=true)'"]
+    assert swept_options(["-m", "experiment=mine"], tmp_path) == found
+    assert with_arguments(found) == ["policy='orca','longest_first(per_prompt_token=true)'"]
+    assert swept_options(["experiment=mine", "policy=sarathi"], tmp_path) == []
+    assert swept_options(["experiment=other"], tmp_path) == swept_options(["chunk=3"], tmp_path) == []
 
 
 def test_a_sweep_crosses_own_arguments_with_built_in_policies(tmp_path: Path) -> None:

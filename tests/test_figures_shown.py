@@ -128,6 +128,7 @@ COLUMNS = {
     "requests/s": "0.273",
     "goodput [requests/s]": "0.182",
     "attained [%]": "50",
+    "SLOs attained [%]": "0",
     "TTFT p50 [s]": "2.75",
     "TTFT p99 [s]": "9.37",
     "TBT p50 [ms]": "2,000",

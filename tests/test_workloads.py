@@ -619,7 +619,8 @@ def test_every_config_builds_its_workload(name: str) -> None:
     paths = {"sharegpt": ["lengths.path"], "arxiv": ["lengths.path"], "servegen": ["path", "dataset"]}
     traces = ("azure_code", "azure_conv", "mooncake", "prompts", "vtc_real")
     keys = paths.get(name, ["path"] if name in traces else [])
-    workload = composed(f"+workload={name}", *(f"workload.{key}=some.file" for key in keys))
+    folder = ["+traces=some"] if name.startswith("landscape_") else []
+    workload = composed(f"+workload={name}", *folder, *(f"workload.{key}=some.file" for key in keys))
     assert workload.seed == 3
     assert not workload.use_stop_tokens
 

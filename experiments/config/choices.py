@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -23,6 +24,21 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _OPTION = re.compile(r"(?P<name>[\w.-]+)(\((?P<arguments>.*)\))?", re.DOTALL)
 _NOT_IN_A_NAME = re.compile(r"[^\w.,=()+-]+")
 _PAIRS = {")": "(", "]": "[", "}": "{"}
+
+
+def swept_options(arguments: Sequence[str], folder: Path) -> list[str]:
+    """Returns the options with arguments that the experiment of a command line sweeps, as overrides: Hydra's sweeper, which
+    reads them from its file, does not know them. Those that the command line gives itself are left out.
+
+    folder: of the settings.
+    """
+    named = [argument.partition("=")[2] for argument in arguments if argument.startswith("experiment=")]
+    path = folder / "experiment" / f"{named[-1]}.yaml" if named else None
+    if path is None or not path.is_file():
+        return []
+    found = OmegaConf.select(OmegaConf.load(path), "hydra.sweeper.params") or {}
+    given = {argument.partition("=")[0] for argument in arguments}
+    return [f"{key}={value}" for key, value in found.items() if "(" in str(value) and key not in given]
 
 
 def with_arguments(overrides: Sequence[str]) -> list[str]:
@@ -60,9 +76,13 @@ def _store(group: str, option: str) -> Iterator[str]:
         return
     base = {"_target_": name} if _is_import_path(group, name) else {"defaults": [name, "_self_"]}
     for arguments in product(*map(partial(_values, f"{group}={option}"), _join(group, option, _split(text or "")))):
-        node = OmegaConf.create(base)
+        parts = {f"/{key}@{key}": value for key, value in arguments if key in GROUPS and isinstance(value, str)}
+        node = OmegaConf.create(
+            {**base, "defaults": [*base.get("defaults", ["_self_"]), *({key: parts[key]} for key in parts)]}
+        )
         for key, value in arguments:
-            OmegaConf.update(node, key, value)
+            if f"/{key}@{key}" not in parts:
+                OmegaConf.update(node, key, value)
         said = ",".join(f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in arguments)
         stored = _NOT_IN_A_NAME.sub("_", f"{name}({said})" if said else name)
         ConfigStore.instance().store(stored, node, group)

@@ -77,6 +77,7 @@ class Settings:
     ]
     timeline: Switch
     decisions: Switch
+    traces: Text
 
 
 ROOT_KEYS = (*Settings.__dataclass_fields__, *GROUPS)

@@ -15,6 +15,7 @@ COLUMNS = {
     "requests/s": ("throughput", "requests_per_second", 1.0),
     "goodput [requests/s]": ("goodput", "requests_per_second", 1.0),
     "attained [%]": ("goodput", "attained_share", 100.0),
+    "SLOs attained [%]": ("attainment", "share", 100.0),
     "TTFT p50 [s]": ("ttft_seconds", "p50", 1.0),
     "TTFT p99 [s]": ("ttft_seconds", "p99", 1.0),
     "TBT p50 [ms]": ("tbt_seconds", "p50", 1e3),
@@ -137,15 +138,18 @@ def sweep_text(
     columns: Mapping[str, tuple[str, str, float]] = COLUMNS,
     tablefmt: str = "simple",
 ) -> str:
-    """A table of runs, (label, summary) each, `notes`, and where the times come from. Goodput is left out if no run has any."""
+    """A table of runs, (label, summary) each, `notes`, and where the times come from. Goodput and attainment are left out if no run has any."""
     summaries = [summary for _, summary in runs]
     shown = {
         head: column
         for head, column in columns.items()
-        if any(column[1] in summary[column[0]] for summary in summaries)
+        if any(column[1] in summary.get(column[0], {}) for summary in summaries)
     }
     rows = [
-        [label, *(format_number(scale(summary[group].get(key), factor)) for group, key, factor in shown.values())]
+        [
+            label,
+            *(format_number(scale(summary.get(group, {}).get(key), factor)) for group, key, factor in shown.values()),
+        ]
         for label, summary in runs
     ]
     aligned = ("left", *["right"] * len(shown))
