@@ -192,6 +192,21 @@ def test_blocks_of_a_request_preempted_in_flight_count_as_taken_until_that_itera
     assert engine.state.pool.num_used == 0
 
 
+def test_a_preempted_request_was_admitted_when_it_first_was() -> None:
+    def instead(view: View) -> Plan:
+        builder = view.plan()
+        builder.preempt(next(iter(view.running)))
+        builder.add(view.waiting[0])
+        return builder.build()
+
+    engine = make_engine(Scripted(entries((0, 8)), instead), LIMITS)
+    first, second = Request(0, 8, 2), Request(1, 5, 2)
+    engine.submit([first, second])
+    engine.run()
+    assert first.num_preemptions == 1
+    assert (first.admitted_at, second.admitted_at) == (0.0, 1.0)  # not 2.0
+
+
 def test_requests_cannot_be_submitted_twice() -> None:
     request = Request(0, 3, 1)
     engine = make_engine(Orca(), LIMITS)

@@ -6,10 +6,14 @@
 Four requests of 8 prompt tokens and 3 of output; 2 places, 10 tokens in an iteration, KV blocks of 4 tokens.
 """
 
+from typing import Any
+
+import numpy as np
 import pytest
 from schedules import make_engine
 
 from cbatch import Limits, Plan, PlanError, Request, View
+from cbatch.plan_form import form_fault
 from cbatch.plan_rules import check_rules
 from cbatch.request import Status
 from policies.chunking import Fixed
@@ -116,6 +120,8 @@ AT_ONCE = "at most 2 requests are admitted at once"
         ("0:8 !0", f"request 0: illegal plan ({NAMED_AGAIN}"),
         ("0:8 -1", f"request 1: illegal plan (it is waiting); rule: {NOT_RUNNING}"),
         ("0:8 | 1:8 !0", f"request 0: illegal plan (it is running); rule: {NOT_WAITING}"),
+        ("0:8 | !0", f"request 0: illegal plan (it is running); rule: {NOT_WAITING}"),
+        ("0:8 | 1:8 | -2", f"request 2: illegal plan (it is waiting); rule: {NOT_RUNNING}"),
         ("0:9", f"request 0: illegal plan (9 planned, 8 ready); rule: {READY}"),
         ("0:4 | 0:5", f"request 0: illegal plan (5 planned, 4 ready); rule: {READY}"),
         ("0:8 | 0:2", f"request 0: illegal plan (2 planned, 1 ready); rule: {READY}"),
@@ -154,6 +160,42 @@ def test_a_plan_beyond_a_rule_is_refused_by_name(lines: str, message: str, async
 def test_a_plan_takes_no_more_blocks_than_are_free(lines: str, asynchronous: bool, found: str) -> None:
     message = f"policy Script, iteration {lines.count(' | ')}, {found}; rule: {FREE}"
     assert refusals(lines, 3, asynchronous) == (message, message)
+
+
+def test_blocks_that_an_iteration_in_flight_still_uses_are_taken() -> None:
+    """Request 0 ends by itself with its first token, while its next one, which takes the third block, is in flight."""
+    policy = Script("0:8 | 0:1 | 1:4")
+    engine = make_engine(policy, LIMITS, num_blocks=3, asynchronous=True)
+    engine.submit([Request(0, 8, 3, true_new_tokens=1), Request(1, 8, 3)])
+    with pytest.raises(PlanError) as caught:
+        engine.run()
+    assert engine.view.kv.num_retiring == 3
+    assert policy.refusal == str(caught.value)
+    assert f"iteration 2, request 1: illegal plan (1 blocks planned, 0 free); rule: {FREE}" in policy.refusal
+
+
+def test_of_too_many_tokens_the_last_request_is_named() -> None:
+    policy = Script("0:4 1:4 2:4")
+    engine = make_engine(policy, Limits(max_batch=3, max_tokens=10, max_request_tokens=100))
+    engine.submit(Request(index, 8, 3) for index in range(3))
+    with pytest.raises(PlanError, match=r"request 2: illegal plan \(12 planned\)"):
+        engine.run()
+
+
+class Vandal:
+    """Changes a field of the engine in a request that it plans."""
+
+    def plan(self, view: View) -> Plan:
+        request = view.waiting[0]
+        request.row = 10**6
+        return Plan([(request, 8)])
+
+
+def test_a_plan_that_cannot_be_checked_is_refused_with_the_error() -> None:
+    engine = make_engine(Vandal(), LIMITS, num_blocks=10)
+    engine.submit([Request(0, 8, 3)])
+    with pytest.raises(PlanError, match=r"the plan cannot be checked \(IndexError: .*\); a policy may change nothing"):
+        engine.run()
 
 
 def test_a_request_whose_last_token_is_in_flight_cannot_be_planned() -> None:
@@ -221,6 +263,43 @@ def spoiled_refusals(field: str, value: object) -> tuple[str, str]:
 def test_a_malformed_plan_is_refused_by_its_field(field: str, value: object, found: str) -> None:
     says = f"policy Spoiled, iteration 0: malformed plan ({found}); see cbatch.Plan for what each field holds"
     assert spoiled_refusals(field, value) == (says, says)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({}, None),
+        ({"pad_to": 8, "wake_at": 2}, None),
+        ({"requests": None, "num_tokens": None, "note": None}, "requests is None, not a list"),
+        ({"num_tokens": None, "preempt": None}, "num_tokens is None, not a list"),
+        ({"preempt": None, "reject": None}, "preempt is None, not a list"),
+        ({"reject": None, "reserve": []}, "reject is None, not a list"),
+        ({"reserve": [], "note": None}, "reserve is [], not a dict"),
+        ({"num_tokens": [8, 8], "requests": [None]}, "1 requests, but 2 token counts"),
+        ({"requests": [1], "preempt": [2], "num_tokens": [1]}, "requests holds 1, not a Request"),
+        ({"preempt": [2], "reserve": {3: 1}}, "preempt holds 2, not a Request"),
+        ({"reserve": {3: "a"}, "num_tokens": ["b"], "requests": [Request(0, 1, 1)]}, "reserve holds 3, not a Request"),
+        (
+            {"num_tokens": [True], "requests": [Request(0, 1, 1)], "reject": [4]},
+            "num_tokens holds True, not a whole number",
+        ),
+        ({"reject": [4], "reserve": {Request(0, 1, 1): 0.5}}, "reject holds 4, not a (Request, reason)"),
+        (
+            {"reject": [(Request(0, 1, 1), 4)]},
+            "reject holds (Request(0: 1+1 tokens, pending, 0 of 1 computed), 4), not a (Request, reason)",
+        ),
+        ({"reserve": {Request(0, 1, 1): 0.5}, "pad_to": "a"}, "reserve holds 0.5, not a whole number"),
+        ({"pad_to": "a", "wake_at": "b"}, "pad_to is 'a', not a whole number or None"),
+        ({"wake_at": float("inf"), "note": 1}, "wake_at is inf, not a time in seconds or None"),
+        ({"note": ["a\n" * 40]}, "note is ['" + "a\\n" * 19 + "a..., not text"),
+        ({"note": np.zeros((2, 2))}, "note is array([[0., 0.], [0., 0.]]), not text"),
+    ],
+)
+def test_the_first_malformed_field_is_described_in_a_line(fields: dict[str, Any], found: str | None) -> None:
+    plan = Plan()
+    for name, value in fields.items():
+        setattr(plan, name, value)
+    assert form_fault(plan) == found
 
 
 @pytest.mark.parametrize(

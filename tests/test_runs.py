@@ -33,6 +33,21 @@ def test_a_label_is_the_name_and_what_varies() -> None:
     ]
 
 
+def test_a_selector_that_the_name_tells_is_not_named_again() -> None:
+    """Two chunk selectors: the names "sarathi 256" and "sarathi 256, fixed" differ, so what follows from that is no part."""
+    runs = [run("sarathi", chunk=256, policy__chunking___target_=f"policies.chunking.{name}") for name in ("A", "B")]
+    runs[1].summary["about"]["chunking"] = "fixed"
+    assert label_runs(runs) == ["sarathi 256", "sarathi 256, fixed"]
+
+
+def test_the_value_of_an_override_may_hold_an_equals_sign() -> None:
+    """The key ends at the first one, and the signs before it that add or remove a key are no part of it."""
+    given = run("orca", "+policy.text=a=b", "~sampling", "++w.size=3").given
+    assert given == {"policy.text": "a=b", "sampling": "", "w.size": "3"}
+    runs = [run("orca", f"experiment=a={value}", w__n=value) for value in (1, 2)]
+    assert label_runs(runs) == ["orca, experiment=a=1", "orca, experiment=a=2"]
+
+
 def test_a_swept_setting_is_named_also_where_it_was_not_given() -> None:
     assert label_runs([run("orca", batch=18), run("orca", "batch=4", batch=4)]) == ["orca, batch=18", "orca, batch=4"]
 
@@ -188,6 +203,15 @@ def test_seeds_make_one_series_and_separate_rows(tmp_path: Path, capsys: pytest.
     assert load_runs(tmp_path)["label"].to_list() == ["prefill_first, seed=0", "prefill_first, seed=1"]
     assert load_series(tmp_path, "", ())["label"].to_list() == ["prefill_first"] * 2
     assert capsys.readouterr().err == ""
+
+
+def test_without_a_text_all_runs_are_shown(tmp_path: Path) -> None:
+    for name, batch in (("first", 1), ("second", 2)):
+        write_run(tmp_path / name, {"overrides": [f"batch={batch}"]}, {"batch": batch})
+    (tmp_path / "third").mkdir()
+    (tmp_path / "third" / "config.yaml").touch()
+    assert [Path(folder).name for folder in load_runs(tmp_path)["folder"]] == ["first", "second"]
+    assert [Path(folder).name for folder in load_runs(tmp_path, "batch=2")["folder"]] == ["second"]
 
 
 def test_a_plot_says_which_code_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_traces import published
 
-from cbatch import SLO, FinishReason, Request
+from cbatch import SLO, FinishReason, Request, RunRecord
 from cbatch.results.attainment import attainment
 from cbatch.results.metrics import Served, Window, collect_served
 from cbatch.results.service import Service, fairness, max_min_shares
@@ -70,6 +70,53 @@ def test_a_client_that_gets_all_it_asks_for_is_not_treated_unfairly() -> None:
     assert found["jain_index"]["min"] == pytest.approx(1.0)
 
 
+def test_nineteen_windows_of_a_minute_lie_around_the_twentieths_of_the_time_after_half_a_minute() -> None:
+    """The last arrival comes at 630 s: the middles are 60, 90, ... 600 s, the windows 30 to 90, 60 to 120, ... 570 to 630.
+
+    Bob asks for 60 at 45 and at 615 s, which is received long after: in the first and the last of the windows that hold
+    them, of 60 s, that is 1 per second. Ann receives 600, 10 per second, in every window. So bob is 1 below in windows 1
+    (30 to 90) and 19 (570 to 630) alone: at most 1, and 2/19 on average.
+    """
+    found = fairness(
+        service(
+            ("ann", 0.0, 0.0, 700.0, 7000, 0),
+            ("bob", 45.0, 2000.0, 2000.0, 60, 0),
+            ("bob", 615.0, 2000.0, 2000.0, 60, 0),
+            ("ann", 630.0, 700.0, 700.0, 0, 0),
+        )
+    )
+    assert found["service_difference"] == {"max": pytest.approx(1.0), "mean": pytest.approx(2 / 19)}
+
+
+def test_the_index_of_a_window_in_which_one_client_gets_all() -> None:
+    """Ann and bob wait for 60 from the start; ann receives all of hers in the first window, 30 to 90 s, bob his in the second.
+
+    The last arrival, at 90 s, makes the middles 33, 36, ... 87 s: windows from 3 to 63 s, 6 to 66 s, ... 57 to 117 s.
+    """
+    rows: list[Row] = [
+        ("ann", 0.0, 50.0, 50.0, 60, 0),
+        ("bob", 0.0, 59.0, 59.0, 60, 0),
+        ("bob", 90.0, 200.0, 200.0, 0, 0),
+    ]
+    found = fairness(service(*rows))
+    # both in windows that begin before 50 s, at 3 to 48: index 1; bob alone from 51, 54 and 57: 1, as ann waits for nothing
+    assert found["jain_index"] == {"mean": pytest.approx(1.0), "min": pytest.approx(1.0)}
+    later: list[Row] = [("ann", 0.0, 50.0, 50.0, 60, 0), ("bob", 0.0, 70.0, 70.0, 60, 0), rows[2]]
+    found = fairness(service(*later))
+    # ann alone in the windows 3 to 63, 6 to 66 and 9 to 69: her share is 30 of 60, x = (2, 0), index 1/2
+    assert found["jain_index"] == {"mean": pytest.approx((3 * 0.5 + 16) / 19), "min": pytest.approx(0.5)}
+
+
+def test_windows_in_which_nothing_is_received_have_no_index() -> None:
+    """Ann's 60 come at once at 10 s, in windows that begin before: 3, 6 and 9 s; the other 16 windows count as nothing."""
+    found = fairness(service(("ann", 0.0, 10.0, 10.0, 60, 0), ("bob", 90.0, 200.0, 200.0, 60, 0)))
+    assert found["jain_index"] == {"mean": pytest.approx(1.0), "min": pytest.approx(1.0)}
+
+
+def test_a_request_is_served_within_a_second_from_its_first_token_to_its_last() -> None:
+    assert service(("ann", 0.0, 10.0, 10.5, 4, 3)).received(np.array([10.25])).tolist() == [[5.0]]
+
+
 @pytest.mark.parametrize(("policy", "most", "mean"), [("fcfs", 759.97, 433.53), ("vtc", 368.40, 251.66)])
 def test_differences_that_the_paper_prints_from_its_measurements(policy: str, most: float, mean: float) -> None:
     """VTC, table 2, the rows FCFS and VTC."""
@@ -87,7 +134,8 @@ def test_differences_that_the_paper_prints_from_its_measurements(policy: str, mo
 def test_a_run_shorter_than_a_window_has_totals_alone() -> None:
     found = fairness(TWO)
     assert found["clients"] == {"ann": 30.0, "bob": 8.0}
-    assert all(math.isnan(value) for name in ("service_difference", "jain_index") for value in found[name].values())
+    for name, figures in {"service_difference": ["max", "mean"], "jain_index": ["mean", "min"]}.items():
+        assert list(found[name]) == figures and all(math.isnan(value) for value in found[name].values())
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(0, 300))
@@ -190,6 +238,12 @@ def test_requests_count_by_when_they_ended() -> None:
         for start, stop in ((-math.inf, 5.0), (-math.inf, 5.5), (5.5, 8.0), (8.0, 12.0), (8.0, math.inf))
     ] == [0, 1, 2, 1, 2]
     assert math.isnan(shares(Window(-math.inf, 5.0), **lax)["share"])
+
+
+def test_where_every_request_was_rejected_none_attains_anything() -> None:
+    rejected = end(Request(0, 1, 1, slo=SLO(ttft=1.0)), None, 5.0, FinishReason.REJECTED)
+    found = attainment([rejected], collect_served(RunRecord()), ALWAYS)
+    assert found == {"requests": 1, "share": 0.0, "ttft_share": 0.0, "tiers": {}}
 
 
 # -- in the summary ---------------------------------------------------------------------------------------------------

@@ -32,8 +32,8 @@ def attainment(asked: Sequence[Request], served: Served, window: Window) -> dict
         return {}
     place = {id_: index for index, id_ in enumerate(served.id.tolist())}
     index = np.array([place.get(request.id, -1) for request in asked])
-    never = [np.inf if request.finished_at is None else request.finished_at for request in asked]
-    counted = window.holds(np.where(index >= 0, np.append(served.last_token, np.inf)[index], never))
+    ends = [np.inf if request.finished_at is None else request.finished_at for request in asked]
+    counted = window.holds(np.array(ends))
     measured = np.stack([served.ttft, np.nan_to_num(served.longest_gap), served.end_to_end])  # [objectives, served]
     limits = np.array([[getattr(request.slo, name) or np.inf for request in asked] for name in _OBJECTIVES])
     met = (index >= 0) & (np.pad(measured, ((0, 0), (0, 1)))[:, index] <= limits)

@@ -1,6 +1,7 @@
 """`make mutants`: changes the code that makes figures, one change at a time, and reports which changes no test notices.
 
     python tests/support/mutate.py [MODULE ...] [--sample N] [--jobs N] [--record FOLDER]
+    python tests/support/mutate.py --planted        the faults of `planted.yaml` alone
 
 Each mutant runs the tests that `mutants.yaml` names for its module, in a process of its own over a copy of the repository. A
 mutant that no test notices is a missing test, unless `mutants.yaml` says why nothing can: such mutants are equivalent.
@@ -21,22 +22,26 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import cache_from_source
 from pathlib import Path
+from typing import Any
 
 import hydra  # noqa: F401 - loaded once here, not again by the tests of each mutant
-import hypothesis  # noqa: F401
 import matplotlib.pyplot  # noqa: F401
 import pandas  # noqa: F401
 import pydantic  # noqa: F401
 import pytest
 import yaml
+from hypothesis import Phase, settings
 from mutations import Mutant, mutants_of, sample
 from tabulate import tabulate
 
 ROOT = Path(__file__).parents[2]
 FORK = multiprocessing.get_context("fork")
-TARGETS = Path(__file__).with_name("mutants.yaml")
+TARGETS, PLANTED = (Path(__file__).with_name(name) for name in ("mutants.yaml", "planted.yaml"))
 COPIED = ("cbatch", "policies", "experiments", "tests")
 MOST_SURVIVORS = 0.03
+settings.register_profile(  # a failure is enough: it need not be made small
+    "mutants", derandomize=True, deadline=None, database=None, phases=(Phase.explicit, Phase.generate)
+)
 
 
 @dataclass
@@ -92,8 +97,8 @@ def _pytest(folder: Path, tests: Sequence[str], keep: bool) -> None:
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", "--tb=no", f"--rootdir={folder}"]
-    os._exit(pytest.main([*options, *map(_path, tests)]))
+    options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--hypothesis-profile=mutants"]
+    os._exit(pytest.main([*options, f"--rootdir={folder}", *map(_path, tests)]))
 
 
 def _path(tests: str) -> str:
@@ -122,19 +127,42 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="parts of their paths; default: all")
     parser.add_argument("--sample", type=int, default=0, help="about as many mutants of each module; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--planted", action="store_true", help="the faults of planted.yaml alone")
     parser.add_argument("--record", metavar="FOLDER", help="write the numbers under this folder")
     given = parser.parse_args()
     rows: list[list[object]] = []
     with tempfile.TemporaryDirectory() as temporary, ProcessPoolExecutor(given.jobs, FORK) as pool:
         folders = [copy_repository(Path(temporary) / str(job)) for job in range(given.jobs)]
-        for target in read_targets(given.modules):
+        missed = [] if given.modules else missed_faults(folders, pool)
+        for target in [] if given.planted else read_targets(given.modules):
             mutants = sample(mutants_of((ROOT / target.module).read_text()), given.sample)
             parts = [mutants[job :: given.jobs] for job in range(given.jobs)]
             said = pool.map(partial(judge, target), parts, folders)
             rows.append(
                 report(target, [pair for part in zip(parts, said, strict=True) for pair in zip(*part, strict=True)])
             )
-    return conclude(rows, given.sample, given.record)
+    return int(bool(missed)) or (0 if given.planted else conclude(rows, given.sample, given.record))
+
+
+def missed_faults(folders: Sequence[Path], pool: ProcessPoolExecutor) -> list[str]:
+    """The planted faults that no test notices, printed with the number of all."""
+    faults = list(yaml.safe_load(PLANTED.read_text()).items())
+    parts = [faults[job :: len(folders)] for job in range(len(folders))]
+    missed = [what for part in pool.map(_missed, parts, folders) for what in part]
+    print("".join(f"planted, not noticed: {what}\n" for what in missed), end="")
+    print(f"{len(faults) - len(missed)} of {len(faults)} planted faults are noticed", flush=True)
+    return missed
+
+
+def _missed(faults: Sequence[tuple[str, dict[str, Any]]], folder: Path) -> list[str]:
+    missed = []
+    for what, fault in faults:
+        source = (ROOT / fault["module"]).read_text()
+        assert source.count(fault["before"]) == 1, f"{what}: {fault['before']} does not stand once in {fault['module']}"
+        mutant = Mutant(0, fault["before"], fault["after"], source.replace(fault["before"], fault["after"]))
+        if judge(Target(fault["module"], fault["tests"]), [mutant], folder) == ["passed"]:
+            missed.append(what)
+    return missed
 
 
 def report(target: Target, judged: Sequence[tuple[Mutant, str]]) -> list[object]:

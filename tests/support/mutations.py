@@ -180,8 +180,9 @@ def _is_docstring(node: cst.CSTNode) -> bool:
 
 
 def _is_type(line: cst.CSTNode) -> bool:
-    """Whether it names a type, as in `Floats = NDArray[np.float64]`."""
-    return m.matches(line, m.SimpleStatementLine(body=[m.Assign(value=m.Subscript())]))
+    """Whether it names a type, as in `Floats = NDArray[np.float64]` or `T = TypeVar("T")`."""
+    named = m.Assign(value=m.Subscript() | m.Call(func=m.Name("TypeVar")))
+    return m.matches(line, m.SimpleStatementLine(body=[named]))
 
 
 def _is_look(node: cst.CSTNode) -> bool:
