@@ -16,7 +16,9 @@ from experiments.store.run_folder import PLOTS
 NAMES = {
     "throughput_vs_pd": "throughput and gain over a baseline against P:D (of a sweep)",
     "latency_vs_rate": "percentiles of time to first token and between tokens against the request rate (of a sweep)",
-    "latency_cdf": "distributions of time to first token, between tokens, end to end (of up to 8 runs)",
+    "latency_cdf": "distributions of time to first token, between tokens, end to end (of up to 16 series)",
+    "attainment": "share of requests that attain their objectives against the request rate, by tier (of a sweep)",
+    "service": "service received by each client over time, and the service difference (of one run)",
     "composition": "tokens of the iterations, requests and KV cache over time (of one run)",
     "lanes": "host and device during a few iterations (of up to 8 runs)",
     "table": "metrics side by side, in Markdown",

@@ -82,6 +82,7 @@ def serve(
             warmup_requests=metrics.warmup_requests,
             drain_requests=metrics.drain_requests,
             objectives=metrics.objectives,
+            client_weights=metrics.client_weights,
             requests=requests,
             asked=run.requests,
         )

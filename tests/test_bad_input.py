@@ -240,6 +240,14 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ),
         ("metrics.drain_requests=-1", "metrics.drain_requests=-1: give a whole number, at least 0"),
         (
+            "workload=vtc_overload metrics.client_weights={cleint1:2}",
+            "metrics.client_weights.cleint1: no request has this client; did you mean client1? known: client1, client2",
+        ),
+        (
+            "policy=vtc workload=vtc_overload metrics.client_weights={client1:0}",
+            "metrics.client_weights.client1=0: give a finite number above 0 (clients without a weight have 1)",
+        ),
+        (
             "metrics.objectives.ttft=0",
             "metrics.objectives.ttft=0: give a finite number above 0 (seconds; null sets none)",
         ),

@@ -159,7 +159,8 @@ def test_the_command_writes_files(
 ) -> None:
     for rate in (1, 2):
         write_run(tmp_path / f"{rate}", settings={"workload": {"arrivals": {"rate": rate}}})
-    folder = {"throughput_vs_pd": sweep, "table": sweep, "latency_vs_rate": tmp_path}.get(name, one)
+    of_rates = {"latency_vs_rate": tmp_path, "attainment": tmp_path, "service": tmp_path / "1"}
+    folder = {"throughput_vs_pd": sweep, "table": sweep, **of_rates}.get(name, one)
     assert main([name, str(folder)]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folder))]
     assert [path.suffix for path in written] == ([".md"] if name == "table" else [".pdf", ".png"])
@@ -182,6 +183,10 @@ def test_the_command_writes_files(
         (["throughput_vs_pd", "{one}"], "needs runs with several values of workload.pd_ratio"),
         (["latency_vs_rate", "{one}"], "needs runs with several values of workload.arrivals.rate; sweep it with -m"),
         (["latency_vs_rate", "{one}", "percentiles=98"], "percentiles=98: choose among 50, 90, 95, 99"),
+        (["attainment", "{one}"], "needs runs with several values of workload.arrivals.rate; sweep it with -m"),
+        (["attainment", "{one}", "objective=tpot"], "objective=tpot: choose among joint, ttft, tbt, total"),
+        (["attainment", "{one}", "goal=90"], "goal=90: give a share above 0, at most 1"),
+        (["service", "{one}"], "no request names its client; choose a workload with clients"),
         (["table", "{sweep}", "runs=vllm"], "runs=vllm: no folder name contains this"),
     ],
 )

@@ -1,5 +1,6 @@
 """What plots draw - lines, areas, spans, labels - of a run made by hand (`hand_made`)."""
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
@@ -13,7 +14,7 @@ from hand_made import write_run
 from matplotlib.axes import Axes
 
 from cbatch import ConfigError
-from experiments.plots import composition, latency_cdf, latency_vs_rate, throughput_vs_pd
+from experiments.plots import attainment, composition, latency_cdf, latency_vs_rate, service, throughput_vs_pd
 from experiments.plots.parts import apart, label_log
 from experiments.plots.series import load_runs
 
@@ -303,6 +304,117 @@ def test_the_rate_of_a_trace_is_that_of_its_requests(tmp_path: Path) -> None:
     """Four requests arrive from 0.25 to 5.5 s in every run: the plot has one rate, 3 / 5.25 per second, at both speeds."""
     axes = latency_vs_rate.draw(write_rates(tmp_path, "speed", (1, 2))).axes[0]
     assert lines(axes) == {"prefill_first": ([pytest.approx(3 / 5.25)], pytest.approx([0.225]))}
+
+
+def test_workloads_are_rows_and_their_arguments_are_no_series(tmp_path: Path) -> None:
+    """Rates of one workload are set, those of the other come from its speed: one line each, in a row of panels of its own."""
+    for workload, key, values in (("open_loop", "arrivals", (1, 4)), ("azure", "speed", (1, 2))):
+        for value in values:
+            settings = {"workload": {key: {"rate": value} if key == "arrivals" else value}}
+            figures = {f"{name}_seconds": {"p50": value, "p99": value} for name in ("ttft", "tbt")}
+            write_run(tmp_path / f"{workload} {value}", {"workload": f"{workload}({value})"}, settings, figures=figures)
+    trace, set_rate = latency_vs_rate.draw(tmp_path, percentiles=(50,)).axes[::2]
+    assert (trace.get_title(loc="left"), set_rate.get_title(loc="left")) == ("azure", "open_loop")
+    assert lines(set_rate) == {"prefill_first": ([1, 4], [1, 4])}
+    assert lines(trace) == {"prefill_first": ([pytest.approx(3 / 5.25)], [1.5])}
+
+
+# -- attainment against the request rate ------------------------------------------------------------------------------
+
+
+def attained(folder: Path, rate: float, seed: int, policy: str = "orca", **shares: object) -> None:
+    """A run whose requests attained these shares of their objectives."""
+    settings = {"seed": seed, "workload": {"arrivals": {"rate": rate}}}
+    write_run(folder / f"{policy} {rate} {seed}", {"policy": policy}, settings, figures={"attainment": shares})
+
+
+def test_attainment_against_the_rate_for_all_requests_and_each_tier(tmp_path: Path) -> None:
+    for rate in (1, 4):
+        for seed in (0, 1):
+            tiers = {"gold": {"share": 1 / rate}, "rest": {"share": 1.0, "ttft_share": 0.25}}
+            attained(tmp_path, rate, seed, share=(0.9 + 0.1 * seed) / rate, ttft_share=0.5, tiers=tiers)
+    attained(tmp_path, 1, 0, "sarathi", share=0.75, tiers={})
+    figure = attainment.draw(tmp_path, goal=0.8)
+    whole, gold, rest = figure.axes
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["all requests", "gold", "rest"]
+    drawn = {label: points for label, points in lines(whole).items() if not label.startswith("_")}
+    assert drawn == {"orca": ([1, 4], pytest.approx([0.95, 0.95 / 4])), "sarathi": ([1], [0.75])}
+    heights = {(x, round(y, 9)) for x, y in whole.collections[0].get_paths()[0].vertices.tolist()}
+    assert heights == {(1, 0.9), (1, 1.0), (4, 0.225), (4, 0.25)}
+    assert lines(gold)["orca"] == ([1, 4], [1, 0.25]) and lines(gold)["sarathi"] == ([], [])
+    [mark] = (points for label, points in lines(rest).items() if label.startswith("_"))
+    assert mark[1] == [0.8, 0.8]
+    assert words(whole) == ("request rate [requests/s]", "attainment") and whole.get_ylim() == (0, 1.04)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["orca", "sarathi"]
+    [only] = attainment.draw(tmp_path, objective="ttft", runs="orca").axes  # one tier has this objective
+    assert (lines(only)["orca"][1], only.get_title(loc="left")) == ([0.5, 0.5], "all requests")
+
+
+def test_objectives_of_the_run_count_where_requests_have_none(tmp_path: Path) -> None:
+    for rate in (1, 2):
+        run = write_run(tmp_path / f"{rate}", settings={"workload": {"arrivals": {"rate": rate}}})
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps({**summary, "attainment": {}}))
+    [axes] = attainment.draw(tmp_path).axes
+    assert lines(axes)["prefill_first"] == ([1, 2], [0.5, 0.5])
+    with pytest.raises(
+        ConfigError, match=r"no run has this objective; give the requests objectives with workload.slo or"
+    ):
+        attainment.draw(tmp_path, objective="tbt")
+
+
+# -- service over time ------------------------------------------------------------------------------------------------
+
+
+def test_service_of_clients_over_time(folder: Path) -> None:
+    """Ann's request of 7 + 2 * 2 is served from 11 to 12 s; the others', of 5 + 2 * 3 from 3 to 8 s and 3 + 2 at 8 s.
+
+    Ann's weight is 2.
+    """
+    total, rate, unfair = service.draw(folder, window=2.0).axes
+    assert list(lines(total)) == ["no client", "ann"]  # by the service received
+    for name, expected in (
+        ("ann", {10.9: 0, 11.5: 5.5, 12.0: 11}),
+        ("no client", {2.9: 0, 5.5: 5.5, 7.9: 10.78, 8.1: 16}),
+    ):
+        x, y = lines(total)[name]
+        assert np.interp(list(expected), x, y) == pytest.approx([each / 1e3 for each in expected.values()], abs=2e-4)
+    x, y = lines(rate)["no client"]
+    assert (x[0], x[-1]) == (0.25, 12.0)
+    assert np.interp([1.0, 3.0, 5.5], x, y) == pytest.approx([0, 1.1, 2.2], abs=0.03)
+    # 19 windows of 2 s around 1.225 to 5.275 s: the last ones receive 2.2 per second, of which ann wants nothing yet
+    [(middle, difference)] = lines(unfair).values()
+    assert middle == pytest.approx([1 + 0.225 * tick for tick in range(1, 20)])
+    assert difference[-1] == pytest.approx(0)
+    assert words(unfair) == ("time [s]", "service difference\n[per s]")
+    assert total.get_ylabel() == "service received\n[thousands]"
+
+
+def test_service_is_drawn_over_the_clients_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = {"workload": {"length": 8}, "metrics": {"client_weights": {"ann": 2.0}}}
+    total, rate, _ = service.draw(write_run(tmp_path / "run", settings=settings)).axes
+    assert lines(total)["ann"][1][-1] == pytest.approx(11 / 2 / 1e3)
+    assert (total.get_ylabel(), rate.get_ylabel()) == (
+        "service / weight received\n[thousands]",
+        "service / weight rate\n[per s]",
+    )
+    assert "has no service difference: its arrivals span less than window=60 s" in capsys.readouterr().err
+
+
+def test_service_needs_clients(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run")
+    text = (run / "requests.csv").read_text()
+    (run / "requests.csv").write_text(text.replace("ann", ""))
+    with pytest.raises(ConfigError, match=r"run: no request names its client; choose a workload with clients"):
+        service.draw(run)
+    with pytest.raises(ConfigError, match=r"window=0: give seconds above 0"):
+        service.draw(run, window=0)
+
+
+def test_of_many_clients_the_smallest_are_grey(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(service, "_MOST_CLIENTS", 1)
+    total = service.draw(folder, window=2.0).axes[0]
+    assert [label for label in lines(total) if not label.startswith("_")] == ["2 others"]
 
 
 def test_gain_over_another_baseline(sweep: Path) -> None:

@@ -14,7 +14,7 @@ from test_traces import published
 from cbatch import SLO, FinishReason, Request, RunRecord
 from cbatch.results.attainment import attainment
 from cbatch.results.metrics import Served, Window, collect_served
-from cbatch.results.service import Service, fairness, max_min_shares
+from cbatch.results.service import Service, fairness, max_min_shares, measure_windows
 from experiments.store.text import run_text
 from experiments.workloads.readers.source import read_lines
 from experiments.workloads.readers.table import read_csv
@@ -131,6 +131,32 @@ def test_differences_that_the_paper_prints_from_its_measurements(policy: str, mo
     assert {key: round(value, 2) for key, value in found["service_difference"].items()} == {"max": most, "mean": mean}
 
 
+def test_weights_of_clients_divide_what_they_receive() -> None:
+    """As above, but ann's weight is 3: both receive 1 per second and weight, and the fair shares of 4 are 3 and 1."""
+    asks = [(name, float(second)) for second in range(631) for name in ("ann", "bob")]
+    rates = {"ann": 3.0, "bob": 1.0}
+    rows: list[Row] = [
+        (name, time, time * 10 / rates[name], (time + 1) * 10 / rates[name], 0, 5) for name, time in asks
+    ]
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    found = fairness(Service(*columns, {"ann": 3.0}))
+    assert found["service_difference"] == {"max": pytest.approx(0.0), "mean": pytest.approx(0.0)}
+    assert found["jain_index"]["min"] == pytest.approx(1.0)
+    assert found["clients"] == {"ann": 6310.0, "bob": 6310.0}, "the service itself has no weight"
+    opposite = fairness(Service(*columns, {"bob": 3.0}))
+    assert opposite["service_difference"]["max"] == pytest.approx(3 - 1 / 3)
+    # the fair shares are 1 and 3: x is 3 and 1/3, and (10/3)^2 / (2 * (9 + 1/9)) = 50/82
+    assert opposite["jain_index"]["min"] == pytest.approx(50 / 82)
+
+
+def test_windows_of_another_length() -> None:
+    """The last arrival is at 8 s: 19 windows of 4 s around 2.3 to 7.7 s, before anybody is served."""
+    windows = measure_windows(TWO, 4.0)
+    assert windows.middle.tolist() == pytest.approx([2 + 0.3 * tick for tick in range(1, 20)])
+    assert not windows.difference.any() and np.isnan(windows.jain).all()
+    assert measure_windows(TWO, 8.1).middle.tolist() == []
+
+
 def test_a_run_shorter_than_a_window_has_totals_alone() -> None:
     found = fairness(TWO)
     assert found["clients"] == {"ann": 30.0, "bob": 8.0}
@@ -138,16 +164,18 @@ def test_a_run_shorter_than_a_window_has_totals_alone() -> None:
         assert list(found[name]) == figures and all(math.isnan(value) for value in found[name].values())
 
 
-@given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(0, 300))
-def test_max_min_shares_are_those_of_giving_one_at_a_time(wanted: list[int], total: int) -> None:
-    """Units of 1/60, one after the other to whoever has least and wants more."""
+@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from([1, 2, 3])), min_size=1, max_size=6), st.integers(0, 300))
+def test_max_min_shares_are_those_of_giving_one_at_a_time(clients: list[tuple[int, int]], total: int) -> None:
+    """Units of 1/60, one after the other to whoever has least per weight and wants more."""
+    wanted, weight = [wanted for wanted, _ in clients], [weight for _, weight in clients]
     total = min(total, sum(wanted))
     given_out = [0] * len(wanted)
     for _ in range(60 * total):
-        least = min((given_out[i], i) for i in range(len(wanted)) if given_out[i] < 60 * wanted[i])[1]
+        least = min((given_out[i] / weight[i], i) for i in range(len(wanted)) if given_out[i] < 60 * wanted[i])[1]
         given_out[least] += 1
-    found = max_min_shares(float(total), np.array(wanted, np.float64))
-    assert found.tolist() == pytest.approx([units / 60 for units in given_out], abs=1 / 60)
+    units = max(weight) * len(weight) / sum(weight)  # that a client may be off by: 1 if all weights are equal
+    found = max_min_shares(float(total), np.array(wanted, np.float64), np.array(weight, np.float64))
+    assert found.tolist() == pytest.approx([given / 60 for given in given_out], abs=units / 60)
     assert found.sum() == pytest.approx(total)
 
 

@@ -5,20 +5,20 @@ A request's service is 1 for each prompt token and 2 for each output token. As i
 and counts as requested when the request arrives. Only served requests count.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.request import Request
-from cbatch.results.metrics import Floats, Served
+from cbatch.results.metrics import Floats, Served, mean
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 WINDOW_SECONDS = 60.0
-_SKIPPED_SECONDS = 30.0
 _TICKS = 20
 NO_CLIENT = "no client"
 """Client of the requests that name none."""
@@ -26,7 +26,7 @@ NO_CLIENT = "no client"
 
 @dataclass(frozen=True, eq=False)
 class Service:
-    """Served requests as columns [requests]; times in seconds."""
+    """Served requests as columns [requests]; times in seconds. weights: of clients by name; 1 for others."""
 
     client: NDArray[Any]
     arrival: Floats
@@ -34,11 +34,17 @@ class Service:
     last_token: Floats
     prompt_tokens: NDArray[Any]
     output_tokens: NDArray[Any]
+    weights: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def clients(self) -> list[str]:
         """Names in alphabetical order."""
         return [str(name) for name in np.unique(self.client)]
+
+    @cached_property
+    def weight(self) -> Floats:
+        """Weight of each client, [clients]."""
+        return np.array([self.weights.get(name, 1.0) for name in self.clients])
 
     @cached_property
     def amount(self) -> Floats:
@@ -65,64 +71,83 @@ class Service:
         return np.array([np.bincount(index, self.amount * np.clip(part, 0, 1), num) for part in parts])
 
 
-def service_of(requests: Sequence[Request], served: Served) -> Service | None:
-    """The service of a run; None if no request names its client."""
+def service_of(
+    requests: Sequence[Request], served: Served, weights: Mapping[str, float] | None = None
+) -> Service | None:
+    """The service of a run; None if no request names its client. weights: of clients by name; 1 for others."""
     clients = {request.id: request.client for request in requests}
     if not any(clients.values()):
         return None
     names = np.array([clients[id_] or NO_CLIENT for id_ in served.id.tolist()], dtype=str)
     times = served.arrival, served.first_token, served.last_token
-    return Service(names, *times, served.prompt_tokens, served.output_tokens)
+    return Service(names, *times, served.prompt_tokens, served.output_tokens, weights or {})
+
+
+class Windows(NamedTuple):
+    """Fairness in windows of a run, [windows] each. middle: seconds. difference: per second. jain: NaN without service."""
+
+    middle: Floats
+    difference: Floats
+    jain: Floats
 
 
 def fairness(service: Service) -> dict[str, Any]:
-    """Service difference, Jain's index and total service of clients.
-
-    The first two are over 19 windows of 60 s, whose middles divide the time from 30 s to the last arrival into 20 equal
-    parts; NaN if the last arrival comes before 60 s.
-
-    service_difference: per second, summed over clients: how far each is below the client that received most, or from
-        what it requested, whichever is less (VTC, table 2).
-    jain_index: (sum x)^2 / (n sum x^2), where x is a client's service over its max-min fair share of what all received
-        in the window, given the service that it waits for (Jain, Chiu and Hawe, DEC-TR-301, 1984); 1 is fair, 1/n the
-        opposite.
-    """
+    """Mean and worst of `measure_windows` (NaN without windows), and the total service of each client, not over its weight."""
     totals = dict(zip(service.clients, service.received(np.array([np.inf]))[0].tolist(), strict=True))
-    last = float(service.arrival.max(initial=0.0))
-    nan = float("nan")
-    if last < WINDOW_SECONDS:
-        empty = {"service_difference": {"max": nan, "mean": nan}, "jain_index": {"mean": nan, "min": nan}}
-        return {**empty, "clients": totals}
-    begin: Floats = (last - _SKIPPED_SECONDS) / _TICKS * np.arange(1.0, _TICKS) + _SKIPPED_SECONDS - WINDOW_SECONDS / 2
-    end: Floats = begin + WINDOW_SECONDS
-    before = service.received(begin)
-    received: Floats = service.received(end) - before
-    asked = service.requested(end)
-    requested = asked - service.requested(np.nextafter(begin, -np.inf))  # both ends included
-    short = np.minimum(received.max(axis=1, keepdims=True) - received, np.abs(requested - received))
-    differences = short.sum(axis=1) / WINDOW_SECONDS
-    indices = np.array([_jain(*window) for window in zip(received, asked - before, strict=True)])
+    windows = measure_windows(service)
+    difference, jain = windows.difference, windows.jain[~np.isnan(windows.jain)]
+    most, least = max(difference.tolist(), default=math.nan), min(jain.tolist(), default=math.nan)
     return {
-        "service_difference": {"max": float(differences.max()), "mean": float(differences.mean())},
-        "jain_index": {"mean": float(np.nanmean(indices)), "min": float(np.nanmin(indices))},
+        "service_difference": {"max": most, "mean": mean(difference)},
+        "jain_index": {"mean": mean(jain), "min": least},
         "clients": totals,
     }
 
 
-def _jain(received: Floats, wanted: Floats) -> float:
-    """Jain's index of one window; NaN if no client received anything. Both are [clients]."""
-    fair = max_min_shares(float(received.sum()), wanted)
+def measure_windows(service: Service, seconds: float = WINDOW_SECONDS) -> Windows:
+    """Service difference and Jain's index in 19 windows, whose middles divide the time from half a window to the last
+    arrival into 20 equal parts. There are none if the last arrival comes before the end of a window.
+
+    difference: summed over clients: how far each is below the client that received most, or from what it requested,
+        whichever is less, in service over weight (VTC, table 2, and its weighted variant).
+    jain: (sum x)^2 / (n sum x^2), where x is a client's service over its share in the weighted max-min division of what
+        all received in the window, given the service that it waits for (Jain, Chiu and Hawe, DEC-TR-301, 1984); 1 is fair,
+        1/n the opposite.
+    """
+    last = float(service.arrival.max(initial=0.0))
+    if last < seconds:
+        return Windows(*np.zeros((3, 0)))
+    middle: Floats = (last - seconds / 2) / _TICKS * np.arange(1.0, _TICKS) + seconds / 2
+    begin = middle - seconds / 2
+    end: Floats = begin + seconds
+    before = service.received(begin)
+    received: Floats = service.received(end) - before
+    asked = service.requested(end)
+    requested = asked - service.requested(np.nextafter(begin, -np.inf))  # both ends included
+    level = received / service.weight
+    short = np.minimum(level.max(axis=1, keepdims=True) - level, np.abs(requested - received) / service.weight)
+    jain = [_jain(*window, service.weight) for window in zip(received, asked - before, strict=True)]
+    return Windows(middle, short.sum(axis=1) / seconds, np.array(jain))
+
+
+def _jain(received: Floats, wanted: Floats, weight: Floats) -> float:
+    """Jain's index of one window; NaN if no client received anything. All are [clients]."""
+    fair = max_min_shares(float(received.sum()), wanted, weight)
     ratio = received[fair > 0] / fair[fair > 0]
     return float(ratio.sum() ** 2 / (len(ratio) * (ratio**2).sum())) if ratio.any() else float("nan")
 
 
-def max_min_shares(total: float, wanted: Floats) -> Floats:
-    """The max-min fair division of `total` among clients, none of whom gets more than it wants, [clients]."""
-    ascending = np.sort(wanted)
-    below = np.concatenate([[0.0], np.cumsum(ascending)[:-1]])
-    others = len(wanted) - np.arange(len(wanted))  # each rank's client and those above it
-    rank = int(np.searchsorted(below + ascending * others, total))
+def max_min_shares(total: float, wanted: Floats, weight: Floats) -> Floats:
+    """The weighted max-min fair division of `total` among clients, none of whom gets more than it wants, [clients].
+
+    Whoever gets less than it wants has as much per weight as any other, or more.
+    """
+    level = wanted / weight  # at which a client has all that it wants
+    order = np.argsort(level)
+    below = np.concatenate([[0.0], np.cumsum(wanted[order])[:-1]])
+    others = np.cumsum(weight[order][::-1])[::-1]  # weights of each rank's client and those above it
+    rank = int(np.searchsorted(below + level[order] * others, total))
     if rank == len(wanted):
         return wanted
-    shares: Floats = np.minimum(wanted, (total - below[rank]) / others[rank])
+    shares: Floats = np.minimum(wanted, weight * (total - below[rank]) / others[rank])
     return shares

@@ -1,7 +1,7 @@
 """Summary of one run: every metric of `metrics`, over the measured window of the run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ def summarize(
     warmup_requests: int = 0,
     drain_requests: int = 0,
     objectives: Objectives = Objectives(),  # noqa: B008 - frozen
+    client_weights: Mapping[str, float] | None = None,
     requests: Served | None = None,
     asked: Sequence[Request] | None = None,
 ) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def summarize(
         overshoot_tokens: generated past an end-of-sequence token (`State.num_overshoot_tokens`).
         warmup_requests, drain_requests: see `find_window`. A request counts if its end lies in the window.
         objectives: for `goodput`.
+        client_weights: by name, for `service`; 1 for others.
         requests: `collect_served(record)`, if already computed.
         asked: every request of the run, for `attainment`; None: all of them ended.
     """
@@ -45,7 +47,7 @@ def summarize(
     num_counted = int(counts.sum())
     gaps, gap_times = requests.gaps()
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
-    service = service_of(record.requests, requests)
+    service = service_of(record.requests, requests, client_weights)
     return {
         "run": {**_run(record, requests, steps, window, num_counted), "overshoot_tokens": overshoot_tokens},
         "throughput": _throughput(requests, window, num_counted),

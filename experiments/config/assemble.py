@@ -9,9 +9,11 @@ from cbatch.checkpoint import spec_from_checkpoint
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.policy_calls import check_policy
+from cbatch.results.service import NO_CLIENT
 from cbatch.sim.cluster import Cluster, ReplicatedServer
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Profile
+from cbatch.validation import nearest
 from experiments.config.backends import Auto, Backend, Runtime, Simulated
 from experiments.config.construct import construct
 from experiments.config.servers import make_server
@@ -67,7 +69,7 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
     policy = make_policy(config, settings, chosen)
 
     requests = workload.requests(backend.vocabulary(spec))
-    _check_metrics(settings, len(requests))
+    _check_metrics(settings, requests)
     topology = cost.topology
     limits = _limits(settings, requests, spec, backend.tile(profile), topology.pipeline_stages, chosen)
     check_policy(policy, limits)
@@ -137,7 +139,11 @@ def make_policy(config: Mapping[str, Any], settings: Settings, chosen: dict[str,
     return policy
 
 
-def _check_metrics(settings: Settings, num_requests: int) -> None:
+def _check_metrics(settings: Settings, requests: Sequence[Request]) -> None:
+    clients, num_requests = {request.client or NO_CLIENT for request in requests}, len(requests)
+    for name in settings.metrics.client_weights or ():
+        if name not in clients:
+            raise ConfigError(f"metrics.client_weights.{name}: no request has this client; {nearest(name, clients)}")
     warmup, drain = settings.metrics.warmup_requests, settings.metrics.drain_requests
     if warmup + drain >= num_requests:
         given = f"metrics.warmup_requests={warmup} and metrics.drain_requests={drain}"

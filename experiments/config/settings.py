@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, WrapValidator
 from cbatch import ConfigError
 from cbatch.results.metrics import Objectives
 from cbatch.stall import Patience
-from cbatch.validation import Give, Switch, check_known, read, whole
+from cbatch.validation import Give, Switch, check_known, positive, read, whole
 from experiments.progress import Setting
 
 GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "backend", "experiment")
@@ -41,15 +41,17 @@ Requests = Annotated[
 
 Text = Annotated[str, BeforeValidator(str)]
 Count = Annotated[int, whole(0)]
+Weight = Annotated[float, positive("clients without a weight have 1")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """Which requests count, and the objectives: see `cbatch.results.summary.summarize`."""
+    """Which requests count, the objectives, and weights of clients: see `cbatch.results.summary.summarize`."""
 
     warmup_requests: Count
     drain_requests: Count
     objectives: Objectives
+    client_weights: dict[str, Weight] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

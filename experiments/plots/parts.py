@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
+from experiments.plots.series import summarize_series
 from experiments.plots.style import fill_style, line_style, new_figure, paper_style
 
 
@@ -140,6 +141,14 @@ def draw_series(panel: Axes, points: pd.DataFrame, x: str, label: str, index: in
     panel.plot(points[x], points["mean"], label=label, **style)
     if (points["min"] < points["max"]).any():
         panel.fill_between(points[x], points["min"], points["max"], color=style["color"], alpha=0.2, linewidth=0)
+
+
+def draw_rates(panel: Axes, data: pd.DataFrame, column: str, labels: Iterable[str], factor: float = 1.0) -> None:
+    """A line for each label: column * factor against the request rate. data: rows of `series.load_rates`."""
+    points = summarize_series(data.assign(shown=data[column] * factor), "rate", "shown")
+    for index, label in enumerate(labels):
+        draw_series(panel, points[points.index == label], "rate", label, index)
+    panel.set_xlim(left=0)
 
 
 def write_row(panel: Axes, places: Iterable[float], y: float, cells: Iterable[str], **style: Any) -> None:

@@ -9,11 +9,17 @@ import pandas as pd
 from cbatch import ConfigError
 from experiments.plots.style import MOST_SERIES
 from experiments.store.runs import Omitted, Run, drop_repeats, find_unfinished, label_runs, omitted_text, read_runs
-from experiments.store.tables import as_frame
+from experiments.store.tables import as_frame, load_requests
 from experiments.store.text import mixed_text
 
+RATE = "workload.arrivals.rate"
+SPEEDS = ("workload.speed", "workload.rate_scale")  # of a trace: the rate itself is that of its requests
 
-def load_runs(folder: Path, text: str = "", most: int = MOST_SERIES) -> pd.DataFrame:
+
+_MOST_RUNS = 8
+
+
+def load_runs(folder: Path, text: str = "", most: int = _MOST_RUNS) -> pd.DataFrame:
     """The finished runs in a folder that `text` chooses, each with a label of its own. Says which it leaves out, and why.
 
     Raises:
@@ -44,23 +50,54 @@ def load_series(folder: Path, text: str, without: Iterable[str]) -> pd.DataFrame
     return frame
 
 
+def load_rates(folder: Path, text: str) -> pd.DataFrame:
+    """The runs of a sweep of request rates, as `load_series` labels them; the workload is not part of the label.
+
+    Columns of their own: `rate`, requests per second, and `of`, the name of the workload without its arguments.
+
+    Raises:
+        ConfigError: as `load_series`, or there is one rate only.
+    """
+    keys = (RATE, *SPEEDS)
+    frame = load_series(folder, text, (*keys, "workload"))
+    swept(frame, keys, folder, "1,2,4,8")
+    frame = frame.assign(of=frame["workload"].str.partition("(")[0])
+    rates = pd.concat([_rates(runs) for _, runs in frame.groupby("of")])
+    return leave_out(frame.assign(rate=rates), ("rate",))
+
+
+def _rates(frame: pd.DataFrame) -> "pd.Series[float]":
+    """Requests per second of one workload's runs: as set, or the mean of those that arrived at the same speed."""
+    for key in (key for key in (RATE, *SPEEDS) if key in frame and frame[key].nunique() > 1):
+        if key == RATE:
+            return frame[key]
+        arrivals = frame["folder"].map(lambda folder: load_requests(folder)["arrival"])
+        rates = arrivals.map(lambda times: (len(times) - 1) / (times.max() - times.min()))
+        return rates.groupby(frame[key]).transform("mean")
+    return pd.Series(float("nan"), frame.index)
+
+
 def select_runs(folder: Path, text: str) -> tuple[list[Run], list[Omitted]]:
     """The finished runs that `text` chooses, repeated ones once, and those of the folder that are left out."""
     found, repeated = drop_repeats(choose_runs(read_runs(folder), text))
-    return found, [*repeated, *(run for run in find_unfinished(folder) if text in run.name)]
+    return found, [*repeated, *(run for run in find_unfinished(folder) if _any_in(text, run.name))]
 
 
 def choose_runs(runs: Sequence[Run], text: str) -> list[Run]:
-    """The runs whose folder names, or settings on the command line, contain `text`.
+    """The runs whose folder names, or settings on the command line, contain `text`, or one of several: vtc|mlfq.
 
     Raises:
         ConfigError: there are none.
     """
-    chosen = [run for run in runs if text in run.folder.name or text in ",".join(run.about["overrides"])]
+    chosen = [run for run in runs if _any_in(text, run.folder.name, ",".join(run.about["overrides"]))]
     if not chosen:
         names = ", ".join(run.folder.name for run in runs[:5])
         raise ConfigError(f"runs={text}: no folder name contains this; there are {names} ...")
     return chosen
+
+
+def _any_in(text: str, *names: str) -> bool:
+    return any(part in name for part in text.split("|") for name in names)
 
 
 def say(omitted: Iterable[Omitted], shown: Iterable[Run] = ()) -> None:

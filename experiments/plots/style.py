@@ -41,14 +41,18 @@ _FILLS = (
     ("#444444", "", "white"),
 )
 
-MOST_SERIES = len(_COLOURS)
+MOST_SERIES = 2 * len(_COLOURS)
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dashes of a series. Every other marker is hollow, so that equal series show through."""
-    kind = index % MOST_SERIES
-    fill = {"markerfacecolor": "none", "markersize": 5.5} if index % 2 else {"markersize": 3.5}
-    return {"color": _COLOURS[kind], "marker": _MARKERS[kind], "linestyle": _DASHES[kind], "linewidth": 1.2, **fill}
+    """Colour, marker and dashes of a series. Every other marker is hollow, so that equal series show through.
+
+    From the ninth on, colours come again with other markers and dashes.
+    """
+    kind, again = index % len(_COLOURS), index // len(_COLOURS) % 2
+    marker, dashes = _MARKERS[(kind + 3 * again) % len(_MARKERS)], _DASHES[(kind + 4 * again) % len(_DASHES)]
+    fill = {"markerfacecolor": "none", "markersize": 5.5} if (index + again) % 2 else {"markersize": 3.5}
+    return {"color": _COLOURS[kind], "marker": marker, "linestyle": dashes, "linewidth": 1.2, **fill}
 
 
 def fill_style(index: int) -> dict[str, Any]:

@@ -203,9 +203,10 @@ def label_runs(runs: Sequence[Run], without: Collection[str] = (), *, apart: boo
     """
     names = [name_of(run.about) for run in runs]
     varying = _varying([run.effective for run in runs])
-    known: list[list[Any]] = [names, *(varying[key] for key in without if key in varying)]
+    named = _varying([_named(run) for run in runs])
+    known: list[list[Any]] = [names, *(column for key, column in {**varying, **named}.items() if key in without)]
     given = {key for run in runs for key in run.given} - {*without, _POLICY}
-    parts = {key: column for key, column in _varying([_named(run) for run in runs]).items() if key not in without}
+    parts = {key: column for key, column in named.items() if key not in without}
     parts |= {key: varying[key] for key in sorted(given) if key in varying}
     others = {**_varying([run.experiment for run in runs]), **varying}
     if apart:

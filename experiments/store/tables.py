@@ -1,6 +1,7 @@
 """Results on disk as pandas frames: one row per run of a sweep, one row per request or iteration of a run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import pandas as pd
 
 from cbatch import ConfigError, StepRecord
 from cbatch.executor import CopyTimes
+from cbatch.results.service import NO_CLIENT, Service
 from experiments.store.csv_tables import LATENCY_COLUMNS
 from experiments.store.run_folder import COPIES, REQUESTS, STEPS, TOKENS, read_summary
 from experiments.store.runs import Run, check_whole, flat, label_runs, read_runs, reading
 from experiments.store.text import name_of
+
+_NAMES = ("client", "session", "tier")
+"""Columns of text, even if it is digits."""
 
 
 def load(folder: str | Path) -> pd.DataFrame:
@@ -32,6 +37,18 @@ def load(folder: str | Path) -> pd.DataFrame:
 def load_requests(folder: str | Path) -> pd.DataFrame:
     """One row for each request of a run, in the order of their ends; times and latencies in seconds."""
     return _table(folder, REQUESTS, LATENCY_COLUMNS)
+
+
+def load_service(folder: str | Path) -> Service | None:
+    """The service of a run's clients, with their weights; None if no request names its client."""
+    requests = load_requests(folder).dropna(subset="last_token")
+    if requests["client"].isna().all():
+        return None
+    [run] = read_runs(folder)
+    prefix = "metrics.client_weights."
+    weights = {key.removeprefix(prefix): value for key, value in run.settings.items() if key.startswith(prefix)}
+    columns = {field.name: requests[field.name].to_numpy() for field in fields(Service) if field.name in requests}
+    return Service(**{**columns, "client": requests["client"].fillna(NO_CLIENT).to_numpy(dtype=str)}, weights=weights)
 
 
 def load_steps(folder: str | Path) -> pd.DataFrame:
@@ -84,7 +101,8 @@ def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFram
     path = _file(folder, name)
     check_whole(Path(folder), read_summary(Path(folder)))
     with reading(path):
-        frame = pd.read_csv(path, keep_default_na=name != STEPS)
+        empty = [] if name == STEPS else [""]  # a client may be called NA
+        frame = pd.read_csv(path, keep_default_na=False, na_values=empty, dtype=dict.fromkeys(_NAMES, str))
         return frame.assign(**{column: pd.to_numeric(frame[column]) for column in numbers})
 
 

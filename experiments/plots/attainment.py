@@ -1,0 +1,82 @@
+"""Attainment of the requests' objectives against the request rate: how much load a policy carries within its SLOs."""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from cbatch import ConfigError
+from experiments.plots.parts import draw_rates
+from experiments.plots.series import describe_points, leave_out, load_rates
+from experiments.plots.style import add_title, new_figure, print_style
+
+_SHARES = {"joint": "share", "ttft": "ttft_share", "tbt": "tbt_share", "total": "total_share"}
+_MOST_ACROSS = 4  # panels of a page's width
+
+
+@print_style()
+def draw(folder: Path, objective: str = "joint", goal: float = 0.9, runs: str = "") -> Figure:
+    """A panel for all requests and one for each tier, a line for each policy and whatever else varies.
+
+    Of several seeds, the line is the mean, and a band reaches from the least to the greatest. Several workloads are rows. Without
+    objectives of the requests, `metrics.objectives` count.
+
+    Args:
+        objective: joint, all that a request has together; or one of them: ttft, tbt, total.
+        goal: the share that a thin line marks.
+        runs: show only runs whose folder names contain this.
+
+    Raises:
+        ConfigError: no finished runs, fewer than two rates, too many series, or no run has objectives.
+    """
+    if objective not in _SHARES:
+        raise ConfigError(f"objective={objective}: choose among {', '.join(_SHARES)}")
+    if not 0 < goal <= 1:
+        raise ConfigError(f"goal={goal:g}: give a share above 0, at most 1")
+    frame = load_rates(folder, runs)
+    titles = _titles(frame, _SHARES[objective], folder)
+    frame = leave_out(frame, [next(iter(titles))])
+    workloads, labels = list(dict.fromkeys(frame["of"])), list(dict.fromkeys(frame["label"]))
+    across = min(len(titles), _MOST_ACROSS)
+    down = -(-len(titles) // across)
+    figure, axes = new_figure(down * len(workloads), across, 1.0 + 2.0 * down * len(workloads))
+    for place, workload in enumerate(workloads):
+        own, name = frame[frame["of"] == workload], f"{workload}: " if len(workloads) > 1 else ""
+        panels = [panel for row in axes[down * place : down * (place + 1)] for panel in row]
+        for panel, (column, title) in zip(panels, titles.items(), strict=False):
+            draw_rates(panel, own, column, labels)
+            panel.set(title=name + title, xlabel="request rate [requests/s]")
+        for panel in panels[len(titles) :]:
+            panel.set_axis_off()
+    for panels in axes:
+        _finish(panels, goal)
+    heading = "" if objective == "joint" else f"Objective {objective}"
+    handles = axes[0][0].get_legend_handles_labels()[0]
+    add_title(figure, frame, heading, handles, note=describe_points(frame, "rate"))
+    return figure
+
+
+def _finish(panels: list[Axes], goal: float) -> None:
+    """The axes of a row, whose shares are labelled at the left alone."""
+    panels[0].set_ylabel("attainment")
+    for panel in panels:
+        panel.axhline(goal, color="#555555", linewidth=0.5, zorder=1)
+        panel.set_ylim(0, 1.04)
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        panel.tick_params(labelleft=panel is panels[0])
+
+
+def _titles(frame: pd.DataFrame, share: str, folder: Path) -> dict[str, str]:
+    """Title by column: all requests, and each tier that has this objective."""
+    found = {str(column): re.fullmatch(rf"attainment\.tiers\.(.+)\.{share}", str(column)) for column in frame}
+    tiers = {column: tier[1] for column, tier in found.items() if tier}
+    every = f"attainment.{share}"
+    if every in frame:
+        return {every: "all requests", **(tiers if len(tiers) > 1 else {})}
+    if share == "share" and "goodput.attained_share" in frame:
+        return {"goodput.attained_share": "all requests"}
+    asked = "workload.slo or workload.tiers" + (", or metrics.objectives" if share == "share" else "")
+    raise ConfigError(f"{folder}: no run has this objective; give the requests objectives with {asked}")

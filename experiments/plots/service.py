@@ -1,0 +1,76 @@
+"""Service that clients receive over time, and how unequal it is: the figures of VTC (OSDI 2024)."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from cbatch import ConfigError
+from cbatch.results.service import WINDOW_SECONDS, Service, measure_windows
+from experiments.plots.series import load_runs, say
+from experiments.plots.style import add_title, line_style, new_figure, print_style
+from experiments.store.runs import Omitted
+from experiments.store.tables import load_service
+
+_POINTS = 400
+_MOST_CLIENTS = 8  # that have a line of their own, or one fewer and the others together
+_OTHERS: dict[str, Any] = {"color": "#AAAAAA", "linewidth": 0.5}
+
+
+@print_style()
+def draw(folder: Path, runs: str = "", window: float = WINDOW_SECONDS) -> Figure:
+    """Over time: service received by each client since the start; its rate in a window around each moment; the service difference.
+
+    Service is divided by the client's weight, if it has one. Of many clients, those that received most have a line of their
+    own; the others are grey.
+
+    Args:
+        runs: the run whose folder name contains this.
+        window: seconds of the windows of rates and of the service difference.
+
+    Raises:
+        ConfigError: no finished run, several, no request with a client, or a window that is not above 0.
+    """
+    if not window > 0:
+        raise ConfigError(f"window={window:g}: give seconds above 0")
+    shown = load_runs(folder, runs, most=1)
+    run = shown.iloc[0]
+    service = load_service(run["folder"])
+    if service is None:
+        raise ConfigError(f"{run['folder']}: no request names its client; choose a workload with clients")
+    figure, [[total], [rate], [unfair]] = new_figure(3, 1, 5.0, ratios=(3, 3, 2), sharex=True)
+    first, last = float(service.arrival.min()), float(service.last_token.max())
+    times = np.linspace(first, last, _POINTS)
+    begin, end = np.maximum(times - window / 2, first), np.minimum(times + window / 2, last)
+    _draw_clients(total, times, service.received(times) / 1e3, service)
+    _draw_clients(rate, times, (service.received(end) - service.received(begin)) / (end - begin)[:, None], service)
+    windows = measure_windows(service, window)
+    if not len(windows.middle):
+        say([Omitted(str(run["label"]), f"has no service difference: its arrivals span less than window={window:g} s")])
+    unfair.plot(windows.middle, windows.difference, color="black", marker="o", markersize=3, linewidth=1)
+    what = "service / weight" if np.ptp(service.weight) else "service"
+    total.set_ylabel(f"{what} received\n[thousands]")
+    rate.set_ylabel(f"{what} rate\n[per s]")
+    unfair.set(ylabel="service difference\n[per s]", xlabel="time [s]")
+    for panel in (total, rate, unfair):
+        panel.set_ylim(bottom=0)
+        panel.margins(x=0.005)
+    total.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    add_title(figure, shown, str(run["label"]), note=f"windows of {window:g} s")
+    return figure
+
+
+def _draw_clients(panel: Any, times: NDArray[np.float64], values: NDArray[np.float64], service: Service) -> None:
+    """values: [times, clients], to be drawn over the clients' weights."""
+    shown = values / service.weight
+    most = np.argsort(-service.received(np.array([np.inf]))[0], kind="stable")
+    num_named = len(most) if len(most) <= _MOST_CLIENTS else _MOST_CLIENTS - 1
+    named, others = most[:num_named], most[num_named:]
+    for place, client in enumerate(others):
+        label = f"{len(others)} others" if place == 0 else None
+        panel.plot(times, shown[:, client], label=label, **_OTHERS)
+    for index, client in enumerate(named):
+        style = {**line_style(index), "markevery": (index * 7 % 50, 50)}
+        panel.plot(times, shown[:, client], label=service.clients[client], **style)
