@@ -1,8 +1,8 @@
 """`python -m experiments.replay FOLDER [key=value ...]`: replay a run recorded with decisions=true, on any machine.
 
 Without keys, the run's own policy plans again at every view and must plan the same. With keys, as for experiments.run, the
-policy that they describe plans at each view instead: policy=orca, or chunk=512, also from another --config-dir=FOLDER. The
-status is that of `diff`: 0 if all plans are the same, 1 if some differ.
+policy that they describe plans at each view instead: policy=orca, or chunk=512, also from another --config-dir=FOLDER. Code
+that has changed since the recording is named. The status is that of `diff`: 0 if all plans are the same, 1 if some differ.
 """
 
 import sys
@@ -26,7 +26,8 @@ from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.config.hardware import cost_model
 from experiments.config.settings import Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
-from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE
+from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
+from experiments.store.sources import differences, sources_of
 
 _SHOWN = 12
 """Requests of a view or plan that are printed; the rest is counted."""
@@ -54,6 +55,8 @@ def _replay(run_folder: str, *overrides: str) -> int:
     except PlanError as error:
         print(f"the recorded run ended here: {error}\n")
     print(found.text(folder))
+    if changed := _changed_since(folder, settings):
+        print(f"\nchanged since the recording: {changed}")
     return 1 if found.num_different else 0
 
 
@@ -122,6 +125,12 @@ def _settings(folder: Path) -> dict[str, Any]:
     defaults: Any = OmegaConf.load(CONFIG_FOLDER / "config.yaml")
     newer = Settings.__dataclass_fields__.keys() - settings.keys()
     return {**settings, **{key: defaults[key] for key in newer}}
+
+
+def _changed_since(folder: Path, settings: Mapping[str, Any]) -> str:
+    """Returns the code and files that are not those of the recorded run; empty if all are, or none were recorded."""
+    code = (read_summary(folder) or {"about": {}})["about"].get("code")
+    return differences(code, sources_of(settings)) if code else ""
 
 
 def _policy_settings(

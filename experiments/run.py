@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 from experiments.config.choices import swept_options, with_arguments
-from experiments.config.command_line import ends_with_its_reader, values_by_key
+from experiments.config.command_line import ends_with_its_reader, say_repeated
 from experiments.config.error_lines import CONFIG_FOLDER, one_line
 from experiments.config.run_options import parse_options
 from experiments.job import ReaderEnded, Refused, run_job
@@ -64,9 +64,7 @@ def _main(claims: ExitStack) -> int:
         given = sys.argv[1:]
         sys.argv[1:] = arguments = with_arguments([*given, *swept_options(given, CONFIG_FOLDER)])
         options = parse_options(arguments)
-        for key, values in values_by_key(options.overrides).items():
-            if len(values) > 1:
-                print(f"{key} is given {len(values)} times; the last one counts: {key}={values[-1]}")
+        say_repeated(options.overrides)
         if options.multirun and not any(getattr(options, name) for name in _SHOWS_ONLY):
             sweep = claims.enter_context(claimed_sweep(arguments))
             (sweep_folder(sweep) / ERRORS).unlink(missing_ok=True)

@@ -27,7 +27,7 @@ class LTR:
         self.predictor, self.starvation, self.period = predictor, starvation, period
         self._arrived: list[Request] = []
         self._score: dict[Request, float] = {}
-        self._queue = WaitingQueue(self._score.__getitem__)
+        self._queue = WaitingQueue(self._predicted)
         self._idle_since: OrderedDict[Request, int] = OrderedDict()  # iteration of the last service, longest ago first
         self._promoted: dict[Request, int] = {}  # iterations of promotion that are left
 
@@ -76,6 +76,9 @@ class LTR:
 
     def _rank(self, request: Request) -> tuple[bool, float, int]:
         return request not in self._promoted, self._score[request], request.id
+
+    def _predicted(self, request: Request) -> float:
+        return self._score[request]
 
     def _ranked(self, view: View) -> Iterator[Request]:
         """Promoted requests come twice, the second time to no effect."""

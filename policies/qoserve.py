@@ -55,7 +55,9 @@ class QoServe:
                 self._queue.push(request)
             elif granted := plan.add(request, tokens, reserve=request.max_tokens):
                 tokens -= granted
-            else:
+            else:  # it does not fit; prompts that have begun go on
+                for begun in sorted(view.prefilling, key=self.urgency):
+                    tokens -= plan.add(begun, tokens, reserve=begun.max_tokens)
                 break
         return plan.build()
 

@@ -8,11 +8,12 @@ import pytest
 
 from cbatch import ConfigError, Plan, Policy, View
 from cbatch.stall import Patience
-from experiments.check.__main__ import main
+from experiments.check.__main__ import _policy, main
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import Ask, Scenario, play
-from experiments.check.search import Found, search, tiny_scenarios
+from experiments.check.search import Found, search, tight_scenarios, tiny_scenarios
 from experiments.check.verdicts import text
+from experiments.config.error_lines import CONFIG_FOLDER
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.longest_first import LongestFirst
 from policies.orca import Orca
@@ -49,6 +50,17 @@ def lacking(found: Found) -> set[str]:
 @pytest.mark.parametrize(("policy", "expected"), LACKING, ids=lambda value: type(value).__name__)
 def test_policies_have_the_properties_that_their_papers_claim(policy: Policy, expected: set[str]) -> None:
     assert lacking(search(policy, PROPERTIES, CHUNK, num_random=10, tiny=few_scenarios(CHUNK))) == expected
+
+
+BUILT_IN = sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml") if path.stem != "external")
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_policy_has_the_properties_that_every_policy_needs(name: str) -> None:
+    policy, chunk, _ = _policy([f"policy={name}"])
+    needed = [prop for prop in PROPERTIES if prop.needed]
+    few = [*islice(tiny_scenarios(chunk), 0, None, 1500), *islice(tight_scenarios(chunk), 0, None, 2)]
+    assert lacking(search(policy, needed, chunk, num_random=0, tiny=few)) == set()
 
 
 class Twice:
@@ -158,6 +170,25 @@ def test_the_smallest_schedule_that_denies_a_property_is_found(
     assert len(counterexample.history.scenario.asks) == num_requests
 
 
+class ShortestFirst:
+    """Reserves nothing, so that several half-computed prompts hold the whole KV cache and none can go on."""
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes(preempt_newest=True)
+        for request in sorted([*view.prefilling, *view.waiting], key=lambda request: request.num_ready):
+            if plan.num_tokens < CHUNK:
+                plan.add(request, CHUNK - plan.num_tokens)
+        return plan.build()
+
+
+def test_a_deadlock_of_half_computed_prompts_is_found() -> None:
+    found = search(ShortestFirst(), PROPERTIES[:1], CHUNK, num_random=0, tiny=tight_scenarios(CHUNK))["legal"]
+    assert found is not None
+    assert "empty plan with 0 waiting and 2 running requests, nothing in flight" in found.violation.why
+    assert found.history.scenario in tiny_scenarios(CHUNK)
+
+
 def test_a_policy_that_waits_ends_with_more_patience() -> None:
     class Late(Orca):
         """Begins after a minute."""
@@ -256,6 +287,7 @@ def test_the_status_tells_whether_what_is_required_holds(
         ("policy=orka", "error: policy=orka: no such policy; did you mean orca?"),
         ("policy=orca require=stalfree", "error: require=stalfree: no such property; did you mean stall_free?"),
         ("policy=orca random=many", "error: random=many: give a whole number"),
+        ("policy=orca policy=sarathi", "error: policy: is given twice, as orca and as sarathi; give it once\n"),
         ("chunk=0", "error: chunk=0: give a whole number of tokens"),
         ("policy=external", "error: policy._target_: has no value"),
         ("policy.chunk=3", "error: policy.chunk: no such key"),

@@ -198,10 +198,12 @@ def test_the_command_compares_as_diff_does(tmp_path: Path) -> None:
     other = command("replay", "run", "policy=orca", cwd=tmp_path)
     assert other.returncode == 1
     assert "Orca decides otherwise at " in other.stdout and "first at iteration 0" in other.stdout
-    smaller = command("replay", "run", "chunk=128", cwd=tmp_path)
+    smaller = command("replay", "run", "chunk=512", "chunk=128", cwd=tmp_path)
+    assert smaller.stdout.startswith("chunk is given 2 times; the last one counts: chunk=128\n")
     assert "recorded plans      0:256\n  SarathiServe plans  0:128" in smaller.stdout
     for arguments, message in (
         (["run", "policy=orka"], "error: policy=orka: no such policy; did you mean orca?"),
+        (["run", "policy=orca", "policy=lars"], "error: policy: is given twice, as orca and as lars; give it once\n"),
         (["run", "policy.size=3"], "error: policy.size: no such key"),
         (["nowhere"], "error: nowhere/decisions.jsonl.gz: no such file"),
     ):

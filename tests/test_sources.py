@@ -123,6 +123,17 @@ def test_a_single_run_of_other_code_is_not_taken_for_the_same(folder: Path) -> N
     assert (folder / "out" / "summary.json").read_text() == before
 
 
+def test_a_replay_names_what_has_changed_since_the_recording(folder: Path) -> None:
+    made = command("run", "output=out", "decisions=true", "batch=20", *MINE, *QUICK, cwd=folder)
+    assert made.returncode == 0, made.stderr
+    same = command("replay", "out", cwd=folder)
+    assert (same.returncode, same.stdout.count("\n")) == (0, 1)
+    (folder / "limits.py").write_text("MOST = 2\n")
+    other = command("replay", "out", cwd=folder)
+    assert other.returncode == 1
+    assert other.stdout.endswith("\n\nchanged since the recording: limits\n")
+
+
 def test_a_result_from_before_code_was_recorded_is_run_again(folder: Path) -> None:
     sweep = ("run", "-m", "sweep=grid", "policy=orca", *QUICK)
     assert command(*sweep, cwd=folder).returncode == 0

@@ -74,16 +74,25 @@ def search(
 
 
 def tiny_scenarios(chunk: int) -> Iterator[Scenario]:
-    """Every scenario of one or two requests, many of three, and streams of short requests behind one that may starve."""
+    """Every scenario of one or two requests, many of three, prompts that may deadlock, and streams behind one that may starve."""
     prompts = (1, chunk, 2 * chunk + 1)
     for count in (1, 2):
         yield from _all(count, chunk, product(prompts, (1, 2, 3), (0, 1, 2)))
     yield from _all(3, chunk, product(prompts[::2], (1, 3), (0, 1)))
+    yield from tight_scenarios(chunk)
     for batch, prompt, output in product((1, 2), prompts, (1, 3)):
         competitors = [Ask(1, 2, 1 + number) for number in range((OVERTAKEN_LIMIT + 2) * batch)]
         asks = (Ask(1, 2, 0), Ask(prompt, output, 0), *competitors)
         ample = sum(ask.tokens for ask in asks)
         yield Scenario(asks, batch, ample, ample, 1, asynchronous=False)
+
+
+def tight_scenarios(chunk: int) -> Iterator[Scenario]:
+    """A prompt that needs the whole KV cache, two blocks larger than a chunk, and shorter ones that arrive when it has one."""
+    for block, over, output, count, asynchronous in product((2, 4), (1, chunk), (1, 3), (1, 8), (False, True)):
+        size = block * chunk
+        shorter = (Ask(size + over, output, 1 + number) for number in range(count))
+        yield Scenario((Ask(2 * size - output, output, 0), *shorter), 2, 2 * size, 2, size, asynchronous)
 
 
 def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Iterator[Scenario]:

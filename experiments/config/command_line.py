@@ -60,6 +60,9 @@ def _run(
         for argument in arguments:
             if argument.startswith("-"):
                 raise no_such_option(argument)
+        if composes:
+            check_given_once(arguments, GROUPS)
+            say_repeated(arguments)
         return command(*arguments) or 0
     except KeyboardInterrupt:
         print(f"\n{interrupted}", file=sys.stderr)
@@ -119,12 +122,22 @@ def beginning_with(key: str, beginnings: str, known: Iterable[str]) -> list[str]
     return [name for name in names if name.startswith(given)]
 
 
-def check_given_once(overrides: Iterable[str], keys: Collection[str] | None = None) -> None:
-    """Raises ConfigError if the command line gives one of the keys twice. keys: None for every key."""
+def check_given_once(overrides: Iterable[str], keys: Collection[str] | None = None, *, sweeps: bool = False) -> None:
+    """Raises ConfigError if the command line gives one of the keys twice.
+
+    keys: None for every key. sweeps: the command takes several values of a key, as a sweep.
+    """
     for key, (first, *others) in values_by_key(overrides).items():
         if others and (keys is None or key in keys):
-            several = f"; or {key}={','.join([first, *others])} for a sweep, with -m" if key in GROUPS else ""
+            several = f"; or {key}={','.join([first, *others])} for a sweep, with -m" if sweeps else ""
             raise ConfigError(f"{key}: is given twice, as {first} and as {others[0]}; give it once{several}")
+
+
+def say_repeated(overrides: Iterable[str]) -> None:
+    """Prints a line for each key that the command line gives several times; Hydra takes the last value."""
+    for key, values in values_by_key(overrides).items():
+        if len(values) > 1:
+            print(f"{key} is given {len(values)} times; the last one counts: {key}={values[-1]}")
 
 
 def values_by_key(overrides: Iterable[str]) -> dict[str, list[str]]:

@@ -66,7 +66,7 @@ def parse_options(arguments: list[str]) -> Namespace:
 
 def _check_overrides(overrides: list[str]) -> None:
     """Raises ConfigError for keys with which Hydra would bypass our own, or which it could not compose."""
-    check_given_once(overrides, GROUPS)
+    check_given_once(overrides, GROUPS, sweeps=True)
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         if override in ("output=", "output=''"):
