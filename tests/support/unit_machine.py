@@ -7,9 +7,12 @@ computes one of A and preempts B.
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
-from cbatch import BatchShape, Limits, Plan, Policy, Request, Server, View
+from plain_view import PlainRequest
+
+from cbatch import BatchShape, Limits, Plan, Policy, Request, RequestSpec, Server, View
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 
@@ -83,3 +86,15 @@ def golden(
     engine.run()
     ends = {name: request.finished_at or 0.0 for name, request in made.items()}
     return Golden(" | ".join(written.entries), ends, policy)
+
+
+def running(id_: int, prompt: int, limit: int, new: int = 0, **fields: Any) -> PlainRequest:
+    """A decoding request that has generated `new` tokens."""
+    made = PlainRequest.from_spec(RequestSpec(id_, prompt, limit, **fields))
+    made.total, made.computed, made.ready = prompt + new, prompt + new - 1, 1
+    return made
+
+
+def view_of(**values: Any) -> View:
+    """A view of which a policy's method sees no more than these."""
+    return cast(View, SimpleNamespace(**values))
