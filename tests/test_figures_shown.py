@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_made import make_record, make_summary, write_run
+from hand_made import end, make_record, make_summary, write_run
 from test_figures import FIGURES
 
-from cbatch import ConfigError
+from cbatch import ConfigError, FinishReason, Request
 from cbatch.executor import CopyTimes
-from cbatch.results.metrics import Objectives
+from cbatch.results.metrics import Objectives, collect_served
 from experiments.plots import table
+from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
 from experiments.store.tables import load, load_copies, load_requests, load_steps, load_tokens, time_between_tokens
 from experiments.store.text import (
     format_number,
@@ -64,6 +65,37 @@ def test_a_row_of_requests_csv_says_what_was_asked_and_what_came_of_it(folder: P
         "preemptions": "0",
         "recomputed_tokens": "0",
     }
+
+
+def test_the_columns_of_requests_csv(folder: Path) -> None:
+    """Not the prompt's tokens, sampling, hashes and own attributes: the decisions' file has them."""
+    asked = ["id", "max_new_tokens", "true_new_tokens", "client", "session", "tier", "priority", "predicted_new_tokens"]
+    limits = ["slo_ttft_seconds", "slo_tbt_seconds", "slo_total_seconds"]
+    times = ["arrival", "admitted", "first_token", "last_token"]
+    outcome = ["prompt_tokens", "output_tokens", "finish_reason", "reject_reason", "preemptions", "recomputed_tokens"]
+    latencies = ["scheduling_delay_seconds", "ttft_seconds", "tpot_seconds", "end_to_end_seconds"]
+    head, *_ = (folder / "requests.csv").read_text().splitlines()
+    assert head.split(",") == asked + limits + times + outcome + latencies
+
+
+def test_a_request_rejected_after_its_admission_has_both_times() -> None:
+    """It came with iteration 2, which was planned at 5.5 s."""
+    record = make_record()
+    late = Request(4, 1, 1, arrival_iteration=2)
+    record.requests = [end(late, 6.0, 9.0, FinishReason.REJECTED, reject_reason="late")]
+    [row] = request_rows(record, collect_served(record))
+    shown = dict(zip(REQUEST_COLUMNS, row, strict=True))
+    times = {"arrival": 5.5, "admitted": 6.0, "first_token": None, "last_token": None, "ttft_seconds": None}
+    assert {key: shown[key] for key in times} == times
+
+
+def test_a_table_has_its_rows_or_was_cut_off(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    for text, rows in (("a\r\n1\r\n2\r\n", 2), ('a\r\n"1\n1"\r\n2\r\n', 2), ("a\r\n", 0)):
+        table.write_bytes(text.encode())
+        assert [has_rows(table, number) for number in range(4)] == [number == rows for number in range(4)]
+        table.write_bytes(text.encode()[:-1])
+        assert not has_rows(table, rows)
 
 
 def test_the_tables_of_a_run_hold_its_record(folder: Path) -> None:
