@@ -1,6 +1,9 @@
 """The shape of a decoder-only transformer, as accounting, simulation and random weights need it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 from cbatch.errors import ConfigError
 
@@ -91,3 +94,55 @@ class ModelSpec:
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that one token takes in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+
+class Layers(NamedTuple):
+    """Consecutive layers of a model, `first` to `end` - 1 of `total`: those of one pipeline stage.
+
+    The stage of the first layer also has the embedding, that of the last layer the final norm and the output head.
+    """
+
+    first: int
+    end: int
+    total: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.first
+
+    @property
+    def is_first(self) -> bool:
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == self.total
+
+    def weight_bytes(self, spec: ModelSpec) -> int:
+        """Bytes of the stage's matrices and embeddings; a tied embedding is stored by the first and the last stage."""
+        layer = sum(inputs * outputs for inputs, outputs in spec.linear_shapes.values())
+        shared = spec.tied_embeddings and self.is_first and self.is_last
+        num_embeddings = 1 if shared else self.is_first + self.is_last
+        return (self.size * layer + num_embeddings * spec.vocab_size * spec.hidden_size) * DTYPE_BYTES[spec.dtype]
+
+
+def split_layers(spec: ModelSpec, num_stages: int, sizes: Sequence[int] | None = None) -> list[Layers]:
+    """The layers of each pipeline stage.
+
+    sizes: number of layers of each stage; None: as equal as possible, earlier stages get the remainder.
+
+    Raises:
+        ConfigError: more stages than layers, or `sizes` that do not match stages or layers.
+    """
+    total = spec.num_layers
+    if num_stages > total:
+        problem = f"backend.pipeline_stages={num_stages} exceeds the {total} layers of model={spec.name}"
+        raise ConfigError(f"{problem}; lower it to {total} or less")
+    if sizes is None:
+        sizes = [total // num_stages + (stage < total % num_stages) for stage in range(num_stages)]
+    given = f"backend.layers={list(sizes)}"
+    if len(sizes) != num_stages:
+        raise ConfigError(f"{given}: give one number for each of the {num_stages} stages (backend.pipeline_stages)")
+    if sum(sizes) != total or min(sizes) < 1:
+        raise ConfigError(f"{given} must be numbers of at least 1 that sum to the {total} layers of model={spec.name}")
+    return [Layers(first, end, total) for first, end in pairwise(accumulate(sizes, initial=0))]

@@ -9,6 +9,7 @@ from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from rig import stress
 from test_streams import NUM_EVENTS, calls, fail
+from tiny_models import DEEP
 
 from cbatch.errors import DeviceError
 from cbatch.runtime.checks.races import checked
@@ -22,8 +23,8 @@ def test_any_program_runs_in_an_order_that_the_rules_allow(
 ) -> None:
     """Each operation records what had run before it, which must include all that the rules put before it."""
     streams = any_order(numbers)
-    events = [streams.h2d.event() for _ in range(NUM_EVENTS)]
-    behind: list[set[int]] = [set() for _ in streams]  # operations that must come before the stream's next one
+    events = [streams.h2d[0].event() for _ in range(NUM_EVENTS)]
+    behind: list[set[int]] = [set() for _ in streams.all]  # operations that must come before the stream's next one
     recorded: list[set[int]] = [set() for _ in events]
     required: dict[int, set[int]] = {}
     seen: dict[int, set[int]] = {}
@@ -31,14 +32,14 @@ def test_any_program_runs_in_an_order_that_the_rules_allow(
         if kind == "run":
             required[number] = set(behind[stream])
             behind[stream].add(number)
-            streams[stream].run(Operation(lambda number=number: seen.__setitem__(number, set(seen))))
+            streams.all[stream].run(Operation(lambda number=number: seen.__setitem__(number, set(seen))))
         elif kind == "record":
-            streams[stream].record(events[event])
+            streams.all[stream].record(events[event])
             recorded[event] = set(behind[stream])
         else:
-            streams[stream].wait(events[event])
+            streams.all[stream].wait(events[event])
             behind[stream] |= recorded[event]
-    for stream in streams:
+    for stream in streams.all:
         last = stream.event()
         stream.record(last)
         last.synchronize()
@@ -50,14 +51,14 @@ def order_of(seed: int) -> str:
     """h2d does a, then b after which it records; compute does c, waits, does d; the host notes 'H' after all calls."""
     done: list[str] = []
     streams = any_order(random.Random(seed), every=3)
-    event, last = streams.h2d.event(), streams.compute.event()
-    streams.h2d.run(Operation(lambda: done.append("a")))
-    streams.h2d.run(Operation(lambda: done.append("b")))
-    streams.h2d.record(event)
-    streams.compute.run(Operation(lambda: done.append("c")))
-    streams.compute.wait(event)
-    streams.compute.run(Operation(lambda: done.append("d")))
-    streams.compute.record(last)
+    event, last = streams.h2d[0].event(), streams.compute[0].event()
+    streams.h2d[0].run(Operation(lambda: done.append("a")))
+    streams.h2d[0].run(Operation(lambda: done.append("b")))
+    streams.h2d[0].record(event)
+    streams.compute[0].run(Operation(lambda: done.append("c")))
+    streams.compute[0].wait(event)
+    streams.compute[0].run(Operation(lambda: done.append("d")))
+    streams.compute[0].record(last)
     done.append("H")
     last.synchronize()
     return "".join(done)
@@ -109,38 +110,44 @@ def test_a_failing_order_shrinks_to_few_changes_from_doing_all_at_once() -> None
 def test_an_exception_surfaces_at_the_next_synchronize_that_depends_on_it() -> None:
     streams = any_order(random.Random(0))
     done: list[int] = []
-    computed, downloaded, other = streams.compute.event(), streams.d2h.event(), streams.h2d.event()
-    streams.compute.run(Operation(fail))
-    streams.compute.record(computed)
+    computed, downloaded, other = streams.compute[0].event(), streams.d2h.event(), streams.h2d[0].event()
+    streams.compute[0].run(Operation(fail))
+    streams.compute[0].record(computed)
     streams.d2h.wait(computed)
     streams.d2h.run(Operation(lambda: done.append(1)))
     streams.d2h.record(downloaded)
-    streams.h2d.record(other)
+    streams.h2d[0].record(other)
     other.synchronize()
     with pytest.raises(StreamError, match="stream 'compute' failed: ZeroDivisionError") as caught:
         downloaded.synchronize()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert done == []
     with pytest.raises(StreamError):
-        streams.compute.run(Operation(fail))
+        streams.compute[0].run(Operation(fail))
 
 
 def test_waiting_for_closed_streams_does_not_hang() -> None:
     streams = any_order(random.Random(3), every=0)
-    streams.h2d._order._ranking.reverse()  # the host first: nothing is done before it waits
-    event = streams.h2d.event()
-    streams.h2d.record(event)
+    streams.h2d[0]._order._ranking.reverse()  # the host first: nothing is done before it waits
+    event = streams.h2d[0].event()
+    streams.h2d[0].record(event)
     streams.close()
     with pytest.raises(DeviceError, match="no stream will reach"):
         event.synchronize()
     with pytest.raises(StreamError, match="'h2d' is closed"):
-        streams.h2d.record(event)
+        streams.h2d[0].record(event)
 
 
 @pytest.mark.parametrize(("num_stages", "graphs"), [(2, False), (3, False), (2, True)])
 def test_slots_in_turn_hold_any_number_of_stages(num_stages: int, graphs: bool) -> None:
     """Tokens are carried over from `num_stages` iterations before; every access is ordered, whatever overtakes what."""
     for seed in range(1 if graphs else 3):
-        rig = stress(lambda numbers: checked(any_order(numbers)), seed, graphs=graphs, num_stages=num_stages)
+        rig = stress(
+            lambda numbers: checked(any_order(numbers, num_stages=num_stages)),
+            seed,
+            spec=DEEP,
+            graphs=graphs,
+            num_stages=num_stages,
+        )
         assert len(rig.slots) == num_stages + 1
         rig.run()

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from any_order import any_order
 from rig import Rig, stress
 
@@ -22,7 +21,7 @@ from cbatch.runtime import slots as slots_module
 from cbatch.runtime.batch import Bounds, Work
 from cbatch.runtime.checks.races import checked
 from cbatch.runtime.slots import Slot
-from cbatch.runtime.streams import Streams
+from cbatch.runtime.streams import Streams, stream_names
 
 NUM_RUNS = 8
 NUM_GRAPH_RUNS = 1
@@ -31,12 +30,16 @@ NUM_GRAPH_RUNS = 1
 CHECKER, ADVERSARY = "checker", "adversary"
 
 
-def in_order(_: random.Random) -> Streams:
+def in_order(_: random.Random, num_stages: int) -> Streams:
     """Checked streams that run every operation at once."""
-    return checked(any_order(random.Random(0), every=0))
+    return checked(any_order(random.Random(0), every=0, num_stages=num_stages))
 
 
-WATCHERS: dict[str, Callable[[random.Random], Streams]] = {CHECKER: in_order, ADVERSARY: any_order}
+def in_any_order(numbers: random.Random, num_stages: int) -> Streams:
+    return any_order(numbers, num_stages=num_stages)
+
+
+WATCHERS: dict[str, Callable[[random.Random, int], Streams]] = {CHECKER: in_order, ADVERSARY: in_any_order}
 
 
 # -- what is broken ---------------------------------------------------------------------------------------------------
@@ -44,14 +47,18 @@ WATCHERS: dict[str, Callable[[random.Random], Streams]] = {CHECKER: in_order, AD
 Break = Callable[[Rig, pytest.MonkeyPatch], object]
 
 
+def stream_of(rig: Rig, name: str) -> Any:
+    return dict(zip(stream_names(len(rig.iterations)), rig.streams.all, strict=True))[name]
+
+
 def deaf(rig: Rig, stream: str) -> None:
     """The stream ignores waits."""
-    getattr(rig.streams, stream).wait = lambda event: None
+    stream_of(rig, stream).wait = lambda event: None
 
 
 def early_record(rig: Rig, stream: str) -> None:
     """The stream's events are recorded before the operation that they stand for."""
-    broken: Any = getattr(rig.streams, stream)
+    broken = stream_of(rig, stream)
     run, record, held = broken.run, broken.record, []
     broken.run = lambda operation: held.append(partial(run, operation))
     broken.record = lambda event: (record(event), held and held.pop()())
@@ -59,16 +66,21 @@ def early_record(rig: Rig, stream: str) -> None:
 
 def other_event(rig: Rig, stream: str, name: str) -> None:
     """The stream waits for the event of the other slot."""
-    first, second = (getattr(slot, name) for slot in rig.slots)
-    broken: Any = getattr(rig.streams, stream)
+    first, second = (getattr(slot.stages[0], name) for slot in rig.slots)
+    broken = stream_of(rig, stream)
     wait, other = broken.wait, {first: second, second: first}
     broken.wait = lambda event: wait(other[event])
 
 
 def share(rig: Rig, *names: str) -> None:
     """Both slots have the same buffer."""
+    first, second = rig.slots
     for name in names:
-        setattr(rig.slots[1], name, getattr(rig.slots[0], name))
+        for mine, other in ((second, first), (second.stages[0], first.stages[0])):
+            if hasattr(other, name):
+                setattr(mine, name, getattr(other, name))
+    first.carry_from(second)
+    second.carry_from(first)
 
 
 class NeverInUse(Slot):
@@ -79,6 +91,7 @@ class NeverInUse(Slot):
 
 def one_slot(rig: Rig) -> None:
     rig.executor._slots = [rig.slots[0]] * 2
+    rig.slots[0].carry_from(rig.slots[0])
 
 
 def deeper(rig: Rig) -> None:
@@ -140,18 +153,38 @@ def retire_early(rig: Rig) -> None:
     pool.retire = lambda iteration: (retire(iteration), retire(iteration + 1))
 
 
-class Altered:
-    """An iteration that computes from another source of carry-over."""
-
-    def __init__(self, inner: Any, source: Callable[[Slot, torch.Tensor], torch.Tensor]) -> None:
-        self.inner, self.source, self.shape = inner, source, inner.shape
-
-    def __call__(self, slot: Slot, source: torch.Tensor, work: Work) -> None:
-        self.inner(slot, self.source(slot, source), work)
+def carry_from(rig: Rig, distance: int) -> None:
+    """The first stage reads the tokens of `distance` iterations before; it waits as ever."""
+    for slot in rig.slots:
+        slot.stages[0].arriving = rig.slots[slot.index - distance].sampled
 
 
-def carry_from(rig: Rig, source: Callable[[Slot, torch.Tensor], torch.Tensor]) -> None:
-    rig.executor._iteration = Altered(rig.iteration, source)
+def unawaited(rig: Rig, stage: int, place: int) -> None:
+    """The stage's compute does not wait for one of its events: 0 uploaded, 1 computed of the stage before."""
+    for slot in rig.slots:
+        awaited = slot.stages[stage].awaited
+        slot.stages[stage].awaited = (*awaited[:place], *awaited[place + 1 :])
+
+
+def fetched_after_first_stage(rig: Rig) -> None:
+    """d2h waits for the first stage where it should wait for the last."""
+    wait = rig.streams.d2h.wait
+    other = {slot.stages[-1].computed: slot.stages[0].computed for slot in rig.slots}
+    rig.streams.d2h.wait = lambda event: wait(other[event])  # type: ignore[method-assign]
+
+
+def as_many_slots_as_stages(rig: Rig) -> None:
+    """The last slot is missing: iteration N finds its own in use, and carries over from it."""
+    rig.executor._slots = rig.slots[:-1]
+    for slot in rig.slots[:-1]:
+        slot.stages[0].arriving = slot.sampled
+        slot.stages[0].awaited = (slot.stages[0].uploaded, slot.stages[-1].computed)
+
+
+def share_hidden_states(rig: Rig) -> None:
+    """Two iterations in flight have the same buffer between the stages."""
+    first, second, _ = rig.slots
+    second.stages[1].arriving = second.stages[0].leaving = first.stages[1].arriving
 
 
 def after_packing(patch: pytest.MonkeyPatch, change: Callable[[Any, Any], object]) -> None:
@@ -168,13 +201,13 @@ def pad_into_live_block(step: Any, packed: Any) -> None:
 
 
 def recaptured(rig: Rig, work: Callable[[Any], Work]) -> None:
-    iteration: Any = rig.iteration
+    iteration: Any = rig.iterations[0]
     iteration.work = work
     iteration.capture()
 
 
 def swapped_graphs(rig: Rig) -> None:
-    iteration: Any = rig.iteration
+    iteration: Any = rig.iterations[0]
     iteration.graphs = {(shape, 1 - slot): graph for (shape, slot), graph in iteration.graphs.items()}
 
 
@@ -189,14 +222,17 @@ def ends_forgotten(rig: Rig) -> None:
 class Mutant:
     """A broken runtime.
 
-    fact: what no longer holds. by: who must notice. graphs: whether iterations are replayed.
+    fact: what no longer holds. by: who must notice. graphs: whether iterations are replayed. num_stages: of the pipeline.
     """
 
     fact: str
     by: tuple[str, ...]
     broken: Break
     graphs: bool = False
+    num_stages: int = 1
 
+
+PIPELINE = 2  # stages
 
 BOTH = (CHECKER, ADVERSARY)
 MUTANTS = (
@@ -222,11 +258,7 @@ MUTANTS = (
     ),
     Mutant("blocks retire when their iteration has ended", (CHECKER,), lambda rig, patch: retire_early(rig)),
     Mutant("a row outlives its request's last iteration", BOTH, lambda rig, patch: as_if_landed(rig, "_end")),
-    Mutant(
-        "carry-over comes from the iteration before",
-        (ADVERSARY,),
-        lambda rig, patch: carry_from(rig, lambda slot, source: slot.sampled),
-    ),
+    Mutant("carry-over comes from the iteration before", (ADVERSARY,), lambda rig, patch: carry_from(rig, 0)),
     Mutant(
         "only inputs that the host does not know are carried",
         (ADVERSARY,),
@@ -251,20 +283,44 @@ MUTANTS = (
         lambda rig, patch: swapped_graphs(rig),
         graphs=True,
     ),
+    *(
+        Mutant(fact, by, broken, num_stages=PIPELINE)
+        for fact, by, broken in (
+            ("a stage waits for the stage before", BOTH, lambda rig, patch: unawaited(rig, 1, 1)),
+            ("the first stage waits for the tokens that it carries", BOTH, lambda rig, patch: unawaited(rig, 0, 1)),
+            ("every stage waits for its upload", BOTH, lambda rig, patch: unawaited(rig, 1, 0)),
+            ("every stage's compute waits", BOTH, lambda rig, patch: deaf(rig, "compute 1")),
+            (
+                "a stage's computed is recorded after its layers",
+                BOTH,
+                lambda rig, patch: early_record(rig, "compute 0"),
+            ),
+            ("tokens are fetched after the last stage", BOTH, lambda rig, patch: fetched_after_first_stage(rig)),
+            (
+                "there is a slot more than stages",
+                BOTH,
+                lambda rig, patch: (unguarded(rig), as_many_slots_as_stages(rig)),
+            ),
+            ("carry-over comes from num_stages iterations before", BOTH, lambda rig, patch: carry_from(rig, 1)),
+            ("a slot's hidden states are its own", BOTH, lambda rig, patch: share_hidden_states(rig)),
+            ("blocks outlive their last iteration in all stages", (CHECKER,), lambda rig, patch: blocks_at_once(rig)),
+        )
+    ),
 )
 
 
 # -- who notices ------------------------------------------------------------------------------------------------------
 
 
-def rigs(watcher: str, graphs: bool) -> Iterator[Rig]:
+def rigs(watcher: str, graphs: bool, num_stages: int) -> Iterator[Rig]:
+    streams = partial(WATCHERS[watcher], num_stages=num_stages)
     for seed in range(NUM_GRAPH_RUNS if graphs else NUM_RUNS):
-        yield stress(WATCHERS[watcher], seed, graphs=graphs, asynchronous=seed % 2 == 0)
+        yield stress(streams, seed, graphs=graphs, asynchronous=seed % 2 == 0, num_stages=num_stages)
 
 
 def notices(watcher: str, mutant: Mutant, patch: pytest.MonkeyPatch) -> bool:
     """Whether a watcher notices something in one of the runs: the checker a race, the adversary anything else."""
-    for rig in rigs(watcher, mutant.graphs):
+    for rig in rigs(watcher, mutant.graphs, mutant.num_stages):
         with patch.context() as here:
             mutant.broken(rig, here)
             try:
@@ -283,8 +339,10 @@ def test_a_broken_runtime_is_noticed(mutant: Mutant, watcher: str, monkeypatch: 
     assert notices(watcher, mutant, monkeypatch) == (watcher in mutant.by)
 
 
-@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize(
+    ("graphs", "num_stages"), [(False, 1), (True, 1), (False, PIPELINE)], ids=["eager", "graphs", "pipeline"]
+)
 @pytest.mark.parametrize("watcher", WATCHERS)
-def test_neither_notices_anything_in_the_unbroken_runtime(watcher: str, graphs: bool) -> None:
-    for rig in rigs(watcher, graphs):
+def test_neither_notices_anything_in_the_unbroken_runtime(watcher: str, graphs: bool, num_stages: int) -> None:
+    for rig in rigs(watcher, graphs, num_stages):
         rig.run()

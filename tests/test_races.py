@@ -21,7 +21,7 @@ from cbatch.runtime.checks.races import CheckedStreams, checked
 from cbatch.runtime.cpu import assemble
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
-from cbatch.runtime.streams import Items, Operation, Streams
+from cbatch.runtime.streams import Items, Operation, stream_names
 from cbatch.vocabulary import Vocabulary
 from policies.orca import Orca
 
@@ -41,21 +41,21 @@ def blocks(*numbers: int) -> Items:
 
 
 def test_a_wait_orders_two_streams(streams: CheckedStreams) -> None:
-    buffer, event = torch.zeros(3), streams.h2d.event()
-    streams.h2d.run(Operation(nothing, writes=(buffer,)))
-    streams.h2d.record(event)
-    streams.compute.wait(event)
-    streams.compute.run(Operation(nothing, reads=(buffer,)))
+    buffer, event = torch.zeros(3), streams.h2d[0].event()
+    streams.h2d[0].run(Operation(nothing, writes=(buffer,)))
+    streams.h2d[0].record(event)
+    streams.compute[0].wait(event)
+    streams.compute[0].run(Operation(nothing, reads=(buffer,)))
 
 
 def test_without_it_the_message_names_both_accesses_iterations_and_the_buffer(streams: CheckedStreams) -> None:
     buffer = torch.zeros(3)
     streams.name(buffer, "slot 0's buffer 'device'")
     streams.begin(4)
-    streams.h2d.run(Operation(nothing, writes=(buffer[1:],)))
+    streams.h2d[0].run(Operation(nothing, writes=(buffer[1:],)))
     streams.begin(5)
     with pytest.raises(RaceError) as caught:
-        streams.compute.run(Operation(nothing, reads=(buffer.view(1, 3),)))
+        streams.compute[0].run(Operation(nothing, reads=(buffer.view(1, 3),)))
     message = str(caught.value)
     assert message.startswith("race on slot 0's buffer 'device': compute's read of iteration 5 (test_races.py:")
     assert "in test_without_it_the_message" in message
@@ -65,16 +65,16 @@ def test_without_it_the_message_names_both_accesses_iterations_and_the_buffer(st
 
 def test_reads_do_not_race_with_reads(streams: CheckedStreams) -> None:
     buffer = torch.zeros(3)
-    for stream in streams:
+    for stream in streams.all:
         stream.run(Operation(nothing, reads=(buffer,)))
     streams.run_on_host(Operation(nothing, reads=(buffer,)))
 
 
 def test_a_write_races_with_every_read_before_it(streams: CheckedStreams) -> None:
-    buffer, event = torch.zeros(3), streams.compute.event()
-    streams.h2d.run(Operation(nothing, reads=(buffer,)))
-    streams.compute.run(Operation(nothing, reads=(buffer,)))
-    streams.compute.record(event)
+    buffer, event = torch.zeros(3), streams.compute[0].event()
+    streams.h2d[0].run(Operation(nothing, reads=(buffer,)))
+    streams.compute[0].run(Operation(nothing, reads=(buffer,)))
+    streams.compute[0].record(event)
     event.synchronize()
     with pytest.raises(RaceError, match=r"the host's write .* not ordered after h2d's read"):
         streams.run_on_host(Operation(nothing, writes=(buffer,)))
@@ -87,7 +87,7 @@ def test_the_host_is_ordered_by_waiting_and_comes_before_what_it_enqueues(stream
     streams.d2h.record(event)
     event.synchronize()
     streams.run_on_host(Operation(nothing, reads=(buffer,)))
-    streams.h2d.run(Operation(nothing, writes=(buffer,)))  # d2h is done, as the host knows
+    streams.h2d[0].run(Operation(nothing, writes=(buffer,)))  # d2h is done, as the host knows
 
 
 def test_what_is_enqueued_after_a_record_is_not_waited_for(streams: CheckedStreams) -> None:
@@ -100,27 +100,27 @@ def test_what_is_enqueued_after_a_record_is_not_waited_for(streams: CheckedStrea
 
 
 def test_an_event_stands_for_what_its_stream_had_waited_for(streams: CheckedStreams) -> None:
-    buffer, uploaded, computed = torch.zeros(3), streams.h2d.event(), streams.compute.event()
-    streams.h2d.run(Operation(nothing, writes=(buffer,)))
-    streams.h2d.record(uploaded)
-    streams.compute.wait(uploaded)
-    streams.compute.record(computed)
+    buffer, uploaded, computed = torch.zeros(3), streams.h2d[0].event(), streams.compute[0].event()
+    streams.h2d[0].run(Operation(nothing, writes=(buffer,)))
+    streams.h2d[0].record(uploaded)
+    streams.compute[0].wait(uploaded)
+    streams.compute[0].record(computed)
     computed.synchronize()
     streams.run_on_host(Operation(nothing, writes=(buffer,)))
 
 
 def test_items_are_distinguished(streams: CheckedStreams) -> None:
-    streams.compute.run(Operation(nothing, writes=(blocks(1, 2),)))
-    streams.h2d.run(Operation(nothing, writes=(blocks(0, 3),)))
+    streams.compute[0].run(Operation(nothing, writes=(blocks(1, 2),)))
+    streams.h2d[0].run(Operation(nothing, writes=(blocks(0, 3),)))
     with pytest.raises(RaceError, match="race on KV block 3: d2h's read"):
         streams.d2h.run(Operation(nothing, reads=(blocks(3, 4),)))
 
 
 def test_a_stream_goes_on_after_it_was_checked(streams: CheckedStreams) -> None:
     done: list[str] = []
-    event = streams.compute.event()
-    streams.compute.run(Operation(lambda: done.append("computed")))
-    streams.compute.record(event)
+    event = streams.compute[0].event()
+    streams.compute[0].run(Operation(lambda: done.append("computed")))
+    streams.compute[0].record(event)
     event.synchronize()
     assert done == ["computed"]
     assert event.time() > 0
@@ -128,13 +128,11 @@ def test_a_stream_goes_on_after_it_was_checked(streams: CheckedStreams) -> None:
 
 
 NUM_EVENTS, NUM_BUFFERS = 3, 3
-AGENTS = ("host", *Streams._fields)
+AGENTS = ("host", *stream_names())
 calls = st.lists(
     st.one_of(
         st.tuples(st.just("access"), st.sampled_from(AGENTS), st.integers(0, NUM_BUFFERS - 1), st.booleans()),
-        st.tuples(
-            st.sampled_from(("record", "wait")), st.sampled_from(Streams._fields), st.integers(0, NUM_EVENTS - 1)
-        ),
+        st.tuples(st.sampled_from(("record", "wait")), st.sampled_from(stream_names()), st.integers(0, NUM_EVENTS - 1)),
         st.tuples(st.just("synchronize"), st.just("host"), st.integers(0, NUM_EVENTS - 1)),
     ),
     max_size=30,
@@ -167,10 +165,10 @@ def first_race(program: list[tuple]) -> int | None:
 @given(program=calls)
 def test_the_first_race_of_any_program_is_found_and_nothing_else(program: list[tuple]) -> None:
     streams = checked(any_order(random.Random(1)))
-    events = [streams.h2d.event() for _ in range(NUM_EVENTS)]
+    events = [streams.h2d[0].event() for _ in range(NUM_EVENTS)]
     buffers = [torch.zeros(1) for _ in range(NUM_BUFFERS)]
     for number, (kind, agent, index, *rest) in enumerate(program):
-        stream = None if agent == "host" else getattr(streams, agent)
+        stream = dict(zip(AGENTS, [None, *streams.all], strict=True))[agent]
         try:
             if kind == "access":
                 run = streams.run_on_host if stream is None else stream.run
@@ -187,10 +185,10 @@ def test_the_first_race_of_any_program_is_found_and_nothing_else(program: list[t
 
 def test_sites_of_accesses_that_can_no_longer_race_are_deleted(streams: CheckedStreams) -> None:
     buffer = torch.zeros(1)
-    events = [stream.event() for stream in streams]
+    events = [stream.event() for stream in streams.all]
     for _ in range(5000):
         streams.run_on_host(Operation(nothing, writes=(buffer,)))
-        for stream, event, following in zip(streams, events, [*streams[1:], None], strict=True):
+        for stream, event, following in zip(streams.all, events, [*streams.all[1:], None], strict=True):
             stream.run(Operation(nothing, writes=(buffer,)))
             stream.record(event)
             if following is not None:
@@ -203,7 +201,7 @@ def test_sites_of_accesses_that_can_no_longer_race_are_deleted(streams: CheckedS
 def test_a_run_on_threads_is_free_of_races_and_makes_the_same_tokens(asynchronous: bool) -> None:
     cache = PagedCache(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), CPU)
     model = PagedModel(paged_weights(LLAMA), cache, ReferenceAttention())
-    executor = assemble(model, Vocabulary(LLAMA), LIMITS, Options(check="races"))
+    executor = assemble([model], Vocabulary(LLAMA), LIMITS, Options(check="races"))
     engine = Engine(
         Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, asynchronous=asynchronous
     )

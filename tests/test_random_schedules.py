@@ -3,7 +3,7 @@
     python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results
 
 draws that many, shows how far it is, and writes results/cpu/random_schedules.json. Depth is the number of iterations in
-flight while the next is planned: 0 or 1, all that an executor of one stage has. Drawn numbers repeat; --draw=N draws
+flight while the next is planned: the number of pipeline stages, in the synchronous loop one fewer. Drawn numbers repeat; --draw=N draws
 others. A failing schedule is shrunk to a small one, printed, and made again by the --replay=... that stands below it.
 """
 
@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from rig import Ask, Rig, build
 from tally import Tally
 from test_tokens import POLICIES, Workload, workloads
-from tiny_models import greedy_references
+from tiny_models import DEEP, greedy_references
 
+from cbatch.model import ModelSpec
 from cbatch.runtime.checks.races import checked
 
 
@@ -42,11 +43,12 @@ class Fading(random.Random):
 class Schedule:
     """One run of a policy, but for the policy.
 
-    small: whether the KV cache makes requests wait or preempt each other. every: see `any_order`, whose random numbers
+    sizes: number of layers of each pipeline stage; four layers in all are those of `DEEP`. small: whether the KV cache makes requests wait or preempt each other. every: see `any_order`, whose random numbers
     are those of the seed `order`, zeros after the first `num_draws`.
     """
 
     workload: Workload
+    sizes: tuple[int, ...]
     asynchronous: bool
     small: bool
     every: int
@@ -55,17 +57,19 @@ class Schedule:
 
     def build(self, policy: str) -> Rig:
         """Everything is looked for at once: wrong tokens, races, and poison that was read."""
-        workload, references = self.workload, greedy_references(self.workload.spec)
+        workload, references = self.workload, greedy_references(self.spec)
         asks = [
             Ask(references[ask.reference], ask.max_new_tokens, ask.stop_at, ask.arrival_iteration)
             for ask in workload.asks
         ]
-        streams = checked(any_order(Fading(self.order, self.num_draws), self.every))
+        streams = checked(any_order(Fading(self.order, self.num_draws), self.every, len(self.sizes)))
         return build(
             streams,
             POLICIES[policy](workload.chunk),
             asks,
-            spec=workload.spec,
+            spec=self.spec,
+            num_stages=len(self.sizes),
+            sizes=self.sizes,
             asynchronous=self.asynchronous,
             batch=workload.batch,
             num_blocks=self.num_blocks,
@@ -73,10 +77,14 @@ class Schedule:
             poison=True,
         )
 
+    @property
+    def spec(self) -> ModelSpec:
+        return self.workload.spec if sum(self.sizes) == self.workload.spec.num_layers else DEEP
+
     @cached_property
     def num_blocks(self) -> int:
         """Enough for the longest request, and a few to spare; or for all."""
-        workload, references = self.workload, greedy_references(self.workload.spec)
+        workload, references = self.workload, greedy_references(self.spec)
         needed = [
             -(-(len(references[ask.reference].prompt) + ask.max_new_tokens) // workload.block_size)
             for ask in workload.asks
@@ -87,6 +95,7 @@ class Schedule:
 schedules = st.builds(
     Schedule,
     workload=workloads,
+    sizes=st.sampled_from(((2,), (1, 1), (3, 1), (1, 1, 1, 1))),
     asynchronous=st.booleans(),
     small=st.booleans(),
     every=st.sampled_from((8, 2, 40)),
@@ -123,9 +132,10 @@ def test_any_schedule_makes_the_tokens_of_generate(
             },
             kinds={
                 "policy": name,
-                "model": workload.spec.name,
+                "model": schedule.spec.name,
                 "chunk": workload.chunk,
-                "depth": int(schedule.asynchronous),
+                "stages": len(schedule.sizes),
+                "depth": rig.engine._depth,
                 "kv": "small" if schedule.small else "ample",
                 "every": schedule.every,
                 "requests": len(workload.asks),

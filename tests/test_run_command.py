@@ -96,6 +96,20 @@ class TestConfiguration:
         assert run.spec.name == "tiny"
         assert all(len(request.output) == request.max_new_tokens for request in run.requests)
 
+    def test_a_pipeline_of_real_tokens(self) -> None:
+        work = ("backend=cpu", "policy=orca", "workload.num_requests=4", "workload.length=16", "batch=2")
+        outputs = []
+        for stages in ((), ("backend.pipeline_stages=2", "backend.layers=[1,1]")):
+            run = executed(*work, *stages)
+            outputs.append([request.output for request in run.requests])
+            assert run.limits.num_stages == run.engine.executor.num_stages == 1 + bool(stages)  # type: ignore[union-attr]
+            assert run.limits.max_running == 2 * run.limits.num_stages
+        assert outputs[0] == outputs[1] != []
+        with pytest.raises(ConfigError, match=r"pipeline_stages=3 exceeds the 2 layers of model=tiny; lower it to 2"):
+            assemble(composed(*work, "backend.pipeline_stages=3"))
+        with pytest.raises(ConfigError, match=r"^backend.layers=many: give the number of layers of each stage"):
+            assemble(composed(*work, "backend.layers=many"))
+
     def test_a_chosen_model_wins_over_the_one_of_the_backend(self) -> None:
         assert composed("backend=cpu", "model=qwen3-8b")["model"]["name"] == "qwen3-8b"
 

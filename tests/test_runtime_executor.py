@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 from rig import LONGEST, Ask, build
 from schedules import UnitCost
-from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, Reference, greedy_references, make_executor, paged_weights
+from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, Reference, greedy_references, make_executor, stage_models
 
 from cbatch import Engine, Limits, Request
 from cbatch.kv import KVSize
-from cbatch.runtime.attention import PagedCache, ReferenceAttention
+from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
-from cbatch.runtime.model import PagedModel
 from cbatch.runtime.slots import make_slots
-from cbatch.runtime.streams import Operation, StreamError, Streams, ThreadEvent, ThreadStream
+from cbatch.runtime.streams import Operation, StreamError, Streams, ThreadEvent, ThreadStream, stream_names
 from cbatch.vocabulary import Vocabulary
 from policies.orca import Orca
 
@@ -86,12 +85,10 @@ Defects = dict[str, dict[str, Any]]  # of h2d, compute and d2h
 
 def executor_on(defects: Defects) -> StreamExecutor:
     """Not poisoned: errors must show in the tokens."""
-    streams = Streams(*(OddStream(name, **defects.get(name, {})) for name in Streams._fields))
-    slots = make_slots(LIMITS, BLOCK_SIZE, CPU, streams)
-    model = PagedModel(
-        paged_weights(LLAMA), PagedCache(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), CPU), ReferenceAttention()
-    )
-    return StreamExecutor(streams, slots, EagerIteration(model), Vocabulary(LLAMA))
+    streams = Streams.of([OddStream(name, **defects.get(name, {})) for name in stream_names()])
+    slots = make_slots(LIMITS, BLOCK_SIZE, [CPU], streams)
+    models = stage_models(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), ReferenceAttention())
+    return StreamExecutor(streams, slots, [EagerIteration(model) for model in models], Vocabulary(LLAMA))
 
 
 def outputs(executor: StreamExecutor, chosen: list[Reference]) -> list[list[int]]:
@@ -248,7 +245,7 @@ def test_an_executor_serves_one_run_after_the_other() -> None:
 def test_what_a_graph_computes_beyond_the_step_is_padding(graphs: bool) -> None:
     """The only graph takes LONGEST tokens and four more; the request has 1 to 12 prompt tokens, then one per iteration."""
     reference = greedy_references(LLAMA)[0]
-    rig = build(Streams(*map(ThreadStream, Streams._fields)), Orca(), [Ask(reference, 3, None, 0)], graphs=graphs)
+    rig = build(Streams.of([*map(ThreadStream, stream_names())]), Orca(), [Ask(reference, 3, None, 0)], graphs=graphs)
     rig.run()
     tokens = [len(reference.prompt), 1, 1]
     padding = [LONGEST + 4 - number for number in tokens] if graphs else [0, 0, 0]

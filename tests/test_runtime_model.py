@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 from cbatch import Engine, Limits, Request
 from cbatch.errors import CapacityError, ConfigError, ModelError
 from cbatch.kv import KVSize
-from cbatch.model import ModelSpec
+from cbatch.model import Layers, ModelSpec
 from cbatch.runtime import cpu
 from cbatch.runtime.memory import kv_tokens_that_fit
 from cbatch.runtime.options import Options
@@ -28,14 +28,16 @@ SPECS += [replace(LLAMA, num_heads=4, num_kv_heads=1, head_dim=12, tied_embeddin
 LIMITS = Limits(max_batch=4, max_tokens=16, max_request_tokens=64)
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.family}-{spec.head_dim}")
-def test_every_family_gives_the_tokens_of_generate(spec: ModelSpec) -> None:
+def test_every_family_gives_the_tokens_of_generate(spec: ModelSpec, num_stages: int) -> None:
     model = plain_model(spec, CPU)
     random = torch.Generator().manual_seed(5)
     prompts = [torch.randint(spec.vocab_size, (1, length), generator=random) for length in (1, 5, 13, 30)]
     requests = [Request(id_, p.shape[1], 12, prompt=p[0].tolist()) for id_, p in enumerate(prompts)]
-    executor = cpu.build(spec, LIMITS, KVSize(12, 8), Options(check="poison"))
-    engine = Engine(SarathiServe(Fixed(7)), executor, LIMITS, UnitCost(), num_blocks=12, block_size=8)
+    limits = replace(LIMITS, num_stages=num_stages)
+    executor = cpu.build(spec, limits, KVSize(12, 8), Options(check="poison"))
+    engine = Engine(SarathiServe(Fixed(7)), executor, limits, UnitCost(), num_blocks=12, block_size=8)
     engine.submit(requests)
     engine.run()
     executor.close()
@@ -102,12 +104,16 @@ def test_weights_follow_from_the_seed_and_leave_the_process_generator_alone() ->
 def test_a_kv_cache_is_what_weights_and_iterations_leave_of_a_gpu() -> None:
     """70B in 16 bits on a card with 139 GB free: the weights leave no room for an iteration; with 188 GB there is some."""
     spec, limits = load_spec("llama-2-70b"), Limits(18, 8192, 1024)
-    remedy = "choose a smaller model, or simulate several GPUs with backend=sim backend.tensor_parallel=N"
+    remedy = (
+        "raise backend.pipeline_stages if there are more GPUs, choose a smaller model, or simulate several GPUs with "
+        "backend=sim backend.tensor_parallel=N"
+    )
+    whole = [Layers(0, 80, 80)]
     with pytest.raises(
         CapacityError, match=rf"needs 138\.0 GB for weights.*139\.0 GB of GPU memory are free; {remedy}"
     ):
-        kv_tokens_that_fit(spec, limits, int(139e9))
-    assert 0 < kv_tokens_that_fit(spec, limits, int(188e9)) * spec.kv_bytes_per_token < 50e9
+        kv_tokens_that_fit(spec, limits, whole, [int(139e9)])
+    assert 0 < kv_tokens_that_fit(spec, limits, whole, [int(188e9)]) * spec.kv_bytes_per_token < 50e9
 
 
 def test_what_cannot_be_built_is_one_line() -> None:

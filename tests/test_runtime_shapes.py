@@ -72,6 +72,6 @@ def test_more_chunks_than_a_graph_holds_run_eagerly_though_the_shape_is_the_same
     iteration.num_replayed = iteration.num_eager = 0
     slot: Any = SimpleNamespace(index=0)
     for chunks in (max_chunks(shape), max_chunks(shape) + 1):
-        iteration(slot, torch.empty(0), Work(shape, Bounds(2, 40, chunks), sampling=False))
+        iteration(slot, Work(shape, Bounds(2, 40, chunks), sampling=False))
     assert calls == ["replay", "eager"]
     assert (iteration.num_replayed, iteration.num_eager) == (1, 1)

@@ -1,10 +1,10 @@
 """Executors that compute real tokens. To read in order:
 
-    streams, slots, executor         how iterations overlap: three streams, events, the buffers of each iteration
+    streams, slots, executor         how iterations overlap: streams, events, the buffers of each iteration
     batch, carry, sampling           an iteration's inputs, tokens carried over on the device, and how tokens are chosen
     iteration, graphs                one iteration, operation by operation or as one captured CUDA graph
     attention, model, weights        the paged KV cache, attention over it, and `transformers`' modules using both
-    options, cpu, gpu, memory        building an executor on a device
+    options, cpu, gpu, devices, memory   building an executor on a CPU, a GPU, or a GPU for each pipeline stage
 
 `fast` holds what only makes this fast, `checks` what only checks it. Nothing outside this package imports torch, except
 experiments that measure it.

@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from cbatch.kv import KVSize, blocks_for
-from cbatch.model import ModelSpec
+from cbatch.model import Layers, ModelSpec
 from cbatch.runtime.batch import Bounds, Fields
 
 
 class PagedCache:
     """The memory of the blocks of `cbatch.kv`: keys and values, [blocks + 1, block size, kv heads, head dim] per layer.
+
+    layers: of the stage that the cache belongs to; a layer's index is its number in the model.
 
     The last block is the dummy block: padding writes to it, so that padding needs no branch, and no row reads it. Which
     request a block belongs to is known to the block pool; here it is only a number.
@@ -24,25 +26,29 @@ class PagedCache:
     Owner: the iteration; only the compute stream reads and writes.
     """
 
-    def __init__(self, spec: ModelSpec, size: KVSize, device: torch.device) -> None:
-        shape = (spec.num_layers, size.num_blocks + 1, size.block_size, spec.num_kv_heads, spec.head_dim)
+    def __init__(self, spec: ModelSpec, size: KVSize, device: torch.device, layers: Layers | None = None) -> None:
+        """layers: None: all of the model."""
+        self.layers = layers or Layers(0, spec.num_layers, spec.num_layers)
+        shape = (self.layers.size, size.num_blocks + 1, size.block_size, spec.num_kv_heads, spec.head_dim)
         self.keys = torch.zeros(shape, dtype=getattr(torch, spec.dtype), device=device)
         self.values = torch.zeros_like(self.keys)
         self.size = size
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """The keys and values of one layer, [blocks + 1, block size, kv heads, head dim] each."""
-        return self.keys[index], self.values[index]
+        place = index - self.layers.first
+        return self.keys[place], self.values[place]
 
     def write(self, layer: int, indices: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store the keys and values of new tokens.
 
         Args:
+            layer: its number in the model.
             indices: int64 [tokens]; block * block size + offset.
             keys, values: [tokens, kv heads, head dim].
         """
-        self.keys[layer].flatten(0, 1).index_copy_(0, indices, keys)
-        self.values[layer].flatten(0, 1).index_copy_(0, indices, values)
+        for cache, new in zip(self.layer(layer), (keys, values), strict=True):
+            cache.flatten(0, 1).index_copy_(0, indices, new)
 
 
 class Attention(Protocol):

@@ -1,13 +1,14 @@
 """Real tokens on a CPU: worker threads for streams, plain PyTorch for attention."""
 
 import os
+from collections.abc import Sequence
 
 import torch
 
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
-from cbatch.model import ModelSpec
+from cbatch.model import ModelSpec, split_layers
 from cbatch.runtime.attention import PagedCache, ReferenceAttention
 from cbatch.runtime.checks.poison import PoisonedIteration, poison_cache, poison_slots
 from cbatch.runtime.checks.races import checked
@@ -16,40 +17,49 @@ from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
 from cbatch.runtime.slots import make_slots
-from cbatch.runtime.streams import Streams, ThreadStream
+from cbatch.runtime.streams import Streams, ThreadStream, stream_names
 from cbatch.runtime.weights import load_model
 from cbatch.vocabulary import Vocabulary
 
+CPU = torch.device("cpu")
+
 
 def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> StreamExecutor:
-    """Return an executor that computes `spec` on this machine's CPU. Option `compiled` needs a C++ compiler.
+    """Return an executor that computes `spec` on this machine's CPU, its stages on threads of their own.
+
+    Option `compiled` needs a C++ compiler.
 
     Raises:
         ModelError: the model cannot be built or loaded.
-        ConfigError: requests may be longer than the model's positions.
+        ConfigError: more stages than layers, or requests may be longer than the model's positions.
         CapacityError: weights and KV cache exceed the machine's memory.
     """
     check_positions(spec, limits)
+    layers = split_layers(spec, limits.num_stages, options.layers)
     _check_memory(spec, kv.num_tokens)
     _leave_a_core_to_the_host()
-    device, vocabulary = torch.device("cpu"), Vocabulary(spec)
-    cache = PagedCache(spec, kv, device)
-    model = PagedModel(load_model(spec, device), cache, ReferenceAttention(), compiled=options.compiled)
-    return assemble(model, vocabulary, limits, options)
+    vocabulary, weights = Vocabulary(spec), load_model(spec, CPU)
+    caches = [PagedCache(spec, kv, CPU, part) for part in layers]
+    models = [PagedModel(weights, cache, ReferenceAttention(), compiled=options.compiled) for cache in caches]
+    return assemble(models, vocabulary, limits, options)
 
 
-def assemble(model: PagedModel, vocabulary: Vocabulary, limits: Limits, options: Options = Options()) -> StreamExecutor:
-    """Combine a model on the CPU with streams and slots."""
-    streams = Streams(*map(ThreadStream, Streams._fields))
+def assemble(
+    models: Sequence[PagedModel], vocabulary: Vocabulary, limits: Limits, options: Options = Options()
+) -> StreamExecutor:
+    """Combine the models of all stages on the CPU with streams and slots."""
+    streams = Streams.of([ThreadStream(name) for name in stream_names(len(models))])
     if options.check == "races":
         streams = checked(streams)
-    slots = make_slots(limits, model.cache.size.block_size, torch.device("cpu"), streams)
-    iteration = EagerIteration(model)
+    cache = models[0].cache
+    slots = make_slots(limits, cache.size.block_size, [CPU] * len(models), streams, models[0].hidden_size)
+    make = EagerIteration
     if options.check == "poison":
         poison_slots(slots)
-        poison_cache(model.cache)
-        iteration = PoisonedIteration(model)
-    executor = StreamExecutor(streams, slots, iteration, vocabulary)
+        for model in models:
+            poison_cache(model.cache)
+        make = PoisonedIteration
+    executor = StreamExecutor(streams, slots, [make(model) for model in models], vocabulary)
     executor.times_copies = options.times_copies
     return executor
 

@@ -1,9 +1,15 @@
-"""The executor of real tokens: three streams, `num_stages + 1` slots in turn, and one place where the host blocks.
+"""The executor of real tokens: streams, `num_stages + 1` slots in turn, and one place where the host blocks.
 
     host      pack N | launch N+1 ...                            wait N: downloaded[N].synchronize()
     h2d         copy in N --uploaded-->
     compute                    carry-over, model, sampling N --computed-->
     d2h                                                                 copy out N --downloaded-->
+
+In a pipeline h2d and compute are there for each stage. A stage's compute also waits for that of the stage before, and
+the first stage's for that of the last stage in iteration N - num_stages, whose tokens it carries over:
+
+    compute 0   carry-over, layers N --computed-->             carry-over, layers N+2 ...
+    compute 1                            layers, sampling N --computed-->
 
 CPU and GPU differ in the kind of streams, pinned memory, and what computes an iteration. Knows nothing of policies, and
 of requests only the step.
@@ -42,37 +48,47 @@ class StreamExecutor:
 
     needs_tokens = True
 
-    def __init__(self, streams: Streams, slots: Sequence[Slot], iteration: Iteration, vocabulary: Vocabulary) -> None:
-        """slots: `num_stages + 1`, of these streams."""
-        self.num_stages = len(slots) - 1
+    def __init__(
+        self, streams: Streams, slots: Sequence[Slot], iterations: Sequence[Iteration], vocabulary: Vocabulary
+    ) -> None:
+        """
+        Args:
+            slots: `num_stages + 1`, of these streams.
+            iterations: one for each stage; the first chooses the shapes.
+        """
+        self.num_stages = len(iterations)
         self.vocabulary = vocabulary
         self.times_copies = False
         self._streams = streams
         self._slots = slots
-        self._iteration = iteration
-        self._owners = Owners()
+        self._iterations = list(iterations)
+        self._owners = Owners(self.num_stages)
 
     def launch(self, step: Step) -> InFlight:
-        """Pack the step and enqueue its three parts; returns without waiting for any."""
-        slot, source = self._slot(step.index), self._slot(step.index - self.num_stages)
+        """Pack the step and enqueue its parts; returns without waiting for any."""
+        slot = self._slots[step.index % len(self._slots)]
         assert not slot.in_use, "the host waits for iteration N before it launches N + num_stages + 1"
         slot.in_use = True
-        h2d, compute, d2h = self._streams
-        self._streams.begin(step.index)
-        shape = self._iteration.shape(step)
-        work = self._streams.run_on_host(slot.pack(step, shape, self._owners))
+        streams, d2h = self._streams, self._streams.d2h
+        streams.begin(step.index)
+        shape = self._iterations[0].shape(step)
+        work = streams.run_on_host(slot.pack(step, shape, self._owners))
 
-        if self.times_copies:
-            h2d.record(slot.upload_started)
-        h2d.run(slot.upload(work))
-        h2d.record(slot.uploaded)
+        for h2d, compute, stage, iteration in zip(
+            streams.h2d, streams.compute, slot.stages, self._iterations, strict=True
+        ):
+            if self.times_copies:
+                h2d.record(stage.upload_started)
+            h2d.run(stage.upload(work))
+            h2d.record(stage.uploaded)
 
-        compute.wait(slot.uploaded)
-        compute.record(slot.started)
-        compute.run(slot.compute(self._iteration, source, work, step.pool.block_size))
-        compute.record(slot.computed)
+            for event in stage.awaited:
+                compute.wait(event)
+            compute.record(stage.started)
+            compute.run(stage.compute(iteration, work, step.pool.block_size))
+            compute.record(stage.computed)
 
-        d2h.wait(slot.computed)
+        d2h.wait(slot.stages[-1].computed)
         if self.times_copies:
             d2h.record(slot.download_started)
         d2h.run(slot.download(step))
@@ -92,7 +108,7 @@ class StreamExecutor:
             slot.in_use = False
         tokens = self._streams.run_on_host(slot.fetch(in_flight.num_rows))
         check_tokens(tokens, in_flight.sampled)
-        started, ended = slot.started.time() - origin, slot.computed.time() - origin
+        started, ended = slot.stages[0].started.time() - origin, slot.stages[-1].computed.time() - origin
         copies = self._copy_times(slot, origin) if self.times_copies else None
         return StepResult(tokens, started, ended, copies, in_flight.num_tokens)
 
@@ -111,11 +127,9 @@ class StreamExecutor:
     def close(self) -> None:
         self._streams.close()
 
-    def _slot(self, iteration: int) -> Slot:
-        return self._slots[iteration % len(self._slots)]
-
     def _copy_times(self, slot: Slot, origin: float) -> CopyTimes:
-        events = slot.upload_started, slot.uploaded, slot.download_started, slot.downloaded
+        first = slot.stages[0]
+        events = first.upload_started, first.uploaded, slot.download_started, slot.downloaded
         return CopyTimes(*(event.time() - origin for event in events))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""CUDA graphs of whole iterations: carry-over, model and sampling in one launch, for a handful of padded shapes.
+"""CUDA graphs of a stage's iterations: carry-over, layers and sampling in one launch, for a handful of padded shapes.
 
 A small iteration of several hundred kernels takes the host longer to launch than the device to compute; a graph is one
 launch. Its shape is fixed, so a step is padded up to the smallest captured one that holds it. A step that fits none
@@ -20,17 +20,17 @@ from cbatch.executor import Step
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds, Shape, Work, host_views, pack_dummies
 from cbatch.runtime.iteration import EagerIteration
-from cbatch.runtime.slots import Slot
+from cbatch.runtime.slots import StageSlot
 
 TOKENS_PER_CHUNK, MIN_CHUNKS = 32, 4
 """A graph takes one chunk for each 32 of its tokens, and at least 4."""
 
 
 class Captured(NamedTuple):
-    """A graph, and where it leaves the logits, [rows, vocabulary]."""
+    """A graph, and where it leaves its outputs: in the last stage the logits, [rows, vocabulary]."""
 
     graph: torch.cuda.CUDAGraph
-    logits: torch.Tensor
+    outputs: torch.Tensor
 
 
 class CaptureReport(NamedTuple):
@@ -68,7 +68,7 @@ class GraphedIteration:
     def __init__(
         self,
         eager: EagerIteration,
-        slots: Sequence[Slot],
+        slots: Sequence[StageSlot],
         stream: torch.cuda.Stream,
         cache: PagedCache,
         shapes: Sequence[Shape],
@@ -76,6 +76,7 @@ class GraphedIteration:
         """Capture every shape for every slot.
 
         Args:
+            slots: the stage's part of each slot.
             stream: on which iterations are computed.
             shapes: those with as many rows as tokens are for decodes alone, the others for any step.
 
@@ -100,16 +101,16 @@ class GraphedIteration:
         return self._eager.shape(step)
 
     @torch.inference_mode()
-    def __call__(self, slot: Slot, source: torch.Tensor, work: Work) -> None:
-        captured = self.graphs.get((work.shape, slot.index))
+    def __call__(self, stage: StageSlot, work: Work) -> None:
+        captured = self.graphs.get((work.shape, stage.index))
         if captured is None or work.bounds.max_chunks > max_chunks(work.shape):  # a step's own shape may be one of ours
             self.num_eager += 1
-            self._eager(slot, source, work)
+            self._eager(stage, work)
             return
         self.num_replayed += 1
         captured.graph.replay()
-        if work.sampling:
-            self._eager.sample(slot, captured.logits, work)
+        if work.sampling and self._eager.is_last:
+            self._eager.sample(stage, captured.outputs, work)
 
     def _capture_all(self, shapes: Sequence[Shape]) -> CaptureReport:
         begin = time.perf_counter()
@@ -132,25 +133,20 @@ class GraphedIteration:
             self._run_eagerly(shape)
 
     def _run_eagerly(self, shape: Shape) -> None:
-        slot = self._slots[0]
-        self._eager(slot, self._source(slot), self._work(shape))
+        self._eager(self._slots[0], self._work(shape))
 
     @torch.inference_mode()
-    def _capture(self, shape: Shape, slot: Slot, pool: Any) -> None:
+    def _capture(self, shape: Shape, slot: StageSlot, pool: Any) -> None:
         graph, work = torch.cuda.CUDAGraph(), self._work(shape)
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                logits = self._eager.logits(slot, self._source(slot), work)
-                self._eager.sample(slot, logits, work)
+                outputs = self._eager.compute(slot, work)
+                if self._eager.is_last:
+                    self._eager.sample(slot, outputs, work)
             finally:
                 graph.capture_end()
-        self.graphs[shape, slot.index] = Captured(graph, logits)
-
-    def _source(self, slot: Slot) -> torch.Tensor:
-        """The tokens that the slot's iterations carry over: those sampled `num_stages` iterations before."""
-        num_stages = len(self._slots) - 1
-        return self._slots[slot.index - num_stages].sampled
+        self.graphs[shape, slot.index] = Captured(graph, outputs)
 
     def _work(self, shape: Shape) -> Work:
         """The upper bounds of an iteration of this shape."""
@@ -171,7 +167,7 @@ class GraphedIteration:
 
     def _used_bytes(self) -> int:
         """Used device memory, from the driver: PyTorch does not see all that graphs take."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._stream.device)
         free, total = torch.cuda.mem_get_info(self._stream.device)
         return total - free
 

@@ -1,9 +1,11 @@
-"""A `transformers` decoder over the paged KV cache: its modules unchanged, except that their attention is ours.
+"""A `transformers` decoder, or a pipeline stage of one, over the paged KV cache: its modules unchanged, except that their attention is ours.
 
 `transformers` looks an attention function up by name and passes it every keyword that the model's `forward` was given.
 In this way the batch and the cache of one call reach the attention of each layer; nothing is kept between calls.
 """
 
+from copy import copy as copy_object
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from cbatch.model import Layers
 from cbatch.runtime.attention import Attention, PagedCache
 from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.iteration import Send, copy
 
 ATTENTION_NAME = "cbatch_paged"
 """Name of `paged_attention` in `transformers`."""
@@ -64,10 +68,20 @@ def paged_attention(
 
 
 class PagedModel:
-    """A causal language model that reads and writes one paged KV cache."""
+    """A causal language model, or a pipeline stage of one, that reads and writes one paged KV cache.
+
+    layers: those that it computes: the cache's.
+    hidden_size: width of the hidden states.
+    """
 
     def __init__(
-        self, model: PreTrainedModel, cache: PagedCache, attention: Attention, *, compiled: bool = False
+        self,
+        model: PreTrainedModel,
+        cache: PagedCache,
+        attention: Attention,
+        *,
+        compiled: bool = False,
+        send: Send = copy,
     ) -> None:
         """
         Args:
@@ -75,33 +89,52 @@ class PagedModel:
             compiled: let `torch.compile` fuse what lies between the attentions, in place. Each layer is compiled, not
                 the whole model: all layers run the same code, so it is compiled once. That happens at the first call,
                 for its number of tokens, and at the first call with another number, for any number but 1.
+            send: writes hidden states where they leave for.
         """
+        self.cache, self.layers = cache, cache.layers
+        self.hidden_size: int = model.config.hidden_size
+        self._body = _body_of_stage(model, self.layers, cache.keys.device)
         if compiled:
-            body: Any = model.base_model
-            for layer in body.layers:
+            for layer in self._body.layers:
                 layer.compile()
-        self.cache = cache
-        self._model = model
+        self._head: Any = model.get_output_embeddings()
         self._attention = attention
+        self._send = send
 
-    def __call__(self, token_ids: Tensor, batch: Fields[Tensor], bounds: Bounds) -> Tensor:
+    def __call__(self, inputs: Tensor, batch: Fields[Tensor], bounds: Bounds, leaving: Tensor | None = None) -> Tensor:
         """Compute one iteration.
 
         Args:
-            token_ids: int32 [tokens]; carry-over done.
+            inputs: in the first stage token ids, int32 [tokens], carry-over done; else the hidden states of the stage
+                before, float32 [tokens, hidden].
             batch: the other inputs.
             bounds: of its rows.
+            leaving: float32 [tokens, hidden]; receives the hidden states; None in the last stage.
 
         Returns:
-            Logits of each row's last token, [rows, vocabulary]. Only these pass through the output head.
+            In the last stage logits of each row's last token, [rows, vocabulary]: only these pass through the output
+            head. Else `leaving`.
         """
         paged = PagedCall(self.cache, self._attention, batch, batch.kv_indices.long(), bounds)
-        output = self._model(
-            input_ids=token_ids[None],
-            position_ids=batch.positions[None],
-            logits_to_keep=batch.query_starts[1:] - 1,
-            use_cache=False,
-            paged=paged,
+        kind, dtype = ("input_ids", inputs.dtype) if self.layers.is_first else ("inputs_embeds", self.cache.keys.dtype)
+        found = self._body(
+            **{kind: inputs[None].to(dtype)}, position_ids=batch.positions[None], use_cache=False, paged=paged
         )
-        logits: Tensor = output.logits[0]
-        return logits
+        hidden: Tensor = found.last_hidden_state[0]  # [tokens, hidden]
+        if leaving is None:
+            logits: Tensor = self._head(hidden[batch.query_starts[1:] - 1])
+            return logits
+        self._send(hidden, leaving)
+        return leaving
+
+
+def _body_of_stage(model: PreTrainedModel, layers: Layers, device: torch.device) -> Any:
+    """The part of `transformers`' model below the head that computes these layers; it shares the model's weights."""
+    body: Any = copy_object(model.base_model)
+    body._modules = dict(body._modules)
+    body.layers = torch.nn.ModuleList(body.layers[layers.first : layers.end])
+    body.rotary_emb = deepcopy(body.rotary_emb).to(device)
+    if not layers.is_last:
+        norm = next(name for name in ("norm", "final_layer_norm") if hasattr(body, name))
+        setattr(body, norm, torch.nn.Identity())
+    return body

@@ -16,6 +16,7 @@ class Options:
     fused: use the fused model where there is one; False: `transformers`' modules as they are. GPU only.
     graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
     attention: of prompt chunks: flash-attn-4, our Triton kernel, or "auto": the faster one that fits. GPU only.
+    layers: number of layers of each pipeline stage; None: equally many.
     times_copies: report when the inputs and tokens of each iteration were copied; two more events per iteration.
     """
 
@@ -24,4 +25,5 @@ class Options:
     fused: bool = True
     graphs: Literal["off", "decode", "all"] = "all"
     attention: AttentionName = "auto"
+    layers: tuple[int, ...] | None = None
     times_copies: bool = False

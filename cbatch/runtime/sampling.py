@@ -9,16 +9,14 @@ import torch
 from cbatch.runtime.batch import Fields
 
 
-def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The likeliest token of each row.
+def greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
+    """Find the likeliest token of each row; the lowest token id of equals.
 
     Args:
         logits: [rows, vocabulary].
-
-    Returns:
-        int32 [rows]; the lowest token id of equals.
+        out: int32 [rows]; receives the tokens.
     """
-    return logits.argmax(dim=-1).to(torch.int32)
+    out.copy_(logits.argmax(dim=-1))
 
 
 def sample(logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:

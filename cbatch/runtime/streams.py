@@ -21,7 +21,7 @@ from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from cbatch.errors import DeviceError
 from cbatch.request_table import Ints
@@ -87,11 +87,24 @@ class Stream(Protocol):
 
 
 class Streams(NamedTuple):
-    """The three streams of an executor: copy in, compute, copy out. The race checker overrides the methods."""
+    """The streams of an executor. The race checker overrides the methods.
 
-    h2d: Stream
-    compute: Stream
+    h2d, compute: copy in and compute, one for each pipeline stage. d2h: copies out.
+    """
+
+    h2d: Sequence[Stream]
+    compute: Sequence[Stream]
     d2h: Stream
+
+    @classmethod
+    def of(cls, streams: Sequence[Stream]) -> Self:
+        """Combine streams in the order of `stream_names`."""
+        num_stages = len(streams) // 2
+        return cls(streams[:num_stages], streams[num_stages:-1], streams[-1])
+
+    @property
+    def all(self) -> list[Stream]:
+        return [*self.h2d, *self.compute, self.d2h]
 
     def run_on_host(self, operation: Operation[Result]) -> Result:
         """Run an operation on the host, now."""
@@ -104,8 +117,14 @@ class Streams(NamedTuple):
         """Attribute the operations that follow to this iteration."""
 
     def close(self) -> None:
-        for stream in self:
+        for stream in self.all:
             stream.close()
+
+
+def stream_names(num_stages: int = 1) -> list[str]:
+    """The names of an executor's streams; with several stages those of a stage end with its number."""
+    ends = [f" {stage}" for stage in range(num_stages)] if num_stages > 1 else [""]
+    return [*(f"{kind}{end}" for kind in ("h2d", "compute") for end in ends), "d2h"]
 
 
 class Failure:

@@ -1,6 +1,6 @@
 """Makes the `transformers` modules of a model: random weights from a seed, or a local checkpoint's."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -9,7 +9,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from cbatch.checkpoint import spec_from_checkpoint
 from cbatch.errors import ModelError
-from cbatch.model import ModelSpec
+from cbatch.model import Layers, ModelSpec
 from cbatch.runtime.model import ATTENTION_NAME, paged_attention
 
 
@@ -24,6 +24,22 @@ def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
     model.eval()
     model.requires_grad_(False)
     return model
+
+
+def move_stages(model: PreTrainedModel, layers: Sequence[Layers], devices: Sequence[torch.device]) -> None:
+    """Move each stage's weights to its device, in place, and the rotary embedding to the first."""
+    body: Any = model.base_model
+    embedding, head = model.get_input_embeddings(), cast(Any, model.get_output_embeddings())
+    if head.weight is embedding.weight and devices[0] != devices[-1]:
+        head.weight = torch.nn.Parameter(embedding.weight.detach().to(devices[-1]), requires_grad=False)
+    head.to(devices[-1])
+    embedding.to(devices[0])
+    body.rotary_emb.to(devices[0])
+    for name in ("norm", "final_layer_norm"):
+        if hasattr(body, name):
+            getattr(body, name).to(devices[-1])
+    for part, device in zip(layers, devices, strict=True):
+        body.layers[part.first : part.end].to(device)
 
 
 def transformers_config(spec: ModelSpec) -> PreTrainedConfig:

@@ -36,7 +36,8 @@ def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, 
     spec = load_spec(model)
     fused = build(spec, batch, context)
     inputs = device_batch([(1, context)] * batch, vocabulary=spec.vocab_size)
-    graph = capture(lambda: argmax(fused(inputs.token_ids, inputs, Bounds(1, context, 0))))
+    tokens = torch.empty(batch, dtype=torch.int32, device="cuda")
+    graph = capture(lambda: argmax(fused(inputs.token_ids, inputs, Bounds(1, context, 0)), tokens))
     times = spread(replay_times(graph, 50))
     bound = (spec.weight_bytes + batch * context * spec.kv_bytes_per_token) / COPY_BANDWIDTH * 1e3
     parts = breakdown(graph)

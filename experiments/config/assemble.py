@@ -71,7 +71,7 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
     requests = workload.requests(backend.vocabulary(spec))
     _check_metrics(settings, requests)
     topology = cost.topology
-    limits = _limits(settings, requests, spec, backend.tile(profile), topology.pipeline_stages, chosen)
+    limits = _limits(settings, requests, spec, backend.tile(profile), backend.pipeline_stages, chosen)
     check_policy(policy, limits)
     kv = _kv_size(settings, backend, spec, profile, limits, chosen)
     if not backend.simulated:

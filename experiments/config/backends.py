@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from cbatch import ConfigError, Executor, Limits
 from cbatch.kv import KVSize, blocks_for
-from cbatch.model import ModelSpec
+from cbatch.model import ModelSpec, split_layers
 from cbatch.runtime.options import AttentionName, Options
 from cbatch.sim.cluster import make_router
 from cbatch.sim.cost import Outside, ProfileCost
@@ -24,6 +24,7 @@ from experiments.workloads import Vocabulary
 Graphs = Literal["off", "decode", "all"]
 GRAPHS = get_args(Graphs)
 _Seconds = Annotated[float, not_negative("seconds")]
+Sizes = Annotated[list[int] | Literal["auto"], Give("the number of layers of each stage, as in [17,15], or auto")]
 HostSeconds = Annotated[_Seconds | Literal["auto"], Give("seconds of host time per iteration, or auto")]
 
 
@@ -56,12 +57,14 @@ class Backend(ABC):
 
     name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block.
     predicts_with: profile for the predictions of policies where no settings name one.
+    pipeline_stages: consecutive parts of the model; that many iterations are in flight.
     """
 
     name: ClassVar[str]
     simulated: ClassVar[bool] = False
     block_size: ClassVar[int] = 16
     predicts_with: ClassVar[str] = "h200"
+    pipeline_stages: int
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Returns the cost model for policies; its topology is the run's."""
@@ -149,8 +152,31 @@ class Simulated(Backend):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cpu(Backend):
-    """Real tokens on this machine's CPU."""
+class Real(Backend):
+    """Real tokens.
+
+    pipeline_stages: consecutive parts of the model, on a GPU or a thread each; that many iterations are in flight.
+    layers: number of layers of each stage, as in [17,15]; the last one also has the output head. "auto": equally many.
+    """
+
+    pipeline_stages: Degree = 1
+    layers: Sizes = "auto"
+
+    def __post_init__(self) -> None:
+        check(self, "backend.")
+
+    @property
+    def sizes(self) -> tuple[int, ...] | None:
+        return None if self.layers == "auto" else tuple(self.layers)
+
+    def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
+        split_layers(spec, self.pipeline_stages, self.sizes)  # raises ConfigError before weights are loaded
+        return super().cost(hardware, spec, max_batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cpu(Real):
+    """Real tokens on this machine's CPU. Predictions are of the whole model: stages share its cores."""
 
     name = "cpu"
     predicts_with = CPU
@@ -170,12 +196,12 @@ class Cpu(Backend):
     ) -> Executor:
         from cbatch.runtime import cpu
 
-        return cpu.build(spec, limits, kv, options)
+        return cpu.build(spec, limits, kv, replace(options, layers=self.sizes))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cuda(Backend):
-    """Real tokens on this machine's GPU.
+class Cuda(Real):
+    """Real tokens on this machine's GPU, or a GPU for each pipeline stage.
 
     attention: of prompt chunks: "flash4", "triton", or "auto" for the faster one that fits.
     """
@@ -186,9 +212,15 @@ class Cuda(Backend):
     block_size = 128  # the page size at which paged attention is fastest
 
     def __post_init__(self) -> None:
-        check(self, "backend.")
+        super().__post_init__()
         if count_gpus() == 0:
             raise ConfigError("backend=cuda: no GPU found; choose backend=sim or backend=cpu")
+
+    def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
+        """Predicts as if all stages had as many layers as the largest."""
+        most = max(part.size for part in split_layers(spec, self.pipeline_stages, self.sizes))
+        even = replace(spec, num_layers=most * self.pipeline_stages)
+        return cost_model(hardware, even, Topology(pipeline_stages=self.pipeline_stages), max_batch=max_batch)
 
     def hardware(self, profile: Profile) -> str:
         import torch
@@ -198,14 +230,14 @@ class Cuda(Backend):
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         from cbatch.runtime import gpu
 
-        return gpu.kv_tokens_beside(spec, limits), "beside weights and iterations in the free memory"
+        return gpu.kv_tokens_beside(spec, limits, self.sizes), "beside weights and iterations in the free memory"
 
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
         from cbatch.runtime import gpu
 
-        return gpu.build(spec, limits, kv, replace(options, attention=self.attention))
+        return gpu.build(spec, limits, kv, replace(options, attention=self.attention, layers=self.sizes))
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         ran = executor.iteration

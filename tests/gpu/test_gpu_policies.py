@@ -18,7 +18,7 @@ from cbatch.kv import KVSize
 from cbatch.runtime import gpu
 from cbatch.runtime.batch import Shape, Work
 from cbatch.runtime.graphs import GraphedIteration
-from cbatch.runtime.slots import Slot
+from cbatch.runtime.slots import StageSlot
 from policies.chunking import Fixed, TileAligned
 from policies.orca import Orca
 from policies.request_level import RequestLevel
@@ -62,8 +62,8 @@ class Forcing:
         return self._inner.shape(step)
 
     @torch.inference_mode()
-    def __call__(self, slot: Slot, source: torch.Tensor, work: Work) -> None:
-        self._inner(slot, source, work)
+    def __call__(self, stage: StageSlot, work: Work) -> None:
+        self._inner(stage, work)
         step = self._steps.popleft()
         places = step.sampled.tolist()
         if not places:
@@ -73,9 +73,9 @@ class Forcing:
         rows = torch.tensor(places, device=CUDA)
         if self.forced is not None:
             tokens = [self.forced[id_][place] for id_, place in keys]
-            slot.sampled[rows] = torch.tensor(tokens, dtype=torch.int32, device=CUDA)
+            stage.leaving[rows] = torch.tensor(tokens, dtype=torch.int32, device=CUDA)
         logits = self._inner._eager._model._logits[rows]  # type: ignore[attr-defined]  # where graphs leave them
-        thought = logits.log_softmax(-1).gather(1, slot.sampled[rows].long()[:, None])[:, 0]  # [places]
+        thought = logits.log_softmax(-1).gather(1, stage.leaving[rows].long()[:, None])[:, 0]  # [places]
         self.found.update(zip(keys, thought.unbind(), strict=True))
 
 
@@ -98,7 +98,7 @@ def serve(executor: gpu.GpuExecutor, policy: Policy, forcing: Forcing) -> tuple[
 def test_log_probabilities_of_any_two_policies_agree(executor: gpu.GpuExecutor) -> None:
     graphed = executor.iteration
     forcing = Forcing(graphed)
-    executor._iteration = forcing
+    executor._iterations = [forcing]
     outputs, expected = serve(executor, RequestLevel(), forcing)
     assert expected.max() < 0
     thoughts = {"request_level": expected}

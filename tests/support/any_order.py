@@ -13,20 +13,20 @@ from random import Random
 from typing import NamedTuple
 
 from cbatch.errors import DeviceError
-from cbatch.runtime.streams import Failure, Operation, Reached, StreamError, Streams
+from cbatch.runtime.streams import Failure, Operation, Reached, StreamError, Streams, stream_names
 
 
-def any_order(random: Random, every: int = 8) -> Streams:
-    """Three streams in an order drawn from `random`.
+def any_order(random: Random, every: int = 8, num_stages: int = 1) -> Streams:
+    """An executor's streams in an order drawn from `random`.
 
     every: steps of streams and calls of the host, on average, from one change of the ranking to the next; 0 for no
         changes: every operation then runs at once.
     """
     order = Order(random, every)
-    streams = Streams(*(AnyOrderStream(name, order) for name in Streams._fields))
+    streams = [AnyOrderStream(name, order) for name in stream_names(num_stages)]
     for _ in streams if every else ():
         order.change()
-    return streams
+    return Streams.of(streams)
 
 
 class Record:

@@ -16,7 +16,7 @@ from cbatch.executor import Step
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds, Fields, Shape, Work, host_views, pack_dummies
 from cbatch.runtime.iteration import EagerIteration
-from cbatch.runtime.slots import Slot
+from cbatch.runtime.slots import StageSlot
 
 
 class FixedShapeAttention:
@@ -46,10 +46,10 @@ class FixedShapeAttention:
 
 
 class CpuGraphs:
-    """Replays a graph for each shape and slot; see `Iteration`. Every step must fit one of the shapes."""
+    """Replays a stage's graph for each shape and slot; see `Iteration`. Every step must fit one of the shapes."""
 
     def __init__(
-        self, eager: EagerIteration, slots: Sequence[Slot], cache: PagedCache, shapes: Sequence[Shape]
+        self, eager: EagerIteration, slots: Sequence[StageSlot], cache: PagedCache, shapes: Sequence[Shape]
     ) -> None:
         self._eager, self._slots, self._cache = eager, slots, cache
         self._shapes = sorted(shapes)
@@ -63,9 +63,9 @@ class CpuGraphs:
         )
 
     @torch.inference_mode()
-    def __call__(self, slot: Slot, source: Tensor, work: Work) -> None:
+    def __call__(self, stage: StageSlot, work: Work) -> None:
         self.num_replayed += 1
-        self.graphs[work.shape, slot.index]()
+        self.graphs[work.shape, stage.index]()
 
     def capture(self) -> None:
         self.graphs = {
@@ -81,9 +81,8 @@ class CpuGraphs:
         )
 
     @torch.inference_mode()
-    def _capture(self, shape: Shape, slot: Slot) -> Callable[[], Any]:
-        work, num_stages = self.work(shape), len(self._slots) - 1
+    def _capture(self, shape: Shape, slot: StageSlot) -> Callable[[], Any]:
+        work = self.work(shape)
         pack_dummies(shape, *self._cache.size, host_views(slot.host_array, shape))
         slot.upload(work).body()
-        source = self._slots[slot.index - num_stages].sampled
-        return make_fx(lambda: self._eager(slot, source, work))()
+        return make_fx(lambda: self._eager(slot, work))()

@@ -2,23 +2,22 @@
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cpu_graphs import CpuGraphs, FixedShapeAttention
 from fuzz_policy import FuzzPolicy
 from schedules import UnitCost
-from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, paged_weights
+from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, stage_models
 
 from cbatch import Engine, Limits, Policy, Request, Server, Status
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
-from cbatch.runtime.attention import PagedCache, ReferenceAttention
+from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.checks.poison import PoisonedIteration, poison_cache, poison_slots
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration, Iteration
-from cbatch.runtime.model import PagedModel
 from cbatch.runtime.slots import Slot, make_slots
 from cbatch.runtime.streams import Streams
 from cbatch.vocabulary import Vocabulary
@@ -50,7 +49,7 @@ class Rig:
 
     streams: Streams
     slots: list[Slot]
-    iteration: Iteration
+    iterations: list[Iteration]
     executor: StreamExecutor
     engine: Engine
     requests: list[Request]
@@ -95,6 +94,7 @@ def build(
     graphs: bool = False,
     asynchronous: bool = True,
     num_stages: int = 1,
+    sizes: Sequence[int] | None = None,
     batch: int = 4,
     num_blocks: int = 24,
     block_size: int = 4,
@@ -103,31 +103,36 @@ def build(
     """Puts an engine together.
 
     graphs: replay captured graphs for all iterations.
+    num_stages: of the pipeline, whose streams `streams` must be. sizes: number of layers of each stage.
     """
     limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1, num_stages=num_stages)
     kv = KVSize(num_blocks, block_size)
-    cache = PagedCache(spec, kv, CPU)
-    slots = make_slots(limits, block_size, CPU, streams)
+    slots = make_slots(limits, block_size, [CPU] * num_stages, streams, spec.hidden_size)
     attention = FixedShapeAttention() if graphs else ReferenceAttention()
-    model = PagedModel(paged_weights(spec), cache, attention)
-    eager = PoisonedIteration(model) if poison else EagerIteration(model)
+    models = stage_models(spec, kv, attention, num_stages, sizes)
     if poison:
         poison_slots(slots)
-        poison_cache(cache)
-    iteration: Iteration = CpuGraphs(eager, slots, cache, [Shape.largest(limits, block_size)]) if graphs else eager
-    executor = StreamExecutor(streams, slots, iteration, Vocabulary(spec))
+        for model in models:
+            poison_cache(model.cache)
+    iterations: list[Iteration] = []
+    for stage, model in enumerate(models):
+        eager = PoisonedIteration(model) if poison else EagerIteration(model)
+        parts, shapes = [slot.stages[stage] for slot in slots], [Shape.largest(limits, block_size)]
+        iterations.append(CpuGraphs(eager, parts, model.cache, shapes) if graphs else eager)
+    executor = StreamExecutor(streams, slots, iterations, Vocabulary(spec))
     requests = [
         ask.reference.request(id_, ask.max_new_tokens, ask.stop_tokens, ask.arrival_iteration)
         for id_, ask in enumerate(asks)
     ]
     engine = Server(executor, limits, UnitCost(), kv, asynchronous).engine(policy, requests)
-    return Rig(streams, slots, iteration, executor, engine, requests, asks)
+    return Rig(streams, slots, iterations, executor, engine, requests, asks)
 
 
 def stress(
     streams: Callable[[random.Random], Streams],
     seed: int,
     *,
+    spec: ModelSpec = LLAMA,
     graphs: bool = False,
     asynchronous: bool = True,
     num_stages: int = 1,
@@ -137,7 +142,7 @@ def stress(
     Not poisoned: errors are for other checks to find.
     """
     numbers = random.Random(seed)
-    references = greedy_references(LLAMA)
+    references = greedy_references(spec)
     asks = [
         Ask(numbers.choice(references), LONGEST_OUTPUT, numbers.choice([None, *range(LONGEST_OUTPUT)]), id_ // 2)
         for id_ in range(numbers.randint(4, 10))
@@ -146,6 +151,7 @@ def stress(
         streams(numbers),
         FuzzPolicy(seed),
         asks,
+        spec=spec,
         graphs=graphs,
         asynchronous=asynchronous,
         num_stages=num_stages,

@@ -1,5 +1,7 @@
 """Tiny models, and the tokens that `transformers` itself generates with them."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,8 +12,8 @@ from transformers import PreTrainedModel
 
 from cbatch import Limits, Request, Sampling
 from cbatch.kv import KVSize
-from cbatch.model import ModelSpec
-from cbatch.runtime.attention import PagedCache, ReferenceAttention
+from cbatch.model import ModelSpec, split_layers
+from cbatch.runtime.attention import Attention, PagedCache, ReferenceAttention
 from cbatch.runtime.batch import uniform
 from cbatch.runtime.cpu import assemble
 from cbatch.runtime.executor import StreamExecutor
@@ -30,6 +32,7 @@ TIE = 1e-4
 """Logits or probabilities this close may be ordered either way in float32; such prompts are not used."""
 
 LLAMA = ModelSpec("tiny-llama", "llama", 2, 32, 4, 2, 8, 64, 96, 512, "float32")
+DEEP = replace(LLAMA, name="tiny-deep", num_layers=4)
 QWEN3 = ModelSpec("tiny-qwen3", "qwen3", 2, 32, 4, 1, 16, 64, 96, 512, "float32")
 
 
@@ -72,11 +75,18 @@ def paged_weights(spec: ModelSpec) -> PreTrainedModel:
     return load_model(spec, CPU)
 
 
+def stage_models(
+    spec: ModelSpec, kv: KVSize, attention: Attention, num_stages: int = 1, sizes: Sequence[int] | None = None
+) -> list[PagedModel]:
+    """The model's stages, with weights that are shared by all tests. sizes: number of layers of each stage."""
+    caches = [PagedCache(spec, kv, CPU, layers) for layers in split_layers(spec, num_stages, sizes)]
+    return [PagedModel(paged_weights(spec), cache, attention) for cache in caches]
+
+
 def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int) -> StreamExecutor:
     """Like `cpu.build`, poisoned, with weights that are shared by all tests."""
-    cache = PagedCache(spec, KVSize(num_blocks, block_size), CPU)
-    model = PagedModel(paged_weights(spec), cache, ReferenceAttention())
-    return assemble(model, Vocabulary(spec), limits, Options(check="poison"))
+    models = stage_models(spec, KVSize(num_blocks, block_size), ReferenceAttention(), limits.num_stages)
+    return assemble(models, Vocabulary(spec), limits, Options(check="poison"))
 
 
 @cache

@@ -13,14 +13,18 @@ from cbatch.request_table import NEVER, Ints
 from cbatch.runtime.batch import Fields
 from cbatch.runtime.streams import Items
 
-BLOCK = "KV block"
 TABLE_ROW = "request-table row"
 
 Packed = Callable[[], Fields[NDArray[Any]]]
 """Returns the packed inputs of an iteration."""
 
 
-def blocks_read(packed: Packed, block_size: int) -> Items:
+def block_kind(stage: int) -> str:
+    """The kind of the `Items` of a pipeline stage's part of the KV cache."""
+    return f"KV block of stage {stage}:" if stage else "KV block"
+
+
+def blocks_read(packed: Packed, block_size: int, stage: int) -> Items:
     """The blocks that hold the contexts of an iteration, each once."""
 
     def numbers() -> Ints:
@@ -29,12 +33,12 @@ def blocks_read(packed: Packed, block_size: int) -> Items:
         columns = np.arange(batch.block_tables.shape[1])
         return np.unique(batch.block_tables[columns < held[:, None]]).astype(np.int64)
 
-    return Items(BLOCK, numbers)
+    return Items(block_kind(stage), numbers)
 
 
-def blocks_written(packed: Packed, block_size: int) -> Items:
+def blocks_written(packed: Packed, block_size: int, stage: int) -> Items:
     """The blocks that take the keys and values of an iteration's tokens, padding included, each once."""
-    return Items(BLOCK, lambda: np.unique(packed().kv_indices // block_size).astype(np.int64))
+    return Items(block_kind(stage), lambda: np.unique(packed().kv_indices // block_size).astype(np.int64))
 
 
 def table_rows(step: Step) -> Items:
@@ -49,24 +53,27 @@ class Owners:
     that was preempted comes back as a new owner.
     """
 
-    def __init__(self) -> None:
-        self._of_block = np.zeros(0, np.int64)
+    def __init__(self, num_stages: int = 1) -> None:
+        self._of_block = [np.zeros(0, np.int64)] * num_stages  # each stage has its part of a block
         self._of_row = np.zeros(0, np.int64)
 
-    def changes(self, step: Step) -> tuple[Items, Items]:
+    def changes(self, step: Step) -> tuple[Items, ...]:
         """The blocks and table rows that a step's requests hold and that had another owner."""
-        return Items(BLOCK, partial(self._new_blocks, step)), Items(TABLE_ROW, partial(self._new_rows, step))
+        blocks = (
+            Items(block_kind(stage), partial(self._new_blocks, step, stage)) for stage in range(len(self._of_block))
+        )
+        return *blocks, Items(TABLE_ROW, partial(self._new_rows, step))
 
-    def _new_blocks(self, step: Step) -> Ints:
+    def _new_blocks(self, step: Step, stage: int) -> Ints:
         pool, rows = step.pool, step.rows
         held = blocks_for(step.start + step.num_tokens, pool.block_size)  # [batch]
         width = int(held.max())
         holds = np.arange(width) < held[:, None]  # [batch, width]
         blocks = pool.tables[rows, :width][holds].astype(np.int64)
         owners = np.broadcast_to(_owner_numbers(step)[:, None], holds.shape)[holds]
-        self._of_block = _grow(self._of_block, pool.num_blocks)
-        changed: Ints = blocks[self._of_block[blocks] != owners]
-        self._of_block[blocks] = owners
+        known = self._of_block[stage] = _grow(self._of_block[stage], pool.num_blocks)
+        changed: Ints = blocks[known[blocks] != owners]
+        known[blocks] = owners
         return changed
 
     def _new_rows(self, step: Step) -> Ints:

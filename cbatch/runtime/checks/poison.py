@@ -8,16 +8,18 @@ from numpy.typing import NDArray
 
 from cbatch.request_table import Ints
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.batch import Work
+from cbatch.runtime.batch import Fields, Work
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import Slot
 
 
 def poison_slots(slots: Iterable[Slot]) -> None:
-    """Put -1 into the token buffers, before their first use."""
+    """Put -1 into the token buffers, and NaN into those of hidden states, before their first use."""
     for slot in slots:
         slot.sampled.fill_(-1)
         slot.tokens.fill_(-1)
+        for stage in slot.stages[1:]:
+            stage.arriving.fill_(torch.nan)
 
 
 def poison_cache(cache: PagedCache) -> None:
@@ -29,9 +31,10 @@ def poison_cache(cache: PagedCache) -> None:
 class PoisonedIteration(EagerIteration):
     """Samples -1 where logits are NaN."""
 
-    def sample(self, slot: Slot, logits: torch.Tensor, work: Work) -> None:
-        super().sample(slot, logits, work)
-        slot.sampled[: work.shape.num_rows].masked_fill_(logits.isnan().any(dim=-1), -1)
+    def _choose(self, batch: Fields[torch.Tensor], logits: torch.Tensor, work: Work, out: torch.Tensor) -> None:
+        tokens = torch.empty_like(out, device=logits.device)
+        super()._choose(batch, logits, work, tokens)
+        self._send(tokens.masked_fill_(logits.isnan().any(dim=-1), -1), out)
 
 
 def check_tokens(tokens: NDArray[np.int32], sampled: Ints) -> None:

@@ -17,7 +17,7 @@ import torch
 from cbatch.errors import RaceError
 from cbatch.request_table import Ints
 from cbatch.runtime.checks.happens_before import HOST, WHOLE, Clock, History
-from cbatch.runtime.streams import Event, Items, Memory, Operation, Result, Stream, Streams
+from cbatch.runtime.streams import Event, Items, Memory, Operation, Result, Stream, Streams, stream_names
 
 
 class CheckedEvent:
@@ -79,7 +79,7 @@ class CheckedStream:
 
 
 class CheckedStreams(Streams):
-    """Three checked streams, and a host whose accesses are checked too. Made by `checked`."""
+    """Checked streams, and a host whose accesses are checked too. Made by `checked`."""
 
     checker: "Checker"
 
@@ -96,8 +96,10 @@ class CheckedStreams(Streams):
 
 def checked(streams: Streams) -> CheckedStreams:
     """Wrap streams so that every access is checked."""
-    checker = Checker(["the host", *Streams._fields])
-    made = CheckedStreams(*(CheckedStream(stream, agent, checker) for agent, stream in enumerate(streams, HOST + 1)))
+    checker = Checker(["the host", *stream_names(len(streams.compute))])
+    made = CheckedStreams.of(
+        [CheckedStream(stream, agent, checker) for agent, stream in enumerate(streams.all, HOST + 1)]
+    )
     made.checker = checker
     return made
 

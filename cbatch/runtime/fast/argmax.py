@@ -60,21 +60,18 @@ def _choose_kernel(  # type: ignore[no-untyped-def]
     tl.store(out_ptr + row, tl.min(tl.where(values == tl.max(values), tokens, VOCABULARY - 1)))
 
 
-def argmax(logits: torch.Tensor) -> torch.Tensor:
+def argmax(logits: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """Same as `sampling.greedy`, on a GPU.
 
     Args:
-        logits: [rows, vocabulary], contiguous.
-
-    Returns:
-        int32 [rows]; the lowest token id of equals. NaN logits are ignored.
+        logits: [rows, vocabulary], contiguous. NaN is ignored.
+        out: int32 [rows]; receives the tokens, and is returned; may be on another GPU that this one can access.
     """
     num_rows, vocabulary = logits.shape
     dependent = torch.cuda.get_device_capability(logits.device) >= (9, 0)
     chunks = triton.cdiv(vocabulary, CHUNK)
     values = torch.empty((num_rows, chunks), device=logits.device)
     tokens = torch.empty((num_rows, chunks), dtype=torch.int32, device=logits.device)
-    out = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     _search_kernel[(num_rows, chunks)](
         logits,
         values,

@@ -18,6 +18,7 @@ from cbatch.runtime.attention import Attention, PagedCache
 from cbatch.runtime.batch import Bounds, Fields
 from cbatch.runtime.fast.fused_ops import add_norm, rotate_and_store
 from cbatch.runtime.fast.linear import Product
+from cbatch.runtime.fast.peers import send
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -40,7 +41,10 @@ class Layer(NamedTuple):
 
 
 class FusedModel:
-    """Same interface and tokens as `PagedModel`; in bfloat16 equal up to rounding."""
+    """Same interface and tokens as `PagedModel`; in bfloat16 equal up to rounding.
+
+    A pipeline changes no bit: what leaves a stage is the sum that one GPU would normalise, in float32.
+    """
 
     def __init__(
         self,
@@ -54,42 +58,54 @@ class FusedModel:
     ) -> None:
         """
         Args:
-            model: on a GPU, from `weights.load_model`; its projections are fused in place.
+            model: from `weights.load_model`, the cache's layers on its GPU; its projections are fused in place.
             max_rows: most requests in an iteration.
             max_positions: tokens of the longest request.
         """
         assert can_fuse(spec), "the caller chooses PagedModel for other models"
         body: Any = model.model
         head: Any = model.lm_head
-        device = body.embed_tokens.weight.device
+        device = cache.keys.device
         properties = torch.cuda.get_device_properties(device)
-        self.cache = cache
+        self.cache, self.layers = cache, cache.layers
         self.dependent = properties.major >= 9
         self._num_processors = properties.multi_processor_count
         self._attention = attention
         self._num_heads = spec.num_heads
         self._scaling: float = body.layers[0].self_attn.scaling
         self._epsilon: float = body.norm.variance_epsilon
-        self._embedding: torch.Tensor = body.embed_tokens.weight  # [vocabulary, hidden]
-        self._layers = [self._fuse(layer) for layer in body.layers]
-        self._norm: torch.Tensor = body.norm.weight
-        self._head = self._product(head.weight)
-        self._rotations = rotations(body.rotary_emb, max_positions, device)
-        self._logits = torch.zeros((max_rows, spec.vocab_size), device=device)
+        self._dtype = cache.keys.dtype
+        self._layers = [self._fuse(layer) for layer in body.layers[self.layers.first : self.layers.end]]
+        self._rotations = rotations(body.rotary_emb, max_positions).to(device)
+        if self.layers.is_first:
+            self._embedding: torch.Tensor = body.embed_tokens.weight  # [vocabulary, hidden]
+        if self.layers.is_last:
+            self._norm: torch.Tensor = body.norm.weight
+            self._head = self._product(head.weight)
+            self._logits = torch.zeros((max_rows, spec.vocab_size), device=device)
 
     @torch.inference_mode()
-    def __call__(self, token_ids: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor:
-        """See `PagedModel`.
+    def __call__(
+        self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds, leaving: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See `PagedModel`. `leaving` may be on another GPU that this one can access.
 
         Returns:
             Logits, float32 [rows, vocabulary], in the model's own buffer: valid until the next call, and always at the
             same address, as a captured graph needs. Those of empty rows are undefined.
         """
-        residual = embedding(token_ids, self._embedding)  # [tokens, hidden]
+        arriving: torch.Tensor | None = None
+        if self.layers.is_first:
+            residual = embedding(inputs, self._embedding)  # [tokens, hidden]
+        else:
+            residual, arriving = torch.empty_like(inputs, dtype=self._dtype), inputs
         parts: torch.Tensor | None = None
-        for index, layer in enumerate(self._layers):
+        for index, layer in enumerate(self._layers, self.layers.first):
             keys, values = self.cache.layer(index)
-            x = add_norm(parts, residual, layer.attention_norm, self._epsilon, dependent=self.dependent)
+            x = add_norm(
+                parts, residual, layer.attention_norm, self._epsilon, dependent=self.dependent, source=arriving
+            )
+            arriving = None
             query = rotate_and_store(
                 layer.qkv(x),
                 self._rotations,
@@ -112,6 +128,9 @@ class FusedModel:
                 dependent=self.dependent,
             )
             parts = layer.down(layer.gate_up(x)[0])
+        if leaving is not None:
+            send(residual, leaving, parts=parts, dependent=self.dependent)
+            return leaving
         x = add_norm(parts, residual, self._norm, self._epsilon, dependent=self.dependent)
         if bounds.max_query_len > 1 or x.shape[0] != batch.context_lens.shape[0]:
             x = x[batch.query_starts[1:] - 1]  # [rows, hidden]: each row's last token
@@ -153,8 +172,9 @@ def join(projections: list[Any]) -> torch.Tensor:
     return fused
 
 
-def rotations(rotary: Any, max_positions: int, device: torch.device) -> torch.Tensor:
+def rotations(rotary: Any, max_positions: int) -> torch.Tensor:
     """Return cosines and sines of the rotary embedding for every position, float32 [positions, 2, head dim / 2]."""
+    device = rotary.inv_freq.device
     positions = torch.arange(max_positions, device=device)[None]
     cosines, sines = rotary(torch.zeros(1, device=device), positions)  # [1, positions, head dim], both halves equal
     half = cosines.shape[-1] // 2

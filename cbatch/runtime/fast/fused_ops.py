@@ -14,13 +14,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 @triton.jit(do_not_specialize=["num_tokens"])
 def _add_norm_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,  # [SPLITS, tokens, WIDTH]
-    residual_ptr,  # [tokens, WIDTH], read and written
+    source_ptr,  # [tokens, WIDTH]
+    residual_ptr,  # [tokens, WIDTH], written
     weight_ptr,  # [WIDTH]
     out_ptr,  # [tokens, WIDTH]
     num_tokens,
     epsilon,
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
+    MOVES: tl.constexpr,  # whether source and residual differ
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -32,23 +34,30 @@ def _add_norm_kernel(  # type: ignore[no-untyped-def]
     weight = tl.load(weight_ptr + columns, inside, other=0.0).to(tl.float32)
     if DEPENDENT:
         gdc_wait()
-    hidden = tl.load(residual_ptr + token * WIDTH + columns, inside, other=0.0).to(tl.float32)
+    hidden = tl.load(source_ptr + token * WIDTH + columns, inside, other=0.0).to(tl.float32)
     for split in tl.static_range(SPLITS):
         hidden += tl.load(parts_ptr + (split * num_tokens + token) * WIDTH + columns, inside, other=0.0).to(tl.float32)
-    if SPLITS > 0:
+    if SPLITS > 0 or MOVES:
         tl.store(residual_ptr + token * WIDTH + columns, hidden.to(residual_ptr.dtype.element_ty), inside)
     scale = tl.rsqrt(tl.sum(hidden * hidden) / WIDTH + epsilon)
     tl.store(out_ptr + token * WIDTH + columns, (hidden * scale * weight).to(out_ptr.dtype.element_ty), inside)
 
 
 def add_norm(
-    parts: torch.Tensor | None, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, *, dependent: bool
+    parts: torch.Tensor | None,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    *,
+    dependent: bool,
+    source: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Add a layer's output to the residual stream, in place, and normalise the sum (RMSNorm).
 
     Args:
         parts: [splits, tokens, hidden]; None if there is nothing to add.
         residual: [tokens, hidden].
+        source: [tokens, hidden]; the residual stream as it arrives from another GPU, where `residual` is yet unwritten.
 
     Returns:
         [tokens, hidden], the input of the next product.
@@ -57,6 +66,7 @@ def add_norm(
     out = torch.empty_like(residual)
     _add_norm_kernel[(num_tokens,)](
         residual if parts is None else parts,
+        residual if source is None else source,
         residual,
         weight,
         out,
@@ -64,10 +74,11 @@ def add_norm(
         epsilon,
         WIDTH=width,
         SPLITS=0 if parts is None else len(parts),
+        MOVES=source is not None,
         BLOCK=triton.next_power_of_2(width),
         DEPENDENT=dependent,
         num_warps=8,
-        launch_pdl=dependent,
+        launch_pdl=dependent and source is None,  # a stage's first kernel has no predecessor
     )
     return out
 

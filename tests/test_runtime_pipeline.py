@@ -1,0 +1,150 @@
+"""Pipeline stages with real tokens: how layers, memory and GPUs are divided, and the errors, one line each."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from schedules import UnitCost
+from tiny_models import DEEP, LLAMA, LONGEST_OUTPUT, greedy_references
+
+from cbatch import Engine, Limits
+from cbatch.errors import CapacityError, ConfigError
+from cbatch.kv import KVSize
+from cbatch.model import Layers, split_layers
+from cbatch.runtime import cpu
+from cbatch.runtime.devices import choose_devices
+from cbatch.runtime.memory import SPARE, check_memory, kv_tokens_that_fit, needs
+from cbatch.runtime.options import Options
+from policies.chunking import Fixed
+from policies.sarathi_serve import SarathiServe
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "sizes", "expected"),
+    [
+        (1, None, [(0, 4)]),
+        (2, None, [(0, 2), (2, 4)]),
+        (3, None, [(0, 2), (2, 3), (3, 4)]),
+        (2, [3, 1], [(0, 3), (3, 4)]),
+    ],
+)
+def test_layers_are_divided(num_stages: int, sizes: list[int] | None, expected: list[tuple[int, int]]) -> None:
+    found = split_layers(DEEP, num_stages, sizes)
+    assert [(part.first, part.end) for part in found] == expected
+    assert [part.is_first for part in found] == [True] + [False] * (num_stages - 1)
+    assert [part.is_last for part in found] == [False] * (num_stages - 1) + [True]
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "sizes", "message"),
+    [
+        (5, None, "backend.pipeline_stages=5 exceeds the 4 layers of model=tiny-deep; lower it to 4 or less"),
+        (2, [4], r"backend.layers=\[4\]: give one number for each of the 2 stages \(backend.pipeline_stages\)"),
+        (2, [4, 0], r"layers=\[4, 0\] must be numbers of at least 1 that sum to the 4 layers of model=tiny-deep"),
+        (2, [2, 3], r"layers=\[2, 3\] must be numbers of at least 1 that sum to the 4 layers of model=tiny-deep"),
+    ],
+)
+def test_layers_that_cannot_be_divided_so_are_refused(num_stages: int, sizes: list[int] | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"{message}$"):
+        split_layers(DEEP, num_stages, sizes)
+
+
+@pytest.mark.parametrize(("num_stages", "sizes"), [(2, (1, 3)), (4, None)])
+@pytest.mark.parametrize("check", ["races", "poison"])
+def test_the_backend_serves_the_same_tokens_on_threads(
+    num_stages: int, sizes: tuple[int, ...] | None, check: str
+) -> None:
+    limits = Limits(max_batch=3, max_tokens=64, max_request_tokens=64, num_stages=num_stages)
+    options = Options(check=check, layers=sizes)  # type: ignore[arg-type]
+    executor = cpu.build(DEEP, limits, KVSize(80, 8), options)
+    chosen = greedy_references(DEEP)[:12]
+    requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(chosen)]
+    engine = Engine(SarathiServe(Fixed(9)), executor, limits, UnitCost(), num_blocks=80, block_size=8)
+    engine.submit(requests)
+    record = engine.run()
+    executor.close()
+    assert [request.output for request in requests] == [reference.output for reference in chosen]
+    assert any(later.launched_at < step.ended for step, later in zip(record.steps, record.steps[1:], strict=False))
+
+
+# -- GPUs, as PyTorch reports them ------------------------------------------------------------------------------------
+
+GPUs = Callable[..., None]
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> GPUs:
+    """Pretends that PyTorch finds GPUs of which some pairs (writer, owner) are not connected."""
+
+    zeros = torch.zeros
+
+    def pretend(number: int, *, unconnected: tuple[tuple[int, int], ...] = ()) -> None:
+        reaches = lambda here, there: (here.index, there.index) not in unconnected  # noqa: E731
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "can_device_access_peer", reaches)
+        monkeypatch.setattr(torch, "zeros", lambda *sizes, **_: zeros(*sizes))
+
+    return pretend
+
+
+def test_stages_take_a_gpu_each(gpus: GPUs) -> None:
+    gpus(3, unconnected=((0, 2), (2, 1)))
+    assert choose_devices(1) == [torch.device("cuda", 0)]
+    assert choose_devices(2) == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert len(choose_devices(3)) == 3  # stages 0 to 1, 1 to 2, and the tokens from 2 back to 0
+
+
+def test_missing_gpus_and_links_are_one_line_with_the_remedy(gpus: GPUs) -> None:
+    gpus(0)
+    with pytest.raises(
+        ConfigError, match=r"backend=cuda, but PyTorch finds no GPU; choose backend=cpu or backend=sim$"
+    ):
+        choose_devices()
+    gpus(1)
+    problem = "backend.pipeline_stages=2 needs a GPU per stage, and PyTorch finds 1"
+    with pytest.raises(ConfigError, match=f"{problem}; lower it, or simulate the others with backend=sim$"):
+        choose_devices(2)
+    gpus(2, unconnected=((1, 0),))
+    problem = "GPU 1 cannot access the memory of GPU 0, as pipeline stages need; choose GPUs that NVLink connects"
+    with pytest.raises(ConfigError, match=rf"{problem} .*, or backend.pipeline_stages=1$"):
+        choose_devices(2)
+
+
+def test_each_stage_needs_the_memory_of_its_part() -> None:
+    """Layers of 2 bytes per parameter; embedding and head of 96 x 32 each; two kv heads of 8 in every layer."""
+    spec, limits = replace(DEEP, dtype="bfloat16"), Limits(4, 64, 64, num_stages=2)
+    first, last = (needs(spec, limits, 100, part) for part in split_layers(spec, 2, [3, 1]))
+    layer = 2 * (32 * (32 + 2 * 16) + 32 * 32 + 3 * 32 * 64)
+    assert (first.weights, last.weights) == (3 * layer + 2 * 96 * 32, layer + 2 * 96 * 32)
+    assert first.weights + last.weights == spec.weight_bytes
+    assert (first.kv_cache, last.kv_cache) == (100 * 3 * 2 * 2 * 16, 100 * 2 * 2 * 16)
+    logits, arriving = 3 * 4 * 96 * 4, 3 * 64 * 32 * 4
+    assert last.activations - first.activations == logits + arriving
+    tied = replace(spec, tied_embeddings=True)
+    assert [part.weight_bytes(tied) for part in split_layers(tied, 2)] == [2 * layer + 2 * 96 * 32] * 2
+    assert split_layers(tied, 1)[0].weight_bytes(tied) == tied.weight_bytes
+
+
+def test_the_gpu_with_the_least_room_decides_and_is_named() -> None:
+    spec, limits, layers = LLAMA, Limits(4, 64, 64, num_stages=2), split_layers(LLAMA, 2)
+    beside = [int(sum(needs(spec, limits, 0, part)) + SPARE) for part in layers]
+    per_token = spec.kv_bytes_per_token // 2
+    free = [beside[0] + 500 * per_token, beside[1] + 300 * per_token]
+    assert kv_tokens_that_fit(spec, limits, layers, free) == 300
+    with pytest.raises(CapacityError, match=r"^stage 1 of model tiny-llama needs .*; lower kv_tokens to 300$"):
+        check_memory(spec, limits, 400, layers, free)
+    whole = [Layers(0, 2, 2)]
+    with pytest.raises(CapacityError, match=r"^model tiny-llama needs .*; lower max_tokens and kv_tokens$"):
+        check_memory(spec, limits, 10**6, whole, free[:1])
+
+
+def test_random_weights_are_drawn_on_the_first_gpu() -> None:
+    spec, limits = replace(LLAMA, hidden_size=4096, intermediate_size=10**6), Limits(1, 8, 64, num_stages=2)
+    layers = split_layers(spec, 2)
+    enough = int(sum(needs(spec, limits, 64, layers[0])) + SPARE) + 10**9
+    with pytest.raises(CapacityError, match=r"GB while its random weights are drawn, but .*; choose a smaller model"):
+        check_memory(spec, limits, 64, layers, [enough, enough])
+    check_memory(replace(spec, path="somewhere"), limits, 64, layers, [enough, enough])
