@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CODE := cbatch policies experiments
 
+# Where it is set, each of the processes that commands and tests start would compile again all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test test-nightly test-gpu mutants lint format clean
 
 run: $(INSTALLED)
