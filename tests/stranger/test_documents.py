@@ -34,7 +34,7 @@ ELSEWHERE = {
     r"python -m experiments\.paper": "minutes; see test_paper",
     r"python -m experiments\.profile model=(?!tiny)": "needs a GPU",
     r".*(launcher=joblib|sweeper=optuna)": "minutes; see test_sweep",
-    r"python -m experiments\.plot .* multirun/(chat|rates)": "of a sweep that is not made",
+    r"python -m experiments\.plot .* multirun/(chat|rates|slo)": "of a sweep that is not made",
 }
 CHUNK = 4
 SWEPT_NUMBERS = re.compile(r"(?<==)\d+(,\d+){2,}$")
