@@ -20,6 +20,7 @@ NAMES = {
     "attainment": "share of requests that attain their objectives against the request rate, by tier (of a sweep)",
     "service": "service received by each client over time, and the service difference (of one run)",
     "composition": "tokens of the iterations, requests and KV cache over time (of one run)",
+    "schedule": "what each request does in each iteration: prefill, decode, waiting, preempted (of a small run with decisions=true)",
     "lanes": "host and device during a few iterations (of up to 8 runs)",
     "table": "metrics side by side, in Markdown",
 }

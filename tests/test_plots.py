@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import command, summary
 from hand_made import write_run
+from test_schedule_chart import with_decisions
 
 from cbatch import ConfigError
 from experiments.plot import NAMES, main
@@ -159,7 +160,10 @@ def test_the_command_writes_files(
 ) -> None:
     for rate in (1, 2):
         write_run(tmp_path / f"{rate}", settings={"workload": {"arrivals": {"rate": rate}}})
+    if name == "schedule":
+        with_decisions(tmp_path / "small")
     of_rates = {"latency_vs_rate": tmp_path, "attainment": tmp_path, "service": tmp_path / "1"}
+    of_rates |= {"schedule": tmp_path / "small"}
     folder = {"throughput_vs_pd": sweep, "table": sweep, **of_rates}.get(name, one)
     assert main([name, str(folder)]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folder))]
@@ -186,6 +190,7 @@ def test_the_command_writes_files(
         (["attainment", "{one}"], "needs runs with several values of workload.arrivals.rate; sweep it with -m"),
         (["attainment", "{one}", "objective=tpot"], "objective=tpot: choose among joint, ttft, tbt, total"),
         (["attainment", "{one}", "goal=90"], "goal=90: give a share above 0, at most 1"),
+        (["schedule", "{one}"], "decisions.jsonl.gz: no such file; record a run's decisions with decisions=true"),
         (["service", "{one}"], "no request names its client; choose a workload with clients"),
         (["table", "{sweep}", "runs=vllm"], "runs=vllm: no folder name contains this"),
     ],

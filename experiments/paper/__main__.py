@@ -28,6 +28,7 @@ COMMANDS = {
     "closure": "check SARATHI's claims that are measured on simulated machines, as one table",
     "fig12_systems": "show where the time of Fig 12's pipeline stages goes",
     "fig12_sensitivity": "show how Fig 12's ratios depend on what the paper leaves open",
+    "schedules": "draw each policy's schedule of five requests beside first come, first served: docs/figures/policies",
     "served": "compare a published run, served on a real GPU, with its simulation",
 }
 

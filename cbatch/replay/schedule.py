@@ -1,0 +1,82 @@
+"""The schedule of a recorded run: what each request does in each iteration. Made from decisions, so that any run has one."""
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from enum import StrEnum
+from typing import NamedTuple
+
+from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd
+from cbatch.request import Request
+
+
+class Doing(StrEnum):
+    """What a request does in an iteration.
+
+    PREFILL, DECODE: it computes tokens of its prompt (after a preemption, of its output too), or its newest one.
+    WAITING: it has not been admitted. PAUSED: it is left out and keeps its KV blocks. PREEMPTED: it loses them.
+    """
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    WAITING = "waiting"
+    PAUSED = "paused"
+    PREEMPTED = "preempted"
+
+
+class Cell(NamedTuple):
+    """A request in an iteration. tokens: that it computes."""
+
+    doing: Doing
+    tokens: int = 0
+
+
+class Schedule:
+    """cells: by request id, then by iteration, of the iterations in which a request has arrived and not ended."""
+
+    def __init__(self, events: Iterable[Decision | StepEnd], requests: Sequence[Request]) -> None:
+        """events: as `record_decisions` gives them, or a decisions file. requests: those of the run."""
+        self.cells: dict[int, dict[int, Cell]] = {request.id: {} for request in requests}
+        self._known = {request.id: request.num_prompt_tokens for request in requests}  # prompt and output so far
+        self._computed = dict.fromkeys(self._known, 0)
+        self._decoding: set[int] = set()
+        for event in events:
+            if isinstance(event, Decision):
+                self._add(event.iteration, event.seen, event.decided)
+
+    @property
+    def num_iterations(self) -> int:
+        return 1 + max((iteration for row in self.cells.values() for iteration in row), default=-1)
+
+    def window(self, first: int, iterations: int) -> "Schedule":
+        """The same in `iterations` from the `first` on."""
+        part = copy(self)
+        shown = range(first, first + iterations)
+        part.cells = {id_: {at: row[at] for at in row if at in shown} for id_, row in self.cells.items()}
+        return part
+
+    def text(self, names: Sequence[str]) -> str:
+        """As in "A2 B2 | A1 B3 pre C": requests with the tokens that they compute, and those preempted, by iteration."""
+        entries = []
+        for iteration in range(self.num_iterations):
+            column = {names[id_]: row[iteration] for id_, row in self.cells.items() if iteration in row}
+            words = [f"{name}{cell.tokens}" for name, cell in column.items() if cell.tokens]
+            words += [f"pre {name}" for name, cell in column.items() if cell.doing is Doing.PREEMPTED]
+            entries.append(" ".join(words))
+        return " | ".join(entries)
+
+    def _add(self, iteration: int, seen: Seen, decided: Decided) -> None:
+        for id_ in seen.waiting:
+            self.cells[id_].setdefault(iteration, Cell(Doing.WAITING))
+        for id_, _, ready in seen.running:
+            if ready:  # else its next token is still being computed
+                self.cells[id_][iteration] = Cell(Doing.PAUSED)
+        for id_ in decided.preempt:
+            self.cells[id_][iteration] = Cell(Doing.PREEMPTED)
+            self._computed[id_] = 0
+            self._decoding.discard(id_)
+        for id_, tokens in decided.entries:
+            self.cells[id_][iteration] = Cell(Doing.DECODE if id_ in self._decoding else Doing.PREFILL, tokens)
+            self._computed[id_] += tokens
+            if self._computed[id_] == self._known[id_]:  # it samples a token
+                self._known[id_] += 1
+                self._decoding.add(id_)

@@ -1,0 +1,135 @@
+"""Draws docs/figures/policies/NAME.png: each policy's schedule beside first come, first served, of the same five requests.
+
+The machine is synchronous; an iteration takes one second and holds two requests; the KV cache has 18 blocks of one token.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from cbatch import SLO, BatchShape, Limits, Request, Server
+from cbatch.kv import KVSize
+from cbatch.replay.decisions import Decision, StepEnd, record_decisions
+from cbatch.replay.schedule import Schedule
+from cbatch.sim.executor import SimExecutor
+from experiments.config.construct import construct
+from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.plots.schedule import draw_schedule
+from experiments.plots.style import new_figure, print_style
+from experiments.store.claim import make_folder
+from experiments.store.provenance import atomic_write
+
+FCFS = "sarathi_serve"
+NAMES = "ABCDE"
+CHUNK, KV_TOKENS = 6, 18
+LIMITS = Limits(max_batch=2, max_tokens=KV_TOKENS, max_request_tokens=KV_TOKENS, tile=1)
+
+LENGTHS = ((6, 6, 0), (8, 6, 0), (2, 5, 1), (4, 4, 2), (1, 2, 3))
+"""Prompt tokens, output tokens and arrival, in seconds."""
+
+DUE = (20.0, 20.0, 8.0, 12.0, 3.0)
+"""Objective for the first token. The last request has the highest priority, and a client of its own."""
+
+OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "lars": {"target": 1.0},
+    "mlfq": {"quantum": 1.0, "promote_after": 100.0},
+    "past_future": {"reserve": 0.0},
+    "qoserve": {"alpha": 1.0},
+    "slai": {"offset": 1.0},
+    "trail": {"c": 0.2},
+}
+"""Arguments of policies whose defaults are for iterations of milliseconds or for long outputs."""
+
+PAUSING = ("mlfq", "ltr")
+"""Policies that need more places than the batch has."""
+
+
+class UnitCost:
+    """Every iteration takes one second."""
+
+    def predict(self, shape: BatchShape) -> float:
+        return 1.0
+
+
+def names() -> list[str]:
+    """The policies of conf/policy, without `external`."""
+    return sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml") if path.stem != "external")
+
+
+def record(policy: str) -> tuple[Schedule, list[Request]]:
+    """Serves the five requests."""
+    cost, events, requests = UnitCost(), list[Decision | StepEnd](), _requests()
+    limits = LIMITS if policy not in PAUSING else Limits(2, KV_TOKENS, KV_TOKENS, tile=1, max_running=len(requests))
+    server = Server(SimExecutor(cost), limits, cost, KVSize(KV_TOKENS, 1), asynchronous=False)
+    engine = server.engine(construct("policy", _section(policy)), requests)
+    with record_decisions(engine, events.append):
+        engine.run()
+    return Schedule(events, requests), requests
+
+
+def main(folder: str = "docs/figures/policies") -> None:
+    """Draw every policy's figure into a folder."""
+    make_folder(Path(folder))
+    fcfs, _ = record(FCFS)
+    for policy in names():
+        schedule, requests = record(policy)
+        path = Path(folder) / f"{policy}.png"
+        panels = {policy: schedule} if policy == FCFS else {FCFS: fcfs, policy: schedule}
+        _draw(path, panels, requests, schedule.text(NAMES))
+        print(path)
+
+
+@print_style()
+def _draw(path: Path, panels: Mapping[str, Schedule], requests: list[Request], text: str) -> None:
+    """text: stored in the picture, for a test that it is up to date."""
+    figure, [axes] = new_figure(1, 2, 1.75)
+    labels = {
+        request.id: f"{name} {request.num_prompt_tokens}/{request.max_new_tokens} @{request.arrival_time:g}"
+        for name, request in zip(NAMES, requests, strict=True)
+    }
+    handles: dict[str, Any] = {}
+    for panel, (name, schedule) in zip(axes, panels.items(), strict=False):
+        drawn = draw_schedule(panel, schedule, requests, labels, width=0.5)
+        handles |= {str(handle.get_label()): handle for handle in drawn}
+        panel.set_title(f"{name} (first come, first served)" if name == FCFS else _title(name))
+        panel.set_xlim(-0.5, max(each.num_iterations for each in panels.values()) - 0.5)
+    for panel in axes[len(panels) :]:
+        panel.set_axis_off()
+    figure.legend([*handles.values()], [*handles], loc="outside lower center", ncols=len(handles))
+    with atomic_write(path) as partial:
+        figure.savefig(partial, dpi=150, format="png", metadata={"Description": text, "Software": None})
+
+
+def _title(policy: str) -> str:
+    return ", ".join([policy, *(f"{key}={value:g}" for key, value in OWN_SETTINGS.get(policy, {}).items())])
+
+
+def _requests() -> list[Request]:
+    last = len(LENGTHS) - 1
+    return [
+        Request(
+            id_,
+            prompt,
+            output,
+            arrival_time=float(arrival),
+            client="second" if id_ == last else "first",
+            priority=int(id_ == last),
+            slo=SLO(ttft=DUE[id_], tbt=4.0),
+        )
+        for id_, (prompt, output, arrival) in enumerate(LENGTHS)
+    ]
+
+
+def _section(policy: str) -> Mapping[str, Any]:
+    """The settings of conf/policy/NAME.yaml with chunks of `CHUNK` tokens and true output lengths."""
+
+    def load(group: str, name: str) -> Any:
+        return OmegaConf.load(CONFIG_FOLDER / group / f"{name}.yaml")
+
+    section = OmegaConf.merge(load("policy", policy), OmegaConf.create(dict(OWN_SETTINGS.get(policy, {}))))
+    groups = {"chunking": load("chunking", "tile_aligned"), "predictor": load("predictor", "oracle")}
+    root = {"chunk": CHUNK, "seed": 0, "metrics": {"client_weights": None}, **groups, "policy": section}
+    resolved: Any = OmegaConf.to_container(OmegaConf.create(root), resolve=True)
+    return dict(resolved["policy"])

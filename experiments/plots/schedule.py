@@ -1,0 +1,107 @@
+"""The schedule of a small run: requests down, iterations across, what each request does in each iteration as colour."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from cbatch import ConfigError, Request
+from cbatch.replay.schedule import Cell, Doing, Schedule
+from cbatch.request import spec_of
+from experiments.plots.parts import draw_spans, lane_axes
+from experiments.plots.series import load_runs
+from experiments.plots.style import DECODE, IDLE, PAGE, PREFILL, add_title, new_figure, print_style
+from experiments.store.decisions_file import read_decisions
+from experiments.store.run_folder import DECISIONS
+
+_MOST_REQUESTS = 64
+_DIGIT = 0.06  # inches
+
+_STYLES: Mapping[Doing, Mapping[str, Any]] = {
+    Doing.PREFILL: {"facecolor": PREFILL},
+    Doing.DECODE: {"facecolor": DECODE},
+    Doing.WAITING: {"facecolor": "#DDDDDD"},
+    Doing.PAUSED: {"facecolor": IDLE, "hatch": "//////", "edgecolor": "#888888", "linewidth": 0.0},
+    Doing.PREEMPTED: {"facecolor": "#222222"},
+}
+_LABELS = {Doing.PREFILL: "prefill, with its tokens", Doing.PAUSED: "paused, with its KV cache"}
+
+
+@print_style()
+def draw(folder: Path, runs: str = "", first: int = 0, iterations: int = 60) -> Figure:
+    """A cell for each request and iteration of a run with decisions=true; the number is that of prompt tokens.
+
+    Args:
+        runs: the run whose folder name contains this.
+        first, iterations: the first iteration that is shown, and how many.
+
+    Raises:
+        ConfigError: no finished run, several, no such iteration, or too many requests.
+        ReplayError: the run has no decisions.
+    """
+    shown = load_runs(folder, runs, most=1)
+    file = read_decisions(Path(shown.iloc[0]["folder"]) / DECISIONS)
+    whole = Schedule(file.recorded.events, file.requests)
+    schedule = whole.window(first, iterations)
+    num = sum(bool(row) for row in schedule.cells.values())
+    if not num:
+        raise ConfigError(f"{first=} {iterations=}: the run has {whole.num_iterations} iterations; choose among them")
+    if num > _MOST_REQUESTS:
+        asked = f"{first=} {iterations=}: {num} requests"
+        raise ConfigError(f"{asked}, of which at most {_MOST_REQUESTS} can be shown; choose fewer iterations")
+    figure, [[panel]] = new_figure(1, 1, 1.0 + 0.17 * num)
+    handles = draw_schedule(panel, schedule, file.requests)
+    panel.set_ylabel("request: prompt/output tokens")
+    add_title(figure, shown, str(shown.iloc[0]["label"]), handles)
+    return figure
+
+
+def draw_schedule(
+    panel: Axes,
+    schedule: Schedule,
+    requests: Sequence[Request],
+    names: Mapping[int, str] | None = None,
+    width: float = 1.0,
+) -> list[Patch]:
+    """Draws a schedule into a panel and returns the handles of its legend. For use in notebooks too:
+
+        events = []
+        with record_decisions(engine, events.append):
+            engine.run()
+        draw_schedule(plt.gca(), Schedule(events, requests), requests)
+
+    Args:
+        names: of requests by id; without, the id with prompt and output tokens.
+        width: of the panel, as a share of a page.
+    """
+    rows = {id_: row for id_, row in schedule.cells.items() if row}
+    by_id = {request.id: request for request in requests}
+    labels = [names[id_] if names else _name(by_id[id_]) for id_ in rows]
+    columns = [iteration for row in rows.values() for iteration in row]
+    begin, end = min(columns), max(columns) + 1
+    lane_axes(panel, labels[::-1], begin - 0.5, end - 0.5)
+    for place, row in enumerate(rows.values()):
+        _draw_row(panel, len(rows) - 1 - place, row, 0.85 * width * PAGE / (end - begin))
+    panel.set_xlabel("iteration")
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    present = {cell.doing for row in rows.values() for cell in row.values()}
+    return [Patch(label=_LABELS.get(doing, doing), **style) for doing, style in _STYLES.items() if doing in present]
+
+
+def _name(request: Request) -> str:
+    output = spec_of(request).true_new_tokens or request.max_new_tokens
+    return f"{request.id}: {request.num_prompt_tokens}/{output}"
+
+
+def _draw_row(panel: Axes, lane: int, row: Mapping[int, Cell], cell_inches: float) -> None:
+    for doing, style in _STYLES.items():
+        spans = [(iteration - 0.47, 0.94) for iteration, cell in row.items() if cell.doing is doing]
+        draw_spans(panel, lane, spans, **{"linewidth": 0.0, **style})
+    for iteration, cell in row.items():
+        text = {Doing.PREFILL: str(cell.tokens), Doing.PREEMPTED: "x"}.get(cell.doing, "")
+        if text and len(text) * _DIGIT < cell_inches:
+            panel.text(iteration, lane, text, ha="center", va="center", fontsize=6, color="white")

@@ -1,0 +1,150 @@
+"""The schedule of a run - what each request does in each iteration - and its chart, of golden schedules."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from hand_made import write_run
+from matplotlib.colors import to_hex
+from unit_machine import AMPLE, CostOf, asked
+
+from cbatch import ConfigError, Engine, Limits, Policy, Request, Server
+from cbatch.errors import ReplayError
+from cbatch.kv import KVSize
+from cbatch.replay.decisions import Decision, StepEnd, record_decisions
+from cbatch.replay.schedule import Cell, Doing, Schedule
+from cbatch.sim.executor import SimExecutor
+from experiments.plots import schedule
+from experiments.plots.style import DECODE, PREFILL
+from experiments.store.decisions_file import write_decisions
+from policies.chunking import Fixed
+from policies.mlfq import MLFQ
+from policies.sarathi_serve import SarathiServe
+from policies.vllm_v1 import VllmV1
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Iterator[None]:
+    yield
+    plt.close("all")
+
+
+def make_engine(policy: Policy, limits: Limits, memory: int = AMPLE, *, asynchronous: bool = False) -> Engine:
+    cost = CostOf(lambda shape: 1.0)
+    return Server(SimExecutor(cost), limits, cost, KVSize(memory, 1), asynchronous).engine(policy)
+
+
+def run(engine: Engine, requests: list[Request]) -> Schedule:
+    events = list[Decision | StepEnd]()
+    engine.submit(requests)
+    with record_decisions(engine, events.append):
+        engine.run()
+    return Schedule(events, requests)
+
+
+PREEMPTED = "A 2/4 @0, B 6/2 @0, C 2/3 @0"  # with 4 tokens in an iteration and 10 of KV cache
+
+
+def preempting() -> tuple[Engine, list[Request]]:
+    return make_engine(VllmV1(4), Limits(8, 4, AMPLE, tile=1), 10), list(asked(PREEMPTED).values())
+
+
+def doing(found: Schedule) -> list[str]:
+    """A letter for each iteration: prefill, decode, Waiting, paused as ".", preempted as "x"; a space if not there."""
+    letters = {Doing.PREFILL: "p", Doing.DECODE: "d", Doing.WAITING: "w", Doing.PAUSED: ".", Doing.PREEMPTED: "x"}
+    span = range(found.num_iterations)
+    rows = found.cells.values()
+    return ["".join(letters[row[at].doing] if at in row else " " for at in span).rstrip() for row in rows]
+
+
+def test_what_each_request_does_in_each_iteration() -> None:
+    """B is recomputed with the token that it had: 4 + 3 tokens; C, whose prompt of 2 is cut by the budget, waits until then."""
+    found = run(*preempting())
+    assert found.text("ABC") == "A2 B2 | A1 B3 | A1 B1 | A1 pre B | B4 | B3 C1 | C1 | C1 | C1"
+    assert doing(found) == ["pddd", "pppxpp", "wwwwwppdd"]
+    assert found.cells[1][5] == Cell(Doing.PREFILL, 3)
+    assert doing(found.window(3, 2)) == ["   d", "   xp", "   ww"]
+
+
+def test_a_request_that_is_left_out_pauses() -> None:
+    requests = list(asked("A 1/4 @0, B 1/2 @1").values())
+    found = run(make_engine(MLFQ(quantum=1), Limits(1, 8, AMPLE, tile=1, max_running=4)), requests)
+    assert found.text("AB") == "A1 | A1 | B1 | B1 | A1 | A1"
+    assert doing(found) == ["pd..dd", " wpd"]
+
+
+def test_iterations_in_flight_leave_no_gaps() -> None:
+    """The last token of a request is in flight when the next iteration is planned; that is neither a pause nor a wait."""
+    requests = list(asked("A 3/3 @0, B 2/4 @0").values())
+    engine = make_engine(SarathiServe(Fixed(4)), Limits(4, 8, AMPLE, tile=1), asynchronous=True)
+    found = run(engine, requests)
+    assert doing(found) == ["pdd", "ppddd"]
+
+
+def test_the_chart_has_a_coloured_cell_for_each_request_and_iteration() -> None:
+    engine, requests = preempting()
+    found = run(engine, requests)
+    _, panel = plt.subplots(figsize=(7, 2))
+    handles = schedule.draw_schedule(panel, found, requests)
+    assert [handle.get_label() for handle in handles] == ["prefill, with its tokens", "decode", "waiting", "preempted"]
+    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["0: 2/4", "1: 6/2", "2: 2/3"]  # from above
+    drawn = {
+        (round(path.get_extents().x0 + 0.47), round(path.get_extents().y0 + 0.4)): to_hex(area.get_facecolor()[0])
+        for area in panel.collections
+        for path in area.get_paths()
+    }
+    expected = {"p": PREFILL, "d": DECODE, "w": "#DDDDDD", "x": "#222222"}
+    cells = {
+        (at, 2 - place): expected[letter].lower()
+        for place, row in enumerate(doing(found))
+        for at, letter in enumerate(row)
+        if letter != " "
+    }
+    assert drawn == cells
+    numbers = {(text.get_position(), text.get_text()) for text in panel.texts}
+    assert numbers == {
+        *(((0, 2), "2"), ((0, 1), "2"), ((1, 1), "3"), ((2, 1), "1"), ((3, 1), "x"), ((4, 1), "4"), ((5, 1), "3")),
+        *(((5, 0), "1"), ((6, 0), "1")),
+    }
+
+
+def test_the_kinds_differ_in_grey_too() -> None:
+    """Luminance of the fills; pauses are hatched."""
+    fills = {doing: style["facecolor"] for doing, style in schedule._STYLES.items() if "hatch" not in style}
+    shades = sorted(
+        sum(part * int(fill[at : at + 2], 16) for part, at in ((0.3, 1), (0.59, 3), (0.11, 5)))
+        for fill in fills.values()
+    )
+    assert all(other - one > 20 for one, other in pairwise(shades))
+
+
+def with_decisions(folder: Path) -> Path:
+    run_folder = write_run(folder)
+    engine, requests = preempting()
+    engine.submit(requests)
+    with write_decisions(run_folder / "decisions.jsonl.gz", engine, requests, []):
+        engine.run()
+    return run_folder
+
+
+def test_the_chart_of_a_run_is_drawn_from_its_decisions(tmp_path: Path) -> None:
+    folder = with_decisions(tmp_path / "run")
+    figure = schedule.draw(folder)
+    [panel] = figure.axes
+    assert (panel.get_xlabel(), panel.get_xlim()) == ("iteration", (-0.5, 8.5))
+    assert schedule.draw(folder, first=4, iterations=2).axes[0].get_xlim() == (3.5, 5.5)
+    [title] = [legend.get_title().get_text() for legend in figure.legends]
+    assert title.startswith("prefill_first: llama-13b")
+
+
+def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = with_decisions(tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"first=9 iterations=60: the run has 9 iterations; choose among them"):
+        schedule.draw(folder, first=9)
+    monkeypatch.setattr(schedule, "_MOST_REQUESTS", 2)
+    with pytest.raises(ConfigError, match=r"3 requests, of which at most 2 can be shown; choose fewer iterations"):
+        schedule.draw(folder)
+    with pytest.raises(ReplayError, match=r"record a run's decisions with decisions=true"):
+        schedule.draw(write_run(tmp_path / "other"))
