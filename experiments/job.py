@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from difflib import get_close_matches
@@ -21,7 +21,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from cbatch import ConfigError
+from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
+from cbatch.results.summary import summarize
 from experiments.config.error_lines import one_line
 from experiments.serve import Command, option_name, serve
 from experiments.store.claim import ClaimedError, check_free
@@ -54,7 +55,7 @@ def run_job(config: DictConfig) -> float | None:
 
     Raises:
         ConfigError: the sweep's folder is not shared with this machine.
-        Refused: a single run failed, or the sweeper needs an objective.
+        Refused: a single run failed, the sweeper needs an objective, or no run has such a figure.
     """
     hydra = HydraConfig.get()
     sweeping = hydra.mode is RunMode.MULTIRUN
@@ -64,6 +65,8 @@ def run_job(config: DictConfig) -> float | None:
         raise Refused(
             "objective=null: this sweeper needs a figure of summary.json; give objective=ttft_seconds.p99, say"
         )
+    if (objective := config.get("objective")) is not None and not may_exist(str(objective)):
+        raise Refused(_no_such_figure(str(objective), _figures()))
     try:
         settings: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
         summary = (_run_of_sweep if sweeping else _single_run)(settings, hydra)
@@ -98,12 +101,29 @@ def objective_of(summary: Mapping[str, Any], key: str) -> float:
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     }
     if key not in numbers:
-        near = get_close_matches(key, numbers, 3, 0.3) or list(numbers)[:3]
-        raise ConfigError(f"objective={key}: summary.json has no such number; did you mean {' or '.join(near)}?")
+        raise ConfigError(_no_such_figure(key, list(numbers)))
     value = numbers[key]
     if value is None or not math.isfinite(value):
         raise ConfigError(f"objective={key}: has no value in this run; choose another figure of summary.json")
     return float(value)
+
+
+def may_exist(key: str) -> bool:
+    """Whether some run has a figure of this name: those by tier and client, and facts about the run, are known at its end."""
+    return key in _figures() or key.startswith(("about.", "attainment.tiers.", "service.clients."))
+
+
+def _figures() -> list[str]:
+    """The dotted keys of every figure that a summary may have, from the summary of a run that served nothing."""
+    request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0)), RunRecord()
+    request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
+    record.requests.append(request)
+    return [name for name, _ in flat(summarize(record, num_blocks=1, max_batch=1))]
+
+
+def _no_such_figure(key: str, known: Sequence[str]) -> str:
+    near = get_close_matches(key, known, 3, 0.3) or list(known)[:3]
+    return f"objective={key}: summary.json has no such number; did you mean {' or '.join(near)}?"
 
 
 def _go_to_the_sweep(hydra: HydraConf) -> None:

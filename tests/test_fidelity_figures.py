@@ -266,7 +266,7 @@ def test_a_percentile_that_was_missed_is_shown_with_its_rank(
 
 def test_the_error_of_a_profile_in_brief(result: dict[str, Any]) -> None:
     """The largest of the medians and of all errors in the line below."""
-    assert compare.brief_error(result) == "error 4.0%, at most 20.0%"
+    assert compare.brief_error(result) == "error 4.0%, TTFT P99 to 20.0%"
 
 
 def test_the_line_of_a_profile(result: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

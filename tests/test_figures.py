@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hand_made import end, make_record, make_summary
 
-from cbatch import FinishReason, Request, RunRecord, StepRecord
+from cbatch import SLO, FinishReason, Request, RunRecord, StepRecord
 from cbatch.results.metrics import Objectives, Served, arrival_of, collect_served, step_columns
 from cbatch.results.summary import summarize
 
@@ -63,7 +63,7 @@ FIGURES: dict[str, dict[str, float]] = {  # measured from the first plan, at 1 s
         # plans, then what it takes in; of the last iteration only after the last token, which is not measured
         "host_active_share": (0.25 + 0.25 + 0.5 + 0.25 + 0.25 + 0.25 + 0.5 + 0.25 + 0.25) / 11,
     },
-    "goodput": {},
+    "goodput": {"requests_per_second": 0.0, "attained_share": 0.0},  # request 1 alone has an objective, and misses it
     **{name: dict(zip(RANKS, values, strict=True)) for name, values in SHARES.items()},
 }
 
@@ -117,7 +117,7 @@ def test_a_run_that_rejects_everything_has_no_latencies() -> None:
     summary = make_summary(record, warmup_requests=1, objectives=Objectives(ttft=1.0))
     assert (summary["run"]["rejected_requests"], summary["run"]["seconds"]) == (1, 0.0)
     assert all(math.isnan(value) for value in (*summary["ttft_seconds"].values(), *summary["iterations"].values()))
-    assert math.isnan(summary["goodput"]["attained_share"])
+    assert summary["goodput"]["attained_share"] == 0.0
 
 
 def test_time_per_output_token_of_tokens_within_a_second(served: Served) -> None:
@@ -165,11 +165,14 @@ def test_columns_of_iterations_are_all_but_the_note() -> None:
     ],
 )
 def test_goodput_counts_a_rejected_request_as_one_that_attained_nothing(objectives: Objectives, attained: int) -> None:
-    found = make_summary(make_record(), objectives=objectives)["goodput"]
+    found = make_summary(make_record(slo=SLO()), objectives=objectives)["goodput"]
     assert found == {"requests_per_second": pytest.approx(attained / 11), "attained_share": attained / 4}
 
 
 def test_goodput_leaves_out_a_request_rejected_during_warm_up() -> None:
     """The window begins when the first request, number 0, has ended, at 8 s: 3 ended with it, 2 was rejected before."""
     options: dict[str, Any] = {"warmup_requests": 1, "objectives": Objectives(ttft=9.5)}
-    assert make_summary(make_record(), **options)["goodput"] == {"requests_per_second": 1 / 4, "attained_share": 1.0}
+    assert make_summary(make_record(slo=SLO()), **options)["goodput"] == {
+        "requests_per_second": 1 / 4,
+        "attained_share": 1.0,
+    }

@@ -9,7 +9,7 @@ import pytest
 from hand_made import end, make_record, make_summary, write_run
 from test_figures import FIGURES
 
-from cbatch import ConfigError, FinishReason, Request
+from cbatch import SLO, ConfigError, FinishReason, Request
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Objectives, collect_served
 from experiments.plots import table
@@ -145,8 +145,8 @@ def cells(text: str) -> list[list[str]]:
 
 def test_the_printed_report_shows_each_figure_under_its_name() -> None:
     assert run_text(make_summary(make_record(), objectives=Objectives(ttft=2.75))) == REPORT
-    without = [line for line in REPORT.splitlines() if not line.startswith("goodput")]
-    assert run_text(make_summary(make_record())).splitlines() == without
+    without = [line for line in REPORT.splitlines() if not line.startswith(("goodput", "SLOs"))]
+    assert run_text(make_summary(make_record(slo=SLO()))).splitlines() == without
 
 
 def test_the_line_of_a_run_in_a_sweep() -> None:
@@ -160,7 +160,6 @@ COLUMNS = {
     "requests/s": "0.273",
     "goodput [requests/s]": "0.182",
     "attained [%]": "50",
-    "SLOs attained [%]": "0",
     "TTFT p50 [s]": "2.75",
     "TTFT p99 [s]": "9.37",
     "TBT p50 [ms]": "2,000",
@@ -187,7 +186,7 @@ def test_the_printed_table_of_a_sweep_shows_each_figure_under_its_name() -> None
 
 
 def test_goodput_has_columns_if_a_run_has_objectives() -> None:
-    without, some = make_summary(make_record()), make_summary(make_record(), objectives=Objectives(ttft=2.75))
+    without, some = make_summary(make_record(slo=SLO())), make_summary(make_record(), objectives=Objectives(ttft=2.75))
     assert not {"goodput [requests/s]", "attained [%]"} & set(cells(sweep_text([("a", without)]))[0])
     head, first, second, _ = cells(sweep_text([("a", without), ("b", some)]))
     assert head[3:5] == ["goodput [requests/s]", "attained [%]"]
@@ -261,6 +260,7 @@ def test_a_file_that_was_changed_is_named(
 def test_a_row_of_the_frame_has_every_setting_and_figure(folder: Path) -> None:
     [row] = load(folder).to_dict("records")
     expected = {f"{group}.{name}": value for group, values in FIGURES.items() for name, value in values.items()}
+    expected |= {"goodput.requests_per_second": 2 / 11, "goodput.attained_share": 2 / 4}
     assert {key: row[key] for key in expected} == pytest.approx(expected)
     assert (row["name"], row["workload.length"], row["limits.batch"]) == ("prefill_first", 8, 4)
     assert row["folder"] == str(folder)
@@ -313,8 +313,8 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     """On a line of a terminal: a long text stays in summary.json."""
     assert origin_of(simulated(0)) == "SIMULATED with profile h200 (error: 5%)"
     parts = ("power (derived)", "host (fallback)")
-    assert origin_of(simulated(0, parts)) == "SIMULATED with profile h200 (error: 5%; 2 parts not measured)"
-    assert origin_of(simulated(0, parts[:1])).endswith("; 1 part not measured)")
+    assert origin_of(simulated(0, parts)) == "SIMULATED with profile h200 (error: 5%; 2 parts unmeasured)"
+    assert origin_of(simulated(0, parts[:1])).endswith("; 1 part unmeasured)")
     row = {"simulated": True, **{f"execution.{key}": value for key, value in simulated(0)["execution"].items()}}
     assert origin_of_row(row) == "SIMULATED with profile h200 (error: 5%)"
     long = "against 16 real runs, median error: total time 5%"

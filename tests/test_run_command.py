@@ -437,3 +437,9 @@ def test_a_table_with_line_breaks_in_its_texts_is_whole(tmp_path: Path) -> None:
     write_csv(tmp_path / "table.csv", ["note"], [["two\nlines"], ["one"]])
     assert has_rows(tmp_path / "table.csv", 2)
     assert not has_rows(tmp_path / "table.csv", 3)
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_said_to_be_loading(tmp_path: Path) -> None:
+    done = command("run", "backend=cpu", "hardware=h200", "model=gpt-3", "policy=orca", *QUICK, cwd=tmp_path)
+    assert (done.returncode, "loading" in done.stdout) == (2, False)
+    assert done.stderr.startswith("error: model gpt-3 needs ")

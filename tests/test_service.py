@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from test_traces import published
 
 from cbatch import SLO, FinishReason, Request, RunRecord
-from cbatch.results.attainment import attainment
-from cbatch.results.metrics import Served, Window, collect_served
+from cbatch.results.attainment import attainment, goodput
+from cbatch.results.metrics import Objectives, Served, Window, collect_served
 from cbatch.results.service import Service, fairness, max_min_shares, measure_windows
 from experiments.store.text import run_text
 from experiments.workloads.readers.source import read_lines
 from experiments.workloads.readers.table import read_csv
 
+NO_OBJECTIVES = Objectives()
 ALWAYS = Window(-math.inf, math.inf)
 Row = tuple[str, float, float, float, int, int]
 
@@ -198,9 +199,8 @@ def test_longest_gaps_equal_plain_loops(ids: list[int], random: Any) -> None:
 # -- attainment -------------------------------------------------------------------------------------------------------
 
 
-def shares(window: Window = ALWAYS, **objectives: tuple[str | None, SLO]) -> dict[str, Any]:
-    """Of the run made by hand, with other objectives: (tier, SLO) by r and id; r9 has not ended with the run."""
-    record = make_record()
+def asked_of(record: RunRecord, **objectives: tuple[str | None, SLO]) -> list[Request]:
+    """The requests of the run made by hand, with other objectives: (tier, SLO) by r and id; r9 has not ended with the run."""
     asked = []
     for old in [*record.requests, Request(9, 1, 1)]:
         tier, slo = objectives.get(f"r{old.id}", (None, SLO()))
@@ -208,7 +208,19 @@ def shares(window: Window = ALWAYS, **objectives: tuple[str | None, SLO]) -> dic
         if old.finished_at is not None:
             end(request, old.admitted_at, old.finished_at, old.finish_reason or FinishReason.LENGTH)
         asked.append(request)
-    return attainment(asked, collect_served(record), window)
+    return asked
+
+
+def shares(window: Window = ALWAYS, **objectives: tuple[str | None, SLO]) -> dict[str, Any]:
+    record = make_record()
+    return attainment(asked_of(record, **objectives), collect_served(record), window)
+
+
+def goodput_of(objectives: Objectives = NO_OBJECTIVES, **own: SLO) -> dict[str, float]:
+    """Over 4 seconds. own: objectives of requests, by r and id."""
+    record = make_record()
+    asked = asked_of(record, **{name: (None, slo) for name, slo in own.items()})
+    return goodput(asked, collect_served(record), ALWAYS, objectives, 4.0)
 
 
 # request   first token   longest gap   last token   after its arrival, in seconds
@@ -234,6 +246,28 @@ def test_each_of_two_objectives_can_be_met_by_most_and_both_by_none() -> None:
     found = shares(r0=(None, slo), r1=(None, slo))
     assert (found["share"], found["ttft_share"], found["tbt_share"]) == (0.0, 0.5, 0.5)
     assert "total_share" not in found
+
+
+def test_goodput_counts_the_objectives_of_the_requests_as_attainment_does() -> None:
+    assert goodput_of() == {}
+    own = {"r0": SLO(ttft=2.7), "r1": SLO(ttft=9.5, total=11.0), "r2": SLO(ttft=100.0), "r9": SLO(total=100.0)}
+    assert goodput_of(**own) == {"requests_per_second": 1 / 4, "attained_share": 1 / 4}
+    assert shares(**{name: (None, slo) for name, slo in own.items()})["share"] == 1 / 4
+
+
+def test_objectives_of_the_run_hold_for_requests_without_any_of_their_own() -> None:
+    run = Objectives(ttft=2.6)  # request 3 attains it, 0 and 1 are late, 2 is rejected, 9 has not ended
+    assert goodput_of(run) == {"requests_per_second": 1 / 4, "attained_share": 1 / 5}
+    assert goodput_of(run, r1=SLO(total=10.5))["attained_share"] == 2 / 5
+    assert goodput_of(run, r3=SLO(ttft=2.4))["attained_share"] == 0.0
+
+
+def test_every_gap_counts_of_a_request_and_the_mean_of_the_run() -> None:
+    assert goodput_of(r0=SLO(tbt=2.9))["attained_share"] == 0.0  # its longest gap takes 3 s
+    mean = 5.0 / 2  # request 0: from 2.75 to 7.75 after its arrival, 3 tokens
+    late = SLO(ttft=0.1)
+    for limit, share in ((mean, 1 / 5), (mean - 0.01, 0.0)):
+        assert goodput_of(Objectives(tpot=limit), r1=late, r2=late, r3=late)["attained_share"] == share
 
 
 def test_a_request_with_one_token_has_no_gap_to_miss() -> None:

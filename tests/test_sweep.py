@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 
 from cbatch import ConfigError
 from experiments.config.error_lines import one_line
-from experiments.job import folder_name, objective_of, run_job
+from experiments.job import folder_name, may_exist, objective_of, run_job
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import remove_killed
 from experiments.store.tables import load
@@ -124,9 +124,17 @@ def test_an_unknown_objective_is_named_with_the_nearest_ones(tmp_path: Path) -> 
     assert done.returncode == 2
     assert "has no such number; did you mean throughput.total_tokens_per_second or" in done.stderr
     assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("summary.json"))  # found before the first run
     assert search(tmp_path, "256", "null").stderr.endswith(
         "error: objective=null: this sweeper needs a figure of summary.json; give objective=ttft_seconds.p99, say\n"
     )
+
+
+@pytest.mark.parametrize(
+    "key", ["attainment.tiers.gold.share", "service.clients.ann", "about.wall_seconds", "run.seconds"]
+)
+def test_an_objective_that_some_run_has_is_not_refused_before_the_run(key: str) -> None:
+    assert may_exist(key) and not may_exist(f"x{key}")
 
 
 def test_an_objective_is_a_number_of_the_summary() -> None:

@@ -1,4 +1,4 @@
-"""Attainment of the objectives that requests carry (`RequestSpec.slo`): shares of all that were asked for, by tier.
+"""Attainment of the objectives that requests carry (`RequestSpec.slo`): shares of all that were asked for, by tier; goodput.
 
 A request attains its objectives if its first token, every gap between its tokens and its last token are all in time. A
 request that was rejected, or had not ended when the run did, attains none and counts: leaving it out would reward a
@@ -6,16 +6,28 @@ policy that drops late requests.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import astuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.request import Request
 from cbatch.request_spec import NO_SLO
-from cbatch.results.metrics import Floats, Served, Window, mean
+from cbatch.results.metrics import Floats, Objectives, Served, Window, mean
 
 _OBJECTIVES = ("ttft", "tbt", "total")
+
+
+class Attained(NamedTuple):
+    """met, limits: [objectives, requests], limits infinite where a request has none. counted: [requests], ended in the window."""
+
+    met: NDArray[np.bool_]
+    limits: Floats
+    counted: NDArray[np.bool_]
+
+    def of(self, own: NDArray[np.bool_]) -> "Attained":
+        return Attained(self.met[:, own], self.limits[:, own], self.counted[own])
 
 
 def attainment(asked: Sequence[Request], served: Served, window: Window) -> dict[str, Any]:
@@ -30,23 +42,47 @@ def attainment(asked: Sequence[Request], served: Served, window: Window) -> dict
     asked = [request for request in asked if request.slo != NO_SLO]
     if not asked:
         return {}
+    found = _attained(asked, served, window, Objectives())
+    tiers = np.array([request.tier or "" for request in asked])
+    by_tier = {str(tier): _shares(found.of(tiers == tier)) for tier in np.unique(tiers[tiers != ""])}
+    return {**_shares(found), "tiers": by_tier}
+
+
+def goodput(
+    asked: Sequence[Request], served: Served, window: Window, objectives: Objectives, seconds: float
+) -> dict[str, float]:
+    """Requests that attain their own objectives, or `objectives` if they have none, per second and as a share; empty without any.
+
+    Args:
+        asked, window: see `attainment`; requests without objectives do not count.
+        seconds: of the measured part of the run.
+    """
+    asked = [request for request in asked if objectives.stated or request.slo != NO_SLO]
+    if not asked:
+        return {}
+    found = _attained(asked, served, window, objectives)
+    attained = found.met[:, found.counted].all(axis=0)
+    return {"requests_per_second": float(attained.sum()) / (seconds or float("nan")), "attained_share": mean(attained)}
+
+
+def _attained(asked: Sequence[Request], served: Served, window: Window, others: Objectives) -> Attained:
+    """others: of requests without objectives of their own."""
     place = {id_: index for index, id_ in enumerate(served.id.tolist())}
     index = np.array([place.get(request.id, -1) for request in asked])
     ends = [np.inf if request.finished_at is None else request.finished_at for request in asked]
-    counted = window.holds(np.array(ends))
-    measured = np.stack([served.ttft, np.nan_to_num(served.longest_gap), served.end_to_end])  # [objectives, served]
-    limits = np.array([[getattr(request.slo, name) or np.inf for request in asked] for name in _OBJECTIVES])
+    gaps = np.nan_to_num(served.longest_gap), np.nan_to_num(served.tpot)
+    measured = np.stack([served.ttft, gaps[0], served.end_to_end, gaps[1]])  # [objectives, served]
+    default = (others.ttft, None, others.end_to_end, others.tpot)
+    stated = [default if request.slo == NO_SLO else (*astuple(request.slo), None) for request in asked]
+    limits = np.array([[limit or np.inf for limit in column] for column in zip(*stated, strict=True)])
     met = (index >= 0) & (np.pad(measured, ((0, 0), (0, 1)))[:, index] <= limits)
-    tiers = np.array([request.tier or "" for request in asked])
-    members = {str(tier): tiers == tier for tier in np.unique(tiers[tiers != ""])}
-    by_tier = {tier: _shares(met[:, own], limits[:, own], counted[own]) for tier, own in members.items()}
-    return {**_shares(met, limits, counted), "tiers": by_tier}
+    return Attained(met, limits, window.holds(np.array(ends)))
 
 
-def _shares(met: NDArray[np.bool_], limits: Floats, counted: NDArray[np.bool_]) -> dict[str, float]:
-    """met, limits: [objectives, requests], limits infinite where there is none. counted: [requests]."""
+def _shares(found: Attained) -> dict[str, float]:
+    met, limits, counted = found
     shares = {"requests": int(counted.sum()), "share": mean(met[:, counted].all(axis=0))}
-    for name, each, limit in zip(_OBJECTIVES, met, limits, strict=True):
+    for name, each, limit in zip(_OBJECTIVES, met, limits, strict=False):
         if np.isfinite(limit).any():
             shares[f"{name}_share"] = mean(each[counted & np.isfinite(limit)])
     return shares

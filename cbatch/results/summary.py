@@ -4,13 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord
-from cbatch.request import FinishReason, Request
+from cbatch.request import Request
 from cbatch.results import metrics
-from cbatch.results.attainment import attainment
+from cbatch.results.attainment import attainment, goodput
 from cbatch.results.metrics import Figures, Objectives, Served, Window, statistics
 from cbatch.results.service import fairness, service_of
 
@@ -36,16 +35,17 @@ def summarize(
         num_blocks: size of the KV cache. max_batch: largest number of requests in an iteration.
         overshoot_tokens: generated past an end-of-sequence token (`State.num_overshoot_tokens`).
         warmup_requests, drain_requests: see `find_window`. A request counts if its end lies in the window.
-        objectives: for `goodput`.
+        objectives: for `goodput`, of requests without objectives of their own.
         client_weights: by name, for `service`; 1 for others.
         requests: `collect_served(record)`, if already computed.
-        asked: every request of the run, for `attainment`; None: all of them ended.
+        asked: every request of the run, for `goodput` and `attainment`; None: all of them ended.
     """
     requests, steps = requests or metrics.collect_served(record), metrics.step_columns(record.steps)
     window = metrics.find_window(record, requests, warmup_requests, drain_requests)
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
     gaps, gap_times = requests.gaps()
+    asked = record.requests if asked is None else asked
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
     service = service_of(record.requests, requests, client_weights)
     return {
@@ -59,8 +59,8 @@ def summarize(
         "end_to_end_seconds": statistics(requests.end_to_end[counts]),
         "normalized_latency_seconds_per_token": statistics(requests.normalized_latency[counts]),
         "iterations": _iterations(steps, window, num_blocks, max_batch),
-        "goodput": _goodput(record, requests, window, objectives) if objectives.stated else {},
-        "attainment": attainment(record.requests if asked is None else asked, requests, ends),
+        "goodput": goodput(asked, requests, ends, objectives, window.seconds),
+        "attainment": attainment(asked, requests, ends),
         "service": {} if service is None else fairness(service),
     }
 
@@ -121,19 +121,4 @@ def _iterations(steps: StepColumns, window: Window, num_blocks: int, max_batch: 
         "kv_use_peak": float(steps["kv_blocks_used"][inside].max() / num_blocks) if inside.any() else float("nan"),
         "device_active_share": computing / seconds,
         "host_active_share": (planning + absorbing) / seconds,
-    }
-
-
-def _goodput(record: RunRecord, requests: Served, window: Window, objectives: Objectives) -> Figures:
-    """Requests that attained the objectives, per second and as a share; rejected ones attained none."""
-    attained = window.holds(requests.last_token)
-    measured = (requests.ttft, np.nan_to_num(requests.tpot), requests.end_to_end)
-    for limit, values in zip(objectives.limits, measured, strict=True):
-        if limit is not None:
-            attained &= values <= limit
-    rejected = [request.finished_at for request in record.requests if request.finish_reason is FinishReason.REJECTED]
-    asked = window.holds(requests.last_token).sum() + window.holds(np.array(rejected, np.float64)).sum()
-    return {
-        "requests_per_second": float(attained.sum()) / (window.seconds or float("nan")),
-        "attained_share": float(attained.sum() / asked) if asked else float("nan"),
     }

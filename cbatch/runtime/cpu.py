@@ -34,9 +34,8 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
         ConfigError: more stages than layers, or requests may be longer than the model's positions.
         CapacityError: weights and KV cache exceed the machine's memory.
     """
-    check_positions(spec, limits)
+    check_fits(spec, limits, kv)
     layers = split_layers(spec, limits.num_stages, options.layers)
-    _check_memory(spec, kv.num_tokens)
     _leave_a_core_to_the_host()
     vocabulary, weights = Vocabulary(spec), load_model(spec, CPU)
     caches = [PagedCache(spec, kv, CPU, part) for part in layers]
@@ -62,6 +61,12 @@ def assemble(
     executor = StreamExecutor(streams, slots, [make(model) for model in models], vocabulary)
     executor.times_copies = options.times_copies
     return executor
+
+
+def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
+    """Raises ConfigError or CapacityError if `build` would, before weights are loaded."""
+    check_positions(spec, limits)
+    _check_memory(spec, kv.num_tokens)
 
 
 def check_positions(spec: ModelSpec, limits: Limits) -> None:

@@ -64,10 +64,9 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
         ModelError: the model cannot be built, loaded or captured.
         CapacityError: weights, KV cache and iterations exceed a GPU's memory.
     """
+    check_fits(spec, limits, kv, options.layers)
     devices = choose_devices(limits.num_stages)
-    check_positions(spec, limits)
     layers = split_layers(spec, limits.num_stages, options.layers)
-    check_memory(spec, limits, kv.num_tokens, layers, [free_memory(device) for device in devices])
     choices = [choose_attention(spec, kv.block_size, device, options.attention) for device in devices]
     vocabulary = Vocabulary(spec)
     try:
@@ -99,6 +98,14 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     executor = GpuExecutor(streams, slots, iterations, vocabulary, str(choices[0]))
     executor.times_copies = options.times_copies
     return executor
+
+
+def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, sizes: Sequence[int] | None = None) -> None:
+    """Raises ConfigError or CapacityError if `build` would, before weights are loaded. sizes: see `kv_tokens_beside`."""
+    devices = choose_devices(limits.num_stages)
+    check_positions(spec, limits)
+    layers = split_layers(spec, limits.num_stages, sizes)
+    check_memory(spec, limits, kv.num_tokens, layers, [free_memory(device) for device in devices])
 
 
 def kv_tokens_beside(spec: ModelSpec, limits: Limits, sizes: Sequence[int] | None = None) -> int:

@@ -75,6 +75,7 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
     check_policy(policy, limits)
     kv = _kv_size(settings, backend, spec, profile, limits, chosen)
     if not backend.simulated:
+        backend.check_fits(spec, limits, kv)
         loading_bars(settings.progress)
         if spec.weight_bytes >= LARGE:
             kind = "random weights" if spec.path is None else f"weights from {spec.path}"

@@ -88,6 +88,9 @@ class Backend(ABC):
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         """Returns the default size of the KV cache in tokens, and the reason for it."""
 
+    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:  # noqa: B027 - simulation loads nothing
+        """Raises an error if the executor cannot be built, before weights are loaded."""
+
     @abstractmethod
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
@@ -191,6 +194,11 @@ class Cpu(Real):
         longest = blocks_for(limits.max_request_tokens, block_size) * block_size
         return limits.max_batch * limits.num_stages * longest, "the largest batch at its longest"
 
+    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
+        from cbatch.runtime import cpu
+
+        cpu.check_fits(spec, limits, kv)
+
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
@@ -231,6 +239,11 @@ class Cuda(Real):
         from cbatch.runtime import gpu
 
         return gpu.kv_tokens_beside(spec, limits, self.sizes), "beside weights and iterations in the free memory"
+
+    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
+        from cbatch.runtime import gpu
+
+        gpu.check_fits(spec, limits, kv, self.sizes)
 
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool

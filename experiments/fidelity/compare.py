@@ -199,5 +199,6 @@ def error_line(result: dict[str, Any]) -> str:
 
 def brief_error(result: dict[str, Any]) -> str:
     """Returns the error in a few words, for `cbatch.sim.provenance.Compared`: the largest of the medians, and of all."""
-    median, most = (max(result[f"{kind}_error"].values()) for kind in ("median", "largest"))
-    return f"error {median:.1%}, at most {most:.1%}"
+    median, largest = max(result["median_error"].values()), result["largest_error"]
+    worst = max(largest, key=largest.__getitem__)
+    return f"error {median:.1%}, {worst} to {largest[worst]:.1%}"

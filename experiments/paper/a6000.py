@@ -88,8 +88,8 @@ def linear_by_tile() -> dict[int, float]:
     return tops
 
 
-def profile(error: str) -> dict[str, Any]:
-    """Content of the profile file, see `cbatch.sim.profile_file`. error: of its predictions."""
+def profile(error: str, brief: str) -> dict[str, Any]:
+    """Content of the profile file, see `cbatch.sim.profile_file`. error, brief: of its predictions."""
     spec = load_spec(MODEL)
     layer_bytes = spec.weight_bytes - 2 * 2 * spec.vocab_size * spec.hidden_size
     return {
@@ -98,7 +98,7 @@ def profile(error: str) -> dict[str, Any]:
         "source": "derived from printed numbers of SARATHI (arXiv 2308.16369): Table 2, Figs 4a, 7 and 13; "
         "made by python -m experiments.paper a6000",
         "error": error,
-        "compared": {"models": [spec.name], "loops": ["sync", "async"], "gpus": 1},
+        "compared": {"models": [spec.name], "loops": ["sync", "async"], "gpus": 1, "brief": brief},
         "memory_bytes": 48e9,
         "ceilings": {
             "from": "derived from Table 2: weights read in 44.28 ms; 1,024 tokens computed in 224.8 ms",
@@ -151,10 +151,10 @@ def _tables() -> dict[str, Any]:
 def main(folder: str = str(PROFILES)) -> None:
     """Write the profile with the error of the gains that it predicts, and print the derived numbers."""
     path = Path(folder) / f"{NAME}.json"
-    path.write_text(profile_text(profile("not yet compared")))
+    path.write_text(profile_text(profile("not yet compared", "")))
     claims = [claim for claim in closure_claims() if claim.hardware == "a6000"]
     verdicts = list(check(claims, Machines(a6000=str(path)), quantities, pd.DataFrame()))
-    path.write_text(profile_text(profile(error_of_gains(verdicts))))
+    path.write_text(profile_text(profile(*error_of_gains(verdicts))))
     print(
         f"attention: {ms_per_decode_context() * 1e3:.3f} us per token of decode context, "
         f"{ms_per_chunk_context() * 1e3:.3f} us per token of chunk context, mixed iteration {mixed_ms():.2f} ms; "

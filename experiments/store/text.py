@@ -15,7 +15,6 @@ COLUMNS = {
     "requests/s": ("throughput", "requests_per_second", 1.0),
     "goodput [requests/s]": ("goodput", "requests_per_second", 1.0),
     "attained [%]": ("goodput", "attained_share", 100.0),
-    "SLOs attained [%]": ("attainment", "share", 100.0),
     "TTFT p50 [s]": ("ttft_seconds", "p50", 1.0),
     "TTFT p99 [s]": ("ttft_seconds", "p99", 1.0),
     "TBT p50 [ms]": ("tbt_seconds", "p50", 1e3),
@@ -63,7 +62,7 @@ def origin_of(about: Summary) -> str:
     error = str(profile.get("error_in_brief") or profile["error"])
     limits = [error if len(error) < _LONGEST_ERROR else "error: see summary.json"]
     if others := profile.get("not_measured"):
-        limits.append(f"{len(others)} {'part' if len(others) == 1 else 'parts'} not measured")
+        limits.append(f"{len(others)} {'part' if len(others) == 1 else 'parts'} unmeasured")
     return f"SIMULATED with profile {profile['profile']} ({'; '.join(limits)})"
 
 

@@ -50,8 +50,11 @@ ABOUT: dict[str, Any] = {
 SETTINGS: dict[str, Any] = {"workload": {"length": 8}}
 
 
-def make_record(*, copies: bool = False) -> RunRecord:
-    """copies: timed, each upload while its iteration is planned, each download in the last eighth of a second."""
+MISSED = SLO(ttft=4.0)
+
+
+def make_record(*, copies: bool = False, slo: SLO = MISSED) -> RunRecord:
+    """copies: timed, each upload while its iteration is planned, each download in the last eighth of a second. slo: of request 1."""
     record = RunRecord()
     for index, (times, counts, receivers) in enumerate(STEPS):
         note = "NA" if index == 2 else ""
@@ -65,7 +68,7 @@ def make_record(*, copies: bool = False) -> RunRecord:
         end(Request(0, 5, 3, arrival_time=0.25, priority=7), 1.0, 8.0, num_output_tokens=3),
         end(Request(3, 3, 4, arrival_iteration=2), 5.5, 8.0, FinishReason.STOP, num_output_tokens=1),
         end(
-            Request(1, 7, 2, arrival_time=1.5, client="ann", tier="gold", slo=SLO(ttft=4.0)),
+            Request(1, 7, 2, arrival_time=1.5, client="ann", tier="gold", slo=slo),
             3.25,
             12.0,
             num_output_tokens=2,
