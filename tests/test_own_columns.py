@@ -4,11 +4,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import command
+from hypothesis import given
+from hypothesis import strategies as st
 from schedules import make_engine
 
-from cbatch import Limits
+from cbatch import ConfigError, Limits
 from cbatch.errors import WorkloadError
+from experiments.store.csv_tables import extra_text, read_extra
 from experiments.store.decisions_file import read_decisions, write_decisions
+from experiments.store.tables import load_requests
 from experiments.workloads import TraceReplay
 from policies.orca import Orca
 
@@ -87,3 +92,29 @@ def test_a_replay_has_them_too(trace: str, tmp_path: Path) -> None:
         (None, {"difficulty": None}),
         ("bob", {"difficulty": 2.0}),
     ]
+
+
+def test_results_have_them_as_columns(trace: str, tmp_path: Path) -> None:
+    columns = "workload.columns={difficulty: score, ttft_seconds: code, note: note}"
+    arguments = ("workload=azure_conv", f"workload.path={trace}", columns, "policy=orca", "backend=sim", "output=run")
+    done = command("run", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = load_requests(tmp_path / "run").set_index("id").sort_index()
+    assert rows["extra.difficulty"].fillna(-1).tolist() == [0.5, -1, 2.0]
+    assert rows["extra.ttft_seconds"].tolist() == ["007", "x1", "9"]
+    assert rows["extra.note"].fillna("").tolist() == ["", "late", "late"]
+    assert rows["ttft_seconds"].between(0, 1).all()
+    path = tmp_path / "run" / "requests.csv"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ConfigError, match=r"requests\.csv: is cut off or changed"):
+        load_requests(tmp_path / "run")
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), st.lists, max_leaves=3
+    )
+)
+def test_a_value_is_read_back_from_its_text(value: object) -> None:
+    found = read_extra(extra_text(value))
+    assert (type(found), found) == (type(value), value)

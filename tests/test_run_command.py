@@ -443,3 +443,13 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_said_to_be_loading(tm
     done = command("run", "backend=cpu", "hardware=h200", "model=gpt-3", "policy=orca", *QUICK, cwd=tmp_path)
     assert (done.returncode, "loading" in done.stdout) == (2, False)
     assert done.stderr.startswith("error: model gpt-3 needs ")
+
+
+def test_a_run_of_a_policy_of_ones_own_is_named_by_its_class(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from policies.orca import Orca\n\n\nclass Mine(Orca): ...\n")
+    for policy in (["policy=external", "policy._target_=mine.Mine"], ["policy=mine.Mine"]):
+        assert command("run", *policy, "backend=sim", *QUICK, cwd=tmp_path).returncode == 0
+    assert {path.name.partition("_")[2].partition("_")[2] for path in (tmp_path / "runs").iterdir()} == {
+        "Mine",
+        "mine.Mine",
+    }

@@ -1,6 +1,7 @@
 """The CSV tables of a run: their columns and rows, and whether a file still has all of them."""
 
 import csv
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
@@ -8,7 +9,7 @@ from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 
-from cbatch import SLO, FinishReason, RequestSpec, RunRecord, StepRecord
+from cbatch import SLO, FinishReason, Request, RequestSpec, RunRecord, StepRecord
 from cbatch.request import spec_of
 from cbatch.results.metrics import Served, arrival_of
 
@@ -29,6 +30,8 @@ _LATENCIES = ("scheduling_delay", "ttft", "tpot", "end_to_end")
 _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
 LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
 REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_TIMES, *_OUTCOME, *LATENCY_COLUMNS)
+EXTRA = "extra."
+"""Before the names of `Request.extra` in requests.csv."""
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
@@ -57,8 +60,28 @@ def step_rows(steps: Sequence[StepRecord]) -> Iterable[Iterable[object]]:
     return zip(*columns, strict=True)
 
 
-def request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object, ...]]:
-    """In order of completion; a rejected request has empty times."""
+def extra_names(requests: Iterable[Request]) -> list[str]:
+    """The names of the requests' own attributes, in the order in which they occur."""
+    return list(dict.fromkeys(name for request in requests for name in request.extra))
+
+
+def extra_text(value: object) -> str:
+    """A value of `Request.extra` as text that `read_extra` turns back into it: JSON, but plain text where it is not mistaken."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) and read_extra(value) == value else json.dumps(value, default=str)
+
+
+def read_extra(text: str) -> object:
+    """The value behind a text of `extra_text`."""
+    try:
+        return json.loads(text) if text else None
+    except ValueError:
+        return text
+
+
+def request_rows(record: RunRecord, requests: Served, extra: Sequence[str] = ()) -> Iterator[tuple[object, ...]]:
+    """In order of completion; a rejected request has empty times. extra: names of attributes to append."""
     times = zip(*(getattr(requests, name).tolist() for name in (*_TIMES, *_LATENCIES)), strict=True)
     spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
     for request in record.requests:
@@ -66,4 +89,11 @@ def request_rows(record: RunRecord, requests: Served) -> Iterator[tuple[object, 
             row: tuple[object, ...] = (arrival_of(request, record.steps), request.admitted_at, *[None] * 6)
         else:
             row = tuple(None if math.isnan(value) else value for value in next(times))
-        yield (*spec(spec_of(request)), *objectives(request.slo), *row[:4], *outcome(request), *row[4:])
+        yield (
+            *spec(spec_of(request)),
+            *objectives(request.slo),
+            *row[:4],
+            *outcome(request),
+            *row[4:],
+            *(extra_text(request.extra.get(name)) for name in extra),
+        )

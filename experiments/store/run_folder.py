@@ -1,7 +1,7 @@
 """The results folder of a run.
 
     config.yaml         every setting, resolved
-    requests.csv        one row per request: times, lengths, latencies, finish reason
+    requests.csv        one row per request: times, lengths, latencies, finish reason, attributes of its own as extra.NAME
     steps.csv           one row per iteration: the columns of `cbatch.record.StepRecord`
     copies.csv          with real tokens and a timeline, one row per iteration: the columns of `cbatch.executor.CopyTimes`
     tokens.npz          request_id and time (seconds) of every generated token
@@ -33,7 +33,15 @@ from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
 from experiments.store.claim import Claim, ClaimedError, claimed, make_new_folder, release, take
 from experiments.store.crash_report import UNFINISHED, Facts, report_crashes, was_killed
-from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_rows, write_csv
+from experiments.store.csv_tables import (
+    EXTRA,
+    REQUEST_COLUMNS,
+    extra_names,
+    has_rows,
+    request_rows,
+    step_rows,
+    write_csv,
+)
 from experiments.store.provenance import partial_name, write_json
 
 CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, _ = FILES = (
@@ -204,7 +212,9 @@ def write_results(
     write_csv(folder / STEPS, StepRecord._fields, step_rows(record.steps))
     if record.copies:
         write_csv(folder / COPIES, CopyTimes._fields, record.copies)
-    write_csv(folder / REQUESTS, REQUEST_COLUMNS, request_rows(record, requests))
+    extra = extra_names(record.requests)
+    columns = (*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra))
+    write_csv(folder / REQUESTS, columns, request_rows(record, requests, extra))
     np.savez_compressed(folder / TOKENS, request_id=requests.token_ids.astype(np.int32), time=requests.token_times)
     if any(request.output for request in record.requests):
         in_order = sorted(record.requests, key=lambda request: request.id)

@@ -11,7 +11,7 @@ import pandas as pd
 from cbatch import ConfigError, StepRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.service import NO_CLIENT, Service
-from experiments.store.csv_tables import LATENCY_COLUMNS
+from experiments.store.csv_tables import EXTRA, LATENCY_COLUMNS, read_extra
 from experiments.store.run_folder import COPIES, REQUESTS, STEPS, TOKENS, read_summary
 from experiments.store.runs import Run, check_whole, flat, label_runs, read_runs, reading
 from experiments.store.text import name_of
@@ -35,7 +35,10 @@ def load(folder: str | Path) -> pd.DataFrame:
 
 
 def load_requests(folder: str | Path) -> pd.DataFrame:
-    """One row for each request of a run, in the order of their ends; times and latencies in seconds."""
+    """One row for each request of a run, in the order of their ends; times and latencies in seconds.
+
+    Attributes of the requests' own are columns `extra.NAME`.
+    """
     return _table(folder, REQUESTS, LATENCY_COLUMNS)
 
 
@@ -102,7 +105,9 @@ def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFram
     check_whole(Path(folder), read_summary(Path(folder)))
     with reading(path):
         empty = [] if name == STEPS else [""]  # a client may be called NA
-        frame = pd.read_csv(path, keep_default_na=False, na_values=empty, dtype=dict.fromkeys(_NAMES, str))
+        own = {str(column): read_extra for column in pd.read_csv(path, nrows=0) if str(column).startswith(EXTRA)}
+        types = dict.fromkeys(_NAMES, str)
+        frame = pd.read_csv(path, keep_default_na=False, na_values=empty, dtype=types, converters=own)
         return frame.assign(**{column: pd.to_numeric(frame[column]) for column in numbers})
 
 
