@@ -11,6 +11,7 @@ from typing import Any
 
 from cbatch import ConfigError
 from experiments.config.command_line import check_name, keyword_arguments, listed, run
+from experiments.store.provenance import write_text
 from experiments.store.run_folder import PLOTS
 
 NAMES = {
@@ -52,9 +53,7 @@ def _plot(name: str, where: str = "", *options: str) -> None:
     made = make(**keyword_arguments(make, options, f"plot {name}"))
     if name == "table":
         print(made)
-        path = folder / PLOTS / "table.md"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(made + "\n", encoding="utf-8")
+        path = write_text(folder / PLOTS / "table.md", f"{made}\n")
         print(f"\n{path}")
         return
     from experiments.plots.style import save

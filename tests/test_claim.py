@@ -16,6 +16,7 @@ import pytest
 from commands import PATIENCE, QUICK, ROOT, command, environment, summary
 
 from experiments.store.claim import ClaimedError, claimed, make_new_folder, release, take
+from experiments.store.provenance import atomic_write
 from experiments.store.run_folder import open_run_folder
 
 HERE = socket.gethostname()
@@ -35,6 +36,12 @@ def written(path: Path, **changes: Any) -> Path:
     release(path, claim)
     path.write_text(json.dumps({**claim, **changes}))
     return path
+
+
+def test_the_file_to_remove_can_be_pasted_into_a_shell(tmp_path: Path) -> None:
+    path = written(tmp_path / "my runs" / "claim", host="node7")
+    with pytest.raises(ClaimedError, match=rf"if it has ended, remove '{path}'$"):
+        take(path)
 
 
 @pytest.mark.parametrize(
@@ -113,9 +120,20 @@ def test_an_empty_claim_is_being_written_unless_it_is_old(tmp_path: Path, conten
 
 
 def test_what_a_process_left_that_was_killed_when_it_claimed_is_removed(tmp_path: Path) -> None:
-    (tmp_path / ".unfinished.json.0123abcd").write_text("{")
+    for name in (".unfinished.json.0123abcd.json", ".summary.json.0123abcd.json"):
+        (tmp_path / name).write_text("{")
     with open_run_folder(tmp_path, {}, replace=False):
         assert {path.name for path in tmp_path.iterdir()} == {"unfinished.json", "config.yaml"}
+
+
+def test_two_writers_of_one_file_do_not_share_their_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / "figure.png"
+    with atomic_write(path) as first, atomic_write(path) as second:
+        first.write_text("first")
+        second.write_text("second")
+        assert {first.suffix, second.suffix} == {".png"}, "by which libraries choose the format"
+    assert path.read_text() == "first", "it was finished last"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_only_its_owner_releases_a_claim(tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cbatch import ConfigError
-from cbatch.sim.profile_file import PROFILES, load_profile, profile_text
+from cbatch.sim.profile_file import PROFILES, load_profile
 from cbatch.validation import whole
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases
 from experiments.fidelity.compare import brief_error, compare, error_line, pair, show
+from experiments.profile.tables import write_profile
 from experiments.store.benchmark_file import write
-from experiments.store.provenance import atomic_write
 
 Requests = Annotated[int, whole(1, unit="number of requests")]
 
@@ -82,6 +82,5 @@ def main(
 def _stamp(path: Path, error: str, compared: dict[str, Any]) -> None:
     """Writes the error of its simulations into the profile, and the runs that it was established against."""
     data = json.loads(path.read_text())
-    with atomic_write(path) as partial:
-        partial.write_text(profile_text({**data, "error": error, "compared": compared}))
+    write_profile(path, {**data, "error": error, "compared": compared})
     print(f"{path}: {error}")

@@ -14,6 +14,7 @@ from experiments.bench.tables import MISSING, Json, Row, markdown, number, sourc
 from experiments.plots import lanes
 from experiments.plots.lane_panels import BENCHMARK
 from experiments.plots.style import save
+from experiments.store.provenance import write_text
 
 COMMAND = "python -m experiments.bench report"
 HOW_TIMED = (
@@ -32,10 +33,9 @@ def main(results: str = "results/h200", docs: str = "docs", readme: str = "") ->
     if not any(folder.glob("*.json")):
         raise ConfigError(f"results={results}: no results there; run a benchmark first: python -m experiments.bench")
     page = Path(docs) / "performance.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
     drawn = (folder / BENCHMARK).is_file()
     measured = read(folder)
-    page.write_text(text(measured, drawn=drawn), encoding="utf-8")
+    write_text(page, text(measured, drawn=drawn))
     print(page)
     if readme:
         summary.write(Path(readme), measured)

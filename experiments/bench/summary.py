@@ -8,6 +8,7 @@ from typing import NamedTuple
 from cbatch import ConfigError
 from experiments.bench.measured import Measured
 from experiments.bench.tables import MISSING, Json, Row, fastest, markdown, number
+from experiments.store.provenance import write_text
 
 BEGIN, END = "<!-- begin: written by `python -m experiments.bench report` -->", "<!-- end -->"
 PEER = "vLLM"
@@ -35,7 +36,7 @@ def write(readme: Path, measured: Measured) -> None:
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ConfigError(f"readme={readme}: needs the lines {BEGIN!r} and {END!r}; the table goes between them")
-    readme.write_text(f"{before}{BEGIN}\n{table(measured)}\n{END}{after}", encoding="utf-8")
+    write_text(readme, f"{before}{BEGIN}\n{table(measured)}\n{END}{after}")
 
 
 def table(measured: Measured) -> str:

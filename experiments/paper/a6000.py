@@ -23,12 +23,13 @@ from typing import Any
 import pandas as pd
 
 from cbatch.model import ModelSpec
-from cbatch.sim.profile_file import PROFILES, profile_text
+from cbatch.sim.profile_file import PROFILES
 from experiments.config.presets import load_spec
 from experiments.paper import quantities
 from experiments.paper.claims import check
 from experiments.paper.closure import closure_claims, error_of_gains
 from experiments.paper.machines import Machines
+from experiments.profile.tables import write_profile
 
 NAME, MODEL = "a6000-llama-13b", "nanogpt-13b"
 
@@ -151,10 +152,10 @@ def _tables() -> dict[str, Any]:
 def main(folder: str = str(PROFILES)) -> None:
     """Write the profile with the error of the gains that it predicts, and print the derived numbers."""
     path = Path(folder) / f"{NAME}.json"
-    path.write_text(profile_text(profile("not yet compared", "")))
+    write_profile(path, profile("not yet compared", ""))
     claims = [claim for claim in closure_claims() if claim.hardware == "a6000"]
     verdicts = list(check(claims, Machines(a6000=str(path)), quantities, pd.DataFrame()))
-    path.write_text(profile_text(profile(*error_of_gains(verdicts))))
+    write_profile(path, profile(*error_of_gains(verdicts)))
     print(
         f"attention: {ms_per_decode_context() * 1e3:.3f} us per token of decode context, "
         f"{ms_per_chunk_context() * 1e3:.3f} us per token of chunk context, mixed iteration {mixed_ms():.2f} ms; "

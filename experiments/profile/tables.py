@@ -14,7 +14,7 @@ from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile_file import profile_text
 from experiments.profile.kernels import Shares
 from experiments.profile.measure import Iterations
-from experiments.store.provenance import atomic_write
+from experiments.store.provenance import write_text
 
 DIGITS = 5
 """Significant digits of the numbers in a file."""
@@ -146,5 +146,4 @@ def read_existing(path: Path) -> dict[str, Any]:
 
 def write_profile(path: Path, data: Mapping[str, Any]) -> None:
     """Writes the file atomically."""
-    with atomic_write(path) as partial:
-        partial.write_text(profile_text(data))
+    write_text(path, profile_text(data))

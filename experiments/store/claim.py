@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from shlex import quote
 from typing import Any
-from uuid import uuid4
 
 from cbatch.errors import ResultsError
-from experiments.store.provenance import now, write_json
+from experiments.store.provenance import now, partial_path, write_json
 
 Claim = Mapping[str, Any]
 """status, process, host, begun (time), and what tells the process from a later one with its number: `_identity`."""
@@ -38,7 +38,9 @@ class ClaimedError(ResultsError):
     def __init__(self, path: Path, claim: Claim) -> None:
         self.visible = _is_visible(claim)
         self.who = f"process {claim['process']} on {claim['host']}"
-        remedy = "wait for its end, or give another name" if self.visible else f"if it has ended, remove {path}"
+        remedy = (
+            "wait for its end, or give another name" if self.visible else f"if it has ended, remove {quote(str(path))}"
+        )
         super().__init__(f"{path.parent}: is in use since {claim['begun']} by {self.who}; {remedy}")
 
 
@@ -123,7 +125,7 @@ def _create(path: Path, mine: Claim) -> bool:
     """Creates a claim, complete from the first moment; False if there is one."""
     if path.exists():
         return False
-    partial = path.with_name(f".{path.name}.{uuid4().hex}")
+    partial = partial_path(path)
     try:
         partial.write_text(_text(mine), encoding="utf-8")
         try:

@@ -13,6 +13,7 @@ from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-core")
 
@@ -76,22 +77,27 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
-    """Write a file atomically, creating its folder; returns the path."""
+    """Writes a file atomically, creating its folder; returns the path."""
+    return write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Writes a file atomically, creating its folder; returns the path."""
     with atomic_write(path) as partial:
-        partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
     return path
 
 
-def partial_name(name: str) -> str:
-    """The name of a file while `atomic_write` writes it; it remains if the process is killed."""
-    return f".{name}"
+def partial_path(path: Path) -> Path:
+    """A new hidden path beside a file, with its suffix, to write it; it remains if the process is killed."""
+    return path.with_name(f".{path.name}.{uuid4().hex}{path.suffix}")
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path with the same suffix to write in the `with` block; it replaces `path` unless an error occurs."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(partial_name(path.name))
+    partial = partial_path(path)
     try:
         yield partial
         partial.replace(path)

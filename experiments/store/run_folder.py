@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ from experiments.store.csv_tables import (
     step_rows,
     write_csv,
 )
-from experiments.store.provenance import partial_name, write_json
+from experiments.store.provenance import write_json
 
 CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, _ = FILES = (
     "config.yaml",
@@ -59,7 +60,7 @@ CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, 
 )
 
 _OTHER_FOLDER = "choose another folder with output="
-_PARTIAL = (partial_name(UNFINISHED), partial_name(SUMMARY))  # left by a killed run
+_PARTIAL = (f".{UNFINISHED}", f".{SUMMARY}")  # beginnings of `partial_path`, left by a killed run
 
 Decode = Callable[[Sequence[int]], str]
 """Converts token ids to text."""
@@ -246,10 +247,10 @@ def _check_ours(folder: Path, config: Mapping[str, Any], replace: bool) -> None:
 
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
-    for name in (SUMMARY, *_PARTIAL, *FILES):  # first the one that says that the others are complete
+    for name in (SUMMARY, *FILES):  # first the one that says that the others are complete
         if name not in but:
             (folder / name).unlink(missing_ok=True)
-    for path in folder.glob(f"{partial_name(UNFINISHED)}.*"):
+    for path in chain.from_iterable(folder.glob(f"{name}*") for name in _PARTIAL):
         path.unlink(missing_ok=True)
 
 
