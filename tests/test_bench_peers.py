@@ -341,3 +341,8 @@ def test_readmes_table_holds_vllm_at_our_batch_and_its_best_run(tmp_path: Path) 
 def test_readmes_table_is_that_of_the_results() -> None:
     table = summary.table(measured.read(ROOT / "results" / "h200"))
     assert f"{summary.BEGIN}\n{table}\n{summary.END}" in (ROOT / "README.md").read_text()
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    page = performance.text(measured.read(ROOT / "results" / "h200"), drawn=True)
+    assert page == (ROOT / "docs" / "performance.md").read_text()
