@@ -14,7 +14,7 @@ from test_traces import published
 from cbatch import SLO, FinishReason, Request, RunRecord
 from cbatch.results.attainment import attainment, goodput
 from cbatch.results.metrics import Objectives, Served, Window, collect_served
-from cbatch.results.service import Service, fairness, max_min_shares, measure_windows
+from cbatch.results.service import Service, fairness, max_min_shares, measure_windows, service_of
 from experiments.store.text import run_text
 from experiments.workloads.readers.source import read_lines
 from experiments.workloads.readers.table import read_csv
@@ -158,6 +158,23 @@ def test_windows_of_another_length() -> None:
     assert measure_windows(TWO, 8.1).middle.tolist() == []
 
 
+def test_the_service_of_a_run_is_that_of_its_served_requests() -> None:
+    """See the picture in `hand_made`; in the order of their ends: 0, 3 and 1, of ann."""
+    record = make_record()
+    found = service_of(record.requests, collect_served(record), {"ann": 2.0})
+    assert found is not None and found.client.tolist() == ["no client", "no client", "ann"]
+    times = {"arrival": [0.25, 5.5, 1.5], "first_token": [3, 8, 11], "last_token": [8, 8, 12]}
+    assert {name: getattr(found, name).tolist() for name in times} == times
+    assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([5, 3, 7], [3, 1, 2])
+    assert dict(found.weights) == {"ann": 2.0}
+
+
+def test_without_a_served_request_no_client_has_a_service() -> None:
+    rejected = end(Request(0, 1, 1, client="ann"), None, 5.0, FinishReason.REJECTED)
+    found = service_of([rejected], collect_served(RunRecord()))
+    assert found is not None and fairness(found)["clients"] == {}
+
+
 def test_a_run_shorter_than_a_window_has_totals_alone() -> None:
     found = fairness(TWO)
     assert found["clients"] == {"ann": 30.0, "bob": 8.0}
@@ -246,6 +263,8 @@ def test_each_of_two_objectives_can_be_met_by_most_and_both_by_none() -> None:
     found = shares(r0=(None, slo), r1=(None, slo))
     assert (found["share"], found["ttft_share"], found["tbt_share"]) == (0.0, 0.5, 0.5)
     assert "total_share" not in found
+    different = shares(r0=(None, SLO(ttft=2.0)), r1=(None, SLO(tbt=2.0)))  # each has one of the two
+    assert (different["share"], different["ttft_share"], different["tbt_share"]) == (0.5, 0.0, 1.0)
 
 
 def test_goodput_counts_the_objectives_of_the_requests_as_attainment_does() -> None:

@@ -54,8 +54,9 @@ def text(measured: Measured, *, drawn: bool) -> str:
     if "date" in peers:
         parts.append(
             f'Rows measured "{peers["date"]}{BY_HAND}" are other engines on the same work and a GPU of the same kind, '
-            "entered by hand: this repository has no script for transformers and nano-vllm, and vLLM's script is newer "
-            f"({peers['setting']}). The bytes bound is the time that reading weights and KV cache takes at "
+            "entered by hand: nano-vllm, whose package could not be installed on the machine of the later measurements, "
+            "and what was measured before `python -m experiments.bench.peers` drove vLLM and the continuous batching of "
+            f"transformers ({peers['setting']}). The bytes bound is the time that reading weights and KV cache takes at "
             f"{peers['copy_bandwidth']}, the speed of a copy "
             "on the device."
         )

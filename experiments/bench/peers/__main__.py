@@ -6,6 +6,8 @@ keys: cases=trace-256,decode  beginnings of cases' names; all without it
       path=FILE               the trace
       repeats=3               runs of each case
       folder=results          a file for each case is written to folder/<card>/peers
+
+nano-vllm has no script: its package could not be installed beside the others on the machine of the measurements.
 """
 
 import sys
@@ -13,11 +15,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cbatch import CbatchError, ConfigError
+from experiments.bench.peers import transformers_engine, vllm_engine
 from experiments.bench.peers.cases import CASES
 from experiments.bench.peers.measure import Peer, measure
-from experiments.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
+from experiments.bench.peers.transformers_engine import TransformersEngine
+from experiments.bench.peers.vllm_engine import VllmEngine
 
-PEERS = {"vllm": Peer("vllm", "vLLM", VllmEngine, ENVIRONMENT)}
+PEERS = {
+    "vllm": Peer("vllm", "vLLM", VllmEngine, vllm_engine.ENVIRONMENT),
+    "transformers": Peer("transformers", "transformers", TransformersEngine, transformers_engine.ENVIRONMENT),
+}
 
 DEFAULTS = {"cases": "", "path": "", "repeats": "3", "folder": "results"}
 
