@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,3 +108,16 @@ def test_a_package_inside_another_repository_does_not_carry_its_commit(
     provenance._commit_of.cache_clear()
     assert provenance._commit_of(repository.folder) == f"{head} + changes"
     provenance._commit_of.cache_clear()
+
+
+def test_a_stored_command_holds_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [
+        "folder=/home/me/out",
+        "--record=/home/me/out",
+        "path=/home/me/traces/azure.csv.gz",
+        "batch=2",
+        "a='b c'",
+    ]
+    monkeypatch.setattr(sys, "argv", ["/home/me/bench", "tests/test_fuzz.py", *options])
+    command = provenance.provenance("python -m pytest")["command"]
+    assert command == """python -m pytest tests/test_fuzz.py path=.../traces/azure.csv.gz batch=2 'a='"'"'b c'"'"''"""

@@ -46,10 +46,10 @@ def _commit_of(tree: Path) -> str | None:
     return None
 
 
-def arguments(*excluded: str) -> str:
-    """This process's arguments without the excluded options, by default those that do not affect results."""
-    left_out = tuple(f"{key}=" for key in excluded or ("folder",))
-    return shlex.join(_shorten_path(argument) for argument in sys.argv[1:] if not argument.startswith(left_out))
+def arguments() -> str:
+    """This process's arguments, without the folder of the results, which does not affect them."""
+    folders = ("folder=", "--record=")
+    return shlex.join(_shorten_path(argument) for argument in sys.argv[1:] if not argument.startswith(folders))
 
 
 def _shorten_path(argument: str) -> str:

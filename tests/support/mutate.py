@@ -187,7 +187,7 @@ def conclude(rows: list[list[object]], at_most: int, folder: str | None) -> int:
 
         modules = [dict(zip(names, row, strict=True)) for row in [*rows, total]]
         figures = {"sample": at_most or "all", "survived_share": share, "modules": modules}
-        write("mutants", cpu_name(), figures, Path(folder), command="make mutants")
+        write("mutants", cpu_name(), figures, Path(folder), command="python tests/support/mutate.py")
     return int(share > MOST_SURVIVORS)
 
 
