@@ -12,7 +12,7 @@ from typing import Any
 from cbatch import ConfigError, RunRecord
 from cbatch.request import limits_tell_lengths
 from cbatch.results.conservation import take_inventory
-from cbatch.results.metrics import collect_served
+from cbatch.results.metrics import Served, collect_served
 from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.config.hardware import CPU, UnmeasuredError, cpu_profile
@@ -73,25 +73,31 @@ def serve(
             began, run = time.perf_counter(), assemble(settings)
             _say_chosen(run, command, lambda line: None)
             record = _run(run, command, folder, say, bar)
-        metrics, requests = run.settings.metrics, collect_served(record)
-        figures = summarize(
-            record,
-            num_blocks=run.kv.num_blocks,
-            max_batch=run.limits.max_batch,
-            overshoot_tokens=sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
-            warmup_requests=metrics.warmup_requests,
-            drain_requests=metrics.drain_requests,
-            objectives=metrics.objectives,
-            client_weights=metrics.client_weights,
-            requests=requests,
-            asked=run.requests,
-        )
+        requests = collect_served(record)
+        figures = figures_of(run, record, requests)
         about = {**_about(run, settings, command), "code": sources, "wall_seconds": time.perf_counter() - began}
         title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
         summary = {"about": about, **figures}
         write_results(folder, record, requests, summary, timeline_title=title, decode=_decoder(run))
         gc.unfreeze()
     return summary
+
+
+def figures_of(run: Run, record: RunRecord, requests: Served | None = None) -> dict[str, Any]:
+    """The metrics of a run that has ended. requests: `collect_served(record)`, if already computed."""
+    metrics = run.settings.metrics
+    return summarize(
+        record,
+        num_blocks=run.kv.num_blocks,
+        max_batch=run.limits.max_batch,
+        overshoot_tokens=sum(engine.state.num_overshoot_tokens for engine in run.engine.engines),
+        warmup_requests=metrics.warmup_requests,
+        drain_requests=metrics.drain_requests,
+        objectives=metrics.objectives,
+        client_weights=metrics.client_weights,
+        requests=requests,
+        asked=run.requests,
+    )
 
 
 def _run(run: Run, command: Command, folder: Path, say: Callable[[str], None], bar: bool) -> RunRecord:

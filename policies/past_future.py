@@ -30,16 +30,26 @@ WATERMARK = 0.01
 
 class PastFuture:
     def __init__(
-        self, admission: str = "past_future", window: int = 1000, reserve: float = 0.03, draws: int = 3, seed: int = 0
+        self,
+        admission: str = "past_future",
+        window: int = 1000,
+        reserve: float = 0.03,
+        draws: int = 3,
+        seed: int = 0,
+        history: Sequence[int] = (),
     ) -> None:
-        """window: ended requests to draw from. reserve: share of the cache left free. draws: of each admission."""
+        """
+        Args:
+            window: ended requests to draw from. reserve: share of the cache left free. draws: of each admission.
+            history: output lengths of requests that ended before the run, oldest first.
+        """
         if admission not in ADMISSIONS or window < 1 or not 0 <= reserve < 1 or draws < 1:
             given = f"{admission=}, {window=}, {reserve=}, {draws=}"
             raise ConfigError(f"policy: {given}; admission is one of {', '.join(ADMISSIONS)}, 0 <= reserve < 1")
         self.admission, self.reserve, self.draws = admission, reserve, draws
         self._random, self._oracle = Random(seed), Oracle()
-        self._ended: deque[int] = deque(maxlen=window)
-        self._sorted: list[int] = []  # the same lengths
+        self._ended: deque[int] = deque(history, maxlen=window)
+        self._sorted = sorted(self._ended)
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()

@@ -34,7 +34,7 @@ def silent(text: str) -> None:
     """Progress is not shown."""
 
 
-@pytest.mark.parametrize("name", gallery.names())
+@pytest.mark.parametrize("name", [*gallery.names(), *gallery.landscape()])
 def test_a_figure_keeps_the_contract(name: str) -> None:
     """`measure` and `draw`, perhaps `text`; every other public function of the module is a quantity of its data."""
     module = gallery.module_of(name)

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
+from experiments.config.choices import with_arguments
 from experiments.config.construct import construct
 from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.workloads import Workload
@@ -44,6 +45,13 @@ def workload(name: str) -> Workload:
     """The workload of the experiment."""
     built: Workload = construct("workload", composed(name)["workload"], needs=("requests",))
     return built
+
+
+def compose_run(*overrides: str) -> Mapping[str, Any]:
+    """Every key of a run by the overrides of a command line, interpolations resolved."""
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        config = compose("config", [*with_arguments(overrides), "sweep=none"])
+    return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
 
 @cache

@@ -1,11 +1,12 @@
-"""`python -m experiments.paper [FIGURE ...] [tables=FOLDER] [links=FOLDER] [hardware=sim|gpu] [folder=results]`
+"""`python -m experiments.paper [FIGURE ...] [tables=FOLDER] [links=FOLDER] [traces=FOLDER] [hardware=sim|gpu] [folder=results]`
 
 Makes the named figures, or all: draws each one, checks its claims, and writes folder/paper/<name>.png, .pdf, .csv and
 .json. Times are simulated; with hardware=gpu requests are served with real tokens on this machine's GPU, and results go
 to folder/<gpu>/paper.
 
 tables: published A100 kernel timings, .../aiconfigurator/a100_sxm; links: NCCL timings, .../vidur/network/a100_dgx.
-Without one of them, what needs it is left out.
+Without one of them, what needs it is left out. `landscape` names all figures about the published policies; it takes minutes, and
+an interrupted command goes on. traces: published traces, for some of them.
 """
 
 import sys
@@ -41,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
 def _paper(*arguments: str) -> int:
     options = [argument for argument in arguments if "=" in argument]
     names = [argument for argument in arguments if "=" not in argument]
-    known = [*gallery.names(), *COMMANDS]
+    names = [each for name in names for each in (gallery.landscape() if name == gallery.LANDSCAPE else [name])]
+    known = [*gallery.names(), gallery.LANDSCAPE, *gallery.landscape(), *COMMANDS]
     for name in names:
         if name not in known:
             raise ConfigError(f"{name!r} is not a figure, a command or an option key=value; {nearest(name, known)}")
@@ -56,6 +58,7 @@ def figures(
     names: Sequence[str],
     tables: str | None = None,
     links: str | None = None,
+    traces: str | None = None,
     hardware: str = "sim",
     folder: str = "results",
 ) -> int:
@@ -63,7 +66,7 @@ def figures(
     chosen = [*names] or gallery.names()
     for name in chosen:
         gallery.module_of(name)
-    machines, into = _machines(tables, links, hardware, Path(folder))
+    machines, into = _machines(tables, links, traces, hardware, Path(folder))
     shown = []
     with closing(machines):
         for place, name in enumerate(chosen, 1):
@@ -84,12 +87,14 @@ def figures(
     return 1 if any(verdict.failed for figure in shown for verdict in figure.verdicts) else 0
 
 
-def _machines(tables: str | None, links: str | None, hardware: str, folder: Path) -> tuple[Machines, Path]:
+def _machines(
+    tables: str | None, links: str | None, traces: str | None, hardware: str, folder: Path
+) -> tuple[Machines, Path]:
     """The machines, and the folder of their results."""
     if hardware not in ("sim", "gpu"):
         raise ConfigError(f"hardware={hardware}: give sim, or gpu for this machine's GPU")
     if hardware == "sim":
-        return Machines(tables, links), folder
+        return Machines(tables, links, traces=traces), folder
     from experiments.paper.real import on_gpu  # it loads PyTorch
 
     real = on_gpu()
@@ -110,7 +115,7 @@ def _report(shown: gallery.Shown, folder: Path, *, in_full: bool) -> None:
 
 
 def _usage() -> str:
-    figures = {name: gallery.about(name) for name in gallery.names()}
+    figures = {name: gallery.about(name) for name in [*gallery.names(), *gallery.landscape()]}
     return f"{__doc__}\nfigures:\n{listed(figures)}\n\nother commands:\n{listed(COMMANDS)}"
 
 

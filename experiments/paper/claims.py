@@ -6,7 +6,8 @@ claims/<source>.yaml holds what one source states, one claim per entry:
     hardware: the machine it is checked on, see `machines`; none if the figure's data are of one measured run.
     quantity, setting: what is measured, and its arguments: a function of `quantities`, which takes the machine, or a
         function of the figure's module whose first parameter is `data`. NaN: the measurements do not cover it.
-    printed: the value in the source.  basis: how it is known: printed, formula, or plot (read off one).
+    printed: the value in the source.  basis: how it is known: printed, formula, plot (read off one), rerun (the
+        authors' code, run again) or logs (computed from what they measured).
     within: largest absolute difference, share: largest relative one, gain: largest one relative to printed - 1, the
         gain over the baseline, or steps: how many steps of the swept grid (`outputs`) the peak may lie from it.
     at_least / at_most: bounds of the value itself. Beside a printed value they are its direction only: a value within
@@ -49,7 +50,7 @@ class Claim:
     hardware: str = ""
     setting: Mapping[str, Any] = field(default_factory=dict)
     printed: float | None = None
-    basis: Literal["printed", "formula", "plot"] = "printed"
+    basis: Literal["printed", "formula", "plot", "rerun", "logs"] = "printed"
     within: float | None = None
     share: float | None = None
     gain: float | None = None

@@ -45,10 +45,19 @@ class Shown(NamedTuple):
     drawn: bool = True
 
 
+LANDSCAPE = "landscape"
+"""The group of figures about the published policies, in a folder of their own."""
+
+
 def names() -> list[str]:
-    """Names of all figures."""
+    """Names of all figures but the landscape's."""
     found = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
     return [*(name for name in OF_THE_PAPER if name in found), *sorted(found - {*OF_THE_PAPER})]
+
+
+def landscape() -> list[str]:
+    """Names of the landscape's figures, as in `landscape/vtc`."""
+    return sorted(f"{LANDSCAPE}/{path.stem}" for path in (FOLDER / LANDSCAPE).glob("[!_]*.py"))
 
 
 def module_of(name: str) -> ModuleType:
@@ -57,9 +66,10 @@ def module_of(name: str) -> ModuleType:
     Raises:
         ConfigError: unknown figure.
     """
-    if name not in names():
-        raise ConfigError(f"figure {name!r} is unknown; {nearest(name, names())}")
-    return import_module(f"experiments.paper.figures.{name}")
+    known = [*names(), *landscape()]
+    if name not in known:
+        raise ConfigError(f"figure {name!r} is unknown; {nearest(name, known)}")
+    return import_module(f"experiments.paper.figures.{name.replace('/', '.')}")
 
 
 def about(name: str) -> str:
@@ -85,11 +95,13 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     if data.empty:
         why = "its machines are simulated" if machines.are_real else "there is nothing to draw"
         return Shown(name, verdicts, time.perf_counter() - begin, notes or [f"left out: {why}"], "", drawn=False)
-    _write_table(data, folder / "paper" / f"{name}.csv")
+    path = folder / "paper" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_table(data, path.with_suffix(".csv"))
     with style.print_style():
         figure = module.draw(data, claims)
         _add_origin(figure, machines.origin())
-        style.save(figure, folder / "paper", name)
+        style.save(figure, path.parent, path.name)
     description = {
         "figure": about(name),
         "seconds": round(time.perf_counter() - begin, 1),

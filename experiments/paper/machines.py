@@ -39,7 +39,8 @@ TABLES_OPTION = "tables=.../aiconfigurator/a100_sxm"
 class Machines:
     """Builds and keeps a `SteadyState` for each name.
 
-    tables: folder of published A100 kernel timings. links: folder of published NCCL timings. None if not given.
+    tables: folder of published A100 kernel timings. links: folder of published NCCL timings. traces: folder of published traces.
+    None if not given.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Machines:
         links: str | None = None,
         real: SteadyState | None = None,
         a6000: str = "a6000-llama-13b",
+        traces: str | None = None,
     ) -> None:
         """
         Args:
@@ -56,6 +58,7 @@ class Machines:
         """
         self.tables = tables
         self.links = links
+        self.traces = traces
         self._makers: Mapping[str, Callable[[], SteadyState | None]] = (
             {REAL: lambda: real}
             if real

@@ -153,11 +153,15 @@ def _read(file: Path, spec: ModuleSpec) -> _Source:
     return _Source(hashlib.sha256(content).hexdigest()[:16], tuple(dict.fromkeys([*imports, *parents])))
 
 
-@cache
 def _framework() -> str:
-    """Hash of the framework's files, as they are at the first call."""
+    return hash_of(_FRAMEWORK)
+
+
+@cache
+def hash_of(parts: tuple[str, ...]) -> str:
+    """Hash of files and folders of the source tree, as they are at the first call."""
     found = hashlib.sha256()
-    for part in _FRAMEWORK:
+    for part in parts:
         path = _ROOT / part
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             found.update(f"{file.relative_to(_ROOT).as_posix()}\n".encode())

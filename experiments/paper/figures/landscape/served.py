@@ -1,0 +1,182 @@
+"""QoServe's ablation, SLAI's trade, FastServe's, TRAIL's and vLLM's victims: runs on a simulated H200, ratios beside the papers'.
+
+The papers' GPUs and models differ from ours (Llama-3.1-8B), so loads are shares of what this machine serves, and only ratios are
+compared. QoServe's objectives of 600 and 1,800 s are a tenth here, so that runs of minutes instead of hours can miss them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.paper.claims import Claim
+from experiments.paper.frames import select
+from experiments.paper.jobs import Figures, crossing, run_jobs, summary_of
+from experiments.paper.machines import Machines
+from experiments.plots.style import line_style, new_figure
+
+CONV, CODE, CHAT = (
+    "azure_llm_2023_conv_rows1-14176.csv.gz",
+    "azure_llm_2023_code_rows1-5740.csv.gz",
+    "sharegpt_8k_llama2_rows1-20490.csv.gz",
+)
+TIERS = (
+    "workload.tiers={interactive:{share:0.34,slo:{ttft:6.0}},minute:{share:0.33,slo:{total:60.0}},"
+    "three:{share:0.33,slo:{total:180.0}}}"
+)
+PAYING = "workload.tiers={paying:{share:0.05,slo:{tbt:0.1}},others:{share:0.95,slo:{tbt:0.5}}}"
+
+
+class Study(NamedTuple):
+    """Runs to compare.
+
+    lengths: the trace. capacity: requests per second that the first run serves with all requests queued. loads: shares of it.
+    runs: overrides by name. common: overrides of all.
+    """
+
+    lengths: str
+    capacity: float
+    loads: tuple[float, ...]
+    runs: Mapping[str, str]
+    common: str
+
+
+STUDIES = {
+    "QoServe": Study(
+        CODE,
+        11.4,
+        (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 2.2),
+        {
+            "EDF": "policy=qoserve(order=edf,relegate=false,chunking=fixed)",
+            "+ dynamic chunk": "policy=qoserve(order=edf,relegate=false,chunking=slack)",
+            "+ relegation": "policy=qoserve(order=edf,chunking=slack)",
+            "+ hybrid": "policy=qoserve(chunking=slack)",
+        },
+        f"workload.num_requests=3000 predictor=history chunk=256 {TIERS}",
+    ),
+    "SLAI": Study(
+        CHAT,
+        8.2,
+        (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4),
+        {"Sarathi-Serve": "policy=sarathi_serve", "SLAI": "policy=slai"},
+        f"workload.num_requests=2000 chunk=512 {PAYING}",
+    ),
+    "FastServe": Study(
+        CHAT,
+        6.35,
+        (0.7, 0.9, 1.1),
+        {"FCFS": "policy=vllm_v1", "naive MLFQ": "policy=mlfq(skip_join=false)", "skip-join": "policy=mlfq"},
+        "workload.num_requests=1000 batch=32 max_running=1024 chunk=2048",
+    ),
+    "TRAIL": Study(
+        CHAT,
+        7.3,
+        (0.7, 0.9, 1.1),
+        {
+            "FCFS": "policy=sarathi_serve",
+            **{f"c = {c:g}": f"policy=trail(c={c:g})" for c in (0.0, 0.5, 0.8, 1.0)},
+            "SRPT": "policy=srpt",
+            "SJF, exact": "policy=length_order predictor=oracle",
+            "SJF, MAE 33.9": "policy=length_order",
+            "SJF, MAE 400": "policy=length_order predictor.mae=400",
+        },
+        "workload.num_requests=1500 batch=48 chunk=512 predictor=noisy predictor.share=null predictor.mae=33.9",
+    ),
+    "vLLM": Study(
+        CONV,
+        20.5,
+        (0.9, 1.1, 1.3),
+        {"last": "policy=vllm_v1", "lcf": "policy=vllm_v1(victim=lcf)"},
+        "workload.num_requests=2000 chunk=512 kv_tokens=98304",
+    ),
+}
+"""Batches are 128 where a study says nothing else."""
+KEYS = {
+    "ttft_p50": ("ttft_seconds", "p50"),
+    "ttft_mean": ("ttft_seconds", "mean"),
+    "latency": ("end_to_end_seconds", "mean"),
+    "per_token": ("normalized_latency_seconds_per_token", "mean"),
+    "gap_p99": ("longest_gap_seconds", "p99"),
+    "kv_peak": ("iterations", "kv_use_peak"),
+    "recomputed": ("run", "recomputed_tokens"),
+    "preemptions": ("run", "preemptions"),
+    "attained": ("attainment", "share"),
+}
+
+
+def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
+    """Columns: study, load (share of the capacity), series, and the figures of `KEYS`."""
+    if machines.traces is None:
+        say("left out: give traces=FOLDER, the published traces")
+        return pd.DataFrame()
+    jobs: list[Mapping[str, Any]] = [
+        {"study": name, "load": load, "series": series, "traces": machines.traces}
+        for name, study in STUDIES.items()
+        for load, series in product(study.loads, study.runs)
+    ]
+    return run_jobs(run, jobs, say).drop(columns="traces")
+
+
+def run(study: str, load: float, series: str, traces: str) -> Figures:
+    """One run."""
+    chosen = STUDIES[study]
+    lengths, rate = "lengths" if chosen.lengths == CHAT else "azure", f"workload.arrivals.rate={load * chosen.capacity}"
+    workload = [
+        "workload=arxiv",
+        f"workload.lengths.path={traces}/{chosen.lengths}",
+        f"workload.lengths.format={lengths}",
+    ]
+    fitted = ["workload.lengths.too_long=drop", "workload.lengths.max_length=8192", rate]
+    own = [*chosen.common.split(), *chosen.runs[series].split()]
+    summary = summary_of(*workload, *fitted, "batch=128", "workload.max_new_tokens=1024", *own)
+    return {name: float(summary[group].get(key, float("nan"))) for name, (group, key) in KEYS.items()}
+
+
+def over(data: pd.DataFrame, study: str, what: str, over: str, under: str, load: float = 0.9) -> float:
+    """A figure of one run over another's, at one load."""
+    found = select(data, study=study, load=load).set_index("series")[what]
+    return float(found[over] / found[under])
+
+
+def capacity_over(data: pd.DataFrame, study: str, over: str, under: str) -> float:
+    """Capacity of one policy over another's; see `capacity`."""
+    return capacity(data, study, over) / capacity(data, study, under)
+
+
+def capacity(data: pd.DataFrame, study: str, series: str) -> float:
+    """The load at which violations pass 1% (QoServe) or the median TTFT 0.5 s (SLAI)."""
+    shown = select(data, study=study, series=series)
+    values, most = (1 - shown["attained"], 0.01) if study == "QoServe" else (shown["ttft_p50"], 0.5)
+    return crossing(shown["load"].tolist(), values.tolist(), most)
+
+
+def violated(data: pd.DataFrame, series: str, load: float = 2.2) -> float:
+    """Percent of requests that miss their objectives under a variant of QoServe."""
+    return 100 * (1 - float(select(data, study="QoServe", series=series, load=load)["attained"].iloc[0]))
+
+
+PANELS = {
+    "QoServe": ("attained", "objectives attained"),
+    "SLAI": ("ttft_p50", "median TTFT [s]"),
+    "FastServe": ("per_token", "latency per output token [s]"),
+    "TRAIL": ("latency", "mean latency [s]"),
+    "vLLM": ("recomputed", "recomputed tokens"),
+}
+
+
+def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
+    """A panel for each study, a line for each run."""
+    figure, axes = new_figure(2, 3, 5.0)
+    panels = [panel for row in axes for panel in row]
+    for panel, (study, (what, label)) in zip(panels, PANELS.items(), strict=False):
+        for index, (series, line) in enumerate(select(data, study=study).groupby("series", sort=False)):
+            panel.plot(line["load"], line[what], label=str(series), **line_style(index))
+        panel.set(title=study, ylabel=label, xlabel="load: share of capacity")
+        if what not in ("attained", "recomputed"):
+            panel.set_yscale("log")
+        panel.legend(fontsize=5)
+    panels[-1].remove()
+    figure.supxlabel("Llama-3.1-8B, simulated H200; capacity: of each panel's first run", fontsize=6)
+    return figure

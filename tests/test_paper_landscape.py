@@ -1,0 +1,134 @@
+"""Figures about the published policies: small cases computed by hand, and runs that are kept as they end."""
+
+import json
+from itertools import product
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from cbatch import Request
+from experiments.paper import gallery
+from experiments.paper.claims import read_claims
+from experiments.paper.figures.landscape import confidence, mc_sf, past_future, served, vtc
+from experiments.paper.jobs import crossing, run_jobs
+from experiments.paper.machines import Machines
+from policies.past_future import PastFuture
+
+
+def doubled(number: int, broken: bool = False) -> dict[str, float]:
+    if broken:
+        raise ValueError(f"job {number}")
+    return {"value": 2.0 * number}
+
+
+def test_jobs_that_ended_before_an_interruption_are_not_run_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(ValueError, match="job 9"):
+        run_jobs(doubled, [{"number": 1}, {"number": 9, "broken": True}], said.append, tmp_path)
+    [path] = tmp_path.glob("*.jsonl")
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(entry["figures"] == {"value": 2.0} for entry in kept)
+    path.write_text(json.dumps({**kept[0], "figures": {"value": 7.0}}) + "\n" if kept else "")
+    data = run_jobs(doubled, [{"number": 2}, {"number": 1}], said.append, tmp_path)
+    assert data["number"].tolist() == [2, 1]
+    assert data["value"].tolist() == [4.0, 7.0 if kept else 2.0], "in order, the kept one as it stands in the file"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**line, "code": "other"}) + "\n" for line in lines))
+    assert run_jobs(doubled, [{"number": 1}], said.append, tmp_path)["value"].tolist() == [2.0], "made by other code"
+
+
+def test_a_crossing_lies_between_two_rates() -> None:
+    assert crossing([1, 2, 3], [0.0, 0.5, 1.0], 0.75) == 2.5
+    assert crossing([1, 2, 3], [0.0, 0.8, 0.1], 0.4) == 1.5, "the first one"
+    assert np.isnan(crossing([1, 2], [0.9, 1.0], 0.5)) and np.isnan(crossing([1, 2], [0.1, 0.2], 0.5))
+
+
+def test_the_optimum_is_the_least_of_all_start_times() -> None:
+    """By counting the memory of every combination round by round, apart from the search."""
+    for seed in range(12):
+        asked = list(mc_sf.draw_instance(Random(seed), 3))[:3]
+        horizon = max(a for a, _, _ in asked) + sum(o for _, _, o in asked)
+        best = min(
+            sum(start + o - a for start, (a, _, o) in zip(starts, asked, strict=True))
+            for starts in product(*(range(a, horizon - o + 1) for a, _, o in asked))
+            if all(
+                sum(p + t - start for start, (_, p, o) in zip(starts, asked, strict=True) if start < t <= start + o)
+                <= 10
+                for t in range(1, horizon + 1)
+            )
+        )
+        assert mc_sf.optimum(asked) == best <= mc_sf.latency(asked, "shortest")
+
+
+def test_a_history_stands_for_ended_requests() -> None:
+    policy = PastFuture(history=[5, 3, 9], window=2)
+    request = Request(0, 4, 100)
+    assert {policy._drawn(request, policy._sorted) for _ in range(60)} == {3, 9}, "the last two"
+
+
+def test_a_row_of_past_futures_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the table's lengths and memory: aggressive evicts, conservative reserves 410 + 307 of 717 tokens a request."""
+    for name, value in (("MEMORY", 12_000), ("LIMIT", 410), ("LENGTHS", {"D3": ((205, 410), (3, 410))})):
+        monkeypatch.setattr(past_future, name, value)
+    conservative, aggressive = (past_future.run("D3", rule, 60) for rule in ("conservative", "aggressive"))
+    assert conservative["evicted"] == 0 < aggressive["evicted"]
+    assert conservative["peak"] == pytest.approx(61.66, abs=4) and aggressive["peak"] == pytest.approx(100.38, abs=4)
+    assert conservative["steps"] > 1.3 * aggressive["steps"]
+    row = pd.DataFrame(
+        [{"lengths": "D3", "admission": "optimum", "steps": 1020, "use": 96.0, "peak": 98.0, "evicted": 0.0}]
+    )
+    asked = {"lengths": "D3", "admission": "optimum"}
+    assert past_future.row_error(row, **asked, steps=1000, use=95.5, peak=98, evicted=0) == pytest.approx(2.0)
+    assert past_future.row_error(row, **asked, steps=1020, use=97.5, peak=98, evicted=0) == 1.5
+    assert past_future.row_error(row, **asked, steps=1020, use=96, peak=98, evicted=2) == 2.0
+
+
+def test_a_limit_per_client_and_minute_counts_the_last_minute() -> None:
+    times = [0.0, 1.0, 2.0, 59.0, 60.5, 61.5, 70.0]
+    requests = [Request(i, 1, 1, arrival_time=time, client="a") for i, time in enumerate(times)]
+    kept = vtc.limited([*requests, Request(9, 1, 1, arrival_time=2.5, client="b")], 2)
+    assert [request.id for request in kept] == [0, 1, 4, 5, 9], "at 60.5 s the one of 0 s no longer counts"
+
+
+def test_the_spread_of_waiting_clients() -> None:
+    """Prompts of 10; a waits throughout, b from the second iteration on. Service: a prompt 10, a token 2."""
+    requests = [Request(0, 10, 5, client="a"), Request(1, 10, 5, client="b")]
+    spread = vtc.Spread(requests)
+    policy: Any = SimpleNamespace(counters={"a": 3.0, "b": 10.0})
+    record = SimpleNamespace(receivers=[])
+    engine: Any = SimpleNamespace(record=record, view=SimpleNamespace(waiting=requests[:1]))
+    record.receivers.append(np.array([0]))
+    spread.note(policy, engine)  # a 12, b 0
+    assert (spread.widest, spread.ahead) == (0.0, {"pair": 0.0, "any": 0.0})
+    engine.view.waiting = requests
+    for receivers in ([1], [1, 1], [0]):  # a 12, 12, 14; b 12, 16, 16
+        record.receivers.append(np.array(receivers))
+        spread.note(policy, engine)
+        spread.note(policy, engine)  # an idle turn adds nothing
+    assert spread.widest == 7.0
+    assert spread.ahead == {"pair": 4.0, "any": 16.0}
+
+
+def test_intervals_of_correlated_waits_are_too_narrow() -> None:
+    found = confidence.run(0.5)
+    assert found["covered"] < 0.6 and found["naive"] < found["true"] / 2
+    daley = 0.5 * (2 + 2.5 - 1 + 0.125) / 0.5**4 / 2048  # variance of the mean of waits, whose mean is 1
+    assert found["true"] == pytest.approx(1.96 * daley**0.5, rel=0.1)
+
+
+def test_without_traces_what_needs_them_is_left_out() -> None:
+    said: list[str] = []
+    assert served.measure(Machines(), said.append).empty
+    assert said == ["left out: give traces=FOLDER, the published traces"]
+
+
+def test_every_claim_of_the_landscape_is_of_one_of_its_figures() -> None:
+    claims = [claim for claim in read_claims() if claim.figure.startswith("landscape/")]
+    assert {claim.figure for claim in claims} == set(gallery.landscape())
+    named = {claim.setting.get(key) for claim in claims for key in ("over", "under") if claim.figure.endswith("served")}
+    assert named <= {name for study in served.STUDIES.values() for name in study.runs} | {None}
