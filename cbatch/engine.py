@@ -162,6 +162,8 @@ class Engine:
         self.record.add_step(record, absorbed.receivers)
         if result.copies is not None:
             self.record.copies.append(result.copies)
+        if result.stages is not None:
+            self.record.stages.append(result.stages)
         if self._on_tokens is not ignore and len(absorbed.receivers):
             self._call(self._on_tokens, [step.requests[place] for place in absorbed.places.tolist()])
         if self._on_step is not ignore:

@@ -76,6 +76,10 @@ class CopyTimes(NamedTuple):
     download_ended: float
 
 
+StageSpans = tuple[tuple[float, float], ...]
+"""When each pipeline stage began and ended its part of an iteration; seconds on the executor's clock."""
+
+
 class StepResult(NamedTuple):
     """The outcome of an iteration.
 
@@ -85,6 +89,7 @@ class StepResult(NamedTuple):
     copies: None where nothing is copied, or copy timing is off.
     num_computed_tokens: of the shape that was computed, such as a captured graph's, padding included; None:
         `Step.pad_to`.
+    stages: None for a single stage, and in simulation, which accounts for its stages itself.
     """
 
     tokens: Tokens | None
@@ -92,6 +97,7 @@ class StepResult(NamedTuple):
     ended: float
     copies: CopyTimes | None = None
     num_computed_tokens: int | None = None
+    stages: StageSpans | None = None
 
 
 class Executor(Protocol):

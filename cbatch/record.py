@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.executor import CopyTimes, Step
+from cbatch.executor import CopyTimes, StageSpans, Step
 from cbatch.request import Request
 from cbatch.request_table import Ints
 
@@ -67,6 +67,7 @@ class RunRecord:
         self.requests: list[Request] = []  # in the order of their ends
         self.receivers: list[Ints] = []  # ids of the requests that received a token, of each step
         self.copies: list[CopyTimes] = []  # of each step, if the executor times copies
+        self.stages: list[StageSpans] = []  # of each step, if a pipeline computed real tokens
 
     def add_step(self, step: StepRecord, receivers: Ints) -> None:
         """receivers: ids of the requests that received a token, [receivers]."""

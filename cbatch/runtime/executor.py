@@ -108,9 +108,10 @@ class StreamExecutor:
             slot.in_use = False
         tokens = self._streams.run_on_host(slot.fetch(in_flight.num_rows))
         check_tokens(tokens, in_flight.sampled)
-        started, ended = slot.stages[0].started.time() - origin, slot.stages[-1].computed.time() - origin
+        spans = tuple((stage.started.time() - origin, stage.computed.time() - origin) for stage in slot.stages)
         copies = self._copy_times(slot, origin) if self.times_copies else None
-        return StepResult(tokens, started, ended, copies, in_flight.num_tokens)
+        stages = spans if len(spans) > 1 else None
+        return StepResult(tokens, spans[0][0], spans[-1][1], copies, in_flight.num_tokens, stages)
 
     def now(self) -> float:
         """Seconds since the clock was first read, by the engine at the start of its run."""

@@ -41,14 +41,20 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def serve(
-    executor: gpu.GpuExecutor, policy: Policy, references: list[Reference], num_blocks: int, *, asynchronous: bool
+    executor: gpu.GpuExecutor,
+    policy: Policy,
+    references: list[Reference],
+    num_blocks: int,
+    *,
+    asynchronous: bool,
+    limits: Limits = LIMITS,
 ) -> tuple[list[list[int]], int]:
     """Tokens of each request, and the number of preemptions."""
     requests = [
         reference.request(index, 1 + index % LONGEST_OUTPUT, arrival_iteration=index // 2)
         for index, reference in enumerate(references)
     ]
-    Server(executor, LIMITS, UnitCost(), KVSize(num_blocks, BLOCK_SIZE), asynchronous).serve(policy, requests)
+    Server(executor, limits, UnitCost(), KVSize(num_blocks, BLOCK_SIZE), asynchronous).serve(policy, requests)
     return [request.output for request in requests], sum(request.num_preemptions for request in requests)
 
 

@@ -1,0 +1,143 @@
+"""Two stages on two GPUs: peer stores, equal bits in bfloat16, and the tokens of `generate` with any policy, loop and graphs."""
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_models import BLOCK_SIZE, LARGE, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
+from schedules import UnitCost
+from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, generated, serve
+from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, sampled_references
+
+from cbatch import Limits, Request, Server
+from cbatch.errors import CapacityError
+from cbatch.kv import KVSize
+from cbatch.model import ModelSpec
+from cbatch.runtime import gpu
+from cbatch.runtime.devices import choose_devices
+from cbatch.runtime.fast.argmax import argmax
+from cbatch.runtime.fast.peers import send
+from cbatch.runtime.options import Options
+from policies.chunking import TileAligned
+from policies.sarathi import Sarathi
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, this machine has {torch.cuda.device_count()}"
+)
+STAGES = replace(LIMITS, num_stages=2)
+SLICE = replace(LARGE, name="slice", num_layers=6, vocab_size=32000)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+def expected_of(references: list[Reference]) -> list[list[int]]:
+    return [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "graph"])
+@pytest.mark.parametrize("here", [0, 1])
+def test_what_leaves_a_stage_arrives_on_the_other_gpu(here: int, captured: bool) -> None:
+    devices = choose_devices(2)
+    mine, other = devices[here], devices[1 - here]
+    with torch.cuda.device(mine):
+        stream = torch.cuda.Stream()
+        parts = torch.randn(3, 33, 4096, device=mine).bfloat16()
+        values = torch.randn(33, 4096, device=mine).bfloat16()
+        logits = torch.randn(33, 32000, device=mine)
+        hidden = torch.zeros(40, 4096, device=other)
+        tokens = torch.full((40,), -1, dtype=torch.int32, device=other)
+
+        def leave() -> None:
+            send(values, hidden[:33], parts=parts)
+            argmax(logits, tokens[:33])
+
+        with torch.cuda.stream(stream):
+            leave()
+            stream.synchronize()
+            if captured:
+                hidden.zero_()
+                tokens.fill_(-1)
+                torch.cuda.synchronize(other)
+                graph = torch.cuda.CUDAGraph()
+                graph.capture_begin()
+                leave()
+                graph.capture_end()
+                graph.replay()
+                stream.synchronize()
+    total = values.float()
+    for part in parts:
+        total = total + part.float()
+    assert torch.equal(hidden[:33].cpu(), total.cpu()) and not hidden[33:].any()
+    assert torch.equal(tokens[:33].cpu().long(), logits.argmax(-1).cpu()) and bool((tokens[33:] == -1).all())
+
+
+@pytest.mark.parametrize("graphs", ["off", "all"])
+@pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
+def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
+    references = greedy_references(spec)
+    executor = gpu.build(with_same_weights(spec, checkpoints), STAGES, KV, Options(graphs=graphs, check="poison"))
+    for name, make in POLICIES.items():
+        for asynchronous in (False, True):
+            for num_blocks in (AMPLE, SCARCE):
+                tokens, _ = serve(executor, make(), references, num_blocks, asynchronous=asynchronous, limits=STAGES)
+                assert tokens == expected_of(references), f"{name}, asynchronous={asynchronous}, {num_blocks} blocks"
+    assert (executor.iteration.num_eager == 0) == (graphs == "all")
+    executor.close()
+
+
+@pytest.mark.parametrize("graphs", ["off", "all"])
+def test_sampled_tokens_and_a_model_that_is_not_fused(graphs: str, checkpoints: Path) -> None:
+    options = Options(graphs=graphs, check="races")  # type: ignore[arg-type]
+    references = sampled_references(TINY_LLAMA)
+    executor = gpu.build(with_same_weights(TINY_LLAMA, checkpoints), STAGES, KV, options)
+    found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True, limits=STAGES)
+    executor.close()
+    assert found == expected_of(references)
+    references = generated(TINY_NANOGPT, 1, 5, 17, 40)
+    executor = gpu.build(TINY_NANOGPT, STAGES, KV, options)
+    found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True, limits=STAGES)
+    executor.close()
+    assert found == [reference.expected(1 + index) for index, reference in enumerate(references)]
+
+
+@pytest.mark.parametrize("sizes", [(3, 3), (4, 2)])
+def test_two_gpus_compute_the_bits_of_one(sizes: tuple[int, int]) -> None:
+    """Every iteration has the shape of the same graph on one GPU and on two, so rounding is the same."""
+    outputs = []
+    for num_stages in (1, 2):
+        limits = Limits(8, 512, 512, num_stages=num_stages, graph_sizes=(256,))
+        options = Options(layers=sizes if num_stages == 2 else None)
+        executor = gpu.build(SLICE, limits, KVSize(80, 128), options)
+        random = torch.Generator().manual_seed(3)
+        prompts = [torch.randint(32000, (length,), generator=random).tolist() for length in (1, 40, 130, 257, 300)]
+        requests = [Request(id_, len(prompt), 40, prompt=prompt) for id_, prompt in enumerate(prompts)]
+        for request in requests:  # one at a time: the same shapes in both
+            Server(executor, limits, UnitCost(), KVSize(80, 128), False).serve(Sarathi(TileAligned(128)), [request])
+        outputs.append([request.output for request in requests])
+        executor.close()
+        del executor
+    assert outputs[0] == outputs[1]
+    assert len({token for output in outputs[0] for token in output}) > 10
+
+
+def test_both_gpus_work_at_the_same_time() -> None:
+    """Two iterations in flight take turns in the stages: each is in one while the other is in the other."""
+    limits = Limits(8, 1024, 1024, num_stages=2)
+    executor = gpu.build(replace(SLICE, num_layers=24), limits, KVSize(200, 128))
+    requests = [Request(id_, 600, 60, prompt=[id_ + 1] * 600) for id_ in range(16)]
+    record = Server(executor, limits, UnitCost(), KVSize(200, 128)).serve(Sarathi(TileAligned(256)), requests)
+    executor.close()
+    steps = record.steps[10:-10]
+    overlapping = sum(later.started < step.ended for step, later in pairwise(steps))
+    assert overlapping > 0.9 * len(steps)
+
+
+def test_a_gpu_short_of_memory_is_named() -> None:
+    with pytest.raises(CapacityError, match=r"^stage 0 of model llama-3.1-8b needs .* lower kv_tokens to \d+$"):
+        gpu.build(LARGE, Limits(32, 8192, 4096, num_stages=2), KVSize(200_000, 128))
+    assert gpu.kv_tokens_beside(LARGE, Limits(32, 8192, 4096, num_stages=2)) > BLOCK_SIZE

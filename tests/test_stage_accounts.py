@@ -1,0 +1,111 @@
+"""Bubbles of a real pipeline: measured times are accounted for as the simulator accounts for its own."""
+
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any
+
+import pytest
+from any_order import any_order
+from rig import stress
+from small_cluster import make_cost, make_engine
+from tiny_models import DEEP
+
+from cbatch import Policy, Request
+from cbatch.executor import StepResult
+from cbatch.record import RunRecord, StepRecord
+from cbatch.results.stages import account_stages
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.profile import HostTime
+from cbatch.sim.stages import Stages
+from cbatch.sim.topology import Topology
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+
+
+class Watched(Stages):
+    """Keeps when each stage computed each iteration."""
+
+    def __init__(self, num_stages: int) -> None:
+        super().__init__(num_stages)
+        self.spans: list[tuple[tuple[float, float], ...]] = []
+
+    def launch(self, now: float, shape: Any, times: Any, **others: Any) -> Any:
+        span = super().launch(now, shape, times, **others)
+        last = len(self._free_at) - 1
+        busy = [
+            times.compute + times.embedding * (not stage) + times.head * (stage == last) for stage in range(last + 1)
+        ]
+        self.spans.append(tuple((end - work, end) for end, work in zip(self._free_at, busy, strict=True)))
+        return span
+
+
+class Reporting(SimExecutor):
+    """A simulated pipeline that reports the times of its stages, as one of real tokens does."""
+
+    def restart(self) -> None:
+        super().restart()
+        self._stages = self.watched = Watched(self.num_stages)
+        self._num_waited = 0
+
+    def wait(self, in_flight: Any) -> StepResult:
+        self._num_waited += 1
+        return super().wait(in_flight)._replace(stages=self.watched.spans[self._num_waited - 1])
+
+
+@pytest.mark.parametrize("host_seconds", [0.0, 2e-4])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("num_stages", [2, 4])
+@pytest.mark.parametrize("policy", [Orca, PrefillFirst])
+def test_a_simulated_run_measured_from_outside_has_the_simulators_accounts(
+    policy: Callable[[], Policy], num_stages: int, asynchronous: bool, host_seconds: float
+) -> None:
+    """Forty requests fill the pipeline, drain it, and fill it again. Whole prompts: the simulator counts one token as a decode."""
+    executor = Reporting(make_cost(Topology(1, num_stages)), HostTime(host_seconds))
+    engine = make_engine(policy(), executor, asynchronous=asynchronous)
+    engine.submit(Request(id_, 2 + 7 * id_ % 40, 3 + id_ % 9, arrival_time=0.1 * (id_ // 32)) for id_ in range(40))
+    record = engine.run()
+    expected, found = executor.accounts(), account_stages(record)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.span == pytest.approx(theirs.span)
+        for name in ("compute", "communication", "pb1", "pb2", "pb3", "host", "no_work"):
+            assert getattr(mine, name) == pytest.approx(getattr(theirs, name), rel=1e-6, abs=1e-9), name
+    assert sum(account.bubbles for account in found) > 0
+
+
+def step(number: int, planned: float, launched: float, waited: float, received: float, prefill: int) -> StepRecord:
+    times = (planned, launched, waited, received, received, 0.0, 0.0)
+    return StepRecord(number, *times, 1, prefill, 4, 0, 0, 0, 0, 0, 0, "")
+
+
+def test_a_bubble_by_hand() -> None:
+    """A prompt takes 4 s in each of two stages, decodes 1 s; a hand-over 0.5 s, planning 0.25 s.
+
+    The second stage has no work before 4.75, then computes the prompt to 8.75 and the decodes to 9.75. The first stage
+    ends the decodes at 5.25 and waits for the prompt's token until 8.75 (pb2), then for its way back.
+    """
+    record = RunRecord()
+    record.steps += [
+        step(0, 0.0, 0.25, 0.5, 8.75, 100),
+        step(1, 0.25, 0.5, 8.75, 9.75, 0),
+        step(2, 0.5, 0.75, 9.75, 11.0, 0),
+    ]
+    record.stages += [((0.25, 4.25), (4.75, 8.75)), ((4.25, 5.25), (8.75, 9.75)), ((9.25, 10.25), (10.75, 11.75))]
+    first, second = account_stages(record)
+    assert (first.compute, first.host, first.pb2, first.communication) == (6.0, 0.25, 3.5, 0.5)
+    assert (second.compute, second.pb3, second.host) == (6.0, 0.5, 0.25)
+    assert first.span == second.span == 11.75
+
+
+def test_real_tokens_report_the_times_of_their_stages() -> None:
+    for num_stages in (1, 2):
+        rig = stress(lambda numbers: any_order(numbers, num_stages=num_stages), 1, spec=DEEP, num_stages=num_stages)  # noqa: B023
+        rig.run()
+        record = rig.engine.record
+        assert len(record.stages) == (0 if num_stages == 1 else len(record.steps))
+        accounts = account_stages(record)
+        assert len(accounts) == len(record.stages[:1]) * 2
+        for account in accounts:
+            assert min(astuple(account)) >= 0
+            assert account.span == pytest.approx(record.steps[-1].ended - record.steps[0].planned_at, rel=0.01)
+        for spans, measured in zip(record.stages, record.steps, strict=False):
+            assert (measured.started, measured.ended) == (spans[0][0], spans[-1][1])
