@@ -4,7 +4,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from shutil import copy
 from typing import Any
@@ -13,6 +13,7 @@ from cbatch import ConfigError, RunRecord
 from cbatch.request import limits_tell_lengths
 from cbatch.results.conservation import take_inventory
 from cbatch.results.metrics import Served, collect_served
+from cbatch.results.stages import account_stages
 from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.config.hardware import CPU, UnmeasuredError, cpu_profile
@@ -171,7 +172,8 @@ def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str,
         "backend": run.backend.name,
         "simulated": run.backend.simulated,
         "hardware": run.backend.hardware(run.cost.profile),
-        "execution": run.backend.facts(run.engine.executor, run.cost, settings["runtime"]["asynchronous"]),
+        "execution": run.backend.facts(run.engine.executor, run.cost, settings["runtime"]["asynchronous"])
+        | _stages(run.engine.record),
         "limits": {
             "batch": run.limits.max_batch,
             "tokens": run.limits.max_tokens,
@@ -186,6 +188,11 @@ def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str,
         "commit": commit(),
         "versions": versions(),
     }
+
+
+def _stages(record: RunRecord) -> dict[str, Any]:
+    """Returns the seconds of each stage of a real pipeline by cause; a simulated one keeps its own account."""
+    return {"stages": [asdict(account) for account in account_stages(record)]} if record.stages else {}
 
 
 def option_name(choices: Mapping[str, str], group: str, section: Mapping[str, Any]) -> str:

@@ -1,14 +1,18 @@
 """Bubbles of a real pipeline: measured times are accounted for as the simulator accounts for its own."""
 
+import csv
+import gzip
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import astuple
+from pathlib import Path
 from typing import Any
 
 import pytest
 from any_order import any_order
 from rig import stress
 from small_cluster import make_cost, make_engine
-from tiny_models import DEEP
 
 from cbatch import Policy, Request
 from cbatch.executor import StepResult
@@ -18,6 +22,7 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Stages
 from cbatch.sim.topology import Topology
+from experiments.run import main
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 
@@ -98,7 +103,7 @@ def test_a_bubble_by_hand() -> None:
 
 def test_real_tokens_report_the_times_of_their_stages() -> None:
     for num_stages in (1, 2):
-        rig = stress(lambda numbers: any_order(numbers, num_stages=num_stages), 1, spec=DEEP, num_stages=num_stages)  # noqa: B023
+        rig = stress(lambda numbers: any_order(numbers, num_stages=num_stages), 1, num_stages=num_stages)  # noqa: B023
         rig.run()
         record = rig.engine.record
         assert len(record.stages) == (0 if num_stages == 1 else len(record.steps))
@@ -109,3 +114,25 @@ def test_real_tokens_report_the_times_of_their_stages() -> None:
             assert account.span == pytest.approx(record.steps[-1].ended - record.steps[0].planned_at, rel=0.01)
         for spans, measured in zip(record.stages, record.steps, strict=False):
             assert (measured.started, measured.ended) == (spans[0][0], spans[-1][1])
+
+
+def test_a_run_writes_times_accounts_and_lanes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    work = ("backend=cpu", "policy=orca", "workload.num_requests=3", "workload.length=16", "batch=2", "output=out")
+    monkeypatch.setattr(sys, "argv", ["run", *work, "backend.pipeline_stages=2"])
+    assert main() == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    with (tmp_path / "out" / "stages.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == summary["run"]["iterations"]
+    for row in rows:
+        times = [float(row[name]) for name in ("started_0", "ended_0", "started_1", "ended_1")]
+        assert times == sorted(times)
+    stages = summary["about"]["execution"]["stages"]
+    computed = [sum(float(row[f"ended_{stage}"]) - float(row[f"started_{stage}"]) for row in rows) for stage in (0, 1)]
+    assert [stage["compute"] for stage in stages] == pytest.approx(computed, rel=1e-3)
+    events = json.loads(gzip.decompress((tmp_path / "out" / "timeline.json.gz").read_bytes()))["traceEvents"]
+    lanes = [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert lanes == ["stage 0", "stage 1"]
+    compute = [(event["tid"], event["name"]) for event in events if event["name"].startswith("compute")]
+    assert compute == [(stage, f"compute {number}") for number in range(len(rows)) for stage in (0, 1)]

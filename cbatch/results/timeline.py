@@ -7,6 +7,7 @@
     requests  | queued | prefill | decode ...
     counters  tokens of an iteration; KV blocks held, requests running and waiting
 
+The device has a lane for each pipeline stage of real tokens.
 The file is JSON in Chrome's trace event format, compressed with gzip; its times are microseconds. It contains copies if
 the executor timed them.
 """
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from cbatch.executor import CopyTimes
+from cbatch.executor import CopyTimes, StageSpans
 from cbatch.record import RunRecord, StepRecord
 from cbatch.results.metrics import Served, collect_served
 
@@ -31,31 +32,39 @@ def write_timeline(path: Path, record: RunRecord, title: str, requests: Served |
     """
     phases = _request_phases(requests or collect_served(record))
     copies = map(_copies, record.steps, record.copies)
-    events = chain(_lanes(bool(record.copies)), map(_iteration, record.steps), copies, phases)
+    spans = record.stages or [((step.started, step.ended),) for step in record.steps]
+    steps = map(_iteration, record.steps, spans)
+    events = chain(_lanes(bool(record.copies), len(record.stages[0]) if record.stages else 0), steps, copies, phases)
     with gzip.open(path, "wb", compresslevel=1) as file:  # the fastest
         head = f'{{"displayTimeUnit": "ms", "otherData": {{"title": {json.dumps(title)}}}, "traceEvents": [\n'
         file.write((head + ",\n".join(events) + "\n]}\n").encode("ascii"))
 
 
-def _lanes(copies: bool) -> Iterator[str]:
+def _lanes(copies: bool, num_stages: int) -> Iterator[str]:
     for number, name in enumerate(_LANES):
         if copies or not name.startswith("copies"):
             yield f'{{"ph": "M", "name": "process_name", "pid": {number}, "args": {{"name": "{name}"}}}}'
             yield f'{{"ph": "M", "name": "process_sort_index", "pid": {number}, "args": {{"sort_index": {number}}}}}'
+    for stage in range(num_stages):
+        yield f'{{"ph": "M", "name": "thread_name", "pid": 2, "tid": {stage}, "args": {{"name": "stage {stage}"}}}}'
 
 
-def _iteration(step: StepRecord) -> str:
+def _iteration(step: StepRecord, spans: StageSpans) -> str:
     number, started = step.iteration, f'"ts": {step.started * 1e6:.3f}'
     prefill, decode, padding = step.num_prefill_tokens, step.num_decode_tokens, step.num_padding_tokens
     tokens = f'"prefill": {prefill}, "decode": {decode}, "padding": {padding}'
     note = json.dumps(step.note) if step.note else '""'
     batch = f'"requests": {step.num_requests}, {tokens}, "preempted": {step.num_preempted}, "note": {note}'
     held = f'"KV blocks": {step.kv_blocks_used}, "running": {step.num_running}, "queued": {step.num_waiting}'
+    computed = ",\n".join(
+        f'{{{_span(2, f"compute {number}", begin, end, stage)}, "args": {{{batch}}}}}'
+        for stage, (begin, end) in enumerate(spans)
+    )
     return f"""\
 {{{_span(0, f"plan {number}", step.planned_at, step.launched_at)}}},
 {{{_span(0, f"wait {number}", step.waited_at, step.received_at)}}},
 {{{_span(0, f"absorb {number}", step.received_at, step.done_at)}}},
-{{{_span(2, f"compute {number}", step.started, step.ended)}, "args": {{{batch}}}}},
+{computed},
 {{"ph": "C", "pid": 5, "name": "tokens", {started}, "args": {{{tokens}}}}},
 {{"ph": "C", "pid": 5, "name": "held", {started}, "args": {{{held}}}}}"""
 
@@ -66,8 +75,9 @@ def _copies(step: StepRecord, copies: CopyTimes) -> str:
 {{{_span(3, f"download {step.iteration}", copies.download_started, copies.download_ended)}}}"""
 
 
-def _span(lane: int, name: str, begin: float, end: float) -> str:
-    return f'"ph": "X", "pid": {lane}, "tid": 0, "name": "{name}", "ts": {begin * 1e6:.3f}, "dur": {(end - begin) * 1e6:.3f}'
+def _span(lane: int, name: str, begin: float, end: float, thread: int = 0) -> str:
+    times = f'"ts": {begin * 1e6:.3f}, "dur": {(end - begin) * 1e6:.3f}'
+    return f'"ph": "X", "pid": {lane}, "tid": {thread}, "name": "{name}", {times}'
 
 
 def _request_phases(requests: Served) -> Iterator[str]:

@@ -4,6 +4,7 @@
     requests.csv        one row per request: times, lengths, latencies, finish reason, attributes of its own as extra.NAME
     steps.csv           one row per iteration: the columns of `cbatch.record.StepRecord`
     copies.csv          with real tokens and a timeline, one row per iteration: the columns of `cbatch.executor.CopyTimes`
+    stages.csv          with real tokens in a pipeline, one row per iteration: when each stage began and ended it, in seconds
     tokens.npz          request_id and time (seconds) of every generated token
     outputs.jsonl       generated token ids by request, if real; with a tokenizer, also the text
     timeline.json.gz    for chrome://tracing or ui.perfetto.dev
@@ -45,12 +46,13 @@ from experiments.store.csv_tables import (
 )
 from experiments.store.provenance import write_json
 
-CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, _ = FILES = (
+CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, _ = FILES = (
     "config.yaml",
     "summary.json",
     "requests.csv",
     "steps.csv",
     "copies.csv",
+    "stages.csv",
     "tokens.npz",
     "outputs.jsonl",
     "timeline.json.gz",
@@ -88,7 +90,7 @@ def read_finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | N
 def damage(folder: Path, summary: Mapping[str, Any]) -> str:
     """Which table of a complete run is not as the run wrote it, and what to do; empty if none. A missing one is none."""
     run = summary.get("run", {})
-    for name, key in ((REQUESTS, "requests"), (STEPS, "iterations"), (COPIES, "iterations")):
+    for name, key in ((REQUESTS, "requests"), (STEPS, "iterations"), (COPIES, "iterations"), (STAGES, "iterations")):
         path = folder / name
         if key in run and path.is_file() and not has_rows(path, run[key]):
             return f"{path}: is cut off or changed, the run wrote {run[key]} rows; remove {folder} and run it again"
@@ -213,6 +215,9 @@ def write_results(
     write_csv(folder / STEPS, StepRecord._fields, step_rows(record.steps))
     if record.copies:
         write_csv(folder / COPIES, CopyTimes._fields, record.copies)
+    if record.stages:
+        times = [f"{name}_{stage}" for stage in range(len(record.stages[0])) for name in ("started", "ended")]
+        write_csv(folder / STAGES, times, (chain.from_iterable(spans) for spans in record.stages))
     extra = extra_names(record.requests)
     columns = (*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra))
     write_csv(folder / REQUESTS, columns, request_rows(record, requests, extra))
