@@ -1,14 +1,18 @@
 """The view of the engine's own state that policies plan from."""
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import compress
 from operator import attrgetter
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cbatch.cost import CostModel
 from cbatch.limits import Limits
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import Request, Requests, Status
+from cbatch.request_table import Ints
 from cbatch.resources import Freed, KVView
 from cbatch.state import State
 from cbatch.view import View
@@ -77,14 +81,26 @@ class EngineView(View):
         return request.status is Status.WAITING
 
     def ready_decodes(self, at_most: int, without: Set[Request] = frozenset()) -> tuple[list[Request], int]:
-        table, decoding = self._state.table, self._state.decoding
-        requests, rows = decoding.members, decoding.rows
+        requests, rows = self._ready_decodes()
         if without:
             others = [request not in without for request in requests]
             rows, requests = rows[others], list(compress(requests, others))
-        if self.limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
-            ready = table.ready(rows) > 0
-            rows, requests = rows[ready], list(compress(requests, ready.tolist()))
         if len(rows) > at_most:
             rows, requests = rows[:at_most], requests[:at_most]
-        return requests, len((table.computed[rows] >= self._state.pool.room[rows]).nonzero()[0])
+        return requests, len(self._lack_a_block(rows).nonzero()[0])
+
+    def decode_blocks(self) -> Mapping[Request, int]:
+        requests, rows = self._ready_decodes()
+        return dict(zip(requests, self._lack_a_block(rows).tolist(), strict=True))
+
+    def _ready_decodes(self) -> tuple[list[Request], Ints]:
+        """Decodes with a token ready, and their rows; neither is to be changed."""
+        requests, rows = self._state.decoding.members, self._state.decoding.rows
+        if self.limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
+            ready = self._state.table.ready(rows) > 0
+            rows, requests = rows[ready], list(compress(requests, ready.tolist()))
+        return requests, rows
+
+    def _lack_a_block(self, rows: Ints) -> NDArray[np.bool_]:
+        """Whether the next token of each row needs a block."""
+        return self._state.table.computed[rows] >= self._state.pool.room[rows]

@@ -1,6 +1,6 @@
 """The builder with which a policy fills a plan, call by call, within the limits of batch, tokens and KV cache."""
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from math import inf
 from operator import index
 from typing import NoReturn
@@ -29,7 +29,7 @@ class _SetByCall:
 
 
 _FROM_VIEW = ("_block_size", "_kv", "_limits", "_view")
-_IN_PLAN = ("_bulk", "_named", "_num_tokens", "_padding", "_plan", "_refusal")
+_IN_PLAN = ("_bulk", "_decodes", "_named", "_num_tokens", "_padding", "_plan", "_refusal")
 _LEFT = ("_coming_blocks", "_free_blocks", "_places", "_rows_left", "_tokens_left")
 
 
@@ -60,6 +60,7 @@ class PlanBuilder:
         self._coming_blocks = kv.num_retiring
         self._named: set[Request] = set()  # added one by one, preempted or rejected
         self._bulk: list[Request] = []  # decodes that were added together; not to be changed
+        self._decodes: Mapping[Request, int] | None = None  # `decode_blocks`, once a decode is added by itself
 
     @property
     def plan(self) -> Plan:
@@ -115,6 +116,8 @@ class PlanBuilder:
             ConfigError: `whole`, and an iteration never holds that many tokens.
             PlanError: a number of tokens that is not whole.
         """
+        if not reserve and request in self._view.decoding and (num_tokens is None or num_tokens >= 1):
+            return self._add_decode(request)
         waiting = self._view.is_waiting(request)
         if refusal := self._refusal_of(request, waiting):
             return self._refuse(refusal)
@@ -223,6 +226,28 @@ class PlanBuilder:
         if self._padding is not None:
             plan.pad_to = min(max(self._padding, self._num_tokens), self._limits.max_tokens) if plan.requests else None
         return plan
+
+    def _add_decode(self, request: Request) -> int:
+        """Add one token of a request that decodes: `add`, for policies that order all decodes themselves."""
+        if self._decodes is None:
+            self._decodes = self._view.decode_blocks()
+        if self._rows_left <= 0:
+            return self._refuse(Refusal.ROWS)
+        if request in self._named or (self._bulk and request in self._bulk):
+            return self._refuse(Refusal.NAMED)
+        if (lacking := self._decodes.get(request)) is None:
+            return self._refuse(Refusal.NOT_READY)
+        if self._tokens_left < 1 or lacking > self._free_blocks:
+            return self._refuse(Refusal.TOKENS if self._tokens_left < 1 else Refusal.BLOCKS)
+        self._free_blocks -= lacking
+        self._refusal = None
+        self._named.add(request)
+        self._plan.requests.append(request)
+        self._plan.num_tokens.append(1)
+        self._rows_left -= 1
+        self._tokens_left -= 1
+        self._num_tokens += 1
+        return 1
 
     def _refusal_of(self, request: Request, waiting: bool) -> Refusal | None:
         """Why the request cannot be added, apart from tokens and blocks."""

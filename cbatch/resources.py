@@ -1,7 +1,7 @@
 """What a plan can use of the host that carries it out: KV blocks, places, and the requests that run."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from itertools import islice
 from typing import NamedTuple
 
@@ -82,3 +82,8 @@ class Resources(ABC):
         ready = (request for request in self.decoding if request.num_ready and request not in without)
         requests = list(islice(ready, at_most))
         return requests, sum(self.kv.num_lacking(request, request.num_computed + 1) for request in requests)
+
+    def decode_blocks(self) -> Mapping[Request, int]:
+        """Those of `decoding` that have a token ready to compute, and the free blocks that it takes: 0 or 1."""
+        ready = (request for request in self.decoding if request.num_ready)
+        return {request: self.kv.num_lacking(request, request.num_computed + 1) for request in ready}

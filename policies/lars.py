@@ -9,11 +9,9 @@ Differs from the paper: one device group, no parallelism within a prompt. Ties: 
 """
 
 from bisect import bisect_left
-from math import inf
 
-import numpy as np
-
-from cbatch import BatchShape, ConfigError, Plan, Request, View
+from cbatch import BatchShape, ConfigError, Plan, PlanBuilder, Request, View
+from policies.falling_queue import FallingQueue
 
 NEAREST = 64
 """Waiting requests that a plan considers."""
@@ -27,9 +25,7 @@ class LARS:
         self.target, self.ttft = target, ttft
         self._arrived: list[Request] = []
         self._whole: dict[Request, float] = {}  # predicted seconds of the prompt
-        self._waiting: list[Request] = []  # by place
-        self._place: dict[Request, int] = {}
-        self._lines = np.zeros((2, 64))  # of those: relative slack at time 0, and its loss per second
+        self._waiting = FallingQueue()  # by relative slack
 
     def plan(self, view: View) -> Plan:
         for request in self._arrived:
@@ -38,9 +34,10 @@ class LARS:
         self._arrived.clear()
         plan = view.plan()
         plan.add_decodes(preempt_newest=True)
-        shape = BatchShape((), plan.num_tokens, sum(request.num_tokens for request in plan.plan.requests))
+        num_decodes = plan.num_requests
+        shape = BatchShape((), num_decodes, sum(request.num_tokens for request in plan.plan.requests))
         long_taken = blocked = False
-        prompts = self._by_slack(view)
+        prompts = self._by_slack(plan, view)
         for request in prompts:
             is_long = self._whole[request] > self.target
             if (is_long and long_taken) or (blocked and view.is_waiting(request)):
@@ -55,8 +52,8 @@ class LARS:
         for request in prompts:
             if not plan.num_requests:  # the target is too short for any chunk
                 plan.add(request, view.limits.tile, reserve=request.num_tokens)
-        for request in plan.plan.requests:
-            self._admitted(request)
+        for request in plan.plan.requests[num_decodes:]:
+            self._waiting.discard(request)
         for request in plan.plan.preempt:
             self._wait(request)
         return plan.build()
@@ -65,6 +62,7 @@ class LARS:
         self._arrived.append(request)
 
     def on_finish(self, request: Request) -> None:
+        self._waiting.discard(request)
         del self._whole[request]
 
     def slack(self, request: Request, view: View) -> float:
@@ -73,13 +71,13 @@ class LARS:
         left = whole * request.num_ready / request.num_tokens
         return (request.arrival_time + (request.slo.ttft or self.ttft) - view.now - left) / whole
 
-    def _by_slack(self, view: View) -> list[Request]:
-        """Requests with prompt tokens left, least relative slack first: those under way and the nearest waiting ones."""
-        slacks = self._lines[0, : len(self._waiting)] - view.now * self._lines[1, : len(self._waiting)]
-        places = np.argpartition(slacks, NEAREST)[:NEAREST] if len(slacks) > NEAREST else np.arange(len(slacks))
+    def _by_slack(self, plan: PlanBuilder, view: View) -> list[Request]:
+        """Requests with prompt tokens left, least relative slack first: those under way, and waiting ones if there is room."""
         found = [(self.slack(request, view), 0, request.id, request) for request in view.prefilling]
-        found += [(slacks[place], 1, self._waiting[place].id, self._waiting[place]) for place in places.tolist()]
-        return [request for slack, _, _, request in sorted(found) if slack < inf]
+        if plan.can_admit:
+            nearest = self._waiting.least(view.now, NEAREST)
+            found += [(slack, 1, request.id, request) for slack, request in nearest]
+        return [request for *_, request in sorted(found)]
 
     def _largest(self, request: Request, shape: BatchShape, target: float, view: View) -> int:
         """Tokens of the largest chunk with which an iteration of this shape takes no longer than the target."""
@@ -91,19 +89,6 @@ class LARS:
         return bisect_left(range(1, request.num_ready + 1), True, key=lambda tokens: not fits(tokens))
 
     def _wait(self, request: Request) -> None:
-        """Enters a waiting request; the places of admitted ones are taken out when they are the most."""
-        if len(self._waiting) > max(2 * len(self._place), NEAREST):
-            left, self._waiting, self._place = [*self._place], [], {}
-            for other in left:
-                self._wait(other)
-        place, whole = len(self._waiting), self._whole[request]
-        if place == self._lines.shape[1]:
-            self._lines = np.hstack([self._lines, np.zeros_like(self._lines)])
-        spare = request.arrival_time + (request.slo.ttft or self.ttft) - whole
-        self._lines[:, place] = spare / whole, 1 / whole
-        self._place[request] = place
-        self._waiting.append(request)
-
-    def _admitted(self, request: Request) -> None:
-        if (place := self._place.pop(request, None)) is not None:
-            self._lines[0, place] = inf
+        whole = self._whole[request]
+        due = request.arrival_time + (request.slo.ttft or self.ttft)
+        self._waiting.push(request, (due - whole) / whole, 1 / whole)

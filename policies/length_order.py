@@ -21,8 +21,7 @@ from itertools import chain
 from cbatch import ConfigError, Plan, Request, View
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
-from policies.sarathi_serve import SarathiServe
-from policies.waiting import WaitingQueue
+from policies.waiting import RankedPrompts
 
 MOST_RANKED = 128
 """Waiting requests beyond which `hrrn` is first come, first served."""
@@ -37,30 +36,28 @@ KEYS: Mapping[str, Callable[[Predictor, Request], float]] = {
 }
 
 
-class LengthOrder(SarathiServe):
+class LengthOrder(RankedPrompts):
     def __init__(self, chunking: ChunkSelector, predictor: Predictor, order: str = "sjf") -> None:
-        super().__init__(chunking)
         if order not in KEYS:
             raise ConfigError(f"policy.order={order}: choose one of {', '.join(KEYS)}")
+        super().__init__(chunking, partial(KEYS[order], predictor))
         self.order = order
         self.predictor = predictor
-        self._queue = WaitingQueue(partial(KEYS[order], predictor))
         self._processed = 0  # tokens of all plans so far
         self._processed_before: dict[Request, int] = {}  # the request arrived
 
     def on_arrival(self, request: Request) -> None:
-        self._queue.push(request)
+        super().on_arrival(request)
         self._processed_before[request] = self._processed
 
     def plan(self, view: View) -> Plan:
         plan = super().plan(view)
-        self._queue.push(*plan.preempt)
         self._processed += sum(plan.num_tokens)
         return plan
 
     def prompts(self, view: View) -> Iterable[Request]:
         if self.order != "hrrn":
-            return chain(view.prefilling, self._queue.in_order(view))
+            return super().prompts(view)
         if len(view.waiting) > MOST_RANKED:
             return chain(view.prefilling, view.waiting)
         return chain(view.prefilling, sorted(view.waiting, key=self._response_ratio, reverse=True))

@@ -8,28 +8,22 @@ requests may starve.
 Ranked by output per prompt token instead, the batch fills with decodes sooner, and long prompts come later beside them.
 """
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable
 
 from cbatch import Request, View
 from policies.chunking import ChunkSelector
-from policies.sarathi_serve import SarathiServe
+from policies.waiting import RankedPrompts
 
 
-class LongestFirst(SarathiServe):
+class LongestFirst(RankedPrompts):
     def __init__(self, chunking: ChunkSelector, per_prompt_token: bool = False) -> None:
         """per_prompt_token: rank by output / prompt tokens instead of output tokens."""
-        super().__init__(chunking)
+        super().__init__(chunking, self._rank)
         self.per_prompt_token = per_prompt_token
 
     def prompts(self, view: View) -> Iterable[Request]:
-        return chain(view.prefilling, self._ranked(view))
+        return super().prompts(view) if view.num_places > 0 else view.prefilling
 
-    def _ranked(self, view: View) -> Iterator[Request]:
-        """Yields the waiting requests, highest rank first; sorts only if one can be admitted."""
-        if len(view.running) < view.limits.max_running:
-            yield from sorted(view.waiting, key=self._rank, reverse=True)
-
-    def _rank(self, request: Request) -> float:
+    def _rank(self, request: Request) -> tuple[float, float]:
         output = request.predicted_new_tokens or request.max_new_tokens
-        return output / request.num_prompt_tokens if self.per_prompt_token else output
+        return -output / (request.num_prompt_tokens if self.per_prompt_token else 1), request.arrival_time

@@ -10,11 +10,8 @@ from it: what is swapped to host memory there is recomputed here. Ties: arrival.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from heapq import merge
-from itertools import chain
 
-from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, View
+from cbatch import ConfigError, Plan, Refusal, Request, View
 from policies.predictors import Predictor
 from policies.waiting import WaitingQueue
 
@@ -27,25 +24,27 @@ class LTR:
         self.predictor, self.starvation, self.period = predictor, starvation, period
         self._arrived: list[Request] = []
         self._score: dict[Request, float] = {}
-        self._queue = WaitingQueue(self._predicted)
+        self._queue = WaitingQueue(self._rank)
         self._idle_since: OrderedDict[Request, int] = OrderedDict()  # iteration of the last service, longest ago first
         self._promoted: dict[Request, int] = {}  # iterations of promotion that are left
 
     def plan(self, view: View) -> Plan:
-        self._promote(view.iteration)
+        self._promote(view)
         plan = view.plan()
-        for request in self._ranked(view):
-            if not self._grant(request, plan, view):
+        for request in self._queue.beside(view.running, plan, view):
+            if not self._queue.add_by_preempting(request, plan, view):
                 break
-        if plan.refusal is Refusal.PLACES:  # no waiting request can be admitted; the running ones continue
-            for request in sorted(view.running, key=self._rank):
-                self._grant(request, plan, view)
-        for request in plan.plan.requests:
-            self._served(request, view.iteration + 1)
-            if request in self._promoted:
-                self._promoted[request] -= 1
-                if not self._promoted[request]:
-                    del self._promoted[request]
+            full = plan.refusal in (Refusal.ROWS, Refusal.TOKENS)
+            if full or (plan.refusal is Refusal.BLOCKS and view.is_waiting(request)):
+                break
+        served = dict.fromkeys(plan.plan.requests, view.iteration + 1)
+        for request in served:
+            self._idle_since.pop(request, None)
+        self._idle_since.update(served)
+        for request in self._promoted.keys() & served.keys():
+            self._promoted[request] -= 1
+            if not self._promoted[request]:
+                del self._promoted[request]
         self._queue.push(*plan.plan.preempt)
         return plan.build()
 
@@ -59,44 +58,14 @@ class LTR:
         for kept in (self._score, self._idle_since, self._promoted):
             kept.pop(request, None)
 
-    def _promote(self, iteration: int) -> None:
-        for request in self._arrived:
-            self._idle_since[request] = iteration
+    def _promote(self, view: View) -> None:
+        self._idle_since.update(dict.fromkeys(self._arrived, view.iteration))
         self._arrived.clear()
-        while self._idle_since:
-            request, since = next(iter(self._idle_since.items()))
-            if iteration - since < self.starvation:
-                break
+        while self._idle_since and view.iteration - next(iter(self._idle_since.values())) >= self.starvation:
+            request, _ = self._idle_since.popitem(last=False)  # until its next service
             self._promoted[request] = self.period
-            self._served(request, iteration)
+            if view.is_waiting(request):
+                self._queue.push(request)
 
-    def _served(self, request: Request, iteration: int) -> None:
-        self._idle_since[request] = iteration
-        self._idle_since.move_to_end(request)
-
-    def _rank(self, request: Request) -> tuple[bool, float, int]:
-        return request not in self._promoted, self._score[request], request.id
-
-    def _predicted(self, request: Request) -> float:
-        return self._score[request]
-
-    def _ranked(self, view: View) -> Iterator[Request]:
-        """Promoted requests come twice, the second time to no effect."""
-        first = sorted(self._promoted, key=self._rank)
-        return chain(first, merge(sorted(view.running, key=self._rank), self._queue.in_order(view), key=self._rank))
-
-    def _grant(self, request: Request, plan: PlanBuilder, view: View) -> bool:
-        """Whether requests of a lower rank may still get something."""
-        while not plan.add(request, whole=True):
-            if plan.refusal in (Refusal.NAMED, Refusal.NOT_READY):
-                return True
-            if plan.refusal is not Refusal.BLOCKS:
-                return False
-            if plan.wait_for_blocks(request, request.num_ready):
-                return not view.is_waiting(request)
-            taken = {*plan.plan.requests, *plan.plan.preempt, request}
-            victims = [other for other in view.running if other not in taken]
-            if not victims:
-                return False
-            plan.preempt(max(victims, key=self._rank))
-        return True
+    def _rank(self, request: Request) -> tuple[bool, float]:
+        return request not in self._promoted, self._score[request]

@@ -3,17 +3,18 @@
 Queue p has a quantum of q0 * 2^p seconds. A request joins the first queue whose quantum holds its prefill (`skip_join`; otherwise
 queue 0), and moves to the tail of the next one when the iterations that it took part in have used up the quantum.
 Each iteration takes the first requests of the highest queues; the others pause and keep their KV cache. Where that is full, the
-request at the tail of the lowest queue is preempted and recomputed. Waiting `promote_after` seconds leads to the tail of queue 0.
+request at the tail of the lowest queue is preempted and recomputed. A waiting request that does not fit blocks the other waiting
+ones. After `promote_after` seconds without service a request of a lower queue moves to the tail of queue 0.
 
 Source: the code (LLMServe/FastServe, fastserve/scheduler.py); the paper from secondary notes. Differs from both: an iteration is charged with
 its predicted time when it is planned; nothing is swapped to host memory; promotion is looked at in each plan, and the paper's
 is after 0.3 s. Pausing needs places: give `max_running` above `batch`.
 """
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
+from collections import OrderedDict
 
-from cbatch import BatchShape, ConfigError, Plan, PlanBuilder, Refusal, Request, View
+from cbatch import BatchShape, ConfigError, Plan, Request, View
+from policies.waiting import WaitingQueue
 
 
 class MLFQ:
@@ -23,64 +24,55 @@ class MLFQ:
             raise ConfigError(f"policy: {quantum=} and {promote_after=} must be above 0 seconds")
         self.quantum, self.skip_join, self.promote_after = quantum, skip_join, promote_after
         self._arrived: list[Request] = []
-        self._queues: defaultdict[int, OrderedDict[Request, None]] = defaultdict(OrderedDict)
-        self._level: dict[Request, int] = {}
+        self._num_joined = 0
+        self._place: dict[Request, tuple[int, int]] = {}  # number of the queue, and of the joining
+        self._waiting = WaitingQueue(self._place_of)
         self._used: dict[Request, float] = {}  # seconds of the quantum
-        self._served_at: OrderedDict[Request, float] = OrderedDict()  # longest ago first
+        self._served_at: OrderedDict[Request, float] = OrderedDict()  # longest ago first; not of promoted ones
 
     def plan(self, view: View) -> Plan:
         for request in self._arrived:
-            self._join(request, self._first_level(request, view) if self.skip_join else 0)
+            self._join(request, self._first_queue(request, view) if self.skip_join else 0)
+            self._waiting.push(request)
             self._served_at[request] = view.now
         self._arrived.clear()
-        self._promote(view.now)
+        self._promote(view)
         plan = view.plan()
-        for request in self._in_order():
-            if not self._grant(request, plan, view):
+        for request in self._waiting.beside(view.running, plan, view):
+            if not self._waiting.add_by_preempting(request, plan, view) or not plan.rows_left:
                 break
-        self._charge(plan.build(), view)
+        self._charge(plan.plan, view)
+        self._waiting.push(*plan.plan.preempt)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
         self._arrived.append(request)
 
     def on_finish(self, request: Request) -> None:
-        del self._queues[self._level.pop(request)][request], self._used[request], self._served_at[request]
+        del self._place[request], self._used[request]
+        self._served_at.pop(request, None)
 
-    def _in_order(self) -> Iterator[Request]:
-        return (request for level in sorted(self._queues) for request in self._queues[level])
+    def _place_of(self, request: Request) -> tuple[int, int]:
+        return self._place[request]
 
-    def _first_level(self, request: Request, view: View) -> int:
-        seconds, level = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),))), 0
-        while self.quantum * 2**level < seconds:
-            level += 1
-        return level
+    def _first_queue(self, request: Request, view: View) -> int:
+        seconds, number = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),))), 0
+        while self.quantum * 2**number < seconds:
+            number += 1
+        return number
 
-    def _join(self, request: Request, level: int) -> None:
+    def _join(self, request: Request, number: int) -> None:
         """Enters a queue at its tail."""
-        if request in self._level:
-            del self._queues[self._level[request]][request]
-        self._level[request], self._used[request] = level, 0.0
-        self._queues[level][request] = None
+        self._num_joined += 1
+        self._place[request], self._used[request] = (number, self._num_joined), 0.0
 
-    def _promote(self, now: float) -> None:
-        while self._served_at and now - (first := next(iter(self._served_at.items())))[1] >= self.promote_after:
-            self._served_at.move_to_end(first[0])
-            self._served_at[first[0]] = now
-            self._join(first[0], 0)
-
-    def _grant(self, request: Request, plan: PlanBuilder, view: View) -> bool:
-        """Whether requests further down may still get something."""
-        while not plan.add(request, whole=True) and plan.refusal is Refusal.BLOCKS:
-            if plan.wait_for_blocks(request, request.num_ready):
-                return True
-            victims = (other for level in sorted(self._queues, reverse=True) for other in reversed(self._queues[level]))
-            taken = {*plan.plan.requests, *plan.plan.preempt, request}
-            victim = next((other for other in victims if other in view.running and other not in taken), None)
-            if victim is None:
-                return False
-            plan.preempt(victim)
-        return plan.rows_left > 0
+    def _promote(self, view: View) -> None:
+        while self._served_at and view.now - next(iter(self._served_at.values())) >= self.promote_after:
+            request, _ = self._served_at.popitem(last=False)
+            if self._place[request][0] > 0:
+                self._join(request, 0)
+                if view.is_waiting(request):
+                    self._waiting.push(request)
 
     def _charge(self, plan: Plan, view: View) -> None:
         chunks = tuple((tokens, request.num_computed) for request, tokens in plan if tokens > 1)
@@ -91,5 +83,6 @@ class MLFQ:
             self._used[request] += seconds
             self._served_at[request] = view.now
             self._served_at.move_to_end(request)
-            if self._used[request] > self.quantum * 2 ** self._level[request]:
-                self._join(request, self._level[request] + 1)
+            number = self._place[request][0]
+            if self._used[request] > self.quantum * 2**number:
+                self._join(request, number + 1)

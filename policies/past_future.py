@@ -15,13 +15,15 @@ computed in the iteration of their admission, beside decodes. Until a request ha
 limit of the one to be admitted stands for the history.
 """
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from random import Random
 
+import numpy as np
+
 from cbatch import ConfigError, Plan, Request, View
-from policies.mc_sf import most_held
+from policies.mc_sf import Floats, Ints, most_held
 from policies.predictors import Oracle
 
 ADMISSIONS = ("past_future", "aggressive", "conservative", "optimum")
@@ -56,9 +58,11 @@ class PastFuture:
         plan.add_decodes(preempt_newest=True)
         if not plan.plan.preempt and view.waiting and plan.can_admit:
             admitted = [*view.running]
+            generated = [request.num_new_tokens for request in admitted]
             for request in view.waiting:
                 admitted.append(request)
-                if not self._fits(admitted, plan.free_blocks, view) or not plan.add(request, whole=True):
+                generated.append(request.num_new_tokens)
+                if not self._fits(admitted, generated, plan.free_blocks, view) or not plan.add(request, whole=True):
                     break
         return plan.build()
 
@@ -68,30 +72,32 @@ class PastFuture:
         self._ended.append(request.num_output_tokens)
         insort(self._sorted, request.num_output_tokens)
 
-    def _fits(self, admitted: list[Request], free_blocks: int, view: View) -> bool:
-        size = view.kv.num_blocks * view.kv.block_size
+    def _fits(self, admitted: list[Request], generated: list[int], free_blocks: int, view: View) -> bool:
+        """Whether the last of these fits beside the others. generated: output tokens of each."""
+        size, newest = view.kv.num_blocks * view.kv.block_size, admitted[-1]
         if self.admission == "aggressive":
-            lacking = view.kv.blocks_for(admitted[-1].num_tokens)
+            lacking = view.kv.blocks_for(newest.num_tokens)
             return free_blocks - lacking >= WATERMARK * view.kv.num_blocks or len(admitted) == 1
         if self.admission == "conservative":
             return sum(request.max_tokens for request in admitted) <= size
-        held = [request.num_tokens for request in admitted]
+        held = [request.num_prompt_tokens + tokens for request, tokens in zip(admitted, generated, strict=True)]
         if self.admission == "optimum":
             peak = most_held(held, [self._oracle.remaining(request) for request in admitted])
         else:
-            history = self._sorted or [admitted[-1].max_new_tokens]
-            draws = ([self._drawn(request, history) for request in admitted] for _ in range(self.draws))
-            peak = max(most_held(held, left) for left in draws)
+            history = np.array(self._sorted or [newest.max_new_tokens])
+            limits = np.array([request.max_new_tokens for request in admitted])
+            peak = max(most_held(held, self._draw(generated, limits, history)) for _ in range(self.draws))
         return peak < size * (1 - self.reserve) or len(admitted) == 1
 
-    def _drawn(self, request: Request, history: Sequence[int]) -> float:
-        """Output tokens still to come: a draw from the sorted history above what is generated, linear between its lengths."""
-        generated = request.num_new_tokens
-        if not generated:
-            return history[self._random.randrange(len(history))]
-        first = bisect_right(history, generated)
-        place = self._random.random() * (len(history) - first + 1)
-        step = int(place)
-        low = history[first + step - 1] if step else generated
-        high = history[first + step] if first + step < len(history) else max(request.max_new_tokens, generated)
-        return low + (place - step) * (high - low) - generated
+    def _draw(self, generated: Sequence[int], limits: Ints, history: Ints) -> Floats:
+        """Output tokens still to come: draws from the sorted history above what is generated, linear between its lengths."""
+        random, last = self._random, len(history) - 1
+        drawn = np.array([random.random() if tokens else random.randrange(last + 1) for tokens in generated])
+        begun, done = np.array(generated) > 0, np.array(generated)
+        first = np.searchsorted(history, done, "right")
+        place = drawn * (last - first + 2)
+        step = np.where(begun, place, 0).astype(np.int64)
+        low = np.where(step > 0, history[np.minimum(first + step - 1, last)], done)
+        high = np.where(first + step <= last, history[np.minimum(first + step, last)], np.maximum(limits, done))
+        whole = history[np.where(begun, 0, drawn).astype(np.int64)]
+        return np.where(begun, low + (place - step) * (high - low) - done, whole)

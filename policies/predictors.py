@@ -5,9 +5,11 @@ trained. What it draws depends on `seed` and the request's id alone, so that a r
 on equal predictions.
 """
 
+from abc import abstractmethod
 from collections import deque
 from math import exp, pi, sqrt
 from random import Random
+from weakref import WeakKeyDictionary
 
 from cbatch import ConfigError, Request
 from cbatch.request import spec_of
@@ -22,7 +24,7 @@ class Predictor:
 
     def remaining(self, request: Request) -> float:
         """Predicted output tokens that are still to come, at least 1."""
-        return self.output(request) - request.num_new_tokens
+        return max(self._whole_output(request) - request.num_new_tokens, 1)
 
     def observe(self, request: Request) -> None:
         """A request has ended."""
@@ -40,13 +42,27 @@ class Oracle(Predictor):
 
 
 class _Seeded(Oracle):
-    """A model of a predictor's errors on top of the true length, fixed for each request."""
+    """A model of a predictor's errors on top of the true length, drawn once for each look at a request."""
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
+        self._drawn: WeakKeyDictionary[Request, tuple[int, float]] = WeakKeyDictionary()
 
-    def _random(self, request: Request, draw: int = 0) -> Random:
-        return Random(f"{self.seed}.{request.id}.{draw}")
+    def _whole_output(self, request: Request) -> float:
+        look = self._look(request)
+        drawn = self._drawn.get(request)
+        if drawn is None or drawn[0] != look:
+            random = Random(f"{self.seed}.{request.id}.{look}")
+            self._drawn[request] = drawn = look, self._draw(super()._whole_output(request), look, random)
+        return drawn[1]
+
+    def _look(self, request: Request) -> int:
+        """Tokens generated at the latest look."""
+        return 0
+
+    @abstractmethod
+    def _draw(self, true: float, look: int, random: Random) -> float:
+        """Predicted output tokens in all, where the true output has `true`."""
 
 
 class Noisy(_Seeded):
@@ -63,8 +79,7 @@ class Noisy(_Seeded):
             raise ConfigError("predictor=noisy: give predictor.mae, tokens, or predictor.share, from 0 to 1")
         self.mae, self.share = mae, share
 
-    def _whole_output(self, request: Request) -> float:
-        true, random = super()._whole_output(request), self._random(request)
+    def _draw(self, true: float, look: int, random: Random) -> float:
         if self.share is not None:
             return max(true * (1 + random.uniform(-self.share, self.share)), 1.0)
         return max(true + random.gauss(0, (self.mae or 0.0) * sqrt(pi / 2)), 1.0)
@@ -82,14 +97,15 @@ class Bins(_Seeded):
             raise ConfigError("predictor=bins: bins and refresh at least 1, longest at least bins, error from 0 to 1")
         self.bins, self.longest, self.refresh, self.error = bins, longest, refresh, error
 
-    def _whole_output(self, request: Request) -> float:
-        looked_at = request.num_new_tokens // self.refresh * self.refresh  # tokens generated at the last look
+    def _look(self, request: Request) -> int:
+        return request.num_new_tokens // self.refresh * self.refresh
+
+    def _draw(self, true: float, look: int, random: Random) -> float:
         width = self.longest / self.bins
-        random = self._random(request, looked_at)
-        index = int((super()._whole_output(request) - looked_at) / width)
+        index = int((true - look) / width)
         if random.random() < self.error:
             index += random.choice((-1, 1))
-        return looked_at + (min(max(index, 0), self.bins - 1) + 0.5) * width
+        return look + (min(max(index, 0), self.bins - 1) + 0.5) * width
 
 
 class Ranks(_Seeded):
@@ -102,8 +118,11 @@ class Ranks(_Seeded):
     def output(self, request: Request) -> float:
         return self._whole_output(request)
 
-    def _whole_output(self, request: Request) -> float:
-        return super()._whole_output(request) * exp(self._random(request).gauss(0, self.sigma))
+    def remaining(self, request: Request) -> float:
+        return self._whole_output(request) - request.num_new_tokens
+
+    def _draw(self, true: float, look: int, random: Random) -> float:
+        return true * exp(random.gauss(0, self.sigma))
 
 
 class History(Predictor):

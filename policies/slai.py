@@ -49,9 +49,8 @@ class Slai:
     def plan(self, view: View) -> Plan:
         plan = view.plan()
         self._set_times(view)
-        decodes = sorted(
-            (each for each in view.decoding if each.num_ready), key=lambda each: (self._last[each], each.id)
-        )
+        ready, _ = view.ready_decodes(len(view.decoding))
+        decodes = sorted(ready, key=lambda each: (self._last[each], each.id))
         critical = [request for request in decodes if self._last[request] <= view.now][:MOST_CRITICAL]
         prompts = sorted(view.prefilling, key=lambda request: self._served.get(request, -1))
         for request in critical:
@@ -83,8 +82,9 @@ class Slai:
         offset = self.offset if self.offset is not None else EARLY if crowded else LATE
         mean = self._seconds / self._steps if self._steps else 0.0
         for request in view.decoding:
-            if self._tokens.get(request) != request.num_new_tokens:
-                self._tokens[request] = request.num_new_tokens
+            generated = request.num_new_tokens
+            if self._tokens.get(request) != generated:
+                self._tokens[request] = generated
                 self._last[request] = view.now + (request.slo.tbt or self.tbt) - offset * mean
 
     def _decode(self, request: Request, plan: PlanBuilder, prompts: list[Request]) -> None:

@@ -1,28 +1,89 @@
-"""The waiting requests in the order of a key: a heap: a plan costs no more with 100,000 of them than with ten."""
+"""Queues of waiting requests: heaps, in which a plan costs no more with 100,000 of them than with ten."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
+from itertools import chain
 from typing import Any
 
-from cbatch import Request, View
+from cbatch import Plan, PlanBuilder, Refusal, Request, View
+from policies.chunking import ChunkSelector
+from policies.sarathi_serve import SarathiServe
 
 
 class WaitingQueue:
     """Requests by ascending key; ties: by arrival (id). A policy pushes them on arrival and when it preempts them."""
 
     def __init__(self, key: Callable[[Request], Any]) -> None:
-        """key: of a request, read when it is pushed; it must not change while the request waits."""
+        """key: of a request, read when it is pushed. A request whose key has changed is pushed again."""
         self.key = key
-        self._heap: list[tuple[Any, int, Request]] = []
+        self._heap: list[tuple[Any, int, int, Request]] = []
+        self._latest: dict[Request, int] = {}  # number of each request's latest entry; earlier ones do not count
+        self._pushed = 0
 
     def push(self, *requests: Request) -> None:
         for request in requests:
-            heappush(self._heap, (self.key(request), request.id, request))
+            self._pushed += 1
+            self._latest[request] = self._pushed
+            heappush(self._heap, (self.key(request), request.id, self._pushed, request))
 
     def in_order(self, view: View) -> Iterator[Request]:
         """Yields the waiting requests in order. Asking for the next takes the last one out: it has been admitted."""
         while self._heap:
-            request = self._heap[0][-1]
-            if view.is_waiting(request):
-                yield request
+            _, _, number, request = self._heap[0]
+            if self._latest.get(request) == number:
+                if view.is_waiting(request):
+                    yield request
+                if self._latest[request] == number:
+                    del self._latest[request]
             heappop(self._heap)
+
+    def beside(self, running: Iterable[Request], plan: PlanBuilder, view: View) -> Iterator[Request]:
+        """Yields running and waiting requests by key. Each is added to the plan before the next is asked for.
+
+        A waiting request that is granted nothing blocks the other waiting ones.
+        """
+        waiting = ((self.rank(request), request) for request in self.in_order(view))
+        first = next(waiting, None)
+        for ranked in (*sorted((self.rank(request), request) for request in running), None):
+            while first is not None and (ranked is None or first < ranked):
+                yield first[1]
+                first = next(waiting, None) if plan.refusal is None else None
+            if ranked is not None:
+                yield ranked[1]
+
+    def add_by_preempting(self, request: Request, plan: PlanBuilder, view: View) -> bool:
+        """Adds all tokens that a request lacks, preempting others, the last by key first, where blocks are short.
+
+        Returns False if there are none left to preempt. It preempts none where blocks that are about to come free suffice.
+        """
+        while not plan.add(request, whole=True) and plan.refusal is Refusal.BLOCKS:
+            if plan.wait_for_blocks(request, request.num_ready):
+                break
+            taken = {*plan.plan.requests, *plan.plan.preempt, request}
+            victims = [other for other in view.running if other not in taken]
+            if not victims:
+                return False
+            plan.preempt(max(victims, key=self.rank))
+        return True
+
+    def rank(self, request: Request) -> tuple[Any, int]:
+        return self.key(request), request.id
+
+
+class RankedPrompts(SarathiServe):
+    """Sarathi-Serve with the waiting requests in the order of a key."""
+
+    def __init__(self, chunking: ChunkSelector, key: Callable[[Request], Any]) -> None:
+        super().__init__(chunking)
+        self._queue = WaitingQueue(key)
+
+    def on_arrival(self, request: Request) -> None:
+        self._queue.push(request)
+
+    def plan(self, view: View) -> Plan:
+        plan = super().plan(view)
+        self._queue.push(*plan.preempt)
+        return plan
+
+    def prompts(self, view: View) -> Iterable[Request]:
+        return chain(view.prefilling, self._queue.in_order(view))

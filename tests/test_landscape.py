@@ -161,21 +161,12 @@ def test_past_future_admits_while_the_peak_is_below_the_cache(memory: int, first
 
 def test_past_future_draws_what_is_left_from_longer_outputs() -> None:
     """10 tokens generated, ended requests of 4, 12 and 20, limit 30: what is left is between 0 and 20, half of it below 10."""
-    policy, request = PastFuture(seed=1), Request(0, 5, 30)
-    history = np.array([4, 12, 20])
-    drawn = [policy._drawn(Generated(request, 10), history) for _ in range(4000)]
+    drawn = PastFuture(seed=1)._draw([10] * 4000, np.full(4000, 30), np.array([4, 12, 20]))
     assert min(drawn) >= 0 and max(drawn) <= 20
     # the support is 10, 12, 20, 30, each third equally likely: left 0 to 2, 2 to 10, 10 to 20
     assert [
         np.mean([low <= left < high for left in drawn]) for low, high in ((0, 2), (2, 10), (10, 20))
     ] == pytest.approx([1 / 3] * 3, abs=0.03)
-
-
-class Generated:
-    """A request that has generated some tokens."""
-
-    def __init__(self, request: Request, num_new_tokens: int) -> None:
-        self.max_new_tokens, self.num_new_tokens = request.max_new_tokens, num_new_tokens
 
 
 @pytest.mark.parametrize(

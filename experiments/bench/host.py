@@ -14,6 +14,7 @@ from cbatch import Limits, Request, Server, Step, StepResult
 from cbatch.cost import NO_COST
 from cbatch.kv import KVSize
 from cbatch.runtime.batch import Shape, host_views, pack
+from experiments.bench.plans import measure
 from experiments.config.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
 from policies.chunking import TileAligned
@@ -67,7 +68,7 @@ def main(folder: str = "results") -> None:
     for case, values in figures.items():
         print(f"  {case:28} {values['median']:.3f} ms   ({values['min']:.3f} to {values['max']:.3f})")
     print(f"  100,000 waiting over none      {spread(ratios)['median']:.3f}")
-    content = {"unit": "ms per iteration", "figures": figures, "queue_ratio": spread(ratios)}
+    content = {"unit": "ms per iteration", "figures": figures, "queue_ratio": spread(ratios), "plans": measure()}
     print(f"written: {write('host', cpu_name(), content, Path(folder))}")
 
 

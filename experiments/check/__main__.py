@@ -15,10 +15,8 @@ The status is 0, or 1 if the policy lacks a property that it must have.
 
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from cbatch import ConfigError, Policy
@@ -28,10 +26,8 @@ from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT
 from experiments.check.search import search
 from experiments.check.verdicts import text
-from experiments.config.assemble import make_policy
 from experiments.config.command_line import listed, run
-from experiments.config.error_lines import CONFIG_FOLDER
-from experiments.config.settings import read_settings
+from experiments.config.composition import policy_of
 
 CHUNK = 4
 
@@ -87,12 +83,8 @@ def _options(arguments: Sequence[str]) -> tuple[Options, list[str]]:
 def _policy(overrides: Sequence[str]) -> tuple[Policy, int, Patience]:
     """Returns the policy that the overrides describe, its chunk, and how long it may make no progress."""
     given = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}", *overrides]  # the last one counts
-    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        config = compose("config", [*given, "sweep=none"])
-    settings: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    OmegaConf.to_container(config.policy, resolve=True, throw_on_missing=True)
-    checked = read_settings(settings)
-    return make_policy(settings, checked, {}), checked.chunk or CHUNK, checked.patience
+    policy, settings = policy_of(*given)
+    return policy, settings.chunk or CHUNK, settings.patience
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Settings of an experiment, conf/experiment/NAME.yaml, for figures and benchmarks that measure it themselves.
+"""Settings of an experiment or a policy, for figures and benchmarks that run it themselves.
 
-They are the settings of the runs of `experiments.run -m experiment=NAME`.
+They are those of `experiments.run -m experiment=NAME` and `experiments.run policy=NAME`.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,13 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from cbatch import ConfigError
+from cbatch import ConfigError, Policy
 from cbatch.validation import nearest
+from experiments.config.assemble import make_policy
 from experiments.config.choices import with_arguments
 from experiments.config.construct import construct
 from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.config.settings import Settings, read_settings
 from experiments.workloads import Workload
 
 FOLDER = CONFIG_FOLDER / "experiment"
@@ -52,6 +54,19 @@ def compose_run(*overrides: str) -> Mapping[str, Any]:
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         config = compose("config", [*with_arguments(overrides), "sweep=none"])
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+
+
+def policy_names() -> list[str]:
+    """The built-in policies, as `policy=` takes them."""
+    return sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml") if path.stem != "external")
+
+
+def policy_of(*overrides: str) -> tuple[Policy, Settings]:
+    """Builds the policy that these keys of a run describe; returns all settings with it."""
+    settings = compose_run(*overrides)
+    OmegaConf.to_container(OmegaConf.create(settings["policy"]), throw_on_missing=True)
+    checked = read_settings(settings)
+    return make_policy(settings, checked, {}), checked
 
 
 @cache

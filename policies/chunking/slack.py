@@ -18,11 +18,16 @@ INTERACTIVE_TBT, OTHER_TBT = 0.05, 0.4  # seconds, of requests with and without 
 
 class Slack(ChunkSelector):
     def __init__(self) -> None:
-        self._first_token: dict[Request, float] = {}
+        self._times: dict[
+            Request, tuple[float, float]
+        ] = {}  # when the first token was due or there, and between tokens
 
     def num_tokens(self, view: View, num_decodes: int) -> int:
-        slack = min((self._due(request, view.now) - view.now for request in view.decoding), default=inf)
-        context = sum(request.num_tokens for request in view.decoding)
+        decoding = [(request, request.num_tokens) for request in view.decoding]
+        context = sum(num_tokens for _, num_tokens in decoding)
+        slack = (
+            min((self._due(request, num_tokens, view.now) for request, num_tokens in decoding), default=inf) - view.now
+        )
         most = view.limits.max_tokens
         if view.kv.num_free * view.kv.block_size < CROWDED:
             most = min(most, LARGEST_WHEN_CROWDED)
@@ -33,10 +38,13 @@ class Slack(ChunkSelector):
         return sizes[0] - num_decodes
 
     def observe(self, request: Request) -> None:
-        self._first_token.pop(request, None)
+        self._times.pop(request, None)
 
-    def _due(self, request: Request, now: float) -> float:
+    def _due(self, request: Request, num_tokens: int, now: float) -> float:
         """Seconds at which the next token of a decoding request is due."""
-        first, ttft = self._first_token.setdefault(request, now), request.slo.ttft
-        tbt = request.slo.tbt or (OTHER_TBT if ttft is None else INTERACTIVE_TBT)
-        return max(first, request.arrival_time + (ttft or 0.0)) + tbt * request.num_new_tokens
+        times = self._times.get(request)
+        if times is None:
+            ttft = request.slo.ttft
+            tbt = request.slo.tbt or (OTHER_TBT if ttft is None else INTERACTIVE_TBT)
+            times = self._times[request] = max(now, request.arrival_time + (ttft or 0.0)), tbt
+        return times[0] + times[1] * (num_tokens - request.num_prompt_tokens)

@@ -1,0 +1,53 @@
+"""Waiting requests by a key that falls with time, for each at a rate of its own, such as relative slack."""
+
+from math import inf
+
+import numpy as np
+
+from cbatch import Request
+
+
+class FallingQueue:
+    """Requests by ascending key = start - rate * now. Ties: the one pushed first."""
+
+    def __init__(self) -> None:
+        self._requests: list[Request] = []  # by place; some have left
+        self._place: dict[Request, int] = {}
+        self._lines = np.zeros((2, 64))  # start and rate by place
+        self._near, self._many = -inf, 0  # as keys only fall, those that were least lately still lie below `near`
+
+    def push(self, request: Request, start: float, rate: float) -> None:
+        """start: the key at now = 0. rate: its loss per second, not negative."""
+        if len(self._requests) == self._lines.shape[1]:
+            self._make_room()
+        self._place[request] = place = len(self._requests)
+        self._lines[:, place] = start, rate
+        self._requests.append(request)
+
+    def discard(self, request: Request) -> None:
+        if (place := self._place.pop(request, None)) is not None:
+            self._lines[0, place] = inf
+
+    def least(self, now: float, count: int) -> list[tuple[float, Request]]:
+        """Returns the `count` requests of the least keys, with these, in no order."""
+        start, rate = self._lines[:, : len(self._requests)]
+        keys = start - now * rate
+        places = np.flatnonzero(keys <= self._near)
+        if not min(count, len(self._place)) <= len(places) <= self._many:
+            self._near = np.partition(keys, 4 * count)[4 * count] if len(keys) > 4 * count else inf
+            places = np.flatnonzero(keys <= self._near)
+            self._many = 2 * len(places) + 32 * count
+        if len(places) > count:
+            among = keys[places]
+            last = np.partition(among, count - 1)[count - 1]
+            below = places[among < last]
+            places = np.concatenate([below, places[among == last][: count - len(below)]])
+        return [(keys[place], self._requests[place]) for place in places.tolist() if keys[place] < inf]
+
+    def _make_room(self) -> None:
+        """Takes out the places of those that have left, and leaves as many free again as are taken."""
+        kept = [*self._place.values()]
+        lines = np.zeros((2, 2 * len(kept) + 64))
+        lines[:, : len(kept)] = self._lines[:, kept]
+        self._lines, self._requests = lines, [*self._place]
+        self._place = {request: place for place, request in enumerate(self._requests)}

@@ -1,0 +1,69 @@
+"""The work of a plan does not grow with the number of waiting requests, in calls, which no clock disturbs."""
+
+import sys
+from types import FrameType
+
+import pytest
+from landscape import LANDSCAPE
+from schedules import UnitCost
+
+from cbatch import SLO, Limits, Plan, Policy, Request, Server, View
+from cbatch.kv import KVSize
+from cbatch.sim.executor import SimExecutor
+from policies.chunking import Fixed
+from policies.length_order import MOST_RANKED
+from policies.longest_first import LongestFirst
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+from policies.sarathi_serve import SarathiServe
+
+POLICIES = {
+    **LANDSCAPE,
+    "longest_first": lambda chunk: LongestFirst(Fixed(chunk)),
+    "orca": lambda chunk: Orca(),
+    "prefill_first": lambda chunk: PrefillFirst(),
+    "sarathi_serve": lambda chunk: SarathiServe(Fixed(chunk)),
+}
+BATCH, WARM_UP, PLANS = 4, 8, 12
+
+
+class Counting:
+    """Any policy, with the number of calls that each of its plans makes."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.calls = policy, list[int]()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.policy, name)
+
+    def plan(self, view: View) -> Plan:
+        self.calls.append(0)
+
+        def count(frame: FrameType, event: str, argument: object) -> None:
+            self.calls[-1] += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            return self.policy.plan(view)
+        finally:
+            sys.setprofile(None)
+
+
+def calls(name: str, num_waiting: int) -> int:
+    """Calls of some plans; before them all arrivals are taken in, and all who wait are promoted, once each."""
+    policy, cost = Counting(POLICIES[name](8)), UnitCost()
+    server = Server(SimExecutor(cost), Limits(BATCH, 200, 64, tile=1), cost, KVSize(BATCH * 3, 16), asynchronous=False)
+    asked = [
+        Request(id_, 5 + id_ % 7, 3 + id_ % 5, client=f"{id_ % 3}", slo=SLO(ttft=1e6)) for id_ in range(num_waiting)
+    ]
+    engine = server.engine(policy, asked)
+    while len(policy.calls) < WARM_UP + PLANS:
+        engine.step()
+    return sum(policy.calls[WARM_UP:])
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_plan_with_four_times_the_queue_makes_as_many_calls(name: str) -> None:
+    """The schedules differ where the shortest of more requests is shorter; a heap's depth shows in few calls."""
+    few, many = calls(name, MOST_RANKED + 20), calls(name, 4 * MOST_RANKED)
+    assert many < 1.5 * few, "work per waiting request would make it 3.5 times as many"
