@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hand_made import make_record
 from schedules import UnitCost
+from test_figures import FIGURES
 
 from cbatch import BatchShape, Request
 from cbatch.sim.cost import StageTimes
@@ -33,9 +34,16 @@ ASKED = [Request(0, 5, 3, arrival_time=0.25), Request(1, 7, 2, arrival_time=1.5)
 
 
 def test_figures_of_a_run() -> None:
-    """From the first plan, at 1 s, to the last token, at 12 s; 15 tokens of prompts and 6 of output."""
-    expected = {"total time": 11, "throughput": 21 / 11}
+    """From the first plan, at 1 s, to the last token, at 12 s; 15 tokens of prompts and 6 of output.
+
+    The one request with objectives, number 1, has its first token after 9.5 s, and had asked for it within 4.
+    """
+    expected = {"total time": 11, "throughput": 21 / 11, "attainment": 0.0}
     expected |= {"TTFT P50": 2.75, "TTFT P99": 2.75 + 0.98 * 6.75, "TBT P50": 2, "TBT P99": 2.98}
+    kinds = {"TTFT": "ttft", "TBT": "tbt", "TPOT": "tpot", "end to end": "end_to_end", "longest gap": "longest_gap"}
+    for shown, kind in kinds.items():
+        by_hand = FIGURES[f"{kind}_seconds"]
+        expected |= {f"{shown} {rank}": by_hand[rank.lower()] for rank in ("mean", "P50", "P90", "P99")}
     assert figures(RECORD) == pytest.approx(expected)
 
 

@@ -300,8 +300,8 @@ def test_an_iteration_has_one_long_prompt_and_the_short_ones_behind_the_second()
 
 
 def test_a_waiting_prompt_with_less_slack_goes_before_one_under_way() -> None:
-    """L: 10 s, due at 12, slack 0.2: 80 tokens a time, until S comes, half a second long and due 0.6 s later."""
-    slos = {"L": SLO(ttft=12), "S": SLO(ttft=0.6)}
+    """L: 10 s, due at 12, slack 0.2: 80 tokens a time, until S comes, half a second long and due at 3.75 s: 0.1 at 3.2 s."""
+    slos = {"L": SLO(ttft=12), "S": SLO(ttft=0.75)}
     found = golden(LARS(target=1.0), "L 1000/1 @0, S 50/1 @3", seconds=by_tokens, tokens=1000, slo=slos)
     assert found.schedule.startswith("L80 | L80 | L80 | L80 | S50 L")
 
@@ -330,9 +330,10 @@ class Watched(LARS):
 
 
 def test_of_many_the_least_relative_slack_is_admitted_whatever_left_before() -> None:
-    """One request at a time; most of 300 come early and wait, so places of those that left are cleared twice."""
+    """One request at a time; 150 come at first, and 150 when most of those have left, whose places are cleared then."""
     random = Random(0)
-    lines = [f"r{number} {random.randint(1, 40)}/1 @{random.uniform(0, 20):.2f}" for number in range(300)]
+    times = [40.0 * (number // 150) + random.uniform(0, 10) for number in range(300)]
+    lines = [f"r{number} {random.randint(1, 40)}/1 @{time:.2f}" for number, time in enumerate(times)]
     slos = {f"r{number}": SLO(ttft=random.uniform(1, 90)) for number in range(0, 300, 2)}
     policy = Watched(target=1.0, ttft=40.0)
     golden(policy, ", ".join(lines), batch=1, seconds=by_tokens, slo=slos)

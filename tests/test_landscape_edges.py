@@ -143,10 +143,10 @@ def test_a_preemption_makes_more_urgent_up_to_the_boost(boost: int, sixth: str) 
 
 
 def test_the_response_ratio_counts_the_tokens_processed_since_the_arrival() -> None:
-    """At 2 s 1 token since B, C came, 0 since D: 1/8, 1/4, 0. At 3 s 5 for B, 4 for D: 5/8, 4/20."""
-    requests = "A 10/2 @0, B 8/1 @1, C 4/1 @1, D 20/1 @2"
+    """At 2 s 1 token since B, C came, 0 since D, E: 1/8, 1/4, 0, 0. At 3 s 5/8 for B, 4/20 and 4/8; at 4 s 12/20 and 12/8."""
+    requests = "A 10/2 @0, B 8/1 @1, C 4/1 @1, D 20/1 @2, E 8/1 @2"
     found = golden(LengthOrder(Fixed(100), Predictor(), "hrrn"), requests, batch=1)
-    assert found.schedule == "A10 | A1 | C4 | B8 | D20"
+    assert found.schedule == "A10 | A1 | C4 | B8 | E8 | D20"
 
 
 @pytest.mark.parametrize(("number", "first"), [(128, 127), (129, 0)])
