@@ -8,13 +8,13 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
@@ -44,7 +44,26 @@ class ReaderEnded(BaseException):
     """The output is a pipe without a reader; ends a sweep, also from a worker's process."""
 
 
-def run_job(config: DictConfig) -> float | None:
+class Work(NamedTuple):
+    """What a job does in its folder, by default a run.
+
+    read_finished, serve: as `experiments.store.run_folder.read_finished` and `experiments.serve.serve`.
+    text, line: of the summary; of its name and the summary, in a sweep. stem: what the name of a new folder ends with.
+    figures: beginnings of the names of its own figures, for `objective`.
+    """
+
+    read_finished: Callable[[Path, Mapping[str, Any]], dict[str, Any] | None] = read_finished
+    serve: Callable[..., dict[str, Any]] = serve
+    text: Callable[[Mapping[str, Any]], str] = run_text
+    line: Callable[[str, Mapping[str, Any]], str] = run_line
+    stem: str = ""
+    figures: tuple[str, ...] = ()
+
+
+RUN = Work()
+
+
+def run_job(config: DictConfig, work: Work = RUN) -> float | None:
     """Serves the workload, writes the run's folder and prints the figures.
 
     In a sweep a run that has finished before is not repeated, and one that fails does not end the others: it is noted in
@@ -65,11 +84,12 @@ def run_job(config: DictConfig) -> float | None:
         raise Refused(
             "objective=null: this sweeper needs a figure of summary.json; give objective=ttft_seconds.p99, say"
         )
-    if (objective := config.get("objective")) is not None and not may_exist(str(objective)):
+    objective = config.get("objective")
+    if objective is not None and not may_exist(str(objective)) and not str(objective).startswith(work.figures):
         raise Refused(_no_such_figure(str(objective), _figures()))
     try:
         settings: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
-        summary = (_run_of_sweep if sweeping else _single_run)(settings, hydra)
+        summary = (_run_of_sweep if sweeping else _single_run)(settings, hydra, work)
         key = settings["objective"]
         return None if key is None else objective_of(summary, str(key))
     except BrokenPipeError:
@@ -154,37 +174,37 @@ def _note_error(path: Path, line: str) -> None:
         raise Refused(f"{problem}; make room, and run the same command with its sweep=") from error
 
 
-def _single_run(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str, Any]:
+def _single_run(settings: Mapping[str, Any], hydra: HydraConf, work: Work) -> Mapping[str, Any]:
     if hydra.sweeper.get("params"):
         raise ConfigError(f"experiment={hydra.runtime.choices['experiment']} is a sweep; add -m")
     if settings["output"] is None:
         policy = option_name(hydra.runtime.choices, "policy", settings["policy"])
-        stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(policy)}"
+        stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(policy)}{work.stem}"
         chosen: AbstractContextManager[Path] = new_run_folder(stem)
     else:
         chosen = nullcontext(_output_folder(settings["output"]))
     with chosen as folder:
-        if summary := read_finished(folder, settings):
+        if summary := work.read_finished(folder, settings):
             if (changed := _other_code(summary, settings)) and settings["other_code"] == "rerun":
                 remedy = "give another output=, remove the folder, or keep it with other_code=keep"
                 raise ConfigError(f"{folder} holds this run, made by other code ({changed}); {remedy}")
             print(f"{folder} holds this run already{_by(changed)}; remove it to run again")
             return summary
         check_free(folder / UNFINISHED)  # before weights are loaded
-        summary = serve(settings, folder, _command(hydra), say=partial(print, flush=True))
-    print(run_text(summary))
+        summary = work.serve(settings, folder, _command(hydra), say=partial(print, flush=True))
+    print(work.text(summary))
     print(f"\nresults: {folder}")
     return summary
 
 
-def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str, Any]:
+def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf, work: Work) -> Mapping[str, Any]:
     if settings["output"] is not None:
         raise ConfigError(f"output={settings['output']} names the folder of a single run; name a sweep with sweep=")
     folder = _sweep_folder(hydra) / folder_name(hydra.job.override_dirname)
     alone = hydra.runtime.choices["hydra/launcher"] == "basic"  # others share the terminal: no bar can be drawn
     waits = False
     while True:
-        if summary := read_finished(folder, settings):
+        if summary := work.read_finished(folder, settings):
             changed = _other_code(summary, settings)
             if not changed or settings["other_code"] == "keep":
                 print(f"{folder.name}: finished before{_by(changed)}", flush=True)
@@ -192,8 +212,8 @@ def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf) -> Mapping[str,
             print(f"{folder.name}: runs again, was made by other code ({changed})", flush=True)
         try:
             check_free(folder / UNFINISHED)
-            summary = serve(settings, folder, _command(hydra), replace=True, say=lambda line: None, bar=alone)
-            print(run_line(folder.name, summary), flush=True)
+            summary = work.serve(settings, folder, _command(hydra), replace=True, say=lambda line: None, bar=alone)
+            print(work.line(folder.name, summary), flush=True)
             return summary
         except ClaimedError as error:  # the same run, by another worker, or by one that survived an earlier command
             if not error.visible:

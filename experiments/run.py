@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from datetime import datetime
 from functools import partial
 from io import StringIO
+from pathlib import Path
+from typing import NamedTuple
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -24,9 +26,9 @@ from experiments.config.error_lines import CONFIG_FOLDER, one_line
 from experiments.config.run_options import parse_options
 from experiments.job import ReaderEnded, Refused, run_job
 from experiments.store.crash_report import TerminatedError, sigterm_raises
-from experiments.store.run_folder import remove_killed
+from experiments.store.run_folder import remove_killed, run_folders
 from experiments.store.runs import ERRORS
-from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, sweep_folder
+from experiments.sweep import claimed_sweep, end_of_sweep, how_to_resume, run_table, sweep_folder
 
 _FULL_ERROR = "HYDRA_FULL_ERROR"
 
@@ -44,16 +46,32 @@ _NOT_LISTED = (
 """Groups that --help omits: parts of other options, and Hydra's own ways of writing."""
 
 
-def main() -> int:
+class Command(NamedTuple):
+    """A command whose settings Hydra composes. config: their file in conf/. job: what it does with those of one run.
+
+    folders, table: the finished ones in and below a folder; their table. alone: what an interrupted single run leaves.
+    """
+
+    config: str
+    job: Callable[[DictConfig], float | None]
+    folders: Callable[[Path], list[Path]]
+    table: Callable[[Path], str]
+    alone: str = "nothing was written"
+
+
+RUN = Command("config", run_job, run_folders, run_table)
+
+
+def main(command: Command = RUN) -> int:
     """Runs the command line; returns the exit status.
 
     0, 2 for an error, 130 after Ctrl-C, 141 if the reader of the output has ended, 143 after SIGTERM.
     """
     with ExitStack() as claims:  # released after the last line that is printed
-        return ends_with_its_reader(partial(_main, claims))
+        return ends_with_its_reader(partial(_main, command, claims))
 
 
-def _main(claims: ExitStack) -> int:
+def _main(command: Command, claims: ExitStack) -> int:
     gc.set_threshold(20_000)  # allocations; few of the settings and requests about to be made are garbage
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_job`
     began = datetime.now()
@@ -69,32 +87,39 @@ def _main(claims: ExitStack) -> int:
             sweep = claims.enter_context(claimed_sweep(arguments))
             (sweep_folder(sweep) / ERRORS).unlink(missing_ok=True)
         with sigterm_raises(), _hydra_raises():
-            hydra_main = hydra.main(config_path=str(CONFIG_FOLDER), config_name="config", version_base="1.3")(run_job)
+            hydra_main = hydra.main(config_path=str(CONFIG_FOLDER), config_name=command.config, version_base="1.3")(
+                command.job
+            )
             if options.help:
                 print(_help(hydra_main))
             elif _needs_hydra_main(arguments):
                 hydra_main()
             else:
-                run_job(_compose(arguments))
+                command.job(_compose(command.config, arguments))
     except ReaderEnded:
         raise BrokenPipeError from None
     except KeyboardInterrupt:
         if sweep is not None:
             remove_killed(sweep_folder(sweep), since=began)
-        print(f"\ninterrupted; {how_to_resume(sweep)}", file=sys.stderr)
+        print(f"\ninterrupted; {_how_to_go_on(command, sweep)}", file=sys.stderr)
         return 130
     except TerminatedError as error:
-        print(error if sweep is None else f"terminated; {how_to_resume(sweep)}", file=sys.stderr)
+        print(error if sweep is None else f"terminated; {_how_to_go_on(command, sweep)}", file=sys.stderr)
         return 143
     except (Exception, Refused) as error:
-        message = str(error) if isinstance(error, Refused) else one_line(error, options.overrides, options.config_dir)
+        refused = isinstance(error, Refused)
+        message = str(error) if refused else one_line(error, options.overrides, options.config_dir, command.config)
         if sweep is not None and str(error) == _ALL_FAILED and not traceback_wanted:
-            return end_of_sweep(sweep)
+            return end_of_sweep(sweep, command.folders, command.table)
         if message is None or traceback_wanted:
             raise
         print(f"error: {message}", file=sys.stderr)
         return 2
-    return 0 if sweep is None else end_of_sweep(sweep)
+    return 0 if sweep is None else end_of_sweep(sweep, command.folders, command.table)
+
+
+def _how_to_go_on(command: Command, sweep: str | None) -> str:
+    return command.alone if sweep is None else how_to_resume(sweep, len(command.folders(sweep_folder(sweep))))
 
 
 def _help(hydra_main: Callable[[], object]) -> str:
@@ -109,10 +134,10 @@ def _needs_hydra_main(arguments: list[str]) -> bool:
     return any(argument.startswith("-") or "hydra" in argument for argument in arguments)
 
 
-def _compose(overrides: list[str]) -> DictConfig:
+def _compose(name: str, overrides: list[str]) -> DictConfig:
     """Composes the settings of one run, once; `hydra.main` would do it twice, first to see whether they are a sweep."""
     with hydra.initialize_config_dir(str(CONFIG_FOLDER), job_name="run", version_base="1.3"):
-        config = hydra.compose("config", overrides, return_hydra_config=True)
+        config = hydra.compose(name, overrides, return_hydra_config=True)
     HydraConfig.instance().set_config(config)
     with open_dict(config):
         del config["hydra"]

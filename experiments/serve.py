@@ -76,7 +76,7 @@ def serve(
             record = _run(run, command, folder, say, bar)
         requests = collect_served(record)
         figures = figures_of(run, record, requests)
-        about = {**_about(run, settings, command), "code": sources, "wall_seconds": time.perf_counter() - began}
+        about = {**about_run(run, settings, command), "code": sources, "wall_seconds": time.perf_counter() - began}
         title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
         summary = {"about": about, **figures}
         write_results(folder, record, requests, summary, timeline_title=title, decode=_decoder(run))
@@ -153,7 +153,7 @@ def _say_chosen(run: Run, command: Command, say: Callable[[str], None]) -> None:
         say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
 
 
-def _about(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str, Any]:
+def about_run(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str, Any]:
     """Returns the origin of the figures: what was chosen, the hardware, the versions."""
     policy, choices = settings["policy"], command.choices
     chunks = policy.get("chunking") is not None

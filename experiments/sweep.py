@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from cbatch import ConfigError
 from experiments.store.claim import claimed, make_new_folder
 from experiments.store.crash_report import UNFINISHED
-from experiments.store.run_folder import CONFIG, run_folders
+from experiments.store.run_folder import CONFIG
 from experiments.store.runs import ERRORS, drop_repeats, label_runs, omitted_text, read_runs
 from experiments.store.text import sweep_text
 
@@ -66,10 +66,10 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
     return str(value)
 
 
-def end_of_sweep(sweep: str) -> int:
+def end_of_sweep(sweep: str, folders: Callable[[Path], list[Path]], table: Callable[[Path], str]) -> int:
     """Prints the table of the sweep's runs, the best one if it was a search, and how many failed; returns the exit status."""
-    if finished := run_folders(sweep_folder(sweep)):
-        print(f"\n{_table(sweep_folder(sweep))}\n{_best(sweep)}results: {sweep_folder(sweep)}")
+    if finished := folders(sweep_folder(sweep)):
+        print(f"\n{table(sweep_folder(sweep))}\n{_best(sweep)}results: {sweep_folder(sweep)}")
     errors = sweep_folder(sweep) / ERRORS
     if not errors.exists():
         if finished:
@@ -85,7 +85,7 @@ def end_of_sweep(sweep: str) -> int:
     return 2
 
 
-def _table(folder: Path) -> str:
+def run_table(folder: Path) -> str:
     """Returns the table of the sweep's runs; instead, what is wrong with a file that was changed after its run."""
     try:
         runs, omitted = drop_repeats(read_runs(folder))
@@ -119,10 +119,7 @@ def sweep_folder(sweep: str) -> Path:
     return Path(f"multirun/{sweep}")  # as conf/config.yaml puts it together
 
 
-def how_to_resume(sweep: str | None) -> str:
-    if sweep is None:
-        return "nothing was written"
+def how_to_resume(sweep: str, num_finished: int) -> str:
     return (
-        f"runs finished: {len(run_folders(sweep_folder(sweep)))}, in {sweep_folder(sweep)}; "
-        f"the same command with sweep={sweep} runs the others"
+        f"runs finished: {num_finished}, in {sweep_folder(sweep)}; the same command with sweep={sweep} runs the others"
     )

@@ -17,6 +17,7 @@ from cbatch.request_spec import NO_SLO
 from cbatch.results.metrics import Floats, Objectives, Served, Window, mean
 
 _OBJECTIVES = ("ttft", "tbt", "total")
+_ALWAYS = Window(-np.inf, np.inf)
 
 
 class Attained(NamedTuple):
@@ -42,7 +43,7 @@ def attainment(asked: Sequence[Request], served: Served, window: Window) -> dict
     asked = [request for request in asked if request.slo != NO_SLO]
     if not asked:
         return {}
-    found = _attained(asked, served, window, Objectives())
+    found = judge(asked, served, window, Objectives())
     tiers = np.array([request.tier or "" for request in asked])
     by_tier = {str(tier): _shares(found.of(tiers == tier)) for tier in np.unique(tiers[tiers != ""])}
     return {**_shares(found), "tiers": by_tier}
@@ -60,13 +61,21 @@ def goodput(
     asked = [request for request in asked if objectives.stated or request.slo != NO_SLO]
     if not asked:
         return {}
-    found = _attained(asked, served, window, objectives)
+    found = judge(asked, served, window, objectives)
     attained = found.met[:, found.counted].all(axis=0)
     return {"requests_per_second": float(attained.sum()) / (seconds or float("nan")), "attained_share": mean(attained)}
 
 
-def _attained(asked: Sequence[Request], served: Served, window: Window, others: Objectives) -> Attained:
-    """others: of requests without objectives of their own."""
+def judge(
+    asked: Sequence[Request],
+    served: Served,
+    window: Window = _ALWAYS,
+    others: Objectives = Objectives(),  # noqa: B008
+) -> Attained:
+    """Which objectives requests met: `SLO.ttft`, `tbt` and `total`, and TPOT. Those not among `served` met none.
+
+    others: objectives of requests without their own.
+    """
     place = {id_: index for index, id_ in enumerate(served.id.tolist())}
     index = np.array([place.get(request.id, -1) for request in asked])
     ends = [np.inf if request.finished_at is None else request.finished_at for request in asked]

@@ -37,9 +37,14 @@ def search_path(config_dir: str) -> str:
     return f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"
 
 
-def one_line(error: BaseException, overrides: Sequence[str] = (), config_dir: str | None = None) -> str | None:
-    """The message for a user error; None for any other, and if the reader of the output has ended. overrides, config_dir: of the command line."""
-    without = partial(_without_keys, overrides, config_dir)
+def one_line(
+    error: BaseException, overrides: Sequence[str] = (), config_dir: str | None = None, name: str = "config"
+) -> str | None:
+    """The message for a user error; None for any other, and if the reader of the output has ended.
+
+    overrides, config_dir: of the command line. name: of the command's file of settings in conf/.
+    """
+    without = partial(_without_keys, name, overrides, config_dir)
     match error:
         case CbatchError():
             text = str(error).strip() or f"{type(error).__name__}, raised without a message"
@@ -156,18 +161,18 @@ def _other_name(section: str, config: DictConfig) -> str | None:
     return str(OmegaConf.to_container(holder, resolve=False)[name]).strip("${}")  # type: ignore[call-overload, index]
 
 
-def _without_keys(overrides: Sequence[str], config_dir: str | None, key: str) -> DictConfig:
+def _without_keys(name: str, overrides: Sequence[str], config_dir: str | None, key: str) -> DictConfig:
     """Compose the configuration with the chosen groups, in a sweep the first that lack `key`, and no other override."""
     own = [search_path(config_dir)] if config_dir else []
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         try:
             for choices in islice(product(*map(_choices, overrides)), _MOST_CHOICES):
-                config = compose("config", [*own, *chain(*choices)], return_hydra_config=True)
+                config = compose(name, [*own, *chain(*choices)], return_hydra_config=True)
                 if OmegaConf.select(config, key, default=_ABSENT) is _ABSENT:
                     break
             return config
         except Exception:  # one of the choices is wrong as well
-            return compose("config", return_hydra_config=True)
+            return compose(name, return_hydra_config=True)
 
 
 def _choices(override: str) -> list[list[str]]:

@@ -1,0 +1,32 @@
+"""`python -m experiments.capacity key=value ...`: the highest request rate at which objectives are met, with an interval.
+
+With -m, comma-separated values are swept, as in `experiments.run`. `--help` lists all keys.
+"""
+
+import sys
+
+from omegaconf import DictConfig
+
+from experiments.capacity.command import measure
+from experiments.capacity.folder import capacity_folders, read_finished
+from experiments.capacity.report import capacity_line, capacity_table, capacity_text
+from experiments.job import Work, run_job
+from experiments.run import Command, main
+
+_WORK = Work(read_finished, measure, capacity_text, capacity_line, "_capacity", ("capacity.",))
+
+
+def _job(config: DictConfig) -> float | None:
+    return run_job(config, _WORK)
+
+
+COMMAND = Command(
+    "capacity",
+    _job,
+    capacity_folders,
+    capacity_table,
+    alone="simulations that ended are kept in output=FOLDER, the same command goes on from them",
+)
+
+if __name__ == "__main__":
+    sys.exit(main(COMMAND))

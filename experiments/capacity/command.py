@@ -1,0 +1,174 @@
+"""One capacity from plain settings: checks them, searches on all cores, writes the folder."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from cbatch import ConfigError
+from cbatch.request_spec import SLO
+from cbatch.validation import Give, positive, read, whole
+from experiments.capacity.definitions import Criterion, Rule
+from experiments.capacity.estimate import CONFIDENCE, Shares, alone, by_replication
+from experiments.capacity.folder import CAPACITY, Simulations, open_simulations
+from experiments.capacity.replications import Outcome, natural_rate, num_recorded, replicate, simulate
+from experiments.capacity.search import FIRST, Found, Search, Wanted
+from experiments.config.assemble import assemble
+from experiments.config.backends import Simulated
+from experiments.config.construct import construct
+from experiments.serve import Command, about_run
+from experiments.store.provenance import write_json
+from experiments.store.sources import sources_of
+
+_REQUESTS, _PIECES = 2000, 20
+_MOST_REQUESTS = 1_000_000
+
+Share = Annotated[float, Field(gt=0, lt=1, strict=True), Give("a share between 0 and 1, as in 0.99")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """The keys of conf/capacity.yaml."""
+
+    slo: SLO
+    definition: Literal["joint", "sarathi_serve", "vidur", "distserve", "qoserve"]
+    attainment: Share
+    requests: Literal["auto"] | Annotated[int, whole(20, _MOST_REQUESTS)]
+    replications: Annotated[int, whole(3, 10_000)]
+    accuracy: Annotated[float, positive("0.03 for ±3%")]
+    cores: Literal["auto"] | Annotated[int, whole(1, 1024)]
+
+
+def measure(
+    settings: Mapping[str, Any],
+    folder: Path,
+    command: Command = Command(),  # noqa: B008 - frozen
+    *,
+    replace: bool = False,
+    say: Callable[[str], None] = print,
+    bar: bool = True,
+) -> dict[str, Any]:
+    """Searches a capacity and writes its folder; returns what capacity.json holds. The arguments are those of `serve`.
+
+    Raises:
+        CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be found.
+    """
+    began = time.perf_counter()
+    keys, run_settings = split(settings)
+    if not isinstance(backend := construct("backend", run_settings["backend"], needs=("name",)), Simulated):
+        raise ConfigError(f"backend={backend.name}: a capacity is searched in simulation; give backend=sim")
+    rule = Rule(keys.definition, keys.slo, keys.attainment, bool(run_settings["workload"].get("tiers")))
+    wanted = _wanted(keys, run_settings["workload"], rule)
+    natural_rate(run_settings["workload"], wanted.requests)  # it has one
+    run = assemble(replicate(run_settings, 0, 1.0, wanted.requests))
+    code = sources_of(run_settings)
+    about = {**about_run(run, run_settings, command), "code": code}
+    with open_simulations(folder, settings, code) as simulations, _pool(keys, bar) as pool:
+        if simulations.resumed:
+            say(f"{simulations.resumed} simulations of an earlier search are kept")
+        work = partial(simulate, run_settings, rule)
+        search = Search(wanted, partial(_simulate, pool, work, simulations), say)
+        found = search.run()
+        about["wall_seconds"] = time.perf_counter() - began
+        summary = {"about": about, "capacity": figures(found, keys, search.outcomes), **_details(found, rule.criteria)}
+        write_json(folder / CAPACITY, {**summary, "settings": dict(settings)})
+    return summary
+
+
+def split(settings: Mapping[str, Any]) -> tuple[Keys, dict[str, Any]]:
+    """The keys of the search, and the settings of a run."""
+    own = {key: settings[key] for key in Keys.__dataclass_fields__}
+    return read(Keys, own), {key: value for key, value in settings.items() if key not in own}
+
+
+def _wanted(keys: Keys, workload: Mapping[str, Any], rule: Rule) -> Wanted:
+    definition, recorded = rule.definition, num_recorded(workload)
+    requests = keys.requests
+    if requests == "auto":
+        requests = definition.requests or (_REQUESTS if recorded is None else max(recorded // _PIECES, 1))
+    least, warmup = min(FIRST, keys.replications), 0 if definition.all_count else None
+    if recorded is not None and recorded // requests < least:
+        problem = (
+            f"a trace of {recorded} requests makes {recorded // requests} replications, at least {least} are needed"
+        )
+        raise ConfigError(f"requests={requests}: {problem}; give requests={recorded // least}, or a longer trace")
+    grows = keys.requests == "auto" and warmup is None
+    return Wanted(rule.criteria, requests, keys.replications, keys.accuracy, warmup, recorded, grows)
+
+
+@contextmanager
+def _pool(keys: Keys, alone: bool) -> Iterator[ProcessPoolExecutor | None]:
+    """Processes that simulate; None for one core: this process. alone: no launcher runs other searches beside this one."""
+    cores = keys.cores if keys.cores != "auto" else (os.cpu_count() or 1) if alone else 1
+    if cores == 1:
+        yield None
+        return
+    pool = ProcessPoolExecutor(cores)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _simulate(
+    pool: ProcessPoolExecutor | None,
+    work: Callable[[int, float, int, int], Outcome],
+    simulations: Simulations,
+    pairs: Sequence[tuple[int, float]],
+    requests: int,
+    warmup: int,
+) -> list[Outcome]:
+    """Simulates what has not been before."""
+    keys = [(rate, number, requests, warmup) for number, rate in pairs]
+    new = [
+        (number, rate, requests, warmup)
+        for (number, rate), key in zip(pairs, keys, strict=True)
+        if simulations.find(key) is None
+    ]
+    for outcome in (pool.map if pool else map)(work, *zip(*new, strict=True)) if new else ():
+        simulations.add(outcome)
+    return [outcome for outcome in map(simulations.find, keys) if outcome is not None]
+
+
+def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What is reported of a capacity."""
+    single = alone(found.shares)
+    return {
+        "requests_per_second": found.rate,
+        "low": found.low,
+        "high": found.high,
+        "confidence": CONFIDENCE,
+        "replications": len(found.shares[0].good),
+        "requests": found.requests,
+        "warmup_requests": found.warmup,
+        "definition": keys.definition,
+        "attainment": keys.attainment,
+        "slo": asdict(keys.slo),
+        "one_alone": {"least": min(single, default=np.nan), "most": max(single, default=np.nan)},
+        "simulations": len(outcomes),
+        "cpu_seconds": sum(outcome.seconds for outcome in outcomes),
+    }
+
+
+def _details(found: Found, rules: Sequence[Criterion]) -> dict[str, Any]:
+    """The shares at each rate, by criterion, and what a paired comparison needs."""
+    curves = {rule.name: _curve(shares) for rule, shares in zip(rules, found.shares, strict=True)}
+    return {"curves": curves, "by_replication": by_replication(found.shares)}
+
+
+def _curve(shares: Shares) -> dict[str, Any]:
+    low, high = shares.band()
+    columns = {"rate": shares.rates, "share": shares.share(), "low": low, "high": high}
+    return {
+        "level": shares.level,
+        "replications": shares.num_replications.tolist(),
+        **{name: column.tolist() for name, column in columns.items()},
+    }

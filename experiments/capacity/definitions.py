@@ -1,0 +1,141 @@
+"""When a server copes with a rate: the joint attainment of objectives, or the rule of a published search.
+
+Every rule is a conjunction of shares. "P99 of the time between tokens is at most 0.1 s" says that at least 99% of the gaps
+are at most 0.1 s; that form has a mean over replications, and so an interval. The capacity is the least over the shares.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cbatch import ConfigError, Request
+from cbatch.request_spec import NO_SLO, SLO
+from cbatch.results.attainment import judge
+from cbatch.results.metrics import Served
+
+Count = tuple[int, int]
+"""How many are good, of how many."""
+
+
+class Criterion(NamedTuple):
+    """A share that must be at least `level`. good: of the counted requests, and of those of them that were served."""
+
+    name: str
+    level: float
+    good: Callable[[Sequence[Request], Served], Count]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A rule.
+
+    criteria: from the objectives and the attainment asked for. needs: the objectives without which it is undefined.
+    requests: per replication, as published; None: enough for the warm-up.
+    all_count: the first and last requests count too, as in the published searches.
+    """
+
+    criteria: Callable[[SLO, float], list[Criterion]]
+    needs: Sequence[str] = ()
+    requests: int | None = None
+    all_count: bool = True
+
+
+def _joint(slo: SLO, level: float) -> list[Criterion]:
+    return [Criterion("attainment", level, lambda asked, served: _met(asked, served, (True, True, True)))]
+
+
+def _sarathi_serve(slo: SLO, _: float) -> list[Criterion]:
+    """The search of branch osdi-sarathi-serve: P50 of the scheduling delay <= 2 s, P99 of all gaps <= the objective."""
+    return [_delays(0.5, 2.0), Criterion("tbt", 0.99, lambda _, served: _below(served.gaps()[0], slo.tbt))]
+
+
+def _vidur(slo: SLO, _: float) -> list[Criterion]:
+    """Vidur's config_optimizer: P99 of the scheduling delay <= 5 s, and nothing else."""
+    return [_delays(0.99, 5.0)]
+
+
+def _distserve(slo: SLO, _: float) -> list[Criterion]:
+    """DistServe's search: P90 of TTFT and P90 of TPOT, each on its own; the objective `tbt` is its TPOT."""
+    return [
+        Criterion("ttft", 0.9, lambda asked, served: _below(served.ttft, slo.ttft, len(asked))),
+        Criterion("tpot", 0.9, lambda asked, served: _below(np.nan_to_num(served.tpot), slo.tbt, len(asked))),
+    ]
+
+
+def _qoserve(slo: SLO, _: float) -> list[Criterion]:
+    """QoServe: at most 1% of the requests violate theirs, which are of the first and of the last token only."""
+    return [Criterion("attainment", 0.99, lambda asked, served: _met(asked, served, (True, False, True)))]
+
+
+DEFINITIONS = {
+    "joint": Definition(_joint, all_count=False),
+    "sarathi_serve": Definition(_sarathi_serve, ("tbt",), 2048),
+    "vidur": Definition(_vidur, (), 16_000),
+    "distserve": Definition(_distserve, ("ttft", "tbt"), 1000),
+    "qoserve": Definition(_qoserve, (), 42_000),
+}
+"""By name: the default, and the rules of published searches (docs/capacity.md)."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A definition with its objectives. attainment: the share for definition=joint.
+
+    tiers: the workload's service classes have objectives of their own.
+
+    Raises:
+        ConfigError: an objective that the definition needs is not set.
+    """
+
+    name: str
+    slo: SLO
+    attainment: float
+    tiers: bool = False
+
+    def __post_init__(self) -> None:
+        for key in self.definition.needs:
+            if getattr(self.slo, key) is None:
+                raise ConfigError(f"definition={self.name}: needs an objective, give slo.{key}=SECONDS")
+        if self.name in ("joint", "qoserve") and self.slo == NO_SLO and not self.tiers:
+            raise ConfigError(
+                f"definition={self.name}: no objective is set; give slo.ttft=SECONDS, slo.tbt=SECONDS or both"
+            )
+
+    @property
+    def definition(self) -> Definition:
+        return DEFINITIONS[self.name]
+
+    @property
+    def criteria(self) -> list[Criterion]:
+        return self.definition.criteria(self.slo, self.attainment)
+
+
+def select(served: Served, first: int, end: int) -> Served:
+    """The served requests with ids from `first` to before `end`."""
+    rows = (served.id >= first) & (served.id < end)
+    tokens = (served.token_ids >= first) & (served.token_ids < end)
+    columns: dict[str, Any] = {
+        field.name: getattr(served, field.name)[tokens if field.name.startswith("token_") else rows]
+        for field in fields(served)
+    }
+    return replace(served, **columns)
+
+
+def _delays(level: float, limit: float) -> Criterion:
+    return Criterion(
+        "scheduling delay", level, lambda asked, served: _below(served.scheduling_delay, limit, len(asked))
+    )
+
+
+def _below(values: Any, limit: float | None, total: int | None = None) -> Count:
+    """total: of how many, those without a value included; None: of the values."""
+    return int((values <= limit).sum()), len(values) if total is None else total
+
+
+def _met(asked: Sequence[Request], served: Served, which: Sequence[bool]) -> Count:
+    """Requests that met those of their objectives ttft, tbt and total that `which` selects, all at once."""
+    asked = [request for request in asked if request.slo != NO_SLO]
+    met = judge(asked, served).met[[*which, True]]
+    return int(met.all(axis=0).sum()), len(asked)

@@ -1,0 +1,140 @@
+"""Replications of a workload at any rate, on common random numbers: a rate only stretches the time between arrivals.
+
+Replication k of a random workload has seed + k: arrivals, lengths and classes of its own, the same at every rate and under
+every policy. Of a recorded trace it is the k-th piece, as there is nothing to draw. Each piece is stretched to the rate on its own:
+a rate that drifts over the hours is no capacity; bursts, lengths and their order stay as recorded.
+"""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from cbatch import ConfigError, Request
+from cbatch.request import spec_of
+from cbatch.request_spec import RequestSpec
+from cbatch.results.metrics import collect_served
+from experiments.capacity.definitions import Count, Rule, select
+from experiments.config.assemble import assemble
+from experiments.config.construct import construct
+from experiments.workloads import OpenLoop, TraceReplay, Vocabulary, Workload
+
+Section = Mapping[str, Any]
+_NUM_FOR_RATE = 4  # replications whose mean rate is that of a random workload
+
+
+class Outcome(NamedTuple):
+    """One simulation. counts: of each criterion. in_system: mean number of requests. seconds: of CPU time."""
+
+    rate: float
+    replication: int
+    requests: int
+    warmup: int
+    counts: tuple[Count, ...]
+    in_system: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Replication:
+    """A workload, for `assemble`: replication `number` of the one that `section` describes, in JSON.
+
+    rate: mean requests per second. num_requests: its length.
+    """
+
+    section: str
+    number: int
+    rate: float
+    num_requests: int
+
+    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+        specs = _replication(self.section, self.number, self.num_requests)
+        recorded = isinstance(_workload(self.section), TraceReplay)
+        natural = _mean_rate([specs], self.section) if recorded else _natural_rate(self.section, self.num_requests)
+        factor, begin = natural / self.rate, specs[0].arrival_time
+        return [
+            Request.from_spec(replace(spec, id=id_, arrival_time=(spec.arrival_time - begin) * factor))
+            for id_, spec in enumerate(specs)
+        ]
+
+
+def num_recorded(workload: Section) -> int | None:
+    """How many requests a recorded trace has; None for a random workload."""
+    section = as_json(workload)
+    return len(_drawn(section, None, None)) if isinstance(_workload(section), TraceReplay) else None
+
+
+def natural_rate(workload: Section, num_requests: int) -> float:
+    """Mean requests per second of a workload as its settings stand.
+
+    Raises:
+        ConfigError: all of its requests arrive together.
+    """
+    return _natural_rate(as_json(workload), num_requests)
+
+
+def as_json(section: Section) -> str:
+    return json.dumps(section, sort_keys=True)
+
+
+@lru_cache(maxsize=2)
+def _workload(section: str) -> Workload:
+    workload: Workload = construct("workload", json.loads(section), needs=("requests",))
+    return workload
+
+
+@lru_cache(maxsize=8)
+def _drawn(section: str, number: int | None, num_requests: int | None) -> Sequence[RequestSpec]:
+    """The requests of a workload with another seed and length; None keeps those of the settings."""
+    workload: Any = _workload(section)
+    if number is not None:
+        workload = replace(workload, seed=workload.seed + number, num_requests=num_requests)
+    return [spec_of(request) for request in workload.requests(None)]
+
+
+def _replication(section: str, number: int, num_requests: int) -> Sequence[RequestSpec]:
+    """What replication `number` asks for."""
+    if not isinstance(_workload(section), TraceReplay):
+        return _drawn(section, number, num_requests)
+    return _drawn(section, None, None)[number * num_requests :][:num_requests]
+
+
+@lru_cache(maxsize=2)
+def _natural_rate(section: str, num_requests: int) -> float:
+    workload = _workload(section)
+    if isinstance(workload, OpenLoop) and (rate := getattr(workload.arrivals, "rate", None)):
+        return float(rate)
+    if isinstance(workload, TraceReplay):
+        drawn = [_drawn(section, None, None)]
+    else:
+        drawn = [_drawn(section, number, num_requests) for number in range(_NUM_FOR_RATE)]
+    return _mean_rate(drawn, section)
+
+
+def _mean_rate(replications: Sequence[Sequence[RequestSpec]], section: str) -> float:
+    if not (spans := sum(specs[-1].arrival_time - specs[0].arrival_time for specs in replications)) > 0:
+        remedy = "its requests arrive together; choose an open loop or a trace with times, as in workload=open_loop"
+        raise ConfigError(f"workload: {json.loads(section)['_target_']} has no rate: {remedy}")
+    return sum(len(specs) - 1 for specs in replications) / spans
+
+
+def replicate(settings: Section, number: int, rate: float, num_requests: int) -> dict[str, Any]:
+    """The settings of the run that serves one replication at one rate."""
+    target = f"{Replication.__module__}.{Replication.__name__}"
+    section = as_json(settings["workload"])
+    workload = {"_target_": target, "section": section, "number": number, "rate": rate, "num_requests": num_requests}
+    return {**settings, "workload": workload, "timeline": False, "decisions": False}
+
+
+def simulate(settings: Section, rule: Rule, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:
+    """Serves one replication at one rate to its end. warmup: so many requests do not count, first and last."""
+    began = time.process_time()
+    run = assemble(replicate(settings, number, rate, num_requests))
+    served = collect_served(run.engine.run())
+    first, end = warmup, num_requests - warmup
+    part = select(served, first, end)
+    counts = tuple(criterion.good(run.requests[first:end], part) for criterion in rule.criteria)
+    in_system = rate * float(served.end_to_end.mean()) if len(served.id) else float("inf")
+    return Outcome(rate, number, num_requests, warmup, counts, in_system, time.process_time() - began)

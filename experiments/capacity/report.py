@@ -1,0 +1,94 @@
+"""Text about capacities: one in full, one in a line, those of a sweep as a table."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from experiments.capacity.folder import as_run, capacity_folders
+from experiments.store.runs import label_runs
+from experiments.store.text import format_share, name_of, origin_of
+
+Summary = Mapping[str, Any]
+
+
+def capacity_text(summary: Summary) -> str:
+    """One capacity in full."""
+    about, found = summary["about"], summary["capacity"]
+    rows = [("capacity", f"{interval(found)}, 95% interval, {_replications(found)}"), ("holds", _rule(summary))]
+    if found["warmup_requests"]:
+        rows.append(("counted", f"all but the first and last {found['warmup_requests']:,} requests of a replication"))
+    single = found["one_alone"]
+    rows.append(
+        ("one alone", f"{single['least']:.4g} to {single['most']:.4g}: what searches with one replication return")
+    )
+    rows.append(
+        (
+            "took",
+            f"{about['wall_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of CPU for {found['simulations']} simulations",
+        )
+    )
+    head = [f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}", origin_of(about)]
+    return "\n".join([*head, "", tabulate(rows, tablefmt="plain", disable_numparse=True), "", _curves(summary)])
+
+
+def _curves(summary: Summary) -> str:
+    """A table of the shares at each rate."""
+    curves = summary["curves"]
+    first = next(iter(curves.values()))
+    rows = [
+        [f"{rate:.4g}", first["replications"][index], *(_share(curve, index) for curve in curves.values())]
+        for index, rate in enumerate(first["rate"])
+    ]
+    return tabulate(rows, ["requests/s", "replications", *curves], disable_numparse=True, stralign="right")
+
+
+def _share(curve: Summary, index: int) -> str:
+    low, high = (100 * curve[end][index] for end in ("low", "high"))
+    return f"{100 * curve['share'][index]:.2f}% [{low:.2f}, {high:.2f}]"
+
+
+def _rule(summary: Summary) -> str:
+    """What holds up to the capacity."""
+    found = summary["capacity"]
+    limits = " and ".join(f"{key} {limit:g} s" for key, limit in found["slo"].items() if limit is not None)
+    levels = ", ".join(f"{name} of {format_share(curve['level'])}" for name, curve in summary["curves"].items())
+    return f"definition={found['definition']}: {levels}" + (f"; {limits}" if limits else "")
+
+
+def _replications(found: Summary) -> str:
+    return f"{found['replications']} replications of {found['requests']:,} requests"
+
+
+def interval(found: Summary) -> str:
+    """A capacity with its interval."""
+    half = (found["high"] - found["low"]) / 2 / found["requests_per_second"]
+    return (
+        f"{found['requests_per_second']:.4g} [{found['low']:.4g}, {found['high']:.4g}] requests/s (±{100 * half:.2g}%)"
+    )
+
+
+def capacity_line(name: str, summary: Summary) -> str:
+    """One search of a sweep in one line."""
+    return f"{name}: {interval(summary['capacity'])}"
+
+
+def capacity_table(root: Path) -> str:
+    """The capacities in and below a folder, the highest first."""
+    runs = [as_run(folder) for folder in capacity_folders(root)]
+    rows = [
+        (
+            run.summary["capacity"]["requests_per_second"],
+            label,
+            interval(run.summary["capacity"]),
+            _replications(run.summary["capacity"]),
+        )
+        for run, label in zip(runs, label_runs(runs), strict=True)
+    ]
+    table = tabulate(
+        [row[1:] for row in sorted(rows, reverse=True)],
+        ["search", "capacity, 95% interval", "from"],
+        disable_numparse=True,
+    )
+    return "\n".join([table, *sorted({origin_of(run.about) for run in runs})])

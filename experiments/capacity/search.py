@@ -1,0 +1,226 @@
+"""The search for a capacity: a bracket from a few replications, then many at rates around the crossing.
+
+1   double or halve the rate until some criterion fails, bisect to 10%: a few replications
+2   the first and last requests that do not count: 5 mean residence times
+3   8 rates around the crossing, 16 replications each; more rates while the interval reaches beyond them
+4   more replications at the 4 rates nearest to the crossing, until the interval is as narrow as wanted
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf, sqrt
+from typing import Any
+
+import numpy as np
+
+from cbatch import ConfigError
+from experiments.capacity.definitions import Criterion
+from experiments.capacity.estimate import Shares, capacity
+from experiments.capacity.replications import Outcome
+
+Simulate = Callable[[Sequence[tuple[int, float]], int, int], list[Outcome]]
+"""Outcomes for pairs of (replication, rate), for a number of requests and a warm-up."""
+
+FIRST = 16  # replications of every rate
+_PILOT = 4  # replications of the bracket
+_NARROW = 1.1  # ratio of the bracket's ends
+_RATES, _MOST_RATES = 8, 20
+_SPAN = 1.25  # the outermost rates over the middle
+_NEAREST = 4  # rates that later replications are spent on
+_RESIDENCE_TIMES = 5
+_AT_ONCE = 1e6  # requests per second
+_IDLE, _FEW = 0.02, 200  # load at which requests are served one by one, and how many are enough to see it
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """requests: per replication, at least; more if the warm-up needs them and `grows`. most: replications.
+
+    accuracy: half the interval's width over the capacity.
+
+    warmup: requests that do not count, first and last; None: by the residence times. recorded: requests of the trace, or None.
+    """
+
+    criteria: Sequence[Criterion]
+    requests: int
+    most: int
+    accuracy: float
+    warmup: int | None
+    recorded: int | None = None
+    grows: bool = False
+
+    def replications(self, requests: int) -> int:
+        """How many replications of so many requests there are."""
+        return self.most if self.recorded is None else min(self.most, self.recorded // requests)
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A capacity in requests per second, its interval, and the shares that it rests on, by criterion."""
+
+    rate: float
+    low: float
+    high: float
+    shares: list[Shares]
+    requests: int
+    warmup: int
+
+    @property
+    def accuracy(self) -> float:
+        return (self.high - self.low) / 2 / self.rate if 0 < self.low <= self.high < inf else inf
+
+
+class TooFewError(ConfigError):
+    """More replications, or a coarser goal, would give the interval: the simulations are worth keeping."""
+
+
+class Search:
+    """One search. say: receives a line after each step."""
+
+    def __init__(self, wanted: Wanted, simulate: Simulate, say: Callable[[str], None]) -> None:
+        self.wanted, self.simulate, self.say = wanted, simulate, say
+        self.requests, self.most = wanted.requests, wanted.replications(wanted.requests)
+        self.outcomes: list[Outcome] = []
+        self._pilots: list[Outcome] = []
+        self._alone_passes = False
+
+    def run(self) -> Found:
+        """Searches.
+
+        Raises:
+            ConfigError: no rate or every rate meets the criteria, or the replications are too short or too few.
+        """
+        low, high, in_system = self._bracket()
+        warmup = self._warmup(in_system)
+        middle = sqrt(low * high)
+        rates = [_round(rate) for rate in np.geomspace(middle / _SPAN, middle * _SPAN, _RATES)]
+        self.outcomes = []
+        num = min(FIRST, self.most)
+        self._add(rates, range(num), warmup)
+        while True:
+            found = self._found(warmup)
+            self._say_found(found, num)
+            if beyond := self._rates_beyond(found, rates):
+                rates = sorted([*rates, *beyond])
+                self._add(beyond, range(min(FIRST, num)), warmup)
+            elif found.accuracy <= self.wanted.accuracy:
+                return found
+            else:
+                more = self._next_number(found, num)
+                near = sorted(rates, key=lambda rate: abs(rate - found.rate))[:_NEAREST]
+                self._add(near, range(num, more), warmup)
+                num = more
+
+    def _bracket(self) -> tuple[float, float, float]:
+        """Rates that pass and fail, at most 10% apart, and the mean number of requests in the system at the first.
+
+        It begins with the throughput of a full queue, as low rates take long to simulate.
+        """
+        passes, in_system = self._pilot(_AT_ONCE)
+        if passes:
+            raise ConfigError(
+                f"requests={self.requests}: even if all arrive at once the objectives are met; "
+                "raise requests=, or set tighter objectives"
+            )
+        rate = _round(self.requests * _AT_ONCE / in_system / 2)  # they wait for half of the queue on average
+        passing, failing, at_passing = 0.0, inf, 0.0
+        while failing > _NARROW * passing:
+            passes, in_system = self._pilot(rate)
+            if not passes and not passing and failing < inf:
+                self._check_alone(rate / in_system)
+            passing, failing, at_passing = (rate, failing, in_system) if passes else (passing, rate, at_passing)
+            rate = _round(2 * rate if failing == inf else rate / 2 if not passing else sqrt(passing * failing))
+        return passing, failing, at_passing
+
+    def _pilot(self, rate: float) -> tuple[bool, float]:
+        """Whether a rate passes, and the mean number of requests in the system."""
+        warmup = self.requests // 4 if self.wanted.warmup is None else self.wanted.warmup
+        passes, said, outcomes = self._try(rate, self.requests, warmup)
+        if rate < _AT_ONCE:
+            self.say(f"bracket: {rate:g} requests/s {'passes' if passes else 'fails'} ({said})")
+        return passes, float(np.mean([outcome.in_system for outcome in outcomes]))
+
+    def _check_alone(self, rate: float) -> None:
+        """Raises ConfigError if not even requests that are served one by one pass. rate: 1 / seconds in the system, or less."""
+        if self._alone_passes:
+            return
+        self._alone_passes, said, _ = self._try(_round(_IDLE * rate), min(_FEW, self.requests), 0)
+        if not self._alone_passes:
+            raise ConfigError(
+                f"slo: no rate meets it, requests alone on the server reach {said}; set longer objectives"
+            )
+
+    def _try(self, rate: float, requests: int, warmup: int) -> tuple[bool, str, list[Outcome]]:
+        outcomes = self.simulate([(number, rate) for number in range(min(_PILOT, self.most))], requests, warmup)
+        self._pilots += outcomes
+        counts = np.array([outcome.counts for outcome in outcomes], float).sum(axis=0)
+        found = list(zip(self.wanted.criteria, counts[:, 0] / counts[:, 1], strict=True))
+        said = ", ".join(f"{criterion.name} {100 * share:.3g}%" for criterion, share in found)
+        return all(share >= criterion.level for criterion, share in found), said, outcomes
+
+    def _warmup(self, in_system: float) -> int:
+        """Requests that arrive in 5 mean residence times: 5 times the mean number in the system (Little's law)."""
+        if self.wanted.warmup is not None:
+            return self.wanted.warmup
+        warmup = ceil(_RESIDENCE_TIMES * in_system)
+        if self.wanted.grows and self.wanted.replications(4 * warmup) >= min(FIRST, self.most):
+            self.requests = max(self.requests, 4 * warmup)
+            self.most = self.wanted.replications(self.requests)
+        if 4 * warmup > self.requests:
+            recorded = self.wanted.recorded
+            few = f"give a longer trace than of {recorded} requests, or " if recorded else ""
+            problem = f"the first and last {warmup} do not count (5 mean residence times), which leaves too few"
+            raise ConfigError(f"requests={self.requests}: {problem}; {few}give requests={6 * warmup}")
+        return warmup
+
+    def _add(self, rates: Sequence[float], numbers: Sequence[int], warmup: int) -> None:
+        pairs = [(number, rate) for number in numbers for rate in rates]
+        seconds = np.mean([outcome.seconds for outcome in self._pilots]) * len(pairs)
+        where = f"at {len(rates)} rates from {min(rates):g} to {max(rates):g}"
+        self.say(f"simulating {len(numbers)} replications {where}: about {seconds:.0f} s of CPU")
+        self.outcomes += self.simulate(pairs, self.requests, warmup)
+
+    def _found(self, warmup: int) -> Found:
+        shares = shares_of(self.outcomes, self.wanted.criteria)
+        return Found(*capacity(shares), shares, self.requests, warmup)
+
+    def _rates_beyond(self, found: Found, rates: Sequence[float]) -> list[float]:
+        """Further rates where the capacity or an end of its interval is not among the rates, up to `_MOST_RATES`."""
+        step, room = rates[1] / rates[0], _MOST_RATES - len(rates)
+        below = [_round(rates[0] / step**power) for power in (1, 2)] if found.low == 0 else []
+        above = [_round(rates[-1] * step**power) for power in (1, 2)] if found.high == inf else []
+        return [*below, *above][: max(room, 0)]
+
+    def _next_number(self, found: Found, num: int) -> int:
+        """How many replications to go on with, by the square of the interval's width; at most twice as many."""
+        most, wanted = self.most, self.wanted.accuracy
+        needed = 2 * num if found.accuracy == inf else ceil(1.1 * num * (found.accuracy / wanted) ** 2)
+        if num == most:
+            half = f"±{100 * found.accuracy:.2g}%" if found.accuracy < inf else "no interval"
+            asked = f"accuracy={wanted:g}: {num} replications of {found.requests} requests give {half}"
+            if self.wanted.recorded:
+                remedy = f"the trace's {self.wanted.recorded} requests hold no more; give a larger accuracy=, or draw from its lengths"
+                remedy += " with workload=sharegpt workload.lengths.path=FILE workload.lengths.order=random"
+            else:
+                remedy = f"give replications={needed}, a larger requests=, or a larger accuracy="
+            raise TooFewError(f"{asked}; {remedy}")
+        return min(most, max(num + 2, min(needed, 2 * num)))
+
+    def _say_found(self, found: Found, num: int) -> None:
+        self.say(f"{num} replications: {found.rate:.4g} [{found.low:.4g}, {found.high:.4g}] requests/s")
+
+
+def shares_of(outcomes: Sequence[Outcome], criteria: Sequence[Criterion]) -> list[Shares]:
+    """The outcomes by criterion, as arrays."""
+    rates = np.array(sorted({outcome.rate for outcome in outcomes}))
+    counts: Any = np.zeros((len(criteria), 1 + max(outcome.replication for outcome in outcomes), len(rates), 2))
+    for outcome in outcomes:
+        counts[:, outcome.replication, int(np.searchsorted(rates, outcome.rate))] = outcome.counts
+    return [
+        Shares(rates, of[..., 0], of[..., 1], criterion.level) for criterion, of in zip(criteria, counts, strict=True)
+    ]
+
+
+def _round(rate: float) -> float:
+    """Four significant digits: readable, and the same when a search is resumed."""
+    return float(f"{rate:.4g}")

@@ -1,0 +1,339 @@
+"""Capacity: rules and statistics by hand, the search on curves that are known, and the command."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import chdir
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from in_process import outcome
+from omegaconf import DictConfig, OmegaConf
+from unit_machine import CostOf
+
+from cbatch import SLO, ConfigError, Limits, Request, Server
+from cbatch.kv import KVSize
+from cbatch.results.metrics import Served, collect_served
+from cbatch.sim.executor import SimExecutor
+from experiments.capacity import __main__ as command
+from experiments.capacity import command as searching
+from experiments.capacity.definitions import Rule, select
+from experiments.capacity.estimate import Shares, by_replication
+from experiments.capacity.replications import Outcome, Replication, as_json, natural_rate, num_recorded, simulate
+from experiments.capacity.search import FIRST, Found, Search, Wanted
+from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.run import main
+from policies.orca import Orca
+
+# -- rules ------------------------------------------------------------------------------------------------------------
+
+
+def served_requests() -> tuple[list[Request], Served]:
+    """Five requests of one prompt token, of which the last is rejected: first tokens after 1, 2, 3, 4 s, and gaps by hand."""
+    slo = SLO(ttft=3.0, tbt=2.0, total=9.0)
+    asked = [Request(id_, 1, 3, slo=slo) for id_ in range(5)]
+    gaps = [(1.0, 1.0), (1.0, 2.5), (2.0, 2.0), (1.0, 1.0)]
+    times = np.array([[first, first + a, first + a + b] for first, (a, b) in enumerate(gaps, start=1)])
+    zeros, ids = np.zeros(4), np.arange(4)
+    return asked, Served(
+        ids, zeros, ids.astype(float), times[:, 0], times[:, -1], ids + 1, ids * 0 + 3, np.repeat(ids, 3), times.ravel()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("joint", [(2, 5)]),  # request 1 has a gap of 2.5 s, 3 a TTFT of 4 s, 4 was rejected
+        ("qoserve", [(3, 5)]),  # gaps do not count
+        ("sarathi_serve", [(3, 5), (7, 8)]),  # delays of 0, 1, 2, 3 s against 2; 8 gaps
+        ("vidur", [(4, 5)]),
+        ("distserve", [(3, 5), (4, 5)]),  # mean gaps of 1, 1.75, 2 and 1 s
+    ],
+)
+def test_definitions_count_by_hand(name: str, counts: list[tuple[int, int]]) -> None:
+    asked, served = served_requests()
+    rule = Rule(name, asked[0].slo, 0.9)
+    assert [criterion.good(asked, served) for criterion in rule.criteria] == counts
+
+
+def test_only_the_window_counts() -> None:
+    asked, served = served_requests()
+    rule = Rule("distserve", asked[0].slo, 0.9)
+    assert [criterion.good(asked[2:4], select(served, 2, 4)) for criterion in rule.criteria] == [(1, 2), (2, 2)]
+
+
+# -- statistics -------------------------------------------------------------------------------------------------------
+
+
+def shares(good: Sequence[Sequence[float]], level: float = 0.98) -> Shares:
+    """Of 100 asked, at rates 1, 2, ..."""
+    counts = np.array(good, dtype=float)
+    return Shares(np.arange(1.0, counts.shape[1] + 1), counts, np.full(counts.shape, 100.0), level)
+
+
+def test_crossing_is_where_the_violations_reach_the_limit() -> None:
+    """Violations of 1% at rate 1 and 4% at 2: on a logarithmic scale 2% lies halfway."""
+    assert shares([[99, 96], [99, 96]]).crossing() == pytest.approx(1.5)
+    assert shares([[100, 98, 90]]).crossing() == 2.0
+    assert shares([[97, 96]]).crossing() == 0.0
+    assert shares([[100, 99]]).crossing() == math.inf
+    # 97% and 99% break the order: together 98% at rates 2 and 3, which is just enough
+    assert shares([[100, 97, 99, 90]]).crossing() == 3.0
+
+
+def test_interval_of_two_values_is_that_of_the_studentized_bootstrap() -> None:
+    """Half of 20 replications have 94 good and half 98: the mean is 96, its error 2 / sqrt(19), t of about 2.1."""
+    low, high = shares([[94.0], [98.0]] * 10).band()
+    assert low[0] == pytest.approx(0.96 - 2.1 * 0.02 / math.sqrt(19), abs=0.002)
+    assert high[0] == pytest.approx(0.96 + 2.1 * 0.02 / math.sqrt(19), abs=0.002)
+    assert shares([[99.0, 96.0]] * 5).interval() == (1.5, 1.5), "replications that agree leave no doubt"
+
+
+def test_interval_grows_with_what_replications_have_in_common_the_naive_one_does_not() -> None:
+    """Each replication loses all of a burst of 20 requests, or none: 10 of 20 do, 10% of the requests."""
+    bursts = shares([[100.0, 80.0, 60.0], [100.0, 100.0, 60.0]] * 10, level=0.9)
+    low, high = bursts.interval()
+    naive_low, naive_high = bursts.naive_interval()
+    assert low < naive_low < bursts.crossing() == 2.0 < naive_high < high
+    assert (high - low) > 2 * (naive_high - naive_low)
+
+
+def test_values_by_replication_have_the_capacity_as_mean() -> None:
+    one = shares([[99, 96], [99, 94], [100, 97], [98, 95]])
+    assert np.mean(by_replication([one])) == pytest.approx(one.crossing())
+    assert by_replication([shares([[99, 96]] * 4)]) == pytest.approx([1.5] * 4)
+
+
+# -- a queue of our own parts -----------------------------------------------------------------------------------------
+
+
+def test_one_request_at_a_time_is_a_queue_with_the_waits_of_lindley() -> None:
+    """Services of 4, 1, 3 and 2 s, arrivals at 0, 1, 6 and 7 s: waits of 0, 3, 0 and 2 s."""
+    cost = CostOf(lambda shape: float(shape.num_tokens))
+    server = Server(SimExecutor(cost), Limits(1, 100, 100), cost, KVSize(1000, 1), asynchronous=False)
+    requests = [
+        Request(id_, s, 1, arrival_time=a) for id_, (s, a) in enumerate([(4, 0.0), (1, 1.0), (3, 6.0), (2, 7.0)])
+    ]
+    assert collect_served(server.serve(Orca(), requests)).ttft.tolist() == [4.0, 4.0, 3.0, 4.0]
+
+
+# -- replications -----------------------------------------------------------------------------------------------------
+
+OPEN = {
+    "_target_": "experiments.workloads.OpenLoop",
+    "num_requests": 7,
+    "seed": 3,
+    "arrivals": {"_target_": "experiments.workloads.GammaArrivals", "rate": 5.0},
+    "lengths": {"_target_": "experiments.workloads.UniformLengths", "min_length": 20, "max_length": 90, "pd_ratio": 4},
+}
+
+
+def arrivals(section: dict[str, object], number: int, rate: float, num: int) -> tuple[list[float], list[int]]:
+    requests = Replication(as_json(section), number, rate, num).requests(None)
+    assert [request.id for request in requests] == list(range(num))
+    return [request.arrival_time for request in requests], [request.num_prompt_tokens for request in requests]
+
+
+def test_a_rate_only_stretches_time_and_each_replication_is_drawn_anew() -> None:
+    slow, fast, other = (arrivals(OPEN, number, rate, 50) for number, rate in ((0, 1.0), (0, 4.0), (1, 1.0)))
+    assert slow[0] == pytest.approx([4 * time for time in fast[0]])
+    assert slow[1] == fast[1] != other[1]
+    assert natural_rate(OPEN, 50) == 5.0
+    assert arrivals({**OPEN, "seed": 4}, 0, 1.0, 50) == other, "replication k is the workload with seed + k"
+
+
+def test_replications_of_a_trace_are_its_pieces(tmp_path: Path) -> None:
+    """Arrivals at 0, 1, 3, 6, 10, 15 s: the second piece of three has 2 intervals in 9 s, each at the rate of the search."""
+    path = tmp_path / "trace.csv"
+    rows = [f"{time},ann,{tokens},1\n" for time, tokens in zip((0, 1, 3, 6, 10, 15), range(11, 17), strict=True)]
+    path.write_text("arrival_s,client,prompt_tokens,output_tokens\n" + "".join(rows))
+    trace = {"_target_": "experiments.workloads.TraceReplay", "path": str(path), "format": "vtc"}
+    assert num_recorded(trace) == 6
+    assert num_recorded(OPEN) is None
+    assert arrivals(trace, 1, 2.0, 3) == (pytest.approx([0.0, 4 / 9, 1.0]), [14, 15, 16])
+
+
+# -- the search -------------------------------------------------------------------------------------------------------
+
+
+class Curve:
+    """Simulates nothing: each replication fails `violations(rate)` of its requests, times a factor of its own."""
+
+    def __init__(self, violations: Callable[[float], float], scatter: float = 0.0, in_system: float = 1.0) -> None:
+        self.violations, self.scatter, self.in_system = violations, scatter, in_system
+        self.asked: list[tuple[int, float]] = []
+
+    def __call__(self, pairs: Sequence[tuple[int, float]], requests: int, warmup: int) -> list[Outcome]:
+        self.asked += pairs
+        return [self._one(number, rate, requests, warmup) for number, rate in pairs]
+
+    def _one(self, number: int, rate: float, requests: int, warmup: int) -> Outcome:
+        factor = 1 + self.scatter * (-1) ** number
+        counted = requests - 2 * warmup
+        good = counted * (1 - min(self.violations(rate) * factor, 1.0))
+        return Outcome(rate, number, requests, warmup, ((round(good), counted),), self.in_system * rate, 0.0)
+
+
+def search(curve: Curve, **wanted: object) -> Found:
+    rule = Rule("joint", SLO(ttft=1.0), 0.99)
+    values = {"requests": 100_000, "most": 100, "accuracy": 0.03, "warmup": None, **wanted}
+    return Search(Wanted(rule.criteria, **values), curve, lambda line: None).run()  # type: ignore[arg-type]
+
+
+def test_search_finds_the_rate_at_which_one_percent_fails() -> None:
+    """Violations of 1% * (rate / 7)^20."""
+    curve = Curve(lambda rate: 0.01 * (rate / 7) ** 20)
+    found = search(curve)
+    assert found.rate == pytest.approx(7.0, rel=2e-3)
+    assert found.low <= found.rate <= found.high
+    assert found.warmup == pytest.approx(5 * 7, rel=0.15), (
+        "5 residence times: 5 times the number in the system, 1 * rate"
+    )
+    rates = {rate for number, rate in curve.asked if number >= 4}
+    assert len(rates) == 8
+    assert all(7 / 1.45 < rate < 7 * 1.45 for rate in rates), "replications are spent near the crossing"
+
+
+def test_search_adds_replications_at_the_nearest_rates_only() -> None:
+    curve = Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.9)
+    found = search(curve, accuracy=0.05)
+    assert found.accuracy <= 0.05
+    later = {rate for number, rate in curve.asked if number >= FIRST}
+    assert len(later) == 4
+    assert min(later) < 7 < max(later)
+
+
+@pytest.mark.parametrize(
+    ("curve", "wanted", "said"),
+    [
+        (
+            Curve(lambda rate: 0.3),
+            {},
+            "no rate meets it, requests alone on the server reach attainment 70%; set longer",
+        ),
+        (
+            Curve(lambda rate: 0.0),
+            {"requests": 300},
+            "requests=300: even if all arrive at once the objectives are met; raise",
+        ),
+        (Curve(lambda rate: 0.01 * (rate / 7) ** 5, 0.9), {"most": 16}, "16 replications of 100000 requests give ±"),
+        (
+            Curve(lambda rate: 0.01 * (rate / 7) ** 5, 0.9),
+            {"recorded": 1_600_000},
+            "1600000 requests hold no more; give",
+        ),
+        (Curve(lambda rate: 0.01 * (rate / 7) ** 9, in_system=9), {"requests": 1000}, "give requests=1"),
+    ],
+)
+def test_what_cannot_be_found_says_what_to_change(curve: Curve, wanted: dict[str, int], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        search(curve, **wanted)
+    assert said in str(error.value)
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "policy": "orca",
+    "workload": "open_loop",
+    "slo.ttft": "1",
+    "requests": "10000",
+    "accuracy": "0.05",
+    "cores": "1",
+    "output": "found",
+}
+
+
+def run(**others: str) -> str:
+    """What the command prints, or its error."""
+    keys = {**SMALL, **{key.replace("__", "."): value for key, value in others.items()}}
+    ended = outcome(lambda: main(command.COMMAND), [f"{key}={value}" for key, value in keys.items()])
+    return ended.complaint or ended.printed
+
+
+def simulate_curve(monkeypatch: pytest.MonkeyPatch, curve: Curve) -> None:
+    """Has the command simulate this curve."""
+
+    def simulate(settings: object, rule: object, number: int, rate: float, requests: int, warmup: int) -> Outcome:
+        return curve([(number, rate)], requests, warmup)[0]
+
+    monkeypatch.setattr(searching, "simulate", simulate)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with chdir(tmp_path):
+        yield tmp_path
+
+
+def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    curve = Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.5)
+    simulate_curve(monkeypatch, curve)
+    printed = run()
+    found = json.loads(Path("found/capacity.json").read_text())
+    figures = found["capacity"]
+    assert figures["requests_per_second"] == pytest.approx(7.0, rel=0.01)
+    assert f"{figures['requests_per_second']:.4g} [{figures['low']:.4g}, {figures['high']:.4g}] requests/s" in printed
+    curve.asked.clear()
+    assert "holds this run already" in run()
+    lines = Path("found/simulations.jsonl").read_text().splitlines(keepends=True)
+    Path("found/simulations.jsonl").write_text("".join(lines) + lines[-1][:20])  # cut off while it was written
+    Path("found/capacity.json").unlink()
+    assert f"{len(lines) - 1} simulations of an earlier search are kept" in run()
+    assert not curve.asked
+    again = json.loads(Path("found/capacity.json").read_text())
+    assert [again[key] for key in ("capacity", "curves", "by_replication")] == [
+        figures,
+        found["curves"],
+        found["by_replication"],
+    ]
+    run(accuracy="0.04")
+    assert {number for number, _ in curve.asked}, "a narrower interval goes on from what there is"
+    assert min(number for number, _ in curve.asked) >= FIRST
+
+
+def test_a_simulation_counts_the_requests_of_its_window(folder: Path) -> None:
+    """One request per 10 s is served alone; with TTFT objectives below and above its prefill none or all attain them."""
+    settings = OmegaConf.to_container(compose_settings(), resolve=True)
+    for limit, good in ((1e-6, 0), (10.0, 8)):
+        rule = Rule("joint", SLO(ttft=limit), 0.99)
+        section = {**OPEN, "slo": {"ttft": limit}}
+        found = simulate({**settings, "workload": section}, rule, 0, 0.1, 12, 2)  # type: ignore[dict-item]
+        assert found.counts == ((good, 8),)
+        assert found[:4] == (0.1, 0, 12, 2)
+        assert 0 < found.in_system < 0.1
+
+
+def compose_settings() -> DictConfig:
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        return compose("config", ["policy=orca", "backend=sim", "sweep=none"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("slo.ttft", "null", "definition=joint: no objective is set; give slo.ttft=SECONDS"),
+        ("definition", "distserve", "definition=distserve: needs an objective, give slo.tbt=SECONDS"),
+        ("definition", "orca", "definition=orca: give joint, sarathi_serve, vidur, distserve or qoserve"),
+        ("attainment", "1", "attainment=1: give a share between 0 and 1"),
+        ("workload", "closed", "workload: experiments.workloads.ClosedBatch has no rate"),
+        ("backend", "cpu", "backend=cpu: a capacity is searched in simulation; give backend=sim"),
+        ("slo.tpot", "1", "slo.tpot: no such key; "),
+        ("requests", "60", "slo: no rate meets it, requests alone on the server reach attainment 70%"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    key: str, value: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate_curve(monkeypatch, Curve(lambda rate: 0.3))
+    assert said in run(**{key: value})
+    assert not list(folder.iterdir())
+
+
+def test_what_can_be_gone_on_with_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate_curve(monkeypatch, Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.9))
+    assert "replications=16" not in run(replications="16")
+    assert [path.name for path in Path("found").iterdir()] == ["simulations.jsonl"]
+    assert "of an earlier search are kept" in run()
