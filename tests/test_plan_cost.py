@@ -12,14 +12,12 @@ from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from policies.chunking import Fixed
 from policies.length_order import MOST_RANKED
-from policies.longest_first import LongestFirst
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 from policies.sarathi_serve import SarathiServe
 
 POLICIES = {
     **LANDSCAPE,
-    "longest_first": lambda chunk: LongestFirst(Fixed(chunk)),
     "orca": lambda chunk: Orca(),
     "prefill_first": lambda chunk: PrefillFirst(),
     "sarathi_serve": lambda chunk: SarathiServe(Fixed(chunk)),

@@ -64,7 +64,7 @@ def policy_names() -> list[str]:
 def policy_of(*overrides: str) -> tuple[Policy, Settings]:
     """Builds the policy that these keys of a run describe; returns all settings with it."""
     settings = compose_run(*overrides)
-    OmegaConf.to_container(OmegaConf.create(settings["policy"]), throw_on_missing=True)
+    OmegaConf.to_container(OmegaConf.create({"policy": settings["policy"]}), throw_on_missing=True)
     checked = read_settings(settings)
     return make_policy(settings, checked, {}), checked
 

@@ -6,6 +6,7 @@ from cbatch import Policy
 from policies.chunking import Fixed, Slack
 from policies.lars import LARS
 from policies.length_order import LengthOrder
+from policies.longest_first import LongestFirst
 from policies.ltr import LTR
 from policies.mc_sf import McSf
 from policies.mlfq import MLFQ
@@ -25,6 +26,8 @@ LANDSCAPE: dict[str, Callable[[int], Policy]] = {
     "priority": lambda chunk: Priority(8 + chunk, boost=3),
     "sjf": lambda chunk: LengthOrder(Fixed(chunk), Noisy(mae=3.0)),
     "spf": lambda chunk: LengthOrder(Fixed(chunk), Predictor(), "spf"),
+    "sjf_total": lambda chunk: LengthOrder(Fixed(chunk), Bins(4, 16, refresh=2, error=0.3), "sjf_total"),
+    "longest_first": lambda chunk: LongestFirst(Fixed(chunk)),
     "hrrn": lambda chunk: LengthOrder(Fixed(chunk), Predictor(), "hrrn"),
     "trail": lambda chunk: Trail(Fixed(chunk), Bins(4, 16, refresh=2)),
     "srpt": lambda chunk: Trail(Fixed(chunk), Oracle(), c=float("inf")),
@@ -39,4 +42,5 @@ LANDSCAPE: dict[str, Callable[[int], Policy]] = {
     "qoserve_slack": lambda chunk: QoServe(Slack(), Oracle(), "srpf"),
     "slai": lambda chunk: Slai(8 + chunk, tbt=0.02),
     "vtc": lambda chunk: VTC(Predictor()),
+    "vtc_predict": lambda chunk: VTC(Noisy(share=0.5), predict=True, charge_first=False),
 }
