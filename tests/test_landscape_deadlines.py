@@ -2,12 +2,12 @@
 
 from random import Random
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from unit_machine import golden, running, view_of
 
-from cbatch import SLO, BatchShape, Limits, Plan, Refusal, Request, StepRecord, View
+from cbatch import SLO, BatchShape, ConfigError, Limits, Plan, Refusal, Request, StepRecord, View
 from policies.chunking import Fixed, Slack
 from policies.lars import LARS
 from policies.ltr import LTR
@@ -15,6 +15,7 @@ from policies.mlfq import MLFQ
 from policies.predictors import Oracle
 from policies.qoserve import QoServe
 from policies.slai import Slai
+from policies.waiting import WaitingQueue
 
 EVER = float("inf")
 PAUSES: dict[str, Any] = {"batch": 2, "limits": {"max_running": 8}}
@@ -27,6 +28,11 @@ PAUSES: dict[str, Any] = {"batch": 2, "limits": {"max_running": 8}}
 def test_waiting_prompts_by_length_or_by_arrival(order: str, third: str) -> None:
     found = golden(Slai(4, order=order, tbt=9), "A 9/1 @0, B 4/1 @1, C 2/1 @2", tokens=4)
     assert found.schedule.split(" | ")[:3] == ["A4", "A4", third]
+
+
+def test_the_earlier_arrival_counts_not_the_earlier_number() -> None:
+    found = golden(Slai(4, order="fcfs", tbt=9), "A 9/1 @0, C 4/1 @2, B 4/1 @1", tokens=4)
+    assert found.schedule.split(" | ")[:3] == ["A4", "A4", "A1 B3"]
 
 
 def test_paying_requests_first() -> None:
@@ -42,13 +48,19 @@ def test_decodes_that_can_wait_get_what_the_budget_leaves() -> None:
 
 def test_prompts_under_way_come_in_the_order_of_their_last_chunk() -> None:
     """B and A had their last chunks in iterations 5 and 3."""
-    policy, view = Slai(4), view_of(decoding=[], now=0.0)
+    policy = Slai(4)
     a, b = Request(0, 9, 1), Request(1, 9, 1)
     policy._served = {a: 3, b: 5}
     served: list[Request] = []
     plan = SimpleNamespace(num_tokens=0, plan=Plan(), build=Plan, add=lambda request, *_, **__: served.append(request))
     view = view_of(
-        prefilling=[b, a], plan=lambda: plan, decoding=[], kv=SimpleNamespace(num_free=9, num_blocks=9), now=0.0
+        prefilling=[b, a],
+        decoding=[],
+        now=0.0,
+        plan=lambda: plan,
+        running=[a, b],
+        kv=SimpleNamespace(num_free=9, num_blocks=9),
+        ready_decodes=lambda at_most: ([], 0),
     )
     policy.plan(view)
     assert served == [a, b]
@@ -88,7 +100,14 @@ def test_the_last_schedulable_time_is_five_mean_iterations_early_or_ten_from_96_
     assert fixed._last[decode] == 108.0
 
 
+def test_slai_needs_an_objective_above_0() -> None:
+    with pytest.raises(ConfigError, match="tbt=0"):
+        Slai(tbt=0)
+
+
 def test_of_equal_times_the_earlier_submitted_decodes_first() -> None:
+    """Also where the other one, whose prompt is shorter, was admitted before it."""
+    assert golden(Slai(8, tbt=5, offset=0), "A 2/2 @0, B 1/2 @0").schedule == "B1 A2 | A1 B1"
     found = golden(Slai(1, tbt=5, offset=0), "A 1/2 @0, B 1/2 @0, C 1/2 @0")
     assert found.schedule == "A1 | B1 | C1 | A1 | B1 | C1"
 
@@ -101,6 +120,14 @@ def test_what_has_no_room_blocks_those_behind_it() -> None:
     slos = {name: SLO(ttft=seconds) for name, seconds in (("A", 10.0), ("B", 20.0), ("C", 30.0))}
     found = golden(QoServe(Fixed(20), Oracle(), "edf"), "A 5/2 @0, B 9/9 @0, C 1/1 @0", memory=20, slo=slos)
     assert found.schedule.startswith("A5 | A1 | B9 C1 | ")
+
+
+def test_prompts_that_have_begun_share_the_chunk_where_the_next_has_no_room() -> None:
+    """B overtakes A at 1 s; at 2 s W, which is due first, would need 29 of the 40 tokens, and A and B hold 35."""
+    slos = {name: SLO(ttft=seconds) for name, seconds in (("A", 90.0), ("B", 60.0), ("W", 30.0))}
+    requests = "A 20/1 @0, B 13/1 @1, W 9/20 @2"
+    found = golden(QoServe(Fixed(10), Oracle(), "edf"), requests, memory=40, slo=slos)
+    assert found.schedule.startswith("A10 | B10 | B3 A7 | A3 | W9 | ")
 
 
 def test_first_come_first_served_ignores_deadlines() -> None:
@@ -158,7 +185,6 @@ def chunk(left: float, decodes: int = 1, most: int = 4000, free: int = 99_999) -
     """The chunk where the first of the decodes is due in `left` seconds; a token takes 1 ms, and a fifth is added for safety."""
     due = [running(id_, 5, 9, 1, slo=SLO(ttft=1e-9, tbt=left + 7.0 * id_)) for id_ in range(decodes)]
     selector = Slack()
-    selector._first_token = dict.fromkeys(due, 100.0)
     view = view_of(
         decoding=due,
         now=100.0,
@@ -196,12 +222,23 @@ def test_with_less_than_32000_tokens_free_an_iteration_has_at_most_512() -> None
     ],
 )
 def test_when_the_next_token_is_due(slo: SLO, due: float) -> None:
+    """It arrived at 10 s; of its tokens the first was there at 12 s, the third at 12.5 s."""
     selector, request = Slack(), running(0, 5, 9, 1, arrival_time=10.0, slo=slo)
-    selector._due(request, 12.0)
-    request.total += 2
-    assert selector._due(request, 12.5) == pytest.approx(due)
+    view: Any = view_of(
+        decoding=[request],
+        now=12.0,
+        limits=Limits(64, 4000, 10_000),
+        kv=SimpleNamespace(num_free=99_999, block_size=1),
+        cost=SimpleNamespace(predict=lambda shape: 0.0),
+    )
+    selector.num_tokens(view, 1)
+    view.now, request.total = 12.5, request.total + 2
+    for left, size in ((due - 12.5, 2552), (due - 12.5 - 1e-6, 128)):
+        view.cost = SimpleNamespace(predict=lambda shape, needed=due - 12.5 - 5e-7, left=left: needed / 1.2)
+        view.now = due - left
+        assert selector.num_tokens(view, 1) == size - 1
     selector.observe(request)
-    assert not selector._first_token
+    assert not [kept for kept in vars(selector).values() if kept]
 
 
 # -- mlfq and ltr ---------------------------------------------------------------------------------------------------------------
@@ -240,15 +277,15 @@ def test_mlfq_preempts_the_tail_of_the_lowest_queue() -> None:
     assert found.schedule == "A2 B2 C2 | A1 B1 | A1 B1 pre C | A1 C3 pre B | B5"
 
 
-@pytest.mark.parametrize(("make", "waiting", "goes_on"), [(MLFQ, True, True), (LTR, True, False), (LTR, False, True)])
-def test_one_that_waits_for_blocks_in_flight_preempts_none(make: Any, waiting: bool, goes_on: bool) -> None:
-    """Those behind it may go on, but in LTR not those behind a waiting one."""
-    policy = MLFQ() if make is MLFQ else LTR(Oracle())
-    plan = SimpleNamespace(
-        add=lambda request, **_: 0, refusal=Refusal.BLOCKS, wait_for_blocks=lambda request, tokens: tokens == 4
-    )
-    view = view_of(is_waiting=lambda request: waiting, running=[])
-    assert policy._grant(Request(0, 4, 1), cast(Any, plan), view) is goes_on
+@pytest.mark.parametrize(("coming", "added"), [(True, True), (False, False)])
+def test_one_that_waits_for_blocks_in_flight_preempts_none(coming: bool, added: bool) -> None:
+    """Those behind it may go on, unless none is left to preempt."""
+    asked: list[int] = []
+    plan: Any = SimpleNamespace(add=lambda request, **_: 0, refusal=Refusal.BLOCKS, plan=Plan())
+    plan.wait_for_blocks = lambda request, tokens: asked.append(tokens) or coming
+    queue = WaitingQueue(lambda request: 0)
+    assert queue.add_by_preempting(Request(0, 4, 1), plan, view_of(running=[])) is added
+    assert asked == [4]
 
 
 def test_the_running_go_on_where_no_waiting_request_finds_a_place() -> None:

@@ -36,7 +36,7 @@ DEFAULTS: dict[Any, dict[str, Any]] = {
     LTR: {"starvation": 200, "period": 10},
     McSf: {"order": "shortest"},
     MLFQ: {"quantum": 0.01, "skip_join": True, "promote_after": 3.0},
-    PastFuture: {"admission": "past_future", "window": 1000, "reserve": 0.03, "draws": 3, "seed": 0},
+    PastFuture: {"admission": "past_future", "window": 1000, "reserve": 0.03, "draws": 3, "seed": 0, "history": ()},
     Priority: {"long_prefill": 0, "boost": 0},
     QoServe: {"order": "hybrid", "alpha": 0.008, "relegate": True},
     Slai: {"budget": 512, "order": "spf", "offset": None, "tbt": 0.2, "by_priority": False},
