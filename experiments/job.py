@@ -28,9 +28,9 @@ from experiments.serve import Command, option_name, serve
 from experiments.store.claim import ClaimedError, check_free
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import CONFIG, SUMMARY, new_run_folder, read_finished
-from experiments.store.runs import ERRORS, flat
+from experiments.store.runs import ERRORS
 from experiments.store.sources import differences, sources_of
-from experiments.store.text import run_line, run_text
+from experiments.store.text import flat, run_line, run_text
 
 _LONGEST_NAME = 150  # characters of a folder's name
 _SECONDS_BETWEEN_LOOKS = 0.2  # at a run that another process has begun

@@ -123,7 +123,7 @@ requests/s  0.273: 3 served in 11.8 s, 1 rejected
 goodput     0.182 requests/s, 50.0% attain the objectives
 SLOs        0.0% of 1 requests attain theirs; gold 0.0%
 iterations  5 of 1.4 requests (35.0% of the batch) and 5.2 tokens (15.4% padding)
-KV cache    19.0% used, at most 30.0%; 1 preemptions, 18.2% of the tokens recomputed
+KV cache    19.0% used, at most 30.0%; 1 preemptions, 4 tokens recomputed (18.2%)
 active      device 75.0%, host 25.0%
 
                                  mean    p50    p90    p95    p99
@@ -160,10 +160,12 @@ COLUMNS = {
     "requests/s": "0.273",
     "goodput [requests/s]": "0.182",
     "attained [%]": "50",
+    "gold attained [%]": "0",
     "TTFT p50 [s]": "2.75",
     "TTFT p99 [s]": "9.37",
     "TBT p50 [ms]": "2,000",
     "TBT p99 [ms]": "2,980",
+    "preemptions": "1",
     "recomputed [%]": "18.2",
 }
 """What the tables of a sweep and of a plot print of the run made by hand."""
@@ -181,7 +183,7 @@ def test_the_printed_table_of_a_sweep_shows_each_figure_under_its_name() -> None
     single = summary | {
         "tbt_seconds": dict.fromkeys(summary["tbt_seconds"])
     }  # outputs of one token, read from the file
-    assert cells(sweep_text([("a", single), ("b", single)]))[1][-3:-1] == ["-", "-"]
+    assert cells(sweep_text([("a", single), ("b", single)]))[1][-4:-2] == ["-", "-"]
     assert cells(sweep_text([("chunk=1", summary)]))[1][0] == "chunk=1"
 
 
@@ -193,16 +195,31 @@ def test_goodput_has_columns_if_a_run_has_objectives() -> None:
     assert (first[3:5], second[3:5]) == (["-", "-"], ["0.182", "50"])
 
 
+def test_each_tier_has_a_column_beside_the_joint_attainment() -> None:
+    one, other = make_summary(make_record()), make_summary(make_record())
+    one["goodput"]["attained_share"] = 0.5
+    one["attainment"]["tiers"] = {"b": {"share": 0.25}, "a": {"share": 0.75, "ttft_share": 1.0}}
+    head, first, second, _ = cells(sweep_text([("x", one), ("y", other)]))
+    columns = ["attained [%]", "a attained [%]", "b attained [%]", "gold attained [%]"]
+    place = head.index(columns[0])
+    assert head[place : place + 4] == columns
+    assert (first[place : place + 4], second[place : place + 4]) == (["50", "75", "25", "-"], ["0", "-", "-", "0"])
+
+
 def test_the_table_of_a_plot_shows_each_figure_under_its_name(folder: Path) -> None:
     head, row, origin = cells(table.text(folder))
     assert dict(zip(head, row, strict=True)) == {
         "run": "prefill_first",
         **COLUMNS,
+        "recomputed tokens": "4",
+        "longest gap p50 [ms]": "2,000",
+        "longest gap p99 [ms]": "2,980",
         "end to end p50 [s]": "7.75",
         "end to end p99 [s]": "10.4",
+        "service difference": "-",
+        "Jain's index": "-",
         "batch [requests]": "1.4",
         "KV cache peak [%]": "30",
-        "preemptions": "1",
         "device active [%]": "75",
     }
     assert origin == ["measured on a computer"]
@@ -262,6 +279,7 @@ def test_a_row_of_the_frame_has_every_setting_and_figure(folder: Path) -> None:
     expected = {f"{group}.{name}": value for group, values in FIGURES.items() for name, value in values.items()}
     expected |= {"goodput.requests_per_second": 2 / 11, "goodput.attained_share": 2 / 4}
     assert {key: row[key] for key in expected} == pytest.approx(expected)
+    assert (row["attainment.share"], row["attainment.tiers.gold.ttft_share"], row["attainment.requests"]) == (0, 0, 1)
     assert (row["name"], row["workload.length"], row["limits.batch"]) == ("prefill_first", 8, 4)
     assert row["folder"] == str(folder)
 

@@ -83,6 +83,22 @@ def test_the_requests_of_all_seeds_are_one_distribution_with_a_band(tmp_path: Pa
     assert band(axes)[1.0] == (3, 5) and band(axes)[0.0] == (1, 2)
 
 
+def test_distributions_of_a_tier(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Request 1 alone has a tier, gold, with a TTFT objective of 4 s: its first token comes after 9.5 s, the next 1 s later."""
+    figure = latency_cdf.draw(folder, tiers=True)
+    first, between, whole = figure.axes
+    assert [lines(axes)["prefill_first"][0] for axes in figure.axes] == [[9.5], [1000], [10.5]]
+    [objective] = (points for label, points in lines(first).items() if label.startswith("_"))
+    assert objective[0] == [4, 4] and first.get_title(loc="left") == "gold"
+    assert all(len(lines(axes)) == 1 for axes in (between, whole)), "no objective for these"
+    run = write_run(tmp_path / "run")
+    (run / "requests.csv").write_text((run / "requests.csv").read_text().replace("gold", ""))
+    with pytest.raises(
+        ConfigError, match=r"no request has a tier; give them with workload\.tiers, or leave out tiers=true"
+    ):
+        latency_cdf.draw(run, tiers=True)
+
+
 def band(axes: Axes) -> dict[float, tuple[float, float]]:
     """The least and greatest x of a band by its y."""
     [area] = axes.collections

@@ -3,11 +3,13 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
+from cbatch import ConfigError
 from experiments.plots.parts import label_log
 from experiments.plots.series import load_series, say
 from experiments.plots.style import add_title, line_style, new_figure, print_style
@@ -16,41 +18,60 @@ from experiments.store.tables import load_requests, time_between_tokens
 
 _MOST_POINTS = 1000  # per curve: a million gaps would make a PDF that no viewer opens
 _NAMES = ("time to first token [s]", "time between tokens [ms]", "end-to-end latency [s]")
+_OBJECTIVES = (("slo_ttft_seconds", 1.0), ("slo_tbt_seconds", 1e3), ("slo_total_seconds", 1.0))  # column and factor
 
 Values = NDArray[np.float64]
 
 
 @print_style()
-def draw(folder: Path, runs: str = "") -> Figure:
+def draw(folder: Path, tiers: bool = False, runs: str = "") -> Figure:
     """A line for each policy and whatever else varies; of several seeds, all requests, and a band of the single runs.
 
     Args:
+        tiers: a row of panels for each tier; a dotted line marks an objective that all its requests share.
         runs: show only runs whose folder names contain this.
 
     Raises:
-        ConfigError: no finished runs, or too many.
+        ConfigError: no finished runs, or too many; with tiers, no request has one.
     """
     frame = load_series(folder, runs, ())
-    figure, [axes] = new_figure(1, 3, 2.7)
+    requests = {run: load_requests(run) for run in frame["folder"]}
+    rows = sorted({str(tier) for of_run in requests.values() for tier in of_run["tier"].dropna()}) if tiers else [""]
+    if not rows:
+        raise ConfigError(f"{folder}: no request has a tier; give them with workload.tiers, or leave out tiers=true")
+    figure, axes = new_figure(len(rows), 3, 0.8 + 1.9 * len(rows))
     for index, (label, group) in enumerate(frame.groupby("label", sort=False)):
-        latencies = [_latencies(run) for run in group["folder"]]
-        for panel, name, values in zip(axes, _NAMES, zip(*latencies, strict=True), strict=True):
-            if not any(map(len, values)):
-                say([Omitted(str(label), f"has no {name.partition(' [')[0]}")])
-            _draw_distribution(panel, values, str(label), index)
-    for panel, name in zip(axes, _NAMES, strict=True):
-        panel.set(xlabel=name, ylim=(0, 1.01), xscale="log")
-        label_log(panel.xaxis)
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes[0].set_ylabel("share of requests, or of gaps")
-    add_title(figure, frame, handles=axes[0].get_legend_handles_labels()[0])
+        for tier, panels in zip(rows, axes, strict=True):
+            latencies = [_latencies(run, requests[run], tier) for run in group["folder"]]
+            for panel, name, values in zip(panels, _NAMES, zip(*latencies, strict=True), strict=True):
+                if not any(map(len, values)):
+                    say([Omitted(f"{label} {tier}".strip(), f"has no {name.partition(' [')[0]}")])
+                _draw_distribution(panel, values, str(label), index)
+    for tier, panels in zip(rows, axes, strict=True):
+        _finish(panels, tier, pd.concat(requests.values()))
+    add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0])
     return figure
 
 
-def _latencies(run: str) -> list[Values]:
-    requests = load_requests(run)
-    latencies = (requests["ttft_seconds"], time_between_tokens(run) * 1e3, requests["end_to_end_seconds"])
+def _latencies(run: str, requests: pd.DataFrame, tier: str) -> list[Values]:
+    """Time to first token, between tokens, and end to end, of a tier's requests, or of all if it has no name."""
+    own = requests[requests["tier"] == tier] if tier else requests
+    gaps = time_between_tokens(run)
+    latencies = own["ttft_seconds"], gaps[gaps.index.isin(own["id"])] * 1e3, own["end_to_end_seconds"]
     return [np.asarray(values.dropna(), np.float64) for values in latencies]
+
+
+def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
+    """The axes of a row, and the objectives of a tier."""
+    for panel, name, (objective, factor) in zip(panels, _NAMES, _OBJECTIVES, strict=True):
+        panel.set(xlabel=name, ylim=(0, 1.01), xscale="log")
+        limits = requests.loc[requests["tier"] == tier, objective].unique()
+        if len(limits) == 1 and limits[0] > 0:
+            panel.axvline(limits[0] * factor, color="#555555", linewidth=0.8, linestyle=":", zorder=1)
+        label_log(panel.xaxis)
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panels[0].set_ylabel("share of requests, or of gaps")
+    panels[0].set_title(tier)
 
 
 def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: int) -> None:

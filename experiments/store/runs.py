@@ -16,7 +16,7 @@ import yaml
 from cbatch import ConfigError
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import CONFIG, SUMMARY, WITHOUT_EFFECT, damage, read_summary, run_folders
-from experiments.store.text import name_of
+from experiments.store.text import flat, name_of
 
 ERRORS = "errors.log"
 """File in a sweep's folder with one line per failed run."""
@@ -112,15 +112,6 @@ def reading(path: Path) -> Iterator[None]:
     except (OSError, *_MALFORMED) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
         raise ConfigError(f"{path}: is not as a run writes it ({what}); run it again") from error
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values by dotted keys."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 # -- what is not shown ------------------------------------------------------------------------------------------------

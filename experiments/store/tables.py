@@ -13,8 +13,8 @@ from cbatch.executor import CopyTimes
 from cbatch.results.service import NO_CLIENT, Service
 from experiments.store.csv_tables import EXTRA, LATENCY_COLUMNS, read_extra
 from experiments.store.run_folder import COPIES, REQUESTS, STEPS, TOKENS, read_summary
-from experiments.store.runs import Run, check_whole, flat, label_runs, read_runs, reading
-from experiments.store.text import name_of
+from experiments.store.runs import Run, check_whole, label_runs, read_runs, reading
+from experiments.store.text import flat, name_of
 
 _NAMES = ("client", "session", "tier")
 """Columns of text, even if it is digits."""
@@ -75,8 +75,8 @@ def load_tokens(folder: str | Path) -> pd.DataFrame:
 
 
 def time_between_tokens(folder: str | Path) -> "pd.Series[float]":
-    """Seconds between consecutive tokens of a request, of all requests of a run."""
-    return load_tokens(folder).groupby("request_id")["time"].diff().dropna()
+    """Seconds between consecutive tokens of a request, of all requests of a run; the index is the request's id."""
+    return load_tokens(folder).set_index("request_id")["time"].groupby(level=0).diff().dropna()
 
 
 def as_frame(runs: Sequence[Run]) -> pd.DataFrame:

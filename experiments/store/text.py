@@ -1,5 +1,6 @@
 """Text that commands print about results: one run in full, a sweep as a table."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,26 +12,33 @@ from experiments.store.sources import mixed
 Summary = Mapping[str, Any]
 
 COLUMNS = {
-    "tokens/s": ("throughput", "total_tokens_per_second", 1.0),
-    "requests/s": ("throughput", "requests_per_second", 1.0),
-    "goodput [requests/s]": ("goodput", "requests_per_second", 1.0),
-    "attained [%]": ("goodput", "attained_share", 100.0),
-    "TTFT p50 [s]": ("ttft_seconds", "p50", 1.0),
-    "TTFT p99 [s]": ("ttft_seconds", "p99", 1.0),
-    "TBT p50 [ms]": ("tbt_seconds", "p50", 1e3),
-    "TBT p99 [ms]": ("tbt_seconds", "p99", 1e3),
-    "recomputed [%]": ("run", "recomputed_share", 100.0),
+    "tokens/s": ("throughput.total_tokens_per_second", 1.0),
+    "requests/s": ("throughput.requests_per_second", 1.0),
+    "goodput [requests/s]": ("goodput.requests_per_second", 1.0),
+    "attained [%]": ("goodput.attained_share", 100.0),
+    "TTFT p50 [s]": ("ttft_seconds.p50", 1.0),
+    "TTFT p99 [s]": ("ttft_seconds.p99", 1.0),
+    "TBT p50 [ms]": ("tbt_seconds.p50", 1e3),
+    "TBT p99 [ms]": ("tbt_seconds.p99", 1e3),
+    "preemptions": ("run.preemptions", 1.0),
+    "recomputed [%]": ("run.recomputed_share", 100.0),
 }
-"""Of a table of runs: group and name of the figure in summary.json, and the factor of its unit."""
+"""Of a table of runs: key of the figure in summary.json, and the factor of its unit."""
 
 MORE_COLUMNS = {
-    "end to end p50 [s]": ("end_to_end_seconds", "p50", 1.0),
-    "end to end p99 [s]": ("end_to_end_seconds", "p99", 1.0),
-    "batch [requests]": ("iterations", "batch_requests", 1.0),
-    "KV cache peak [%]": ("iterations", "kv_use_peak", 100.0),
-    "preemptions": ("run", "preemptions", 1.0),
-    "device active [%]": ("iterations", "device_active_share", 100.0),
+    "recomputed tokens": ("run.recomputed_tokens", 1.0),
+    "longest gap p50 [ms]": ("longest_gap_seconds.p50", 1e3),
+    "longest gap p99 [ms]": ("longest_gap_seconds.p99", 1e3),
+    "end to end p50 [s]": ("end_to_end_seconds.p50", 1.0),
+    "end to end p99 [s]": ("end_to_end_seconds.p99", 1.0),
+    "service difference": ("service.service_difference.mean", 1.0),
+    "Jain's index": ("service.jain_index.mean", 1.0),
+    "batch [requests]": ("iterations.batch_requests", 1.0),
+    "KV cache peak [%]": ("iterations.kv_use_peak", 100.0),
+    "device active [%]": ("iterations.device_active_share", 100.0),
 }
+
+_TIER = re.compile(r"attainment\.tiers\.(.+)\.share")
 
 _LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line with the profile's name
 
@@ -118,8 +126,9 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "service", f"{clients} clients; difference {usual} per s, at most {worst}; Jain's index {jain}"
     yield "iterations", f"{iterations} and {tokens} tokens ({padding} padding)"
     used, peak = format_share(mean["kv_use_mean"]), format_share(mean["kv_use_peak"])
-    again = format_share(run.get("recomputed_share"))
-    yield "KV cache", f"{used} used, at most {peak}; {run['preemptions']} preemptions, {again} of the tokens recomputed"
+    again, share = format_number(run.get("recomputed_tokens")), format_share(run.get("recomputed_share"))
+    preempted = f"{run['preemptions']} preemptions, {again} tokens recomputed ({share})"
+    yield "KV cache", f"{used} used, at most {peak}; {preempted}"
     device, host = format_share(mean["device_active_share"]), format_share(mean["host_active_share"])
     yield "active", f"device {device}, host {host}"
 
@@ -134,22 +143,26 @@ def run_line(name: str, summary: Summary) -> str:
 def sweep_text(
     runs: Sequence[tuple[str, Summary]],
     notes: str = "",
-    columns: Mapping[str, tuple[str, str, float]] = COLUMNS,
+    columns: Mapping[str, tuple[str, float]] = COLUMNS,
     tablefmt: str = "simple",
 ) -> str:
-    """A table of runs, (label, summary) each, `notes`, and where the times come from. Goodput and attainment are left out if no run has any."""
+    """A table of runs, (label, summary) each, `notes`, and where the times come from.
+
+    Attainment has a column for each tier; columns that no run has are left out, such as goodput.
+    """
     summaries = [summary for _, summary in runs]
-    shown = {
-        head: column
-        for head, column in columns.items()
-        if any(column[1] in summary.get(column[0], {}) for summary in summaries)
-    }
+    figures = [dict(flat({key: part for key, part in summary.items() if key != "about"})) for summary in summaries]
+    known = {key for row in figures for key in row}
+    tiers = [found for found in map(_TIER.fullmatch, sorted(known)) if found]
+    shown = {}
+    for head, (key, factor) in columns.items():
+        if key in known:
+            shown[head] = key, factor
+        if key == "goodput.attained_share":
+            shown |= {f"{tier[1]} attained [%]": (tier[0], factor) for tier in tiers}
     rows = [
-        [
-            label,
-            *(format_number(scale(summary.get(group, {}).get(key), factor)) for group, key, factor in shown.values()),
-        ]
-        for label, summary in runs
+        [label, *(format_number(scale(row.get(key), factor)) for key, factor in shown.values())]
+        for (label, _), row in zip(runs, figures, strict=True)
     ]
     aligned = ("left", *["right"] * len(shown))
     table = tabulate(rows, ["run", *shown], tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
@@ -157,6 +170,15 @@ def sweep_text(
     end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
     origins = sorted(set(map(origin_of, abouts)))
     return "\n".join(filter(None, [table + end, notes, *origins, outside_text(abouts), mixed_text(abouts)]))
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested values by dotted keys."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def mixed_text(abouts: Iterable[Summary]) -> str:
