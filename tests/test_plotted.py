@@ -333,6 +333,12 @@ def test_workloads_are_rows_and_their_arguments_are_no_series(tmp_path: Path) ->
     assert (trace.get_title(loc="left"), set_rate.get_title(loc="left")) == ("azure", "open_loop")
     assert lines(set_rate) == {"prefill_first": ([1, 4], [1, 4])}
     assert lines(trace) == {"prefill_first": ([pytest.approx(3 / 5.25)], [1.5])}
+    trace, set_rate = attainment.draw(tmp_path).axes  # side by side, as there is one tier at most
+    assert [axes.get_title(loc="left") for axes in (trace, set_rate)] == [
+        "azure: all requests",
+        "open_loop: all requests",
+    ]
+    assert lines(set_rate)["prefill_first"] == ([1, 4], [0, 0])
 
 
 # -- attainment against the request rate ------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from experiments.capacity.search import TooFewError
 from experiments.store.claim import claimed, make_folder
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import PLOTS, WITHOUT_EFFECT
-from experiments.store.runs import Run, flat
+from experiments.store.runs import Run
+from experiments.store.text import flat
 
 CAPACITY, SIMULATIONS = "capacity.json", "simulations.jsonl"
 

@@ -21,8 +21,8 @@ _MOST_ACROSS = 4  # panels of a page's width
 def draw(folder: Path, objective: str = "joint", goal: float = 0.9, runs: str = "") -> Figure:
     """A panel for all requests and one for each tier, a line for each policy and whatever else varies.
 
-    Of several seeds, the line is the mean, and a band reaches from the least to the greatest. Several workloads are rows. Without
-    objectives of the requests, `metrics.objectives` count.
+    Of several seeds, the line is the mean, and a band reaches from the least to the greatest. Several workloads
+    are rows, or side by side without tiers. Without objectives of the requests, `metrics.objectives` count.
 
     Args:
         objective: joint, all that a request has together; or one of them: ttft, tbt, total.
@@ -40,16 +40,19 @@ def draw(folder: Path, objective: str = "joint", goal: float = 0.9, runs: str = 
     titles = _titles(frame, _SHARES[objective], folder)
     frame = leave_out(frame, [next(iter(titles))])
     workloads, labels = list(dict.fromkeys(frame["of"])), list(dict.fromkeys(frame["label"]))
-    across = min(len(titles), _MOST_ACROSS)
-    down = -(-len(titles) // across)
-    figure, axes = new_figure(down * len(workloads), across, 1.0 + 2.0 * down * len(workloads))
-    for place, workload in enumerate(workloads):
-        own, name = frame[frame["of"] == workload], f"{workload}: " if len(workloads) > 1 else ""
+    several = len(workloads) > 1
+    blocks = [[(of, column, several * f"{of}: " + title) for column, title in titles.items()] for of in workloads]
+    if len(titles) == 1:
+        blocks = [[panel for block in blocks for panel in block]]  # workloads side by side
+    across = min(len(blocks[0]), _MOST_ACROSS)
+    down = -(-len(blocks[0]) // across)
+    figure, axes = new_figure(down * len(blocks), across, 1.0 + 2.0 * down * len(blocks))
+    for place, block in enumerate(blocks):
         panels = [panel for row in axes[down * place : down * (place + 1)] for panel in row]
-        for panel, (column, title) in zip(panels, titles.items(), strict=False):
-            draw_rates(panel, own, column, labels)
-            panel.set(title=name + title, xlabel="request rate [requests/s]")
-        for panel in panels[len(titles) :]:
+        for panel, (of, column, title) in zip(panels, block, strict=False):
+            draw_rates(panel, frame[frame["of"] == of], column, labels)
+            panel.set(title=title, xlabel="request rate [requests/s]")
+        for panel in panels[len(block) :]:
             panel.set_axis_off()
     for panels in axes:
         _finish(panels, goal)
