@@ -53,7 +53,9 @@ def main(
         limits = Limits(batch, 32768, LONGEST, num_stages=number)
         server = real_server(backend, spec, limits)
         server.serve(Orca(), equal_requests(limits.max_running, 64, 16, spec.vocab_size))
-        print(f"{spec.name}, {number} GPUs, {limits.max_running} requests in flight, {requests} in all: tokens/s")
+        print(
+            f"{spec.name}, {number} GPU{'s' * (number > 1)}, {limits.max_running} requests in flight, {requests} in all: tokens/s"
+        )
         found = figures[f"{number}"] = {}
         for name, runs in compare(server, chosen, lambda: make_requests(lengths, spec.vocab_size), repeats):
             run, rates, accounts = runs.served[0], runs.spread("tokens_per_second"), account_stages(runs.record)

@@ -1,0 +1,57 @@
+"""`bench pipeline` on the CPU's threads: its requests, its figures, its file."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from experiments.bench import pipeline
+from experiments.config.backends import Cpu
+from experiments.config.presets import load_spec
+from experiments.config.servers import real_server
+
+
+def test_lengths_are_those_that_peers_served() -> None:
+    """192 requests of 1K to 4K tokens, ten prompt tokens to one of output, short ones more often."""
+    lengths = pipeline.zipf_lengths(192)
+    totals = [prompt + new for prompt, new in lengths]
+    assert len(lengths) == 192 and 1024 <= min(totals) < 1100 and 3900 < max(totals) < 4096
+    assert all(prompt == 10 * total // 11 for (prompt, _), total in zip(lengths, totals, strict=True))
+    assert sorted(totals)[96] < (1024 + 4096) / 2
+    assert lengths == pipeline.zipf_lengths(192)
+    requests = pipeline.make_requests(lengths[:3], 96)
+    assert [(request.num_prompt_tokens, request.max_new_tokens) for request in requests] == lengths[:3]
+
+
+def test_it_compares_stages_and_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def server(*arguments: Any) -> Any:
+        made = real_server(*arguments)
+        made.executor.iteration = SimpleNamespace(num_eager=0)
+        return made
+
+    monkeypatch.setattr(pipeline, "Cuda", Cpu)
+    monkeypatch.setattr(pipeline, "real_server", server)
+    monkeypatch.setattr(pipeline, "load_spec", lambda name: load_spec("tiny"))
+    monkeypatch.setattr(pipeline, "release_memory", lambda: None)
+    monkeypatch.setattr(pipeline, "SHORTEST", 70)
+    monkeypatch.setattr(pipeline, "LONGEST", 84)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    pipeline.main(layers=(1, 1), batch=2, requests=4, policies="orca;sarathi, 256", folder=str(tmp_path))
+    found = json.loads((tmp_path / "h200-x2" / "pipeline.json").read_text())
+    assert (found["hardware"], found["layers"]) == ("NVIDIA H200 x2", [1, 1])
+    names = ["orca", "sarathi, 256 tokens"]
+    assert [(number, list(policies)) for number, policies in found["figures"].items()] == [("2", names), ("1", names)]
+    for number, policies in found["figures"].items():
+        for figures in policies.values():
+            assert figures["tokens_per_second"]["median"] > 0
+            assert len(figures["stages"]) == (2 if number == "2" else 0)
+            assert all(sum(shares.values()) == pytest.approx(1) for shares in figures["stages"])
+            bubbles = [shares["pb1"] + shares["pb2"] + shares["pb3"] for shares in figures["stages"]]
+            assert figures["bubble_share"] == pytest.approx(sum(bubbles) / 2 if bubbles else 0, abs=0.02)
+    lines = capsys.readouterr().out
+    assert "tiny, 2 GPUs, 4 requests in flight, 4 in all" in lines and "tiny, 1 GPU, 2 requests in flight" in lines
