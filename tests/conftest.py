@@ -1,5 +1,6 @@
 """Settings of all tests: hypothesis draws the same examples in every run, without deadlines."""
 
+import gc
 import os
 
 import pytest
@@ -7,6 +8,8 @@ from hypothesis import settings
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the cores, and their matrices are small
 os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, commands answer mistakes with a traceback
+
+gc.set_threshold(20_000)  # as `experiments.run`: each full collection would traverse all of torch
 
 settings.register_profile("cbatch", derandomize=True, deadline=None, database=None)
 settings.load_profile("cbatch")
