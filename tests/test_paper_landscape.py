@@ -14,7 +14,7 @@ import pytest
 from cbatch import Request
 from experiments.paper import gallery
 from experiments.paper.claims import read_claims
-from experiments.paper.figures.landscape import confidence, mc_sf, past_future, served, vtc
+from experiments.paper.figures.landscape import confidence, lars, mc_sf, past_future, served, vtc
 from experiments.paper.jobs import crossing, run_jobs
 from experiments.paper.machines import Machines
 from policies.past_future import PastFuture
@@ -119,6 +119,17 @@ def test_intervals_of_correlated_waits_are_too_narrow() -> None:
     assert found["covered"] < 0.6 and found["naive"] < found["true"] / 2
     daley = 0.5 * (2 + 2.5 - 1 + 0.125) / 0.5**4 / 2048  # variance of the mean of waits, whose mean is 1
     assert found["true"] == pytest.approx(1.96 * daley**0.5, rel=0.1)
+
+
+def test_orders_of_prompts_without_yielding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long prompt is under way when a short one arrives: FCFS finishes it first, LARS and EDF do not."""
+    monkeypatch.setattr(lars, "SHARE", 0.3)
+    monkeypatch.setattr(lars, "LONG", 30_000)
+    found = {order: lars.run(0.5, order, 12) for order in lars.ORDERS}
+    assert found["FCFS"]["short"] > 2 * found["LARS"]["short"]
+    assert found["FCFS"]["short"] > 2 * found["EDF"]["short"]
+    assert found["FCFS"]["long"] < found["LARS"]["long"], "at the long one's cost"
+    assert min(each["all"] for each in found.values()) >= 0.9
 
 
 def test_without_traces_what_needs_them_is_left_out() -> None:
