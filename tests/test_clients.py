@@ -4,9 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hydra import compose, initialize_config_dir
 from test_workloads import composed, message
 
 from cbatch import ConfigError
+from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.workloads import Clients
 
 EVEN: dict[str, Any] = {"rate": 2.0, "prompt_tokens": 30, "output_tokens": 4}
@@ -138,3 +140,10 @@ def test_bad_workloads() -> None:
     many = "workload.clients: about 2e+08 requests, more than 10000000; lower the rates or workload.duration"
     assert message(lambda: make(1e8, ann={})) == many
     assert message(lambda: make()) == "workload.clients={}: give at least one client"
+
+
+@pytest.mark.parametrize(("given", "of_policy"), [((), 2.0), (("policy.weights={ann: 3}",), 3.0)])
+def test_weights_of_clients_reach_the_policy_unless_it_has_its_own(given: tuple[str, ...], of_policy: float) -> None:
+    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+        config = compose("config", ["policy=vtc", "metrics.client_weights={ann: 2}", *given])
+    assert (config.policy.weights, config.metrics.client_weights) == ({"ann": of_policy}, {"ann": 2})
