@@ -131,6 +131,25 @@ def test_least_counter_first_gives_credit_for_a_pause() -> None:
     assert found.policy.counters == {"f": 24, "g": 18}
 
 
+def test_round_robin_lets_a_client_spend_its_quantum() -> None:
+    """f's quantum of 10 pays for the prompts of f1 and f2, 2 each, and three of their output tokens: at 2 f owes 2, and g is next.
+
+    Alike g at 4; then f has 10 - 2 = 8 for f3 and f4, and g 8 for g3. By counters, g1 would have come beside f1.
+    """
+    requests = "f1 2/2 @0, f2 2/2 @0, f3 2/2 @0, f4 2/2 @0, g1 2/2 @0, g2 2/2 @0, g3 2/2 @0"
+    found = golden(VTC(Predictor(), order="mdrr", quantum=10), requests, batch=2, client=CLIENTS)
+    assert found.schedule == "f12 f22 | f11 f21 | g12 g22 | g11 g21 | f32 f42 | f31 f41 | g32 | g31"
+
+
+def test_a_limit_of_requests_per_minute_rejects_what_comes_sooner() -> None:
+    """Two per minute: f3 is f's third at 2; at 60, f1 and f2 still count, at 61.5 no longer. g has a limit of its own."""
+    requests = "f1 2/1 @0, f2 2/1 @1, f3 2/1 @2, g1 2/1 @2, f4 2/1 @60, f5 2/1 @61.5"
+    clients = {name: name[0] for name in ("f1", "f2", "f3", "f4", "f5", "g1")}
+    found = golden(VTC(Predictor(), order="fcfs", rpm=2), requests, client=clients)
+    assert found.schedule == "f12 | f22 | g12 | f52"
+    assert (found.ends["f3"], found.ends["f4"]) == (2, 60), "rejected on arrival"
+
+
 # -- mc_sf and past_future: what the KV cache will hold ---------------------------------------------------------------------
 
 
@@ -313,6 +332,8 @@ def test_lars_ranks_by_relative_slack_and_yields() -> None:
         (lambda: Slai("auto"), "policy.budget=auto: give a number of tokens"),  # type: ignore[arg-type]
         (lambda: VllmV1(8, victim="first"), "victim='first'"),
         (lambda: VTC(Predictor(), weights={"a": 0}), "weights are above 0"),
+        (lambda: VTC(Predictor(), order="lcf"), "order='lcf' is vtc, mdrr or fcfs"),
+        (lambda: VTC(Predictor(), rpm=0), "policy.rpm=0: give at least 1"),
         (lambda: LengthOrder(Fixed(8), Predictor(), "shortest"), "policy.order=shortest: choose one of sjf"),
         (lambda: QoServe(Fixed(8), Predictor(), "lifo"), "order='lifo'"),
         (lambda: PastFuture("careful"), "admission='careful'"),

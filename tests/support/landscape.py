@@ -42,5 +42,6 @@ LANDSCAPE: dict[str, Callable[[int], Policy]] = {
     "qoserve_slack": lambda chunk: QoServe(Slack(), Oracle(), "srpf"),
     "slai": lambda chunk: Slai(8 + chunk, tbt=0.02),
     "vtc": lambda chunk: VTC(Predictor()),
+    "vtc_mdrr": lambda chunk: VTC(Predictor(), order="mdrr", quantum=10),
     "vtc_predict": lambda chunk: VTC(Noisy(share=0.5), predict=True, charge_first=False),
 }
