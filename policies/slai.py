@@ -11,6 +11,7 @@ before, so decodes come an iteration early; a prompt's blocks are reserved at it
 """
 
 from collections.abc import Callable, Mapping
+from math import inf
 
 from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, StepRecord, View
 from policies.waiting import WaitingQueue
@@ -91,6 +92,9 @@ class Slai:
         """Preempts for it, if it must: the prompt that would be served last, or itself."""
         while not plan.add(request, 1) and plan.refusal is Refusal.BLOCKS and not plan.wait_for_blocks(request, 1):
             plan.preempt(prompts.pop() if prompts else request)
+            self._last[
+                request
+            ] = -inf  # its time has come: blocks that are still in flight are for it, not for a prompt
 
     def _prompt(self, request: Request, plan: PlanBuilder, view: View) -> int:
         tokens = min(request.num_ready, self.budget - plan.num_tokens)

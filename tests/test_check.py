@@ -63,6 +63,25 @@ def test_every_built_in_policy_has_the_properties_that_every_policy_needs(name: 
     assert lacking(search(policy, needed, chunk, num_random=0, tiny=few)) == set()
 
 
+@pytest.mark.parametrize(
+    ("name", "scenario"),
+    [
+        (
+            "qoserve",
+            Scenario((Ask(15, 1, 0), Ask(9, 1, 1)), 2, 16, 2, 8, False),
+        ),  # a prompt begun, another not admitted
+        (
+            "slai",
+            Scenario((Ask(1, 3, 0), Ask(9, 1, 2)), 2, 10, 6, 2, True),
+        ),  # a prompt preempted for a decode came back first
+    ],
+    ids=["qoserve", "slai"],
+)
+def test_schedules_that_once_had_no_end(name: str, scenario: Scenario) -> None:
+    history = play(_policy([f"policy={name}"])[0], scenario)
+    assert (history.error, history.endless) == (None, "")
+
+
 class Twice:
     """Names a request twice once two are there."""
 
