@@ -1,9 +1,12 @@
 """What `pip install .` and `pip install -e .` leave: commands that work in any folder, and types that a stranger's mypy sees."""
 
+import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -62,6 +65,25 @@ def installed(built: Path) -> Path:
     said = python("-m", "pip", "install", "-q", "--no-index", "--no-deps", f"--target={site}", str(wheel), cwd=built)
     assert {path.name for path in site.glob("*") if path.suffix != ".dist-info"} == {*PACKAGES}, said
     return site
+
+
+def imported() -> set[str]:
+    """The packages that the three import, anywhere; Triton and attention kernels come with a GPU's PyTorch and `.[gpu]`."""
+    found: set[str] = set()
+    for file in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found - {*sys.stdlib_module_names, *PACKAGES, "triton", "flash_attn"}
+
+
+def test_every_package_that_is_imported_is_installed_by_pip() -> None:
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    names = {re.split(r"[<>=]", need)[0].lower() for need in needs}
+    distribution = {"hydra": "hydra-core", "yaml": "pyyaml", "pydantic_core": "pydantic"}
+    assert {distribution.get(name, name) for name in imported()} <= names
 
 
 def test_an_installed_command_runs_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:

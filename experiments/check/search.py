@@ -51,7 +51,7 @@ def search(
         tick: called with the number of scenarios just tried.
 
     Raises:
-        ConfigError: random scenarios are requested and hypothesis is not installed; or the policy cannot be copied.
+        ConfigError: the policy cannot be copied.
     """
     _check_copies(policy)
     found: Found = {prop.name: None for prop in properties}
@@ -127,11 +127,8 @@ def _check_copies(policy: Policy) -> None:
 def _search_random(
     policy: Policy, prop: Property, chunk: int, num_random: int, patience: Patience
 ) -> Counterexample | None:
-    try:
-        from hypothesis import find, settings
-        from hypothesis.errors import NoSuchExample
-    except ImportError as error:
-        raise ConfigError("random scenarios need hypothesis; pip install -e '.[dev]', or give random=0") from error
+    from hypothesis import find, settings  # loaded only where needed
+    from hypothesis.errors import NoSuchExample
 
     @lru_cache(maxsize=256)
     def try_once(scenario: Scenario) -> Counterexample | None:
