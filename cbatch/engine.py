@@ -206,6 +206,9 @@ class Engine:
                 if pending and pending[0].arrival_time <= now:
                     self._arrive(pending.popleft())  # it waits for an iteration, and none would come
         elif self.num_unfinished:
+            if not (state.waiting or state.running):
+                lost = f"{self.num_unfinished} requests are gone from view.waiting, which a policy must not change"
+                raise PolicyError(f"{self._where()}: {lost}; copy it, as in list(view.waiting)")
             stuck = f"empty plan with {self._held()}, nothing in flight and no arrival to come"
             remedy = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={now:g}"
             raise PolicyError(f"{self._where()}: {stuck}; plan a request, preempt one, or give {remedy}")

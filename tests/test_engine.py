@@ -111,6 +111,19 @@ def test_an_empty_plan_with_nothing_to_come_is_an_error() -> None:
         engine.run()
 
 
+def test_a_policy_that_takes_requests_out_of_the_view_is_told_so() -> None:
+    class Takes(Orca):
+        def plan(self, view: View) -> Plan:
+            if view.iteration == 0:
+                view.waiting.pop()  # type: ignore[attr-defined]
+            return super().plan(view)
+
+    engine = make_engine(Takes(), Limits(1, 100, 100))
+    engine.submit([Request(0, 3, 2), Request(1, 3, 2)])
+    with pytest.raises(PolicyError, match=r"1 requests are gone from view\.waiting, .* copy it, as in list\(view"):
+        engine.run()
+
+
 @pytest.mark.parametrize("built", [False, True], ids=["plan", "builder"])
 def test_an_empty_plan_waits_for_its_wake_time_or_the_next_arrival(built: bool) -> None:
     seen: list[float] = []
