@@ -15,8 +15,9 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.power import GpuClock, PowerLimit
-from cbatch.sim.profile import Profile
+from cbatch.sim.profile import HostTime, Profile
 from cbatch.sim.profile_file import load_profile
+from experiments.profile import host
 from experiments.profile.__main__ import main
 from experiments.profile.batches import (
     attention_counts,
@@ -304,6 +305,24 @@ def test_where_all_time_is_attention_a_base_is_left() -> None:
     lab = Laboratory(Server(Attentive(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
     found = measure(lab, (1, 2, 4, 8), (), lambda text: None, power_limited=False)
     assert min(found.mixed.seconds) > 0
+
+
+def test_host_times_are_a_line_with_a_constant_and_no_fall() -> None:
+    assert host.fit_line({4: 7.0}) == HostTime(7.0)
+    found = host.fit_line({1: 1.1, 4: 1.4, 16: 2.6})
+    assert found is not None and (found.seconds, found.seconds_per_request) == pytest.approx((1.0, 0.1))
+    assert host.fit_line({1: 3.0, 4: 2.0, 16: 1.0}) == HostTime(2.0)
+    assert host.fit_line({1: 1.0, 4: 5.0}) is None
+
+
+def test_host_times_that_other_work_hides_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, quiet = {1: 1.0, 4: 5.0}, {1: 1.0, 4: 1.0}
+    server = Server(Clockwork(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64))
+    measured = iter([busy, busy, quiet])
+    monkeypatch.setattr(host, "_medians", lambda *_: next(measured))
+    assert host.host_time(server, 512, asynchronous=True) == HostTime(1.0)
+    monkeypatch.setattr(host, "_medians", lambda *_: busy)
+    assert host.host_time(server, 512, asynchronous=True) == HostTime(1.0)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
