@@ -4,6 +4,7 @@ The race checker sees only declarations, so a wrong one would hide races from it
 """
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from any_order import AnyOrderStream, Order
 from rig import stress
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cbatch.runtime.checks.ownership import BLOCK
-from cbatch.runtime.streams import Items, Operation, Streams
+from cbatch.runtime.checks.ownership import block_kind
+from cbatch.runtime.streams import Items, Operation, Streams, stream_names
+
+BLOCKS = [block_kind(stage) for stage in (0, 1)]
 
 
 class Watch(TorchDispatchMode):
@@ -56,7 +59,7 @@ class WatchedStream(AnyOrderStream):
             {
                 number
                 for part in parts
-                if isinstance(part, Items) and part.kind == BLOCK
+                if isinstance(part, Items) and part.kind in BLOCKS
                 for number in part.numbers().tolist()
             }
             for parts in declared
@@ -80,22 +83,24 @@ class WatchedStream(AnyOrderStream):
 
 class WatchedStreams(Streams):
     def name(self, tensor: torch.Tensor, name: str) -> None:
-        for stream in self:
+        for stream in self.all:
             stream.known[memory(tensor)] = name  # type: ignore[attr-defined]
 
 
-def watched(numbers: random.Random) -> Streams:
+def watched(numbers: random.Random, num_stages: int = 1) -> Streams:
     order = Order(numbers, every=8)
-    streams = WatchedStreams(*(WatchedStream(name, order) for name in Streams._fields))
+    streams = [WatchedStream(name, order) for name in stream_names(num_stages)]
     for stream in streams:
         stream.known, stream.block_size = {}, 4
-    return streams
+    return WatchedStreams.of(streams)
 
 
+@pytest.mark.parametrize("num_stages", [1, 2])
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_operations_touch_what_they_declare(asynchronous: bool) -> None:
-    for seed in range(4):
-        stress(watched, seed, asynchronous=asynchronous).run()
+def test_operations_touch_what_they_declare(asynchronous: bool, num_stages: int) -> None:
+    for seed in range(4 // num_stages):
+        streams = partial(watched, num_stages=num_stages)
+        stress(streams, seed, asynchronous=asynchronous, num_stages=num_stages).run()
 
 
 def test_a_wrong_declaration_is_found() -> None:
