@@ -158,7 +158,8 @@ def _missed(faults: Sequence[tuple[str, dict[str, Any]]], folder: Path) -> list[
     missed = []
     for what, fault in faults:
         source = (ROOT / fault["module"]).read_text()
-        assert source.count(fault["before"]) == 1, f"{what}: {fault['before']} does not stand once in {fault['module']}"
+        if source.count(fault["before"]) != 1:
+            raise SystemExit(f"planted.yaml: {what}: {fault['before']} does not stand once in {fault['module']}")
         mutant = Mutant(0, fault["before"], fault["after"], source.replace(fault["before"], fault["after"]))
         if judge(Target(fault["module"], fault["tests"]), [mutant], folder) == ["passed"]:
             missed.append(what)
