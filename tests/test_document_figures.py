@@ -95,7 +95,6 @@ def claims() -> str:
 
 def one_number_for_all_gains() -> str:
     gains = [claim for claim in closure_claims() if claim.gain is not None]
-    assert {claim.hardware for claim in gains} == {"a6000"}
     passed = sum(claim.holds(1.27) for claim in gains)
     return f"A simulator that answered 1.27 to everything would pass {passed} of the {len(gains)} claims of gains"
 

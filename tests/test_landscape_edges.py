@@ -43,6 +43,9 @@ DEFAULTS: dict[Any, dict[str, Any]] = {
     Trail: {"c": 0.8, "margin": 0.0},
     VllmV1: {"long_prefill": 0, "victim": "last"},
     VTC: {
+        "order": "vtc",
+        "quantum": 500.0,
+        "rpm": None,
         "lift": True,
         "predict": False,
         "weights": None,
@@ -225,14 +228,12 @@ def test_what_was_charged_too_much_is_refunded() -> None:
 
 
 def test_a_new_client_is_lifted_to_the_least_of_those_that_wait() -> None:
-    """f and g wait with 10 and 4 on their counters when h comes."""
-    policy = VTC(Predictor())
-    policy.counters = {"f": 10.0, "g": 4.0}
-    for id_, client in enumerate("fg"):
-        policy._waiting[client].append(Request(id_, 1, 1, client=client))
-    policy.on_arrival(Request(2, 1, 1, client="h"))
-    policy._enqueue()
-    assert policy.counters == {"f": 10.0, "g": 4.0, "h": 4.0}
+    """At 6 s f waits with 2 + 2 * 4 = 10 and g with (2 + 2) + (2 + 2) = 8 on their counters: h begins at 8, and is next at 7 s."""
+    requests = "f1 2/4 @0, g1 2/1 @0, f2 2/1 @0, g2 2/2 @0, g3 2/1 @0, h1 2/1 @5.5"
+    client = {name: name[0] for name in ("f1", "f2", "g1", "g2", "g3", "h1")}
+    found = golden(VTC(Predictor()), requests, batch=1, client=client)
+    assert found.schedule.startswith("f12 | f11 | f11 | f11 | g12 | g22 | g21 | h12 | ")
+    assert found.policy.counters["h"] == 8 + 2 + 2
 
 
 def test_vtc_reserves_the_limit_of_each_request() -> None:
