@@ -8,12 +8,14 @@ and not refused; decodes go on as long as the blocks that they need are free, wh
 running request; and preempted requests are always recomputed, never swapped.
 """
 
-from cbatch import Plan, View
+from cbatch import ConfigError, Plan, View
 
 
 class PrefillFirst:
     def __init__(self, watermark: float = 0.01) -> None:
         """watermark: share of the KV blocks that an admission leaves free for the growth of running requests."""
+        if not 0 <= watermark < 1:
+            raise ConfigError(f"policy.watermark={watermark}: give a share from 0 to below 1")
         self.watermark = watermark
 
     def plan(self, view: View) -> Plan:

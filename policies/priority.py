@@ -8,7 +8,7 @@ in both choices: 0 is vLLM's rule; 3 is that of PR vllm#51574, which protects re
 
 from collections.abc import Iterable
 
-from cbatch import Plan, Request, View
+from cbatch import ConfigError, Plan, Request, View
 from policies.vllm_v1 import VllmV1
 from policies.waiting import WaitingQueue
 
@@ -16,6 +16,8 @@ from policies.waiting import WaitingQueue
 class Priority(VllmV1):
     def __init__(self, budget: int, long_prefill: int = 0, boost: int = 0) -> None:
         super().__init__(budget, long_prefill)
+        if boost < 0:
+            raise ConfigError(f"policy.boost={boost}: give 0 for none, or how far preemptions raise a priority")
         self.boost = boost
         self._queue = WaitingQueue(self._urgency)
         self._preempted: list[Request] = []  # by the last plan

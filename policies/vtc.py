@@ -36,7 +36,9 @@ class VTC:
         within 60 s; others are rejected. None: all.
         """
         weights = weights or {}
-        if min([prompt_weight, output_weight, *weights.values()]) <= 0:
+        if not all(
+            isinstance(one, int | float) and one > 0 for one in (prompt_weight, output_weight, *weights.values())
+        ):
             raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights are above 0")
         self.predictor, self.predict, self.charge_first = predictor, predict, charge_first
         self.prompt_weight, self.output_weight, self._limit = prompt_weight, output_weight, RateLimit(rpm)

@@ -9,6 +9,7 @@ import pytest
 from unit_machine import golden
 
 from cbatch import SLO, BatchShape, ConfigError, Request
+from experiments.config.composition import policy_of
 from policies.chunking import Fixed, Slack, TileAligned
 from policies.lars import LARS
 from policies.length_order import LengthOrder
@@ -348,3 +349,32 @@ def test_lars_ranks_by_relative_slack_and_yields() -> None:
 def test_settings_out_of_range_are_refused(make: Callable[[], object], says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         make()
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("policy=mlfq policy.quantum=many", "policy.quantum=many: give a number"),
+        ("policy=vtc policy.rpm=2.5", "policy.rpm=2.5: give a whole number or null"),
+        ("policy=vtc policy.lift=3", "policy.lift=3: give true or false"),
+        ("policy=vtc policy.weights={a:x}", "policy.weights={'a': 'x'}"),
+        ("policy=lars policy.ttft=null", "policy.ttft=null: policies.lars.LARS needs a number"),
+        (
+            "policy=ltr policy.predictor=null",
+            "policy.predictor=null: policies.ltr.LTR needs one; choose it with predictor=",
+        ),
+        ("policy=trail predictor=bins predictor.refresh=x", "policy.predictor.refresh=x: give a whole number"),
+        ("policy=trail policy.c=-1", "policy.c=-1: give a share"),
+        ("policy=priority policy.boost=-1", "policy.boost=-1: give 0 for none"),
+        ("policy=prefill_first policy.watermark=1", "policy.watermark=1: give a share from 0 to below 1"),
+        ("policy=slai chunk=auto", "policy.budget=auto: give a number of tokens; chunk=auto is for"),
+    ],
+)
+def test_values_of_a_wrong_kind_are_refused_by_their_key(key: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        policy_of(*key.split())
+
+
+def test_whole_numbers_are_numbers_and_lists_are_not_judged() -> None:
+    policy, _ = policy_of("policy=past_future", "policy.reserve=0", "+policy.history=[3,5]")
+    assert isinstance(policy, PastFuture) and list(policy._ended) == [3, 5]

@@ -4,11 +4,12 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from inspect import isfunction, ismodule
+from inspect import isclass, isfunction, ismodule
 from pathlib import Path
 from sysconfig import get_path
 from traceback import extract_tb
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -20,6 +21,9 @@ from cbatch.validation import nearest, shorten
 _FRAMEWORK = (str(Path(__file__).parents[2] / package) for package in ("cbatch", "experiments"))
 _NOT_THE_USERS = ("<frozen", *_FRAMEWORK, *map(get_path, ("stdlib", "purelib", "platlib")))
 """How the paths of code begin that comes with Python, with an installed package or with this framework."""
+
+_PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", NoneType: "null"}
+"""Types of values on a command line, as errors name them."""
 
 _OWN_KEYS = ("_target_", "_convert_", "_partial_", "_recursive_", "_args_")
 
@@ -44,7 +48,10 @@ def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
         cause = error.__cause__
         if isinstance(cause, CbatchError):
             raise cause from None
+        _check_types(section, config)
         raise ConfigError(f"{target}: {_why(cause or error)}") from error
+    if section == "policy":
+        _check_types(section, config)
     for name in needs:
         if not hasattr(built, name):
             problem = f"the object has no {name}, so it is not a {section}"
@@ -72,6 +79,27 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
     for key, value in config.items():
         if isinstance(value, Mapping):
             _check(f"{path}.{key}", value)
+
+
+def _check_types(path: str, config: Mapping[str, Any]) -> None:
+    """Compares plain values of a section with the annotations of its target's parameters, where these are plain types."""
+    parameters = _parameters(_locate(path, config["_target_"])) if "_target_" in config else {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            _check_types(f"{path}.{key}", value)
+        elif key in parameters:
+            annotation, target = parameters[key].annotation, config["_target_"]
+            allowed = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+            named = " or ".join(name for kind, name in _PLAIN.items() if kind in allowed)
+            if value is None and isclass(annotation):
+                raise ConfigError(f"{path}.{key}=null: {target} needs {named or f'one; choose it with {key}=NAME'}")
+            if {*allowed} <= _PLAIN.keys() and not _fits(value, allowed):
+                raise ConfigError(f"{path}.{key}={shorten(value)}: give {named}")
+
+
+def _fits(value: object, allowed: Sequence[object]) -> bool:
+    kind = type(value)
+    return kind in allowed or (kind is int and float in allowed)
 
 
 def takes(target: object) -> Collection[str]:
