@@ -5,12 +5,11 @@ iteration holds all decodes, then prompts of the least relative slack, each with
 predicted time within `target`. At most one long prompt, which takes longer than the target by itself, is in an iteration; it
 uses no more than a share 1 - slack of the target, so that short prompts fit beside it.
 
-Differs from the paper: one device group, no parallelism within a prompt. Ties: running first, then arrival.
+Ties: running first, then arrival. Differs from the paper as docs/policies/lars.md says.
 """
 
-from bisect import bisect_left
-
 from cbatch import BatchShape, ConfigError, Plan, PlanBuilder, Request, View
+from policies.chunking.target_time import largest_chunk
 from policies.falling_queue import FallingQueue
 
 NEAREST = 64
@@ -43,7 +42,7 @@ class LARS:
             if (is_long and long_taken) or (blocked and view.is_waiting(request)):
                 continue
             share = 1 - min(max(self.slack(request, view), 0.0), 1.0) if is_long else 1.0
-            tokens = self._largest(request, shape, share * self.target, view)
+            tokens = largest_chunk(request, shape, share * self.target, view.cost)
             if not (granted := plan.add(request, tokens, reserve=request.num_tokens)):
                 blocked = True  # the first that finds no room blocks the other waiting ones
                 continue
@@ -78,15 +77,6 @@ class LARS:
             nearest = self._waiting.least(view.now, NEAREST)
             found += [(slack, 1, request.id, request) for slack, request in nearest]
         return [request for *_, request in sorted(found)]
-
-    def _largest(self, request: Request, shape: BatchShape, target: float, view: View) -> int:
-        """Tokens of the largest chunk with which an iteration of this shape takes no longer than the target."""
-
-        def fits(tokens: int) -> bool:
-            chunks = (*shape.chunks, (tokens, request.num_computed))
-            return view.cost.predict(shape._replace(chunks=chunks)) <= target
-
-        return bisect_left(range(1, request.num_ready + 1), True, key=lambda tokens: not fits(tokens))
 
     def _wait(self, request: Request) -> None:
         whole = self._whole[request]

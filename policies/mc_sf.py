@@ -9,17 +9,10 @@ Differs from the paper: outputs longer than predicted, and blocks of several tok
 running request is preempted. Ties: arrival.
 """
 
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
-
 from cbatch import ConfigError, Plan, Request, View
+from policies.future_memory import most_held
 from policies.predictors import Predictor
 from policies.waiting import WaitingQueue
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 class McSf:
@@ -49,14 +42,3 @@ class McSf:
 
     def on_finish(self, request: Request) -> None:
         self.predictor.observe(request)
-
-
-def most_held(held: Sequence[int], left: Sequence[float] | Floats) -> float:
-    """The most tokens that requests hold at any time at which one of them ends.
-
-    held: tokens of each request now. left: rounds until each ends; it holds one token more after each.
-    """
-    ends, tokens = np.asarray(left), np.array(held)
-    by_end = np.argsort(-ends)  # the last to end first: those before a request in this order are there when it ends
-    alive = np.arange(1, len(held) + 1)
-    return float((np.cumsum(tokens[by_end]) + alive * ends[by_end]).max())

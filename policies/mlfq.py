@@ -1,4 +1,4 @@
-"""Skip-join multi-level feedback queue: FastServe (Wu et al., arXiv 2305.05920; NSDI 2026), in its pause-and-recompute variant.
+"""Skip-join multi-level feedback queue: FastServe (Wu et al., arXiv 2305.05920; NSDI 2026), pausing and recomputing.
 
 Queue p has a quantum of q0 * 2^p seconds. A request joins the first queue whose quantum holds its prefill (`skip_join`; otherwise
 queue 0), and moves to the tail of the next one when the iterations that it took part in have used up the quantum.
@@ -6,14 +6,15 @@ Each iteration takes the first requests of the highest queues; the others pause 
 request at the tail of the lowest queue is preempted and recomputed. A waiting request that does not fit blocks the other waiting
 ones. After `promote_after` seconds without service a request of a lower queue moves to the tail of queue 0.
 
-Source: the code (LLMServe/FastServe, fastserve/scheduler.py); the paper from secondary notes. Differs from both: an iteration is charged with
-its predicted time when it is planned; nothing is swapped to host memory; promotion is looked at in each plan, and the paper's
-is after 0.3 s. Pausing needs places: give `max_running` above `batch`.
+Source: the code (LLMServe/FastServe, fastserve/scheduler.py); the paper from secondary notes. Pausing needs places: give
+`max_running` above `batch`. Differs from both as docs/policies/mlfq.md says.
 """
 
 from collections import OrderedDict
+from itertools import count
 
 from cbatch import BatchShape, ConfigError, Plan, Request, View
+from policies.step_times import shape_of
 from policies.waiting import WaitingQueue
 
 
@@ -56,10 +57,8 @@ class MLFQ:
         return self._place[request]
 
     def _first_queue(self, request: Request, view: View) -> int:
-        seconds, number = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),))), 0
-        while self.quantum * 2**number < seconds:
-            number += 1
-        return number
+        seconds = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
+        return next(number for number in count() if self.quantum * 2**number >= seconds)
 
     def _join(self, request: Request, number: int) -> None:
         """Enters a queue at its tail."""
@@ -75,10 +74,7 @@ class MLFQ:
                     self._waiting.push(request)
 
     def _charge(self, plan: Plan, view: View) -> None:
-        chunks = tuple((tokens, request.num_computed) for request, tokens in plan if tokens > 1)
-        decodes = [request for request, tokens in plan if tokens == 1]
-        shape = BatchShape(chunks, len(decodes), sum(request.num_tokens for request in decodes))
-        seconds = view.cost.predict(shape) if len(plan) else 0.0
+        seconds = view.cost.predict(shape_of(plan)) if len(plan) else 0.0
         for request in plan.requests:
             self._used[request] += seconds
             self._served_at[request] = view.now

@@ -9,21 +9,15 @@ newest is preempted.
                 aggressive    while the prompt fits and 1% of the blocks stay free
                 conservative  while prompt and limit of all admitted requests fit
 
-Source: the paper and the code (ModelTC/lightllm, branch future_past_router; artifact WuSiYu/lightllm-ae). Constants
-differ there from place to place: window and reserve are those of the artifact's simulator. Differs from it: prompts are
-computed in the iteration of their admission, beside decodes. Until a request has ended, the
-limit of the one to be admitted stands for the history.
+Source: the paper and the code (ModelTC/lightllm, branch future_past_router; artifact WuSiYu/lightllm-ae), from which
+docs/policies/past_future.md says where this differs.
 """
 
-from bisect import insort
-from collections import deque
 from collections.abc import Sequence
 from random import Random
 
-import numpy as np
-
 from cbatch import ConfigError, Plan, Request, View
-from policies.mc_sf import Floats, Ints, most_held
+from policies.future_memory import EndedLengths, draw_left, most_held
 from policies.predictors import Oracle
 
 ADMISSIONS = ("past_future", "aggressive", "conservative", "optimum")
@@ -50,8 +44,7 @@ class PastFuture:
             raise ConfigError(f"policy: {given}; admission is one of {', '.join(ADMISSIONS)}, 0 <= reserve < 1")
         self.admission, self.reserve, self.draws = admission, reserve, draws
         self._random, self._oracle = Random(seed), Oracle()
-        self._ended: deque[int] = deque(history, maxlen=window)
-        self._sorted = sorted(self._ended)
+        self._ended = EndedLengths(window, history)
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
@@ -67,10 +60,7 @@ class PastFuture:
         return plan.build()
 
     def on_finish(self, request: Request) -> None:
-        if len(self._ended) == self._ended.maxlen:
-            self._sorted.remove(self._ended[0])
-        self._ended.append(request.num_output_tokens)
-        insort(self._sorted, request.num_output_tokens)
+        self._ended.add(request.num_output_tokens)
 
     def _fits(self, admitted: list[Request], generated: list[int], free_blocks: int, view: View) -> bool:
         """Whether the last of these fits beside the others. generated: output tokens of each."""
@@ -84,20 +74,10 @@ class PastFuture:
         if self.admission == "optimum":
             peak = most_held(held, [self._oracle.remaining(request) for request in admitted])
         else:
-            history = np.array(self._sorted or [newest.max_new_tokens])
-            limits = np.array([request.max_new_tokens for request in admitted])
-            peak = max(most_held(held, self._draw(generated, limits, history)) for _ in range(self.draws))
+            limits = [request.max_new_tokens for request in admitted]
+            draws = (
+                draw_left(self._random, generated, limits, self._ended.ascending or limits[-1:])
+                for _ in range(self.draws)
+            )
+            peak = max(most_held(held, left) for left in draws)
         return peak < size * (1 - self.reserve) or len(admitted) == 1
-
-    def _draw(self, generated: Sequence[int], limits: Ints, history: Ints) -> Floats:
-        """Output tokens still to come: draws from the sorted history above what is generated, linear between its lengths."""
-        random, last = self._random, len(history) - 1
-        drawn = np.array([random.random() if tokens else random.randrange(last + 1) for tokens in generated])
-        begun, done = np.array(generated) > 0, np.array(generated)
-        first = np.searchsorted(history, done, "right")
-        place = drawn * (last - first + 2)
-        step = np.where(begun, place, 0).astype(np.int64)
-        low = np.where(step > 0, history[np.minimum(first + step - 1, last)], done)
-        high = np.where(first + step <= last, history[np.minimum(first + step, last)], np.maximum(limits, done))
-        whole = history[np.where(begun, 0, drawn).astype(np.int64)]
-        return np.where(begun, low + (place - step) * (high - low) - done, whole)

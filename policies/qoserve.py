@@ -1,12 +1,12 @@
 """QoServe (first Niyama): deadlines with a hybrid priority, chunks as large as decodes can bear, relegation (ASPLOS 2026).
 
-All decodes come first. Prompts share the chunk, which `chunking=slack` makes as large as the decodes can bear, by `order`: `hybrid` is deadline + alpha * tokens left, between `edf` (alpha = 0) and `srpf` (shortest remaining prompt
-first); `fcfs` is by arrival. A prompt that cannot meet its deadline any more is relegated behind all others, not rejected.
+All decodes come first. Prompts share the chunk, which `chunking=slack` makes as large as the decodes can bear, by `order`: `hybrid`
+is deadline + alpha * tokens left, between `edf` (alpha = 0) and `srpf` (shortest remaining prompt first); `fcfs` is by arrival. A
+prompt that cannot meet its deadline any more is relegated behind all others, not rejected. Nothing is preempted.
 
 Interactive requests have the objectives `slo.ttft` and `slo.tbt`, others `slo.total`; without any, the slowest of the paper's.
-Source: the paper and the code (microsoft/sarathi-serve, branch niyama_asplos2026, deadline_scheduler.py). Differs from it: iterations are
-predicted by `view.cost`; nothing is preempted, so each request's limit is reserved at its admission, where the code fails an
-assertion; priorities within a tier (free and paid) are not used.
+Source: the paper and the code (microsoft/sarathi-serve, branch niyama_asplos2026, deadline_scheduler.py). Differs from them as
+docs/policies/qoserve.md says.
 """
 
 from collections.abc import Iterator
@@ -15,10 +15,11 @@ from heapq import merge
 from cbatch import ConfigError, Limits, Plan, Request, StepRecord, View
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
+from policies.step_times import StepTimes
 from policies.waiting import WaitingQueue
 
 ORDERS = ("hybrid", "edf", "srpf", "fcfs")
-SMOOTHING, FIRST_THROUGHPUT = 0.995, 8500.0  # prompt tokens per second
+SMOOTHING, FIRST_RATE = 0.995, 8500.0  # prompt tokens per second
 SLOWEST, OTHER_TBT = 1800.0, 0.4  # seconds, of requests without objectives
 
 
@@ -38,7 +39,7 @@ class QoServe:
         self.order, self.alpha, self.relegate = order, alpha, relegate
         self._queue = WaitingQueue(self.urgency)
         self._relegated: set[Request] = set()
-        self._throughput, self._received_at = FIRST_THROUGHPUT, 0.0
+        self._times = StepTimes(FIRST_RATE, SMOOTHING)
 
     def check(self, limits: Limits) -> None:
         self.chunking.check(limits)
@@ -65,11 +66,7 @@ class QoServe:
         self._queue.push(request)
 
     def on_step(self, record: StepRecord) -> None:
-        seconds = record.received_at - max(self._received_at, record.launched_at)
-        self._received_at = record.received_at
-        if record.num_prefill_tokens and seconds > 0:
-            new = record.num_prefill_tokens / seconds
-            self._throughput = SMOOTHING * self._throughput + (1 - SMOOTHING) * new
+        self._times.note(record)
 
     def on_finish(self, request: Request) -> None:
         self.predictor.observe(request)
@@ -97,4 +94,4 @@ class QoServe:
         due = self.deadline(request)
         if request.slo.ttft is None:
             due -= OTHER_TBT * self.predictor.output(request)
-        return view.now + request.num_ready / self._throughput > due
+        return view.now + request.num_ready / self._times.prompt_rate > due

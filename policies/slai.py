@@ -5,15 +5,15 @@ that deadline less `offset` mean iterations. Each iteration takes, within the bu
 first; prompts under way, least recently served first; waiting prompts, shortest first; and what is left goes to the other
 decodes. Where a decode finds no KV block, the prompt under way that would be served last is preempted, else the decode itself.
 
-Source: the authors' code (agrimUT/SLAI, sarathi/core/scheduler/slai_scheduler.py). `offset=null` is its dynamic rule: 5, and 10 from 96% of
-the KV cache on. Differs from it: with iterations in flight, a token's time counts from the plan that computed the one
-before, so decodes come an iteration early; a prompt's blocks are reserved at its admission.
+Source: the authors' code (agrimUT/SLAI, sarathi/core/scheduler/slai_scheduler.py), from which docs/policies/slai.md says where this
+differs. `offset=null` is its dynamic rule: 5, and 10 from 96% of the KV cache on.
 """
 
 from collections.abc import Callable, Mapping
 from math import inf
 
 from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, StepRecord, View
+from policies.step_times import StepTimes
 from policies.waiting import WaitingQueue
 
 MOST_CRITICAL, CROWDED, EARLY, LATE = 128, 0.96, 10.0, 5.0
@@ -45,7 +45,7 @@ class Slai:
         self._last: dict[Request, float] = {}  # last schedulable time of requests that decode
         self._tokens: dict[Request, int] = {}  # generated when that was set
         self._served: dict[Request, int] = {}  # iteration of the last chunk
-        self._seconds, self._steps, self._received_at = 0.0, 0, 0.0
+        self._times = StepTimes()
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
@@ -71,8 +71,7 @@ class Slai:
         self._queue.push(request)
 
     def on_step(self, record: StepRecord) -> None:
-        self._seconds += record.received_at - max(self._received_at, record.launched_at)
-        self._received_at, self._steps = record.received_at, self._steps + 1
+        self._times.note(record)
 
     def on_finish(self, request: Request) -> None:
         for kept in (self._last, self._tokens, self._served):
@@ -81,20 +80,17 @@ class Slai:
     def _set_times(self, view: View) -> None:
         crowded = view.kv.num_free < (1 - CROWDED) * view.kv.num_blocks
         offset = self.offset if self.offset is not None else EARLY if crowded else LATE
-        mean = self._seconds / self._steps if self._steps else 0.0
         for request in view.decoding:
             generated = request.num_new_tokens
             if self._tokens.get(request) != generated:
                 self._tokens[request] = generated
-                self._last[request] = view.now + (request.slo.tbt or self.tbt) - offset * mean
+                self._last[request] = view.now + (request.slo.tbt or self.tbt) - offset * self._times.mean
 
     def _decode(self, request: Request, plan: PlanBuilder, prompts: list[Request]) -> None:
         """Preempts for it, if it must: the prompt that would be served last, or itself."""
         while not plan.add(request, 1) and plan.refusal is Refusal.BLOCKS and not plan.wait_for_blocks(request, 1):
             plan.preempt(prompts.pop() if prompts else request)
-            self._last[
-                request
-            ] = -inf  # its time has come: blocks that are still in flight are for it, not for a prompt
+            self._last[request] = -inf  # its time has come: blocks in flight are for it, not for a prompt
 
     def _prompt(self, request: Request, plan: PlanBuilder, view: View) -> int:
         tokens = min(request.num_ready, self.budget - plan.num_tokens)

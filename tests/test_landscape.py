@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from unit_machine import golden
 from cbatch import SLO, BatchShape, ConfigError, Request
 from experiments.config.composition import policy_of
 from policies.chunking import Fixed, Slack, TileAligned
+from policies.future_memory import draw_left, most_held
 from policies.lars import LARS
 from policies.length_order import LengthOrder
 from policies.ltr import LTR
-from policies.mc_sf import McSf, most_held
+from policies.mc_sf import McSf
 from policies.mlfq import MLFQ
 from policies.past_future import PastFuture
 from policies.predictors import Bins, Noisy, Oracle, Predictor
@@ -181,7 +183,7 @@ def test_past_future_admits_while_the_peak_is_below_the_cache(memory: int, first
 
 def test_past_future_draws_what_is_left_from_longer_outputs() -> None:
     """10 tokens generated, ended requests of 4, 12 and 20, limit 30: what is left is between 0 and 20, half of it below 10."""
-    drawn = PastFuture(seed=1)._draw([10] * 4000, np.full(4000, 30), np.array([4, 12, 20]))
+    drawn = draw_left(Random(1), [10] * 4000, [30] * 4000, [4, 12, 20])
     assert min(drawn) >= 0 and max(drawn) <= 20
     # the support is 10, 12, 20, 30, each third equally likely: left 0 to 2, 2 to 10, 10 to 20
     assert [
@@ -242,7 +244,7 @@ def test_qoserve_ranks_by_deadline_and_tokens_left(order: str, expected: str) ->
 def test_qoserve_relegates_what_cannot_be_in_time() -> None:
     """8 tokens per second: 16 tokens take 2 s, and B's first token is due 1 s after its arrival; A and C come first."""
     policy = QoServe(Fixed(8), Oracle(), "edf")
-    policy._throughput = 8.0
+    policy._times.prompt_rate = 8.0
     slos = {"A": SLO(ttft=9), "B": SLO(ttft=1), "C": SLO(ttft=9)}
     found = golden(policy, "A 8/1 @0, B 16/1 @0, C 8/1 @0", slo=slos)
     assert found.schedule == "A8 | C8 | B8 | B8"
@@ -377,4 +379,4 @@ def test_values_of_a_wrong_kind_are_refused_by_their_key(key: str, says: str) ->
 
 def test_whole_numbers_are_numbers_and_lists_are_not_judged() -> None:
     policy, _ = policy_of("policy=past_future", "policy.reserve=0", "+policy.history=[3,5]")
-    assert isinstance(policy, PastFuture) and list(policy._ended) == [3, 5]
+    assert isinstance(policy, PastFuture) and policy._ended.ascending == [3, 5]

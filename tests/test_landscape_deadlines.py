@@ -139,14 +139,14 @@ def test_the_throughput_of_prompts_is_smoothed() -> None:
     """8,500 at first. 1,700 tokens in 0.1 s are 17,000 per second, of which half a percent counts."""
     policy = QoServe(Fixed(4), Oracle())
     policy.on_step(step(1.0, 1.1, 1700))
-    assert policy._throughput == pytest.approx(0.995 * 8500 + 0.005 * 17000)
-    known = policy._throughput
+    assert policy._times.prompt_rate == pytest.approx(0.995 * 8500 + 0.005 * 17000)
+    known = policy._times.prompt_rate
     policy.on_step(step(1.0, 1.2))  # no prompt; it ends at 1.2
-    assert policy._throughput == known
+    assert policy._times.prompt_rate == known
     policy.on_step(step(1.1, 1.3, 1700))  # launched early: it took from 1.2 to 1.3
-    assert policy._throughput == pytest.approx(0.995 * known + 0.005 * 17000)
+    assert policy._times.prompt_rate == pytest.approx(0.995 * known + 0.005 * 17000)
     policy.on_step(step(1.0, 1.3, 1700))  # no time at all
-    assert policy._throughput == pytest.approx(0.995 * known + 0.005 * 17000)
+    assert policy._times.prompt_rate == pytest.approx(0.995 * known + 0.005 * 17000)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_throughput_of_prompts_is_smoothed() -> None:
 )
 def test_a_prompt_is_late_that_cannot_end_before_its_deadline(slo: SLO, misses: bool) -> None:
     policy, request = QoServe(Fixed(4), Oracle()), Request(0, 16, 30, arrival_time=7.0, slo=slo)
-    policy._throughput = 8.0
+    policy._times.prompt_rate = 8.0
     waits = view_of(now=8.0, is_waiting=lambda request: True)
     assert policy._misses(request, waits) is misses
     assert policy.deadline(request) == 7 + (slo.ttft or slo.total or 1800)

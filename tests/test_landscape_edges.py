@@ -263,7 +263,7 @@ def test_past_future_expects_what_the_last_requests_generated() -> None:
     policy = PastFuture(window=2)
     for tokens in (7, 9, 3):
         policy.on_finish(ended(tokens))
-    assert policy._sorted == [3, 9], "of the last two"
+    assert policy._ended.ascending == [3, 9], "of the last two"
 
 
 def test_the_largest_of_several_draws_counts() -> None:

@@ -17,6 +17,7 @@ from experiments.paper.claims import read_claims
 from experiments.paper.figures.landscape import confidence, lars, mc_sf, past_future, served, vtc
 from experiments.paper.jobs import crossing, run_jobs
 from experiments.paper.machines import Machines
+from policies.future_memory import draw_left
 from policies.past_future import PastFuture
 
 
@@ -67,7 +68,7 @@ def test_the_optimum_is_the_least_of_all_start_times() -> None:
 
 def test_a_history_stands_for_ended_requests() -> None:
     policy = PastFuture(history=[5, 3, 9], window=2)
-    drawn = policy._draw([0] * 60, np.full(60, 100), np.array(policy._sorted))
+    drawn = draw_left(Random(1), [0] * 60, [100] * 60, policy._ended.ascending)
     assert set(drawn) == {3, 9}, "the last two"
 
 

@@ -19,7 +19,7 @@ from experiments.paper.jobs import Figures, Seconds, run_jobs, serve_on
 from experiments.paper.machines import Machines
 from experiments.plots.parts import grouped_bars, legend, mark_printed
 from experiments.plots.style import new_figure
-from policies.mc_sf import most_held
+from policies.future_memory import most_held
 from policies.past_future import ADMISSIONS, PastFuture
 from policies.predictors import Oracle
 
