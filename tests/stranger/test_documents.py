@@ -16,7 +16,7 @@ from typing import NamedTuple
 import nbformat
 import pytest
 import torch
-from commands import ROOT, as_in_a_new_process, command, write_azure_trace
+from commands import ROOT, as_in_a_new_process, command, few_swept, write_azure_trace
 from tiny_models import LLAMA
 
 from cbatch import Policy
@@ -37,7 +37,6 @@ ELSEWHERE = {
     r"python -m experiments\.plot .* multirun/(chat|rates|slo)": "of a sweep that is not made",
 }
 CHUNK = 4
-SWEPT_NUMBERS = re.compile(r"(?<==)\d+(,\d+){2,}$")
 COMMANDS = ("make ", "pip ", "python ")
 
 
@@ -108,23 +107,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def two_in_the_middle(found: re.Match[str]) -> str:
-    numbers = found[0].split(",")
-    return ",".join(numbers[len(numbers) // 2 :][:2])
-
-
 def smaller(words: list[str]) -> list[str]:
-    """The arguments of a command, with a small workload, few random ones, and two of the numbers that a sweep crosses.
-
-    The middle one, which other commands name, and the one after it. All names stay: each may be wrong.
-    """
+    """The arguments of a command, with a small workload, few random ones, and few of the numbers that a sweep crosses."""
     if words[0] == "check":
         return [*words, "random=2"]
     if words[0] != "run" or "--help" in words:
         return words
-    kept = [
-        SWEPT_NUMBERS.sub(two_in_the_middle, word) for word in words if not word.startswith("workload.num_requests=")
-    ]
+    kept = [few_swept(word) for word in words if not word.startswith("workload.num_requests=")]
     short = ["workload.length=200"] * ("model.path=DIR" in words) + ["timeline=off"] * ("-m" in words)
     return [*kept, "workload.num_requests=12", *short]
 

@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -151,6 +152,19 @@ WAITING = (
 
 def summary(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "summary.json").read_text())  # type: ignore[no-any-return]
+
+
+def few_swept(command: str) -> str:
+    """Keeps two of each list of three or more numbers: the middle one, which other commands name, and the one after it.
+
+    Names all stay, as each may be wrong.
+    """
+
+    def two(found: re.Match[str]) -> str:
+        numbers = found[0].split(",")
+        return ",".join(numbers[len(numbers) // 2 :][:2])
+
+    return re.sub(r"(?<==)\d+(,\d+){2,}(?=\s|$)", two, command)
 
 
 def write_azure_trace(path: Path, num_requests: int = 30) -> Path:
