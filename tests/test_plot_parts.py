@@ -1,6 +1,8 @@
 """Building blocks of figures: where bars, spans, marks and words stand, from values given by hand."""
 
+import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -174,3 +176,30 @@ def test_a_series_is_a_line_with_a_band_where_runs_differ(panel: Axes) -> None:
     assert {tuple(point) for point in band.get_paths()[0].vertices.tolist()} == {(1, 2), (2, 1), (2, 5)}
     parts.draw_series(panel, points[:1], "x", "alone", 2)
     assert len(panel.collections) == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(4.3, 5.1), (0.015, 0.036), (4, 60), (0.01, 2), (0.001, 300), (1, 10), (95, 105), (0.3, 0.9)]
+)
+def test_a_logarithmic_axis_has_a_few_labels_that_do_not_touch(low: float, high: float) -> None:
+    figure, [panels] = new_figure(1, 3, 2.7)
+    for panel in panels:
+        panel.plot([low, high], [0, 1])
+        panel.set_xscale("log")
+        parts.label_log(panel.xaxis)
+    figure.draw_without_rendering()
+    assert_labels_stand_apart(panels[0])
+
+
+def assert_labels_stand_apart(panel: Axes) -> None:
+    ticks = [*panel.xaxis.get_major_ticks(), *panel.xaxis.get_minor_ticks()]
+    left, right = sorted(panel.get_xlim())
+    shown = [tick.label1 for tick in ticks if tick.label1.get_text() and left <= tick.get_loc() <= right]
+    assert 3 <= len(shown) <= 7
+    boxes = sorted((text.get_window_extent() for text in shown), key=lambda box: box.x0)
+    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
+
+
+def test_ticks_at_swept_values_leave_out_those_too_close() -> None:
+    assert parts.apart([200, 1, 2, 5, 10, 14, 20, 28, 50, 100, 2], math.log(1.5)) == [1, 2, 5, 10, 20, 50, 100, 200]
+    assert parts.apart([2.0, 2.01, 2.02], math.log(1.009)) == [2.0, 2.02]

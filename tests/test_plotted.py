@@ -1,9 +1,7 @@
 """What plots draw - lines, areas, spans, labels - of a run made by hand (`hand_made`)."""
 
 import json
-import math
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,10 @@ import numpy as np
 import pytest
 from hand_made import write_run
 from matplotlib.axes import Axes
+from test_plot_parts import assert_labels_stand_apart
 
 from cbatch import ConfigError
 from experiments.plots import attainment, composition, latency_cdf, latency_vs_rate, service, throughput_vs_pd
-from experiments.plots.parts import apart, label_log
 from experiments.plots.series import load_runs
 
 
@@ -113,36 +111,6 @@ def test_a_latency_that_no_request_has_is_named(tmp_path: Path, capsys: pytest.C
     np.savez(tmp_path / "run" / "tokens.npz", request_id=np.array([0, 1]), time=np.array([1.0, 2.0]))
     latency_cdf.draw(tmp_path / "run")
     assert capsys.readouterr().err == "1 run not shown: has no time between tokens\n  prefill_first\n"
-
-
-# -- axes -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("low", "high"), [(4.3, 5.1), (0.015, 0.036), (4, 60), (0.01, 2), (0.001, 300), (1, 10), (95, 105), (0.3, 0.9)]
-)
-def test_a_logarithmic_axis_has_a_few_labels_that_do_not_touch(low: float, high: float) -> None:
-    figure, [panels] = latency_cdf.new_figure(1, 3, 2.7)
-    for panel in panels:
-        panel.plot([low, high], [0, 1])
-        panel.set_xscale("log")
-        label_log(panel.xaxis)
-    figure.draw_without_rendering()
-    assert_labels_stand_apart(panels[0])
-
-
-def assert_labels_stand_apart(panel: Axes) -> None:
-    ticks = [*panel.xaxis.get_major_ticks(), *panel.xaxis.get_minor_ticks()]
-    left, right = sorted(panel.get_xlim())
-    shown = [tick.label1 for tick in ticks if tick.label1.get_text() and left <= tick.get_loc() <= right]
-    assert 3 <= len(shown) <= 7
-    boxes = sorted((text.get_window_extent() for text in shown), key=lambda box: box.x0)
-    assert all(one.x1 < other.x0 for one, other in pairwise(boxes))
-
-
-def test_ticks_at_swept_values_leave_out_those_too_close() -> None:
-    assert apart([200, 1, 2, 5, 10, 14, 20, 28, 50, 100, 2], math.log(1.5)) == [1, 2, 5, 10, 20, 50, 100, 200]
-    assert apart([2.0, 2.01, 2.02], math.log(1.009)) == [2.0, 2.02]
 
 
 # -- composition ------------------------------------------------------------------------------------------------------
