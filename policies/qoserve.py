@@ -14,13 +14,13 @@ from heapq import merge
 
 from cbatch import ConfigError, Limits, Plan, Request, StepRecord, View
 from policies.chunking import ChunkSelector
+from policies.deadlines import deadline, misses
 from policies.predictors import Predictor
 from policies.step_times import StepTimes
 from policies.waiting import WaitingQueue
 
 ORDERS = ("hybrid", "edf", "srpf", "fcfs")
 SMOOTHING, FIRST_RATE = 0.995, 8500.0  # prompt tokens per second
-SLOWEST, OTHER_TBT = 1800.0, 0.4  # seconds, of requests without objectives
 
 
 class QoServe:
@@ -78,12 +78,8 @@ class QoServe:
         left: float = request.num_ready
         if request.slo.ttft is None:
             left += self.predictor.output(request)
-        key = {"hybrid": self.deadline(request) + self.alpha * left, "edf": self.deadline(request), "srpf": left}
+        key = {"hybrid": deadline(request) + self.alpha * left, "edf": deadline(request), "srpf": left}
         return request in self._relegated, key.get(self.order, request.arrival_time)
-
-    def deadline(self, request: Request) -> float:
-        """Seconds at which the first token is due; of requests that are not interactive, the last."""
-        return request.arrival_time + (request.slo.ttft or request.slo.total or SLOWEST)
 
     def _prompts(self, view: View) -> Iterator[Request]:
         return merge(sorted(view.prefilling, key=self.urgency), self._queue.in_order(view), key=self.urgency)
@@ -91,7 +87,4 @@ class QoServe:
     def _misses(self, request: Request, view: View) -> bool:
         if not view.is_waiting(request) or request in self._relegated:
             return False
-        due = self.deadline(request)
-        if request.slo.ttft is None:
-            due -= OTHER_TBT * self.predictor.output(request)
-        return view.now + request.num_ready / self._times.prompt_rate > due
+        return misses(request, self.predictor.output(request), self._times.prompt_rate, view.now)

@@ -9,18 +9,15 @@ Source: the authors' code (agrimUT/SLAI, sarathi/core/scheduler/slai_scheduler.p
 differs. `offset=null` is its dynamic rule: 5, and 10 from 96% of the KV cache on.
 """
 
-from collections.abc import Callable, Mapping
 from math import inf
 
 from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, StepRecord, View
+from policies.chunking.budget import check_budget
+from policies.deadlines import LastTimes
 from policies.step_times import StepTimes
 from policies.waiting import WaitingQueue
 
 MOST_CRITICAL, CROWDED, EARLY, LATE = 128, 0.96, 10.0, 5.0
-ORDERS: Mapping[str, Callable[[Request], float]] = {
-    "spf": lambda request: request.num_tokens,
-    "fcfs": lambda request: request.arrival_time,
-}
 
 
 class Slai:
@@ -33,26 +30,22 @@ class Slai:
         by_priority: bool = False,
     ) -> None:
         """tbt: seconds, for requests without an objective. by_priority: paying requests first, by `Request.priority`."""
-        if not isinstance(budget, int):
-            raise ConfigError(
-                f"policy.budget={budget}: give a number of tokens; chunk=auto is for policies with chunking"
-            )
-        if order not in ORDERS or budget < 1 or not tbt > 0:
+        check_budget(budget)
+        if order not in ("spf", "fcfs") or budget < 1 or not tbt > 0:
             raise ConfigError(f"policy: {order=} is spf or fcfs, {budget=} at least 1, {tbt=} above 0")
-        self.budget, self.offset, self.tbt = budget, offset, tbt
-        key = ORDERS[order]
-        self._queue = WaitingQueue(lambda request: (-request.priority if by_priority else 0, key(request)))
-        self._last: dict[Request, float] = {}  # last schedulable time of requests that decode
-        self._tokens: dict[Request, int] = {}  # generated when that was set
+        self.budget, self.order, self.offset, self.by_priority = budget, order, offset, by_priority
+        self._queue = WaitingQueue(self._urgency)
+        self._last = LastTimes(tbt)
         self._served: dict[Request, int] = {}  # iteration of the last chunk
         self._times = StepTimes()
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
         self._set_times(view)
+        last = self._last.times
         ready, _ = view.ready_decodes(len(view.decoding))
-        decodes = sorted(ready, key=lambda each: (self._last[each], each.id))
-        critical = [request for request in decodes if self._last[request] <= view.now][:MOST_CRITICAL]
+        decodes = sorted(ready, key=lambda each: (last[each], each.id))
+        critical = [request for request in decodes if last[request] <= view.now][:MOST_CRITICAL]
         prompts = sorted(view.prefilling, key=lambda request: self._served.get(request, -1))
         for request in critical:
             self._decode(request, plan, prompts)
@@ -74,23 +67,24 @@ class Slai:
         self._times.note(record)
 
     def on_finish(self, request: Request) -> None:
-        for kept in (self._last, self._tokens, self._served):
-            kept.pop(request, None)
+        self._last.forget(request)
+        self._served.pop(request, None)
+
+    def _urgency(self, request: Request) -> tuple[int, float]:
+        """Of waiting requests; lower comes first."""
+        length_or_time = request.num_tokens if self.order == "spf" else request.arrival_time
+        return -request.priority if self.by_priority else 0, length_or_time
 
     def _set_times(self, view: View) -> None:
         crowded = view.kv.num_free < (1 - CROWDED) * view.kv.num_blocks
         offset = self.offset if self.offset is not None else EARLY if crowded else LATE
-        for request in view.decoding:
-            generated = request.num_new_tokens
-            if self._tokens.get(request) != generated:
-                self._tokens[request] = generated
-                self._last[request] = view.now + (request.slo.tbt or self.tbt) - offset * self._times.mean
+        self._last.update(view, offset * self._times.mean)
 
     def _decode(self, request: Request, plan: PlanBuilder, prompts: list[Request]) -> None:
         """Preempts for it, if it must: the prompt that would be served last, or itself."""
         while not plan.add(request, 1) and plan.refusal is Refusal.BLOCKS and not plan.wait_for_blocks(request, 1):
             plan.preempt(prompts.pop() if prompts else request)
-            self._last[request] = -inf  # its time has come: blocks in flight are for it, not for a prompt
+            self._last.times[request] = -inf  # its time has come: blocks in flight are for it, not for a prompt
 
     def _prompt(self, request: Request, plan: PlanBuilder, view: View) -> int:
         tokens = min(request.num_ready, self.budget - plan.num_tokens)

@@ -17,6 +17,7 @@ read in abstract.
 from collections.abc import Iterable
 
 from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, View
+from policies.chunking.budget import check_budget
 
 VICTIMS = ("last", "lcf", "cost")
 
@@ -24,10 +25,7 @@ VICTIMS = ("last", "lcf", "cost")
 class VllmV1:
     def __init__(self, budget: int, long_prefill: int = 0, victim: str = "last") -> None:
         """budget: tokens of an iteration. long_prefill: most tokens of one request in it; 0: no such limit."""
-        if not isinstance(budget, int):
-            raise ConfigError(
-                f"policy.budget={budget}: give a number of tokens; chunk=auto is for policies with chunking"
-            )
+        check_budget(budget)
         if budget < 1 or long_prefill < 0 or victim not in VICTIMS:
             raise ConfigError(f"policy: {budget=} >= 1, {long_prefill=} >= 0, {victim=} one of {', '.join(VICTIMS)}")
         self.budget, self.long_prefill, self.rule = budget, long_prefill, victim

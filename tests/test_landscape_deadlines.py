@@ -9,6 +9,7 @@ from unit_machine import golden, running, view_of
 
 from cbatch import SLO, BatchShape, ConfigError, Limits, Plan, Refusal, Request, StepRecord, View
 from policies.chunking import Fixed, Slack
+from policies.deadlines import deadline
 from policies.lars import LARS
 from policies.ltr import LTR
 from policies.mlfq import MLFQ
@@ -89,15 +90,15 @@ def test_the_last_schedulable_time_is_five_mean_iterations_early_or_ten_from_96_
         policy.on_step(record)
     view = view_of(decoding=[decode], kv=SimpleNamespace(num_free=free, num_blocks=100), now=7.0)
     policy._set_times(view)
-    assert policy._last == {decode: pytest.approx(7 + 100 - offset * 1.5)}
+    assert policy._last.times == {decode: pytest.approx(7 + 100 - offset * 1.5)}
     own = running(1, 5, 9, 1, slo=SLO(tbt=30.0))
     view.decoding, view.now = [decode, own], 8.0  # type: ignore[assignment, misc]
     policy._set_times(view)
-    assert policy._last[own] == pytest.approx(8 + 30 - offset * 1.5)
-    assert policy._last[decode] == pytest.approx(7 + 100 - offset * 1.5), "until it has its next token"
+    assert policy._last.times[own] == pytest.approx(8 + 30 - offset * 1.5)
+    assert policy._last.times[decode] == pytest.approx(7 + 100 - offset * 1.5), "until it has its next token"
     fixed = Slai(tbt=100.0, offset=0.0)
     fixed._set_times(view)
-    assert fixed._last[decode] == 108.0
+    assert fixed._last.times[decode] == 108.0
 
 
 def test_slai_needs_an_objective_above_0() -> None:
@@ -164,7 +165,7 @@ def test_a_prompt_is_late_that_cannot_end_before_its_deadline(slo: SLO, misses: 
     policy._times.prompt_rate = 8.0
     waits = view_of(now=8.0, is_waiting=lambda request: True)
     assert policy._misses(request, waits) is misses
-    assert policy.deadline(request) == 7 + (slo.ttft or slo.total or 1800)
+    assert deadline(request) == 7 + (slo.ttft or slo.total or 1800)
     assert not policy._misses(request, view_of(now=8.0, is_waiting=lambda request: False))
     policy._relegated.add(request)
     assert not policy._misses(request, waits), "once is enough"
