@@ -18,6 +18,7 @@ settings.load_profile("cbatch")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workloads", type=int, default=8, help="random workloads to draw for each case (test_tokens.py)")
     parser.addoption("--schedules", type=int, default=160, help="random schedules to draw (test_random_schedules.py)")
+    parser.addoption("--repetitions", type=int, default=20, help="of each interval (test_coverage.py)")
     parser.addoption("--fuzz", type=int, default=320, help="inputs to draw (test_fuzz.py)")
     parser.addoption(
         "--compiler", default="eager", help="torch.compile's backend, such as inductor (test_runtime_model.py)"
@@ -36,4 +37,10 @@ def num_workloads(pytestconfig: pytest.Config) -> int:
 @pytest.fixture
 def num_schedules(pytestconfig: pytest.Config) -> int:
     number: int = pytestconfig.getoption("--schedules")
+    return number
+
+
+@pytest.fixture
+def num_repetitions(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--repetitions")
     return number

@@ -11,6 +11,7 @@ from experiments.config.this_machine import count_gpus
 BENCHMARKS = {
     "host": "host time of an iteration against running and waiting requests (no GPU needed)",
     "sim": "simulated iterations per second (no GPU needed)",
+    "coverage": "how often the intervals of capacities and means cover the truth, on queues that are known (no GPU needed)",
     "vidur": "a whole simulated run as one process, on a workload that Vidur was timed on (no GPU needed)",
     "checks": "the cost of runtime.check=races, on a GPU if there is one (no GPU needed)",
     "step": "one decode iteration in a graph, and its time by kernel",
