@@ -23,7 +23,7 @@ from omegaconf import DictConfig, open_dict
 from experiments.config.choices import swept_options, with_arguments
 from experiments.config.command_line import ends_with_its_reader, say_repeated
 from experiments.config.error_lines import CONFIG_FOLDER, one_line
-from experiments.config.run_options import parse_options
+from experiments.config.run_options import parse_options, with_seeds
 from experiments.job import ReaderEnded, Refused, run_job
 from experiments.store.crash_report import TerminatedError, sigterm_raises
 from experiments.store.run_folder import remove_killed, run_folders
@@ -79,7 +79,7 @@ def _main(command: Command, claims: ExitStack) -> int:
     sweep: str | None = None
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
-        given = sys.argv[1:]
+        given = with_seeds(sys.argv[1:])
         sys.argv[1:] = arguments = with_arguments([*given, *swept_options(given, CONFIG_FOLDER)])
         options = parse_options(arguments)
         say_repeated(options.overrides)

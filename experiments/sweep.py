@@ -14,7 +14,7 @@ from cbatch import ConfigError
 from experiments.store.claim import claimed, make_new_folder
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import CONFIG
-from experiments.store.runs import ERRORS, drop_repeats, label_runs, omitted_text, read_runs
+from experiments.store.runs import ERRORS, drop_repeats, label_seeds, omitted_text, read_runs
 from experiments.store.text import sweep_text
 
 OPTIMUM = "optimization_results.yaml"
@@ -91,7 +91,7 @@ def run_table(folder: Path) -> str:
         runs, omitted = drop_repeats(read_runs(folder))
     except ConfigError as error:
         return str(error)
-    rows = list(zip(label_runs(runs), (run.summary for run in runs), strict=True))
+    rows = list(zip(label_seeds(runs), (run.summary for run in runs), strict=True))
     return sweep_text(rows, omitted_text(omitted))
 
 

@@ -22,6 +22,7 @@ ENGINE = (":(glob)cbatch/*.py", "policies")
 RUNTIME, SIM = (*ENGINE, "cbatch/runtime"), (*ENGINE, "cbatch/sim")
 TESTED = ("cbatch", "policies", "experiments", "tests/support")
 CODE = {
+    "coverage": (*SIM, "experiments/bench/coverage.py", "experiments/capacity", "experiments/store/intervals.py"),
     "fidelity": (*SIM, "cbatch/runtime", "experiments/fidelity"),
     "fuzz": (*TESTED, "tests/test_fuzz.py"),
     "host": ENGINE,

@@ -19,6 +19,9 @@ Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 _RESAMPLES = 2000
+_MOST_ERRORS = 4.6
+"""Standard errors that an end lies from the share: the exact interval of a Poisson mean reaches so far above a single event. Where
+few replications have violations, resamples without any have no error to scale by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,6 +101,7 @@ def _interval(good: Floats, asked: Floats) -> tuple[float, float]:
     differences = shares - share
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(differences == 0, 0.0, differences / errors)
+    scaled = np.clip(scaled, -_MOST_ERRORS, _MOST_ERRORS)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(scaled, [tail, 1 - tail], method="nearest") * error if error[0] > 0 else (0.0, 0.0)
     return float(np.clip(share[0] - high, 0, 1)), float(np.clip(share[0] - low, 0, 1))

@@ -1,9 +1,10 @@
 """The options and overrides of `experiments.run`'s command line, read and checked before Hydra composes anything."""
 
 from argparse import ArgumentParser, Namespace
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 from cbatch import ConfigError
+from cbatch.validation import parse, whole
 from experiments.config.command_line import check_given_once, no_such_option
 from experiments.config.error_lines import search_path
 from experiments.config.settings import GROUPS, ROOT_KEYS
@@ -38,6 +39,26 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message.removeprefix('argument ')}; see --hydra-help")
+
+
+def with_seeds(arguments: list[str]) -> list[str]:
+    """Replaces seeds=N by a sweep over N seeds, from the one that `seed` gives on, 0 by default.
+
+    Raises:
+        ConfigError: not a whole number, or `seed` has several values.
+    """
+    given = [argument for argument in arguments if argument.startswith("seeds=")]
+    if not given:
+        return arguments
+    others = [argument for argument in arguments if argument not in given]
+    number = parse(Annotated[int, whole(1)], given[-1].partition("=")[2], "seeds")
+    firsts = [argument for argument in others if argument.startswith("seed=")]
+    if firsts and not firsts[-1].partition("=")[2].isdecimal():
+        raise ConfigError(f"{given[-1]} {firsts[-1]}: give one of the two, or the first seed as a number")
+    first = int(firsts[-1].partition("=")[2]) if firsts else 0
+    others = [argument for argument in others if argument not in firsts]
+    swept = [] if {"-m", "--multirun"} & set(others) else ["-m"]
+    return [*swept, *others, f"seed={','.join(map(str, range(first, first + number)))}"]
 
 
 def parse_options(arguments: list[str]) -> Namespace:

@@ -21,7 +21,7 @@ _MOST_ACROSS = 4  # panels of a page's width
 def draw(folder: Path, objective: str = "joint", goal: float = 0.9, runs: str = "") -> Figure:
     """A panel for all requests and one for each tier, a line for each policy and whatever else varies.
 
-    Of several seeds, the line is the mean, and a band reaches from the least to the greatest. Several workloads
+    Of several seeds, the line is the mean, and a band its 95% interval. Several workloads
     are rows, or side by side without tiers. Without objectives of the requests, `metrics.objectives` count.
 
     Args:

@@ -17,7 +17,7 @@ _PANELS = (("TTFT", "s", "ttft_seconds", 1.0), ("TBT", "ms", "tbt_seconds", 1e3)
 def draw(folder: Path, percentiles: tuple[int, ...] = (50, 99), runs: str = "") -> Figure:
     """A row of panels for each workload and percentile, a line for each policy and whatever else varies.
 
-    Of several seeds, the line is the mean, and a band reaches from the least to the greatest.
+    Of several seeds, the line is the mean, and a band its 95% interval.
 
     Args:
         percentiles: of 50, 90, 95 and 99.

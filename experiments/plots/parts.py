@@ -132,15 +132,15 @@ def apart(values: Iterable[float], gap: float) -> list[float]:
 
 
 def draw_series(panel: Axes, points: pd.DataFrame, x: str, label: str, index: int) -> None:
-    """A line through the means and, where repeated runs differ, a band from the least to the greatest.
+    """A line through the means and, where repeated runs differ, a band of their 95% interval.
 
     points: the rows of one label of `experiments.plots.series.summarize_series`.
     """
     points = points.dropna()
     style = line_style(index)
     panel.plot(points[x], points["mean"], label=label, **style)
-    if (points["min"] < points["max"]).any():
-        panel.fill_between(points[x], points["min"], points["max"], color=style["color"], alpha=0.2, linewidth=0)
+    if (points["low"] < points["high"]).any():
+        panel.fill_between(points[x], points["low"], points["high"], color=style["color"], alpha=0.2, linewidth=0)
 
 
 def draw_rates(panel: Axes, data: pd.DataFrame, column: str, labels: Iterable[str], factor: float = 1.0) -> None:

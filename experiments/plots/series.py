@@ -8,7 +8,17 @@ import pandas as pd
 
 from cbatch import ConfigError
 from experiments.plots.style import MOST_SERIES
-from experiments.store.runs import Omitted, Run, drop_repeats, find_unfinished, label_runs, omitted_text, read_runs
+from experiments.store.intervals import mean_of
+from experiments.store.runs import (
+    Omitted,
+    Run,
+    drop_repeats,
+    find_unfinished,
+    label_runs,
+    omitted_text,
+    read_runs,
+    seed_keys,
+)
 from experiments.store.tables import as_frame, load_requests
 from experiments.store.text import mixed_text
 
@@ -41,8 +51,7 @@ def load_series(folder: Path, text: str, without: Iterable[str]) -> pd.DataFrame
         ConfigError: there are none, or more than `MOST_SERIES` labels.
     """
     runs, omitted = select_runs(folder, text)
-    seeds = {key for run in runs for key in run.settings if key.rpartition(".")[2] == "seed"}
-    frame = as_frame(runs).assign(label=label_runs(runs, {*without, *seeds}, apart=False))
+    frame = as_frame(runs).assign(label=label_runs(runs, {*without, *seed_keys(runs)}, apart=False))
     if (count := frame["label"].nunique()) > MOST_SERIES:
         most = f"this plot shows at most {MOST_SERIES} series, the folder holds {count}"
         raise ConfigError(f"{most}; choose with runs=TEXT, a part of folder names")
@@ -129,12 +138,17 @@ def leave_out(frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
 
 
 def summarize_series(frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """Mean, min and max of column y over the repeated runs at each x, by label and ascending x: columns x, mean, min, max."""
-    return frame.groupby(["label", x], sort=True)[y].agg(["mean", "min", "max"]).reset_index(x)
+    """Mean of column y over the repeated runs at each x, and its 95% interval, by label and ascending x: columns x, mean, low, high."""
+    rows = []
+    for (label, place), values in frame.groupby(["label", x], sort=True)[y]:
+        found = mean_of(values.tolist())
+        low, high = found.ends if found.number > 1 else (found.mean, found.mean)
+        rows.append({"label": label, x: place, "mean": found.mean, "low": low, "high": high})
+    return pd.DataFrame(rows).set_index("label")
 
 
 def describe_points(frame: pd.DataFrame, x: str) -> str:
     """What a point stands for, for a heading; empty if for one run."""
     sizes = frame.groupby(["label", x]).size()
     number = f"{sizes.min()}" if sizes.min() == sizes.max() else f"up to {sizes.max()}"
-    return f"mean and range of {number} runs per point" if sizes.max() > 1 else ""
+    return f"mean and 95% interval of {number} runs per point" if sizes.max() > 1 else ""

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from experiments.plots.series import select_runs
-from experiments.store.runs import label_runs, omitted_text
+from experiments.store.runs import label_seeds, omitted_text
 from experiments.store.text import COLUMNS, MORE_COLUMNS, sweep_text
 
 
 def text(folder: Path, runs: str = "") -> str:
-    """One line per run; below them, which runs are left out and why, and where the times come from.
+    """One line per run, or for the runs of several seeds together; below them, which runs are left out and why, and where the times come from.
 
     Args:
         runs: only runs whose folder names contain this.
@@ -17,5 +17,5 @@ def text(folder: Path, runs: str = "") -> str:
         ConfigError: no finished runs.
     """
     shown, omitted = select_runs(folder, runs)
-    rows = list(zip(label_runs(shown), (run.summary for run in shown), strict=True))
+    rows = list(zip(label_seeds(shown), (run.summary for run in shown), strict=True))
     return sweep_text(rows, omitted_text(omitted), {**COLUMNS, **MORE_COLUMNS}, "github")

@@ -48,7 +48,7 @@ def draw(folder: Path, baseline: str = "request_level", runs: str = "") -> Figur
 def _draw_lines(
     axes: Axes, points: pd.DataFrame, labels: list[str], ratio: str, unit: "float | pd.Series[float]"
 ) -> None:
-    figures = ["mean", "min", "max"]
+    figures = ["mean", "low", "high"]
     scaled = points.assign(**points[figures].div(unit, axis=0))
     for index, label in enumerate(labels):
         draw_series(axes, scaled.loc[[label]], ratio, label, index)

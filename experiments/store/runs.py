@@ -214,6 +214,17 @@ def label_runs(runs: Sequence[Run], without: Collection[str] = (), *, apart: boo
     ]
 
 
+def label_seeds(runs: Sequence[Run]) -> list[str]:
+    """Labels of runs in which those that differ only in a seed share one; without several seeds each has its own."""
+    seeds = _varying([run.settings for run in runs]).keys() & seed_keys(runs)
+    return label_runs(runs, seed_keys(runs), apart=False) if seeds else label_runs(runs)
+
+
+def seed_keys(runs: Iterable[Run]) -> set[str]:
+    """The settings of runs that are seeds."""
+    return {key for run in runs for key in run.settings if key.rpartition(".")[2] == "seed"}
+
+
 def _named(run: Run) -> dict[str, Any]:
     return {key: run.about.get(key) for key in _NAMED}
 

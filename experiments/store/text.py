@@ -1,5 +1,6 @@
 """Text that commands print about results: one run in full, a sweep as a table."""
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 from tabulate import tabulate
 
 from cbatch.results.metrics import PERCENTILES
+from experiments.store.intervals import mean_of
 from experiments.store.sources import mixed
 
 Summary = Mapping[str, Any]
@@ -37,6 +39,9 @@ MORE_COLUMNS = {
     "KV cache peak [%]": ("iterations.kv_use_peak", 100.0),
     "device active [%]": ("iterations.device_active_share", 100.0),
 }
+
+FEWEST_IN_TAIL = 10
+"""Requests that should lie beyond a percentile of a run: with fewer it is near the longest value, and biased."""
 
 _TIER = re.compile(r"attainment\.tiers\.(.+)\.share")
 
@@ -148,6 +153,8 @@ def sweep_text(
 ) -> str:
     """A table of runs, (label, summary) each, `notes`, and where the times come from.
 
+    Runs with the same label, such as those of several seeds, share a row: means and their 95% intervals.
+
     Attainment has a column for each tier; columns that no run has are left out, such as goodput.
     """
     summaries = [summary for _, summary in runs]
@@ -160,16 +167,42 @@ def sweep_text(
             shown[head] = key, factor
         if key == "goodput.attained_share":
             shown |= {f"{tier[1]} attained [%]": (tier[0], factor) for tier in tiers}
-    rows = [
-        [label, *(format_number(scale(row.get(key), factor)) for key, factor in shown.values())]
-        for (label, _), row in zip(runs, figures, strict=True)
-    ]
+    groups: dict[str, list[Summary]] = {}
+    for (label, _), row in zip(runs, figures, strict=True):
+        groups.setdefault(label, []).append(row)
+    rows = [[label, *(_cell(own, key, factor) for key, factor in shown.values())] for label, own in groups.items()]
     aligned = ("left", *["right"] * len(shown))
     table = tabulate(rows, ["run", *shown], tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
     abouts = [summary["about"] for summary in summaries]
     end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
     origins = sorted(set(map(origin_of, abouts)))
+    notes = "\n".join(filter(None, [_repeats_text(list(groups.values())), notes]))
     return "\n".join(filter(None, [table + end, notes, *origins, outside_text(abouts), mixed_text(abouts)]))
+
+
+def _cell(rows: Sequence[Summary], key: str, factor: float) -> str:
+    """A figure of runs in a table: of several the mean and half of its interval's width."""
+    values = [scale(row.get(key), factor) for row in rows]
+    found = mean_of([math.nan if value is None else value for value in values])
+    half = f"{found.half:,.0f}" if found.half >= 99.5 else f"{found.half:.2g}"
+    return format_number(found.mean) + (f" ± {half}" if found.half > 0 else "")
+
+
+def _repeats_text(groups: Sequence[Sequence[Summary]]) -> str:
+    """What the rows of several runs show, and whether their percentiles rest on enough requests; empty without such rows."""
+    sizes = [len(group) for group in groups if len(group) > 1]
+    if not sizes:
+        return ""
+    number = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    beyond = min(row["run.counted_requests"] for group in groups if len(group) > 1 for row in group) / 100
+    text = f"mean ± half of the 95% interval over {number} runs; percentiles are those of each run, averaged"
+    tail = f"\nbeyond a run's P99 lie {beyond:.3g} of its requests"
+    few = (
+        ""
+        if beyond >= FEWEST_IN_TAIL
+        else f", fewer than {FEWEST_IN_TAIL}: the P99s of TTFT are unreliable; serve more requests"
+    )
+    return text + tail + few
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
