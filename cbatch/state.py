@@ -4,6 +4,7 @@
 two, the step is in flight. Knows nothing of policies, executors or clocks.
 """
 
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -106,6 +107,10 @@ class State:
         carry = table.sampled_row[rows]
         if table.carries:
             carry[end <= known] = NONE
+            if len(sampled) < len(rows):
+                # recomputed all but a token that was in flight at the preemption, in a pipeline
+                lacking = ((end == known) & (known < total)).nonzero()[0]
+                self._begin_decoding(plan.requests[place] for place in lacking.tolist())
         step = Step(
             index=table.iteration,
             requests=plan.requests,
@@ -160,13 +165,16 @@ class State:
             table.sampled_at[rows] = step.index
             table.sampled_row[rows] = places
         if len(places) > step.num_decode_tokens:  # every decode samples; the others have completed their prompts
-            for request in self.prefilling.among(map(step.requests.__getitem__, places.tolist())):
-                self.prefilling.discard(request)
-                self.decoding.add(request)
+            self._begin_decoding(map(step.requests.__getitem__, places.tolist()))
         if ending := [step.requests[place] for place in places[total >= table.limit[rows]].tolist()]:
             self._ending[step.index] = ending
             for request in ending:
                 self._leave(request)
+
+    def _begin_decoding(self, requests: Iterable[Request]) -> None:
+        for request in self.prefilling.among(requests):
+            self.prefilling.discard(request)
+            self.decoding.add(request)
 
     def preempt(self, request: Request) -> None:
         """Take the request's blocks and send it back to wait; it keeps its output."""

@@ -27,6 +27,7 @@ from experiments.profile.batches import (
     held_out,
     mixed_totals,
     prompts,
+    spread,
     uneven,
 )
 from experiments.profile.fitted import FittedLaboratory, features, fit
@@ -248,6 +249,17 @@ def test_totals_are_made_of_prompts_that_are_no_decodes() -> None:
     contexts = uneven(64, 512, 2048)
     assert max(contexts) == 4 * 512 and contexts.count(2048) == 8 and sum(contexts) / 64 == pytest.approx(512, rel=0.05)
     assert all(len(batch.ends) <= 64 for batch in held_out((1, 2, 64), 64, 2048))
+
+
+def test_contexts_are_spread_around_their_mean() -> None:
+    """From half to one and a half times as long, evenly, not in the order of their lengths."""
+    assert spread(1, 100, 1000) == (100,) and sorted(spread(2, 100, 1000)) == [75, 125]
+    contexts = spread(33, 1000, 4000)
+    assert sum(contexts) == 33 * 1000 and len(set(contexts)) == 33
+    assert (min(contexts), max(contexts)) == (515, 1485)
+    assert 500 < sum(contexts[:8]) / 8 < 1500 and list(contexts) != sorted(contexts)
+    assert abs(sum(contexts[:11]) / 11 - 1000) < 100  # any part of them has about their mean
+    assert spread(4, 1, 9) == (1,) * 4 and spread(4, 9, 9) == (9,) * 4  # no room to differ
 
 
 def test_a_laboratory_knows_what_it_cannot_hold() -> None:

@@ -10,13 +10,16 @@ from fuzz_policy import FuzzPolicy
 from schedules import UnitCost
 from small_cluster import make_engine, make_executor
 
-from cbatch import BatchShape, Engine, FinishReason, Limits, Plan, Policy, Request, RunRecord, Step, View
+from cbatch import BatchShape, Engine, FinishReason, Limits, Plan, Policy, Request, RunRecord, Server, Step, View
+from cbatch.kv import KVSize
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages, bubble_kind
 from policies.chunking import TileAligned
+from policies.mc_sf import McSf
 from policies.orca import Orca
+from policies.predictors import Noisy
 from policies.prefill_first import PrefillFirst
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
@@ -247,3 +250,17 @@ def test_a_request_rejected_while_its_token_is_in_flight_receives_none() -> None
     assert sorted(record.tokens()[0]) == [1, 2]
     assert engine.state.num_overshoot_tokens == 1
     assert engine.state.pool.num_used == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "seed"), [(PrefillFirst, 14), (lambda: McSf(Noisy(share=0.5)), 79)], ids=["prefill_first", "mc_sf"]
+)
+def test_a_request_recomputed_while_its_newest_token_is_in_flight_decodes_again(
+    policy: Callable[[], Policy], seed: int
+) -> None:
+    """Preempted with a token in flight, it recomputes all others before that one arrives: one is left, as in a decode."""
+    draw = random.Random(seed)
+    requests = [Request(i, draw.randint(1, 80), draw.randint(1, 16), arrival_iteration=i // 2) for i in range(10)]
+    limits = Limits(4, 256, 96, tile=32, num_stages=2)
+    record = Server(make_executor(2), limits, UnitCost(), KVSize(7, 16)).serve(policy(), requests)
+    assert len(record.requests) == 10 and any(request.num_preemptions for request in requests)

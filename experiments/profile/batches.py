@@ -26,6 +26,10 @@ ONE_IN, LONGER = 8, 4
 """In uneven batches, one context in `ONE_IN` is `LONGER` times as long as the mean."""
 
 
+GOLDEN = 0.6180339887
+"""The multiples' fractional parts are evenly mixed."""
+
+
 def decode_counts(captured: Sequence[int]) -> list[int]:
     """Returns numbers of decodes: each captured size, to which smaller ones are padded, and one more than it."""
     largest = captured[-1]
@@ -90,6 +94,17 @@ def uneven(number: int, mean: int, most: int) -> tuple[int, ...]:
     short = max((number * mean - count * long) // max(number - count, 1), 1)
     place = ONE_IN // 2 if number > ONE_IN // 2 else 0
     return tuple(long if index % ONE_IN == place else short for index in range(number))
+
+
+def spread(number: int, mean: int, most: int) -> tuple[int, ...]:
+    """Returns contexts of this mean, evenly from half to one and a half times as long, at most `most`, in mixed order.
+
+    Requests at different points of their outputs differ like that. Equal contexts are a special case: where they fill
+    every multiprocessor alike, as 33 requests of 8 KV heads do on 132, attention takes a fifth less time (H200).
+    """
+    half = min(mean // 2, most - mean)
+    order = sorted(range(number), key=lambda index: index * GOLDEN % 1)
+    return tuple(mean + round(half * (2 * place + 1 - number) / number) for place in order)
 
 
 def fit_in(sizes: Iterable[int], most: int) -> list[int]:

@@ -25,6 +25,7 @@ from experiments.profile.batches import (
     fit_in,
     mixed_totals,
     prompts,
+    spread,
 )
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.power import power_limit
@@ -148,11 +149,12 @@ def _contexts(
     batch_of: Callable[[tuple[int, ...]], Batch],
     base: Callable[[int], float],
 ) -> BilinearGrid:
-    """Returns the attention of decodes by (number, context): the time of an iteration beyond its base."""
+    """Returns the attention of decodes by (number, mean context): the time of an iteration beyond its base."""
     points: list[Point] = []
+    longest = laboratory.limits.max_request_tokens
     for number in counts:
-        for context in fit_in(CONTEXTS, laboratory.limits.max_request_tokens):
-            batch = batch_of((context,) * number)
+        for context in fit_in(CONTEXTS, longest):
+            batch = batch_of(spread(number, context, longest))
             if laboratory.holds(batch):
                 points.append((number, context, max(laboratory.seconds(batch) - base(number), 0.0)))
     return BilinearGrid.through(points)

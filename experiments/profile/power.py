@@ -15,7 +15,7 @@ from statistics import median
 
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.power import PowerLimit
-from experiments.profile.batches import prompts
+from experiments.profile.batches import prompts, spread
 from experiments.profile.laboratory import Batch, Laboratory
 
 LIGHT = Batch((), (1,))
@@ -89,8 +89,9 @@ def _decodes(
 
     spent: large iterations that leave the clock at its lowest. first: seconds that one of them saves after a rest.
     """
-    context = min(DECODE_CONTEXT, laboratory.limits.max_request_tokens)
-    batches = [Batch((), (context,) * number) for number in decode_counts]
+    longest = laboratory.limits.max_request_tokens
+    context = min(DECODE_CONTEXT, longest)
+    batches = [Batch((), spread(number, context, longest)) for number in decode_counts]
     held = [batch for batch in batches if laboratory.holds(batch)] or [LIGHT]
     losses, rises = [], []
     for batch in held:
