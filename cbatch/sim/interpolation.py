@@ -1,7 +1,7 @@
 """Interpolation of measured tables: linear between neighbours, so that a measured step stays a step."""
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from typing import NamedTuple
 
@@ -87,6 +87,12 @@ class BilinearGrid(NamedTuple):
         """The size and column of the largest rectangle from the origin that is covered completely."""
         reach = accumulate((columns[-1] for columns in self.columns), min)
         return max(zip(self.sizes, reach, strict=True), key=lambda corner: corner[0] * corner[1])
+
+    def breakpoints(self, most: float, farthest: float) -> Iterator[tuple[float, float]]:
+        """Between these pairs of size and column, up to `most` and `farthest`, the interpolation has no corner."""
+        for size, columns in [*zip(self.sizes, self.columns, strict=True), (most, self.columns[-1])]:
+            for column in (*columns, farthest):
+                yield size, column
 
     def _along(self, row: int, column: float) -> float:
         columns, seconds = self.columns[row], self.seconds[row]

@@ -1,0 +1,181 @@
+"""Lower bounds of a set of requests: what no policy can beat, preemptive or not, even if it knows the future."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from cbatch.bounds.machine import Floats, makespan, srpt
+from cbatch.bounds.minorants import Minorant
+from cbatch.errors import ConfigError
+from cbatch.limits import Limits
+from cbatch.request import Request, spec_of
+
+_SPLITS = [(one / 2, two / 2, 1 - (one + two) / 2) for one, two in product(range(3), repeat=2) if one + two <= 2]
+
+
+class _Charges(NamedTuple):
+    """Seconds charged to a request, whose sum over the members of an iteration is at most its time.
+
+    member: for each iteration. token, score, context: as in `Minorant`. held: for each token in the KV cache in each iteration.
+    """
+
+    member: float
+    token: float
+    score: float
+    context: float
+    held: float
+
+
+class Bounds:
+    """The bounds of these requests, on a machine of these limits. Seconds.
+
+    Work. A minorant (`Minorant`) is charged to the members of an iteration: its slopes to their tokens and contexts, its
+    fixed part in shares th1 + th2 + th3 = 1: th1 / max_batch to each request, th2 / max_tokens to each token, th3 / kv_tokens
+    to each token of KV cache that a member holds. As an iteration has at most max_batch requests, max_tokens tokens and
+    kv_tokens tokens of KV cache, its members are charged no more than its time. A request's work w is the least that it is
+    charged under any schedule: its prompt once, and for each further token a decode or the recomputation of all before it,
+    whichever is less. Every choice of minorant and shares is valid; the best is reported.
+
+    Relaxation. Divide each iteration among its members by their charges: every schedule becomes one of a single machine that
+    does w seconds of each request, after its arrival, and ends no request later. R replicas are one machine R times as fast.
+
+    Recomputation, padding, host time and idle time only add to a schedule. Not valid with KV cache shared among requests.
+
+    Args:
+        minorants: of the cost model, as from `minorants_of`; for one of your own, `Minorant.check` compares them.
+        kv_tokens: of one replica.
+
+    Raises:
+        ConfigError: a request arrives by iteration, so that its arrival depends on the schedule; or there is no request.
+    """
+
+    def __init__(
+        self,
+        requests: Iterable[Request],
+        minorants: Sequence[Minorant],
+        limits: Limits,
+        kv_tokens: int,
+        replicas: int = 1,
+    ) -> None:
+        specs = [spec_of(request) for request in requests]
+        if not specs or any(spec.arrival_iteration for spec in specs):
+            problem = "a request arrives by iteration" if specs else "there are no requests"
+            raise ConfigError(f"lower bounds: {problem}; give requests with arrival times")
+        outputs = [min(spec.max_new_tokens, spec.true_new_tokens or spec.max_new_tokens) for spec in specs]
+        self.arrival = np.array([spec.arrival_time for spec in specs], float)
+        self.prompt, self.output = np.array([spec.num_prompt_tokens for spec in specs]), np.array(outputs)
+        self._minorants, self._limits, self._kv_tokens, self._replicas = minorants, limits, kv_tokens, replicas
+
+    @cached_property
+    def prefill(self) -> Floats:
+        """B1: the time from arrival to the first token, at least, [requests].
+
+        Proof. The prompt takes ceil(prompt / max_tokens) iterations one after the other, each at least its minorant's fixed
+        part plus what its own tokens add, whatever else it holds.
+        """
+        return self._own[0]
+
+    @cached_property
+    def service(self) -> Floats:
+        """B1: the time from arrival to the last token, at least, [requests].
+
+        Proof. The first token needs `prefill`; each further token an iteration of its own after the one before, which takes at
+        least the fixed part plus one decode at its context (or a recomputation of all tokens before it, if that is less).
+        """
+        return self._own[0] + self._own[1]
+
+    @cached_property
+    def _own(self) -> tuple[Floats, Floats]:
+        """The seconds of the prompt and of the decodes of each request alone."""
+        alone = [
+            _Charges(each.fixed + each.per_request, each.per_token, each.per_score, each.per_context, 0.0)
+            for each in self._minorants
+        ]
+        prompts, decodes = zip(*map(self._work, alone), strict=True)
+        return np.max(prompts, axis=0), np.max(decodes, axis=0)
+
+    @cached_property
+    def work(self) -> list[tuple[Floats, Floats]]:
+        """The machine's seconds for prompt and for decodes of each request, for each minorant and shares."""
+        limits, kv_tokens = self._limits, self._kv_tokens
+        found = []
+        for minorant, (members, tokens, held) in product(self._minorants, _SPLITS):
+            fixed = minorant.fixed
+            member = members * fixed / min(limits.max_batch, limits.max_tokens) + minorant.per_request
+            token = minorant.per_token + tokens * fixed / limits.max_tokens
+            if member >= 0:
+                slopes = minorant.per_score, minorant.per_context, held * fixed / kv_tokens
+                found.append(self._work(_Charges(member, token, *slopes), self._replicas))
+        return found
+
+    def _work(self, charges: _Charges, machines: int = 1) -> tuple[Floats, Floats]:
+        """The seconds charged to each request: for its prompt, and for its further tokens."""
+        prompt, last = self.prompt, self.prompt + self.output - 1
+        size = np.arange(1, int(last.max()) + 1, dtype=float)  # tokens in the KV cache when a token is sampled
+        passes = np.ceil(size / self._limits.max_tokens)
+        whole = charges.member * passes + charges.token * size + charges.score * size * (size + 1) / 2
+        decode = charges.member + charges.token + charges.context * size
+        until = np.concatenate(([0.0], np.cumsum(np.minimum(whole, decode) + charges.held * size)))
+        first = whole[prompt - 1] + charges.held * prompt
+        return first / machines, (until[last] - until[prompt]) / machines
+
+    @property
+    def makespan(self) -> float:
+        """B2: the end of the last request.
+
+        Proof. A request ends no earlier than its arrival plus `service`; and for every s, the work that arrives from s on is
+        done after s, on the relaxed machine.
+        """
+        ends = [makespan(self.arrival, prompt + decodes) for prompt, decodes in self.work]
+        return max(float((self.arrival + self.service).max()), *ends)
+
+    @property
+    def rate(self) -> float:
+        """B3: requests per second that any policy can sustain, at most.
+
+        Proof. Requests like these bring rate * E[w] seconds of work per second, which must be at most 1 for every w.
+        """
+        return 1 / max(float((prompt + decodes).mean()) for prompt, decodes in self.work)
+
+    @property
+    def srpt_latency(self) -> float:
+        """B5: mean latency. Proof. On the relaxed machine, shortest remaining processing time is optimal (see `srpt`)."""
+        return max(float(srpt(self.arrival, _both(work)).mean()) for work in self.work) - float(self.arrival.mean())
+
+    @cached_property
+    def ends(self) -> Floats:
+        """When the k-th request ends, at the earliest, for k = 1, 2, ... (B6).
+
+        Proof. Both are order statistics that any schedule's k-th end cannot precede: the k-th end under shortest remaining
+        processing time, for every w, and the k-th smallest of arrival plus `service`.
+        """
+        return self._order_statistics(self.service, _both)
+
+    @property
+    def latency(self) -> float:
+        """B6: mean latency, from arrival to last token: the mean of `ends` less the mean arrival. Never below B5."""
+        return float(self.ends.mean() - self.arrival.mean())
+
+    @property
+    def ttft(self) -> float:
+        """Mean time to first token: as B6, on the work and the own time of prompts alone."""
+        ends = self._order_statistics(self.prefill, lambda work: work[0])
+        return float(ends.mean() - self.arrival.mean())
+
+    @property
+    def decode_latency(self) -> float:
+        """B7: mean latency where decodes dominate. Proof. After its first token, a request needs its further steps one by one."""
+        return self.ttft + float((self.service - self.prefill).mean())
+
+    def _order_statistics(self, own: Floats, of: Callable[[tuple[Floats, Floats]], Floats]) -> Floats:
+        found = np.sort(self.arrival + own)
+        for work in self.work:
+            found = np.maximum(found, srpt(self.arrival, of(work)))
+        return found
+
+
+def _both(work: tuple[Floats, Floats]) -> Floats:
+    return work[0] + work[1]

@@ -1,0 +1,177 @@
+"""Linear minorants: straight lines below a cost model, which charge every request its share of every iteration.
+
+If no iteration is faster than a line says, the work that a request brings is known before anything is scheduled. Lines are
+fitted as lower envelopes of a profile's tables, never as regressions: a line through the middle of a table is no bound.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from cbatch.cost import BatchShape, CostModel
+from cbatch.errors import ProfileError
+from cbatch.limits import Limits
+from cbatch.sim.attention import Attention, RateAttention, TableAttention
+from cbatch.sim.cost import ProfileCost
+
+_ROUNDING = 1e-9  # relative; sums of the same seconds in another order differ by less
+_MOST_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Minorant:
+    """No iteration takes less than the sum over all parts: seconds, times what the iteration holds.
+
+    fixed: once. per_request, per_token: of the iteration; per_request alone may be negative. per_score: of chunks, tokens *
+    (context + (tokens + 1) / 2), the products of queries and keys. per_context: of `BatchShape.decode_context`. A chunk of one
+    token counts as a decode there; so that prompts cost no less in single tokens, per_score is at most per_context.
+    """
+
+    fixed: float
+    per_token: float = 0.0
+    per_score: float = 0.0
+    per_context: float = 0.0
+    per_request: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.fixed, self.fixed + self.per_request, self.per_token, self.per_score, self.per_context) < 0:
+            raise ValueError(f"a minorant has negative parts: {self}")
+        object.__setattr__(self, "per_score", min(self.per_score, self.per_context))
+
+    def seconds(self, shape: BatchShape) -> float:
+        scores = sum(tokens * (context + (tokens + 1) / 2) for tokens, context in shape.chunks)
+        of_attention = self.per_score * scores + self.per_context * shape.decode_context
+        of_members = self.per_request * shape.num_requests + self.per_token * shape.num_tokens
+        return self.fixed + of_members + of_attention
+
+    def check(self, cost: CostModel, limits: Limits) -> None:
+        """Compares the line with the cost model at one request, a full batch and full iterations: a test, not a proof.
+
+        Raises:
+            ProfileError: an iteration is faster than the line.
+        """
+        for shape in _samples(limits):
+            if cost.predict(shape) < self.seconds(shape) * (1 - _ROUNDING):
+                line, model = f"{self.seconds(shape):.6g} s", f"{cost.predict(shape):.6g} s"
+                what = f"{shape.num_tokens} tokens in {shape.num_requests} requests"
+                raise ProfileError(f"minorant: {line} for {what}, above the cost model's {model}; lower the minorant")
+
+
+def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
+    """Lines under a profile's tables, at the GPU's full clock, from the flattest to the steepest.
+
+    Proof. An iteration takes f(tokens) + h(requests) + a(shape): products and small operations, the output head, attention.
+    f + min h is evaluated at every number of tokens up to `limits.max_tokens`, with prompts and without, less all that a full
+    clock could save, and the lines are edges of the lower convex hull of these points. Attention is a sum over chunks plus a
+    term of the decodes, each bounded at the breakpoints of its table: for fixed context both table and bound are linear in the
+    number of requests between two rows, the bound convex in a chunk's tokens, and along a row both are linear in the context
+    between two columns, so that a bound below the table at all breakpoints is below it everywhere. In a pipeline the times are
+    those of its last stage, which every iteration occupies.
+
+    Raises:
+        ProfileError: the fitted line lies above the cost model (an error in a table, such as a negative time).
+    """
+    attention, layers = cost.operations.attention, cost.topology.share(cost.spec).num_layers
+    base = layers * attention.rates.base_seconds if isinstance(attention, RateAttention) else 0.0
+    per_score = layers * _per_score(attention, limits)
+    most = min(limits.max_batch, limits.max_tokens)
+    lines = _hull(_least_seconds(cost, limits.max_tokens, most))
+    found = []
+    for spared, per_context in _per_context(attention, limits):
+        slopes = per_score, layers * per_context, -layers * per_context * spared
+        found += [Minorant(fixed + base, slope, *slopes) for fixed, slope in lines if fixed + base >= -slopes[2]]
+    for minorant in found:
+        minorant.check(cost, limits)
+    return found
+
+
+def _least_seconds(cost: ProfileCost, max_tokens: int, max_batch: int) -> dict[int, float]:
+    """The least seconds of an iteration of so many tokens without its attention, by tokens."""
+    operations, layers = cost.operations, cost.topology.share(cost.spec).num_layers
+    heads = [operations.head.at(number) for number in range(max_batch + 1)]
+    spare = heads[0] - min(heads[1:])
+    found = {}
+    for tokens in range(1, max_tokens + 1):
+        seconds = cost.predict(BatchShape(num_padding=tokens)) - spare
+        if cost.power is not None:
+            seconds -= cost.power.of_prompts(tokens, seconds).gain
+        if tokens <= max_batch:
+            shape = BatchShape((), tokens, tokens)
+            seconds = min(seconds, cost.predict(shape) - layers * operations.attention.seconds(shape))
+        found[tokens] = seconds
+    return found
+
+
+def _hull(points: dict[int, float]) -> list[tuple[float, float]]:
+    """(value at 0, slope) of lines below all points with neither negative: edges of their lower convex hull."""
+    hull: list[tuple[int, float]] = []
+    for point in sorted(points.items()):
+        while len(hull) > 1 and _slope(hull[-2], hull[-1]) * (1 + _ROUNDING) >= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    edges = [(one[1] - one[0] * slope, slope) for one, other in pairwise(hull) if (slope := _slope(one, other)) > 0]
+    flat = (min(points.values()), 0.0)
+    through_origin = (0.0, min(seconds / tokens for tokens, seconds in points.items()))
+    lines = [flat, *(line for line in edges if line[0] > 0), through_origin]
+    step = max((len(lines) - 1) / (_MOST_LINES - 1), 1)
+    return [lines[round(place * step)] for place in range(min(len(lines), _MOST_LINES))]
+
+
+def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
+    return (other[1] - one[1]) / (other[0] - one[0])
+
+
+def _per_score(attention: Attention, limits: Limits) -> float:
+    """Seconds of one layer for a score, of any chunk at least."""
+    if isinstance(attention, RateAttention):
+        return attention.per_score
+    if not isinstance(attention, TableAttention):
+        return 0.0
+    points = attention.chunks.breakpoints(float(limits.max_tokens), float(limits.max_request_tokens))
+    return min(
+        attention.chunks.at(tokens, context) / (tokens * (context + (tokens + 1) / 2)) for tokens, context in points
+    )
+
+
+def _per_context(attention: Attention, limits: Limits) -> list[tuple[float, float]]:
+    """(tokens of context spared to each decode, seconds of one layer for each of the others), of any decodes at least.
+
+    Sparing the shortest contexts, which a table may measure as free, gives a steeper line for the rest.
+    """
+    if isinstance(attention, RateAttention):
+        return [(0.0, attention.per_decode_context)]
+    if not isinstance(attention, TableAttention):
+        return [(0.0, 0.0)]
+    tables = [attention.decodes, *([attention.mixed_decodes] if attention.mixed_decodes else [])]
+    points = [
+        (number, context, table.at(number, context))
+        for table in tables
+        for number, context in table.breakpoints(float(limits.max_batch), float(limits.max_request_tokens))
+    ]
+    found = []
+    for spared in (0.0, *attention.decodes.columns[0][1:2]):
+        slopes = [seconds / (number * (context - spared)) for number, context, seconds in points if context > spared]
+        found.append((spared, min(slopes, default=0.0)))
+    return found
+
+
+def _samples(limits: Limits) -> Iterator[BatchShape]:
+    most, longest = min(limits.max_batch, limits.max_tokens), limits.max_request_tokens
+    for number in _doubling(most):
+        for context in _doubling(longest):
+            yield BatchShape((), number, number * context)
+    for tokens in _doubling(min(limits.max_tokens, longest)):
+        for context in (0, *_doubling(longest - tokens)):
+            decodes = min(most - 1, limits.max_tokens - tokens)
+            if tokens > 1:
+                yield BatchShape(((tokens, context),))
+                yield BatchShape(((tokens, context),), decodes, decodes * longest)
+
+
+def _doubling(most: int) -> Iterable[int]:
+    size = 1
+    while size < most:
+        yield size
+        size *= 2
+    if most > 0:
+        yield most
