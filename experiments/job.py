@@ -120,6 +120,9 @@ def objective_of(summary: Mapping[str, Any], key: str) -> float:
         for name, value in flat(summary)
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     }
+    if key not in numbers and key in _figures():
+        group = key.partition(".")[0]
+        raise ConfigError(f"objective={key}: this run has no {group}; docs/metrics.md says of which requests it is")
     if key not in numbers:
         raise ConfigError(_no_such_figure(key, list(numbers)))
     value = numbers[key]

@@ -115,6 +115,7 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("model.layers=3", "model.layers: no such key of model=llama-3.1-8b; did you mean num_layers?"),
         ("policy.chunk=3", "policy.chunk: no such key of policy=sarathi; did you mean chunking? known: chunking; "),
         ("wrkload.length=3", "wrkload: no such key; did you mean workload? known: "),
+        ("workload.slo.ttft=1", "workload.slo.ttft: workload.slo is null; give 'workload.slo={ttft: ...}'"),
         ("metrics.objective.ttft=1", "metrics.objective: no such key; did you mean objectives?"),
         ("+answer=42", "answer: no such key; "),
         ("+policy.answer=42", "policy.answer: policies.sarathi.Sarathi takes no such argument; known: chunking"),

@@ -147,6 +147,10 @@ def test_an_objective_is_a_number_of_the_summary() -> None:
     for key in ("ttft_seconds.p50", "ttft_seconds.p90"):
         with pytest.raises(ConfigError, match=f"objective={key}: has no value in this run"):
             objective_of(figures, key)
+    with pytest.raises(
+        ConfigError, match=r"objective=attainment.share: this run has no attainment; docs/metrics.md says"
+    ):
+        objective_of(figures, "attainment.share")
     for key in ("ttft_seconds", "about.simulated", "p99"):
         with pytest.raises(ConfigError, match=f"objective={key}: summary.json has no such number; did you mean ttft"):
             objective_of(figures, key)

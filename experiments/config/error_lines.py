@@ -125,7 +125,7 @@ def _composition(error: ConfigCompositionException, without: Callable[[str], Dic
         replace = f"; to replace the section give '~{section}' '+{section}={{...}}'" if built else ""
         return _unknown_key(key, config) + replace
     if found := re.match(r"Ambiguous value for argument '(.+)'", message):
-        return f"{found[1]}: several values are a sweep; add -m, or quote the value"
+        return f"{found[1]}: several values are a sweep; add -m to experiments.run, or quote the value"
     if found := re.match(r"Could not append to config. An item is already at '(.+)'", message):
         return f"{found[1]}: exists already; give it without the +"
     return ": ".join(_first_line(cause) for cause in (error, error.__cause__) if cause is not None)
@@ -141,6 +141,8 @@ def _unknown_key(key: str, config: DictConfig) -> str:
         return f"{key}: {parent} is ${{{other}}}; give {other}.{name}=..."
     if isinstance(section, Mapping) and name in takes(section.get("_target_")):
         return f"{key}: this section leaves it out; add it with +{key}=..."
+    if section is None:
+        return f"{key}: {parent} is null; give '{parent}={{{name}: ...}}'"
     group = parent.split(".")[0] if parent else ""
     others = section if isinstance(section, Mapping) else {}
     known = [str(other) for other in others if other not in ("hydra", "_target_")]

@@ -43,6 +43,7 @@ def _paper(*arguments: str) -> int:
     options = [argument for argument in arguments if "=" in argument]
     names = [argument for argument in arguments if "=" not in argument]
     names = [each for name in names for each in (gallery.landscape() if name == gallery.LANDSCAPE else [name])]
+    names = list(dict.fromkeys(names))
     known = [*gallery.names(), gallery.LANDSCAPE, *gallery.landscape(), *COMMANDS]
     for name in names:
         if name not in known:
