@@ -7,6 +7,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -131,6 +132,49 @@ def test_orders_of_prompts_without_yielding(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["FCFS"]["short"] > 2 * found["EDF"]["short"]
     assert found["FCFS"]["long"] < found["LARS"]["long"], "at the long one's cost"
     assert min(each["all"] for each in found.values()) >= 0.9
+
+
+def rows(**columns: list[object]) -> pd.DataFrame:
+    """A row for each combination of values; figures that a run would measure are 1, 2, 3, ..."""
+    frame = pd.DataFrame(product(*columns.values()), columns=[*columns])
+    measured = [
+        "steps",
+        "use",
+        "peak",
+        "evicted",
+        "most",
+        "mean",
+        "tokens",
+        "spread",
+        "pair",
+        "any",
+        "optimum",
+        "shortest",
+    ]
+    measured += ["arrival", "covered", "true", "naive", "all", "short", "long", *served.KEYS]
+    return frame.assign(**{name: np.arange(1.0, len(frame) + 1) for name in measured if name not in columns})
+
+
+@pytest.mark.parametrize(
+    ("module", "data"),
+    [
+        (
+            past_future,
+            rows(lengths=["D1", "D2", "D3"], admission=["aggressive", "conservative", "optimum", "past_future"]),
+        ),
+        (vtc, rows(suite=["real", "overload"], policy=[*vtc.POLICIES])),
+        (vtc, rows(suite=["overload"], policy=["VTC", "FCFS"])),  # without traces
+        (mc_sf, rows(arrivals=[*mc_sf.ARRIVALS], seed=[0, 1, 2])),
+        (served, rows(study=[*served.STUDIES], load=[0.7, 0.9], series=["a", "b"])),
+        (lars, rows(load=[*lars.LOADS], order=[*lars.ORDERS])),
+        (confidence, rows(load=[*confidence.LOADS])),
+    ],
+)
+def test_a_figure_is_drawn_of_any_numbers(module: Any, data: pd.DataFrame) -> None:
+    name = f"landscape/{module.__name__.rpartition('.')[2]}"
+    figure = module.draw(data, read_claims(name))
+    assert figure.get_axes() and all(panel.lines or panel.patches for panel in figure.get_axes())
+    plt.close(figure)
 
 
 def test_without_traces_what_needs_them_is_left_out() -> None:
