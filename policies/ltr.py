@@ -25,7 +25,10 @@ class LTR:
         self._arrived: list[Request] = []
         self._score: dict[Request, float] = {}
         self._queue = WaitingQueue(self._rank)
-        self._idle_since: OrderedDict[Request, int] = OrderedDict()  # iteration of the last service, longest ago first
+        self._served: dict[Request, None] = {}  # by the last plan
+        self._idle_since: OrderedDict[Request, int] = (
+            OrderedDict()
+        )  # of the others: the first iteration, longest ago first
         self._promoted: dict[Request, int] = {}  # iterations of promotion that are left
 
     def plan(self, view: View) -> Plan:
@@ -37,10 +40,11 @@ class LTR:
             full = plan.refusal in (Refusal.ROWS, Refusal.TOKENS)
             if full or (plan.refusal is Refusal.BLOCKS and view.is_waiting(request)):
                 break
-        served = dict.fromkeys(plan.plan.requests, view.iteration + 1)
-        for request in served:
+        served = dict.fromkeys(plan.plan.requests)
+        self._idle_since.update((request, view.iteration) for request in self._served if request not in served)
+        for request in served.keys() - self._served.keys():
             self._idle_since.pop(request, None)
-        self._idle_since.update(served)
+        self._served = served
         for request in self._promoted.keys() & served.keys():
             self._promoted[request] -= 1
             if not self._promoted[request]:
@@ -55,7 +59,7 @@ class LTR:
 
     def on_finish(self, request: Request) -> None:
         self.predictor.observe(request)
-        for kept in (self._score, self._idle_since, self._promoted):
+        for kept in (self._score, self._served, self._idle_since, self._promoted):
             kept.pop(request, None)
 
     def _promote(self, view: View) -> None:

@@ -42,14 +42,14 @@ class WaitingQueue:
 
         A waiting request that is granted nothing blocks the other waiting ones.
         """
-        waiting = ((self.rank(request), request) for request in self.in_order(view))
+        waiting = map(self._ranked, self.in_order(view))
         first = next(waiting, None)
-        for ranked in (*sorted((self.rank(request), request) for request in running), None):
+        for ranked in (*sorted(map(self._ranked, running)), None):
             while first is not None and (ranked is None or first < ranked):
-                yield first[1]
+                yield first[-1]
                 first = next(waiting, None) if plan.refusal is None else None
             if ranked is not None:
-                yield ranked[1]
+                yield ranked[-1]
 
     def add_by_preempting(self, request: Request, plan: PlanBuilder, view: View) -> bool:
         """Adds all tokens that a request lacks, preempting others, the last by key first, where blocks are short.
@@ -63,11 +63,11 @@ class WaitingQueue:
             victims = [other for other in view.running if other not in taken]
             if not victims:
                 return False
-            plan.preempt(max(victims, key=self.rank))
+            plan.preempt(max(map(self._ranked, victims))[-1])
         return True
 
-    def rank(self, request: Request) -> tuple[Any, int]:
-        return self.key(request), request.id
+    def _ranked(self, request: Request) -> tuple[Any, int, Request]:
+        return self.key(request), request.id, request
 
 
 class RankedPrompts(SarathiServe):
