@@ -9,10 +9,12 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
-from cbatch import ConfigError, RunRecord
+from cbatch import ConfigError, Request, RunRecord
+from cbatch.bounds import Bounds, minorants_of
 from cbatch.request import limits_tell_lengths
 from cbatch.results.conservation import take_inventory
 from cbatch.results.metrics import Served, collect_served
+from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
 from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
@@ -61,6 +63,7 @@ def serve(
     """
     began = time.perf_counter()
     run = assemble(settings, say)
+    bounds = _bounds_of(run)
     sources = sources_of(settings)
     _say_chosen(run, command, say)
     with open_run_folder(folder, settings, lambda: _facts(run), replace=replace):
@@ -76,6 +79,8 @@ def serve(
             record = _run(run, command, folder, say, bar)
         requests = collect_served(record)
         figures = figures_of(run, record, requests)
+        if bounds is not None:
+            figures["regret"] = regret(run.requests, requests, bounds)
         about = {**about_run(run, settings, command), "code": sources, "wall_seconds": time.perf_counter() - began}
         title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
         summary = {"about": about, **figures}
@@ -99,6 +104,19 @@ def figures_of(run: Run, record: RunRecord, requests: Served | None = None) -> d
         requests=requests,
         asked=run.requests,
     )
+
+
+def _bounds_of(run: Run) -> Callable[[Sequence[Request]], Bounds] | None:
+    """Returns what computes the lower bounds of requests, if `bounds=true`. Raises ConfigError where they are not valid."""
+    if not run.settings.bounds:
+        return None
+    lines, replicas = minorants_of(run.cost, run.limits), run.cost.topology.replicas
+
+    def bounds(requests: Sequence[Request]) -> Bounds:
+        return Bounds(requests, lines, run.limits, run.kv.num_tokens, replicas)
+
+    bounds(run.requests)  # raises before anything is served
+    return bounds
 
 
 def _run(run: Run, command: Command, folder: Path, say: Callable[[str], None], bar: bool) -> RunRecord:

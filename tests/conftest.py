@@ -19,7 +19,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workloads", type=int, default=8, help="random workloads to draw for each case (test_tokens.py)")
     parser.addoption("--schedules", type=int, default=160, help="random schedules to draw (test_random_schedules.py)")
     parser.addoption("--repetitions", type=int, default=20, help="of each interval (test_coverage.py)")
-    parser.addoption("--instances", type=int, default=24, help="tiny instances to solve exactly (test_bounds.py)")
+    parser.addoption("--instances", type=int, default=16, help="tiny instances to solve exactly (test_bounds.py)")
     parser.addoption("--fuzz", type=int, default=320, help="inputs to draw (test_fuzz.py)")
     parser.addoption(
         "--compiler", default="eager", help="torch.compile's backend, such as inductor (test_runtime_model.py)"

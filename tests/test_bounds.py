@@ -5,22 +5,33 @@
 compares that many.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import pytest
+from commands import summary
+from in_process import outcome
 from optimum import Ask, Machine
 
-from cbatch import BatchShape, ConfigError, Limits, Policy, Request, Server
+from cbatch import BatchShape, ConfigError, Limits, Plan, Policy, Request, RunRecord, Server, View
 from cbatch.bounds import Bounds, Minorant, minorants_of
+from cbatch.bounds.machine import Floats, fewest_late
 from cbatch.errors import ProfileError
 from cbatch.kv import KVSize
+from cbatch.request_spec import SLO
+from cbatch.results.metrics import collect_served
+from cbatch.results.regret import regret
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
 from experiments.config.presets import load_spec
+from experiments.run import main as run
+from experiments.store.text import sweep_text
 from policies.chunking.fixed import Fixed
 from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe
@@ -31,7 +42,10 @@ LINE = Minorant(1.0, per_token=0.25, per_score=0.02, per_context=0.05)
 
 
 def bounds(asked: list[Ask], machine: Machine, minorants: list[Minorant] = UNIT) -> Bounds:
-    requests = [Request(id_, ask.prompt, ask.output, arrival_time=ask.arrival) for id_, ask in enumerate(asked)]
+    requests = [
+        Request(id_, ask.prompt, ask.output, arrival_time=ask.arrival, slo=SLO(total=ask.total))
+        for id_, ask in enumerate(asked)
+    ]
     return Bounds(requests, minorants, Limits(machine.batch, machine.tokens, 1000), machine.memory)
 
 
@@ -76,6 +90,50 @@ def test_requests_whose_arrival_depends_on_the_schedule_have_no_bounds() -> None
         Bounds([], UNIT, Limits(1, 1, 10), 10)
 
 
+def test_a_limit_on_every_gap_lowers_the_rate() -> None:
+    """1 s + 0.25 s per token: a gap of 2 s has 4 tokens, so that each of 2 decodes is charged 1/4 s besides its own 0.25 s,
+    but the 3 tokens of the prompt 1/10 s, as without the limit."""
+    found = bounds([Ask(3, 3)], Machine(1000, 10, 1000), [Minorant(1.0, per_token=0.25)])
+    assert found.rate == pytest.approx(1 / (5 * (0.25 + 0.1)))
+    assert found.rate_with_gap(2.0) == pytest.approx(1 / (3 * (0.25 + 0.1) + 2 * (0.25 + 0.25)))
+    assert found.rate_with_gap(100.0) == found.rate and found.rate_with_gap(1.2) == 0
+    assert bounds([Ask(3, 1)], Machine(1000, 10, 1000)).rate_with_gap(0.1) == pytest.approx(10 / 3), "no gaps"
+
+
+def test_violations_by_hand() -> None:
+    """Rounds of 1 s, one token each: 1 s of work for each token. Two of three equal jobs fit before 6.5 s; 7 tokens never do."""
+    machine = Machine(1, 1, 1000)
+    assert bounds([Ask(1, 3, total=6.5)] * 3, machine).violations == 1
+    assert bounds([Ask(1, 3, total=6.5)] * 2 + [Ask(1, 7, total=6.5)], machine).violations == 1
+    assert bounds([Ask(1, 3, total=6.5), Ask(1, 3), Ask(1, 3)], machine).violations == 0
+    apart = [Ask(1, 3, total=3.5), Ask(1, 3, total=3.5), Ask(1, 5, total=5.5), Ask(1, 5, total=5.5)]
+    assert bounds(apart, machine).violations == 2, "classes are bounded apart, and added"
+    firsts = [Request(id_, 2, 1, slo=SLO(ttft=4.5)) for id_ in range(4)]
+    assert Bounds(firsts, UNIT, Limits(1, 1, 10), 1000).violations == 2
+
+
+def test_fewest_late_jobs_are_those_of_the_best_subset() -> None:
+    draw = Random(5)
+    for _ in range(300):
+        jobs = sorted((draw.randint(0, 9), draw.randint(1, 5)) for _ in range(6))
+        release, work = np.array(jobs, float).T
+        due = np.sort(release + [draw.randint(1, 9) for _ in jobs])
+        assert fewest_late(release, due, work) == _fewest_of_all_subsets(release, due, work)
+
+
+def _fewest_of_all_subsets(release: Floats, due: Floats, work: Floats) -> int:
+    def in_time(jobs: tuple[int, ...]) -> bool:
+        end = 0.0
+        for job in jobs:
+            end = max(end, release[job]) + work[job]
+            if end > due[job]:
+                return False
+        return True
+
+    number = len(work)
+    return next(late for late in range(number + 1) if any(map(in_time, combinations(range(number), number - late))))
+
+
 # Against all schedules
 
 
@@ -83,8 +141,9 @@ def unit_instances(number: int) -> Iterator[tuple[list[Ask], Machine, list[Minor
     """Four requests in rounds of 1 s and 10 tokens of KV cache."""
     draw = Random(number)
     for _ in range(number):
+        due = draw.choice((4, 6, 8))
         yield (
-            [Ask(draw.randint(1, 5), draw.randint(1, 5), draw.choice((0, 0, 1, 2, 3))) for _ in range(4)],
+            [Ask(draw.randint(1, 5), draw.randint(1, 5), draw.choice((0, 0, 1, 2, 3)), due) for _ in range(4)],
             Machine(4, 99, 10),
             UNIT,
         )
@@ -96,7 +155,8 @@ def line_instances(number: int) -> Iterator[tuple[list[Ask], Machine, list[Minor
     for _ in range(number):
         line = Minorant(1.0, draw.random(), draw.random() / 4, draw.random() / 2)
         machine = Machine(draw.randint(1, 3), draw.randint(2, 4), draw.randint(6, 9), line.seconds, chunks=True)
-        yield [Ask(draw.randint(1, 3), draw.randint(1, 3), 2 * draw.random()) for _ in range(3)], machine, [line]
+        due = draw.choice((4, 6, 8))
+        yield [Ask(draw.randint(1, 3), draw.randint(1, 3), 2 * draw.random(), due) for _ in range(3)], machine, [line]
 
 
 @pytest.fixture
@@ -114,6 +174,7 @@ def test_no_bound_exceeds_the_optimum(
         found = bounds(asked, machine, minorants)
         mean = machine.best(asked, "latency") / len(asked)
         assert found.srpt_latency <= found.latency
+        assert found.violations <= machine.best(asked, "late")
         of_mean = [found.service.mean(), found.srpt_latency, found.latency, found.decode_latency]
         shares.append([found.makespan / machine.best(asked, "makespan"), *(bound / mean for bound in of_mean)])
     average = dict(zip(("B2", "B1", "B5", "B6", "B7"), np.mean(shares, axis=0).round(3).tolist(), strict=True))
@@ -194,3 +255,87 @@ def test_a_request_alone_takes_hardly_longer_than_its_bound(hardware: str, model
     Server(SimExecutor(cost), LIMITS, cost, KVSize(500, 16), asynchronous=True).serve(Orca(), asked)
     [service] = Bounds(asked, minorants_of(cost, LIMITS), LIMITS, 8000).service
     assert asked[0].finished_at is not None and 0.7 < service / asked[0].finished_at <= 1
+
+
+# Regret in results
+
+
+def test_regret_by_hand() -> None:
+    """One at a time: A 1/3 ends at 3 s, B 1/1 at 4 s; together they could take a token each in 3 s, so B6 is (1 + 3) / 2."""
+    cost, limits = Fixed1s(), Limits(1, 100, 100)
+    asked = [Request(0, 1, 3), Request(1, 1, 1, slo=SLO(total=1.5)), Request(2, 50, 50, slo=SLO(total=1.5))]
+    record = Server(SimExecutor(cost), limits, cost, KVSize(200, 1), asynchronous=False).serve(RefusesLong(), asked)
+
+    def bounds_of(requests: Sequence[Request]) -> Bounds:
+        return Bounds(requests, UNIT, Limits(2, 100, 100), 200)
+
+    found = regret(asked, collect_served(record), bounds_of)
+    assert found == {
+        "latency": pytest.approx((3 + 4) / (1 + 3)),
+        "latency_bound": pytest.approx((1 + 3) / 2),
+        "makespan": pytest.approx(4 / 3),
+        "makespan_bound": pytest.approx(3.0),
+        "violations": 2 - 1,
+        "violations_bound": 1,
+    }
+    assert "violations" not in regret(asked[:1], collect_served(record), bounds_of)
+    assert regret(asked, collect_served(RunRecord()), bounds_of) == {}
+
+
+class Fixed1s:
+    def predict(self, shape: BatchShape) -> float:
+        return 1.0
+
+
+class RefusesLong(Orca):
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        for request in view.waiting:
+            if request.num_prompt_tokens > 10:
+                plan.reject(request, "too long")
+        plan.add_decodes()
+        for request in view.waiting:
+            plan.add(request)
+        return plan.build()
+
+
+RUN = [
+    "policy=orca",
+    "model=tiny",
+    "bounds=true",
+    "timeline=off",
+    "progress=off",
+    "workload.num_requests=4",
+    "workload.length=40",
+]
+
+
+def test_a_run_states_its_regret_and_a_sweep_its_columns(tmp_path: Path) -> None:
+    [line] = [
+        line
+        for line in outcome(run, [*RUN, "backend=sim", f"output={tmp_path}"]).printed.splitlines()
+        if line.startswith("regret")
+    ]
+    figures = summary(tmp_path)["regret"]
+    assert line.startswith(
+        f"regret      mean latency {figures['latency']:.3g} x its lower bound of {figures['latency_bound']:.3g} s"
+    )
+    assert figures["latency"] >= 1 and figures["makespan"] >= 1
+    assert {"latency / bound", "makespan / bound"} <= set(
+        re.split(r"\s{2,}", sweep_text([("a", summary(tmp_path))]).splitlines()[0])
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("backend=cpu", "bounds=true: lower bounds hold for simulated times, not for backend=cpu; give backend=sim"),
+        (
+            "backend=sim workload.stagger=even",
+            "lower bounds: a request arrives by iteration; give requests with arrival times",
+        ),
+    ],
+)
+def test_a_run_without_valid_bounds_is_refused(override: str, why: str, tmp_path: Path) -> None:
+    assert outcome(run, [*RUN, *override.split(), f"output={tmp_path / 'run'}"]).complaint == why
+    assert not (tmp_path / "run").exists()

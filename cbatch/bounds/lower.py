@@ -6,8 +6,9 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cbatch.bounds.machine import Floats, makespan, srpt
+from cbatch.bounds.machine import Floats, fewest_late, makespan, srpt
 from cbatch.bounds.minorants import Minorant
 from cbatch.errors import ConfigError
 from cbatch.limits import Limits
@@ -15,11 +16,14 @@ from cbatch.request import Request, spec_of
 
 _SPLITS = [(one / 2, two / 2, 1 - (one + two) / 2) for one, two in product(range(3), repeat=2) if one + two <= 2]
 
+_MOST_TRIED = 8  # minorants and shares for B9, those of the most work
+
 
 class _Charges(NamedTuple):
     """Seconds charged to a request, whose sum over the members of an iteration is at most its time.
 
     member: for each iteration. token, score, context: as in `Minorant`. held: for each token in the KV cache in each iteration.
+    decode: for each further token, on top of `token`.
     """
 
     member: float
@@ -27,6 +31,7 @@ class _Charges(NamedTuple):
     score: float
     context: float
     held: float
+    decode: float = 0.0
 
 
 class Bounds:
@@ -66,6 +71,7 @@ class Bounds:
             raise ConfigError(f"lower bounds: {problem}; give requests with arrival times")
         outputs = [min(spec.max_new_tokens, spec.true_new_tokens or spec.max_new_tokens) for spec in specs]
         self.arrival = np.array([spec.arrival_time for spec in specs], float)
+        self._slo = np.array([(spec.slo.ttft or np.inf, spec.slo.total or np.inf) for spec in specs])
         self.prompt, self.output = np.array([spec.num_prompt_tokens for spec in specs]), np.array(outputs)
         self._minorants, self._limits, self._kv_tokens, self._replicas = minorants, limits, kv_tokens, replicas
 
@@ -117,7 +123,7 @@ class Bounds:
         size = np.arange(1, int(last.max()) + 1, dtype=float)  # tokens in the KV cache when a token is sampled
         passes = np.ceil(size / self._limits.max_tokens)
         whole = charges.member * passes + charges.token * size + charges.score * size * (size + 1) / 2
-        decode = charges.member + charges.token + charges.context * size
+        decode = charges.member + charges.token + charges.decode + charges.context * size
         until = np.concatenate(([0.0], np.cumsum(np.minimum(whole, decode) + charges.held * size)))
         first = whole[prompt - 1] + charges.held * prompt
         return first / machines, (until[last] - until[prompt]) / machines
@@ -139,6 +145,30 @@ class Bounds:
         Proof. Requests like these bring rate * E[w] seconds of work per second, which must be at most 1 for every w.
         """
         return 1 / max(float((prompt + decodes).mean()) for prompt, decodes in self.work)
+
+    def rate_with_gap(self, gap: float) -> float:
+        """B4: as `rate`, where no gap between two tokens of a request may exceed `gap` seconds.
+
+        Proof. An iteration with a decode lies within a gap, so that it takes at most `gap` and has at most n tokens, those with
+        fixed + per_token * n <= gap. Its decodes may each be charged 1/n of the fixed part and its other tokens 1/max_tokens.
+        Valid for a limit on every gap, not on a percentile.
+        """
+        if (self.output == 1).all():
+            return self.rate
+        lines = [each for each in self._minorants if not each.per_request]
+        room = [(gap - each.fixed) / each.per_token * (1 + 1e-9) for each in lines if each.per_token]
+        most, whole = int(min([self._limits.max_tokens, *room])), self._limits.max_tokens
+        if most < 1 or any(each.fixed > gap for each in lines):
+            return 0.0
+        work = [
+            self._work(
+                _Charges(0.0, each.per_token + each.fixed / whole, *slopes, 0.0, each.fixed * (1 / most - 1 / whole)),
+                self._replicas,
+            )
+            for each in lines
+            if (slopes := (each.per_score, each.per_context))
+        ]
+        return min(self.rate, *(1 / float(_both(each).mean()) for each in work))
 
     @property
     def srpt_latency(self) -> float:
@@ -169,6 +199,29 @@ class Bounds:
     def decode_latency(self) -> float:
         """B7: mean latency where decodes dominate. Proof. After its first token, a request needs its further steps one by one."""
         return self.ttft + float((self.service - self.prefill).mean())
+
+    @property
+    def violations(self) -> int:
+        """B9: requests that miss their objective of TTFT or of total time, at least; objectives of gaps are left out.
+
+        Proof. A request whose `prefill` or `service` exceeds its objective misses it under any policy. Of the others with the
+        same objectives, those that are late on the relaxed machine, alone on it, are at least `fewest_late`: equal objectives
+        are due in the order of arrival. Classes of objectives have no request in common, so that their numbers add up.
+        """
+        classes = np.unique(self._slo[np.isfinite(self._slo).any(axis=1)], axis=0)
+        return sum(self._late((self._slo == limits).all(axis=1), *limits) for limits in classes)
+
+    def _late(self, own: NDArray[np.bool_], ttft: float, total: float) -> int:
+        hopeless = (self.prefill[own] > ttft) | (self.service[own] > total)
+        arrival = self.arrival[own][~hopeless]
+        heaviest = sorted(self.work, key=lambda work: -float(_both(work).sum()))[:_MOST_TRIED]
+        late = [
+            fewest_late(arrival, arrival + limit, seconds[own][~hopeless])
+            for work in heaviest
+            for limit, seconds in ((ttft, work[0]), (total, _both(work)))
+            if np.isfinite(limit)
+        ]
+        return int(hopeless.sum()) + max(late)
 
     def _order_statistics(self, own: Floats, of: Callable[[tuple[Floats, Floats]], Floats]) -> Floats:
         found = np.sort(self.arrival + own)

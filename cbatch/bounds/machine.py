@@ -43,3 +43,54 @@ def makespan(release: Floats, work: Floats) -> float:
     order = np.argsort(release)
     after = np.cumsum(work[order][::-1])[::-1]
     return float((release[order] + after).max(initial=0.0))
+
+
+def fewest_late(release: Floats, due: Floats, work: Floats) -> int:
+    """The fewest jobs that any schedule ends late, if jobs released later are due no earlier.
+
+    In the order of their releases, jobs join a set; whenever its last one would be late, the job leaves without which the set
+    ends earliest (Kise, Ibaraki and Mine, Operations Research 26, 1978).
+    """
+    order = np.lexsort((due, release))
+    release, due, work = release[order], due[order], work[order]
+    done = np.cumsum(work)
+    if (done + np.maximum.accumulate(release - done + work) <= _later(due)).all():
+        return 0
+    kept = _Kept(len(work))
+    return sum(kept.join(*job) for job in zip(release.tolist(), _later(due).tolist(), work.tolist(), strict=True))
+
+
+def _later(due: Floats) -> Floats:
+    return due * (1 + 1e-12)  # sums of the same seconds in another order differ by less
+
+
+class _Kept:
+    """The jobs on time since the machine was last idle. `chain`: release of a job plus the work from it to the last one."""
+
+    def __init__(self, most: int) -> None:
+        self._work, self._chain = np.zeros(most), np.zeros(most)
+        self._number, self._end = 0, -np.inf
+
+    def join(self, release: float, due: float, work: float) -> bool:
+        """Adds a job; returns whether one had to leave."""
+        if release >= self._end:
+            self._number = 0
+        number = self._number
+        self._chain[:number] += work
+        self._chain[number], self._work[number] = release + work, work
+        self._number, self._end = number + 1, max(self._end, release) + work
+        if self._end <= due:
+            return False
+        self._remove()
+        return True
+
+    def _remove(self) -> None:
+        work, chain = self._work[: self._number], self._chain[: self._number]
+        ahead = np.maximum.accumulate(np.concatenate(([-np.inf], chain[:-1])))
+        behind = np.maximum.accumulate(np.concatenate(([-np.inf], chain[:0:-1])))[::-1]
+        ends = np.maximum(ahead - work, behind)
+        place = int(ends.argmin())
+        self._end = float(ends[place])
+        chain[:place] -= work[place]
+        chain[place:-1], work[place:-1] = chain[place + 1 :].copy(), work[place + 1 :].copy()
+        self._number -= 1

@@ -59,6 +59,9 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
     settings = read_settings(config)
     chosen: dict[str, str] = {}
     backend = _backend(config, chosen)
+    if settings.bounds and not backend.simulated:
+        problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
+        raise ConfigError(f"{problem}; give backend=sim")
     runtime: Runtime = construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile", "check"))
     options = runtime.options(times_copies=settings.timeline)
     spec = make_model(config, chosen)

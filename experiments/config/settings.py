@@ -79,6 +79,7 @@ class Settings:
     ]
     timeline: Switch
     decisions: Switch
+    bounds: Switch = False
     traces: Text
 
 

@@ -22,6 +22,9 @@ COLUMNS = {
     "TTFT p99 [s]": ("ttft_seconds.p99", 1.0),
     "TBT p50 [ms]": ("tbt_seconds.p50", 1e3),
     "TBT p99 [ms]": ("tbt_seconds.p99", 1e3),
+    "latency / bound": ("regret.latency", 1.0),
+    "makespan / bound": ("regret.makespan", 1.0),
+    "violations over bound": ("regret.violations", 1.0),
     "preemptions": ("run.preemptions", 1.0),
     "recomputed [%]": ("run.recomputed_share", 100.0),
 }
@@ -129,6 +132,12 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str]]:
         worst, usual = (format_number(service["service_difference"][key]) for key in ("max", "mean"))
         clients = len(service["clients"])
         yield "service", f"{clients} clients; difference {usual} per s, at most {worst}; Jain's index {jain}"
+    if regret := summary.get("regret"):
+        latency, bound = format_number(regret["latency"]), format_number(regret["latency_bound"])
+        line = f"mean latency {latency} x its lower bound of {bound} s, makespan {format_number(regret['makespan'])} x"
+        if "violations" in regret:
+            line += f"; {regret['violations']} violations over the lower bound of {regret['violations_bound']}"
+        yield "regret", line
     yield "iterations", f"{iterations} and {tokens} tokens ({padding} padding)"
     used, peak = format_share(mean["kv_use_mean"]), format_share(mean["kv_use_peak"])
     again, share = format_number(run.get("recomputed_tokens")), format_share(run.get("recomputed_share"))

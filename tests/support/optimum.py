@@ -17,7 +17,11 @@ class Ask(NamedTuple):
     prompt: int
     output: int
     arrival: float = 0.0
-    due: float = float("inf")
+    total: float | None = None
+
+    @property
+    def due(self) -> float:
+        return self.arrival + self.total if self.total else float("inf")
 
 
 State = tuple[tuple[int, int], ...]

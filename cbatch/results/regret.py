@@ -1,0 +1,37 @@
+"""Regret: how far a simulated run is from what no policy can beat (docs/bounds.md)."""
+
+from collections.abc import Callable, Sequence
+
+from cbatch.bounds import Bounds
+from cbatch.request import Request
+from cbatch.request_spec import NO_SLO
+from cbatch.results.attainment import judge
+from cbatch.results.metrics import Served
+
+
+def regret(asked: Sequence[Request], served: Served, bounds: Callable[[Sequence[Request]], Bounds]) -> dict[str, float]:
+    """Figures of the whole run; empty if no request was served.
+
+    `latency`, `makespan`: over their lower bounds B6 and B2, of the requests that were served. `violations`: requests that
+    missed their own objectives, less their lower bound B9, of all requests with objectives. `*_bound`: the bounds, in seconds
+    and requests. The true regret, against the best policy, is at most this.
+
+    Args:
+        bounds: the bounds of some of the requests.
+    """
+    if not len(served.id):
+        return {}
+    ended = set(served.id.tolist())
+    found = bounds([request for request in asked if request.id in ended])
+    latency, makespan = found.latency, found.makespan
+    figures = {
+        "latency": float(served.end_to_end.mean()) / latency,
+        "latency_bound": latency,
+        "makespan": float(served.last_token.max()) / makespan,
+        "makespan_bound": makespan,
+    }
+    if with_objectives := [request for request in asked if request.slo != NO_SLO]:
+        missed = int((~judge(with_objectives, served).met.all(axis=0)).sum())
+        least = bounds(with_objectives).violations
+        figures |= {"violations": missed - least, "violations_bound": least}
+    return figures
