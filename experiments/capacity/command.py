@@ -20,7 +20,7 @@ from experiments.capacity.definitions import Criterion, Rule
 from experiments.capacity.estimate import CONFIDENCE, Shares, alone, by_replication
 from experiments.capacity.folder import CAPACITY, Simulations, open_simulations
 from experiments.capacity.replications import Outcome, natural_rate, num_recorded, replicate, simulate
-from experiments.capacity.search import FIRST, Found, Search, Wanted
+from experiments.capacity.search import LEAST, Found, Search, Wanted
 from experiments.config.assemble import assemble
 from experiments.config.backends import Simulated
 from experiments.config.construct import construct
@@ -94,7 +94,7 @@ def _wanted(keys: Keys, workload: Mapping[str, Any], rule: Rule) -> Wanted:
     requests = keys.requests
     if requests == "auto":
         requests = definition.requests or (_REQUESTS if recorded is None else max(recorded // _PIECES, 1))
-    least, warmup = min(FIRST, keys.replications), 0 if definition.all_count else None
+    least, warmup = min(LEAST, keys.replications), 0 if definition.all_count else None
     if recorded is not None and recorded // requests < least:
         problem = (
             f"a trace of {recorded} requests makes {recorded // requests} replications, at least {least} are needed"

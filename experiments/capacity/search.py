@@ -2,8 +2,8 @@
 
 1   double or halve the rate until some criterion fails, bisect to 10%: a few replications
 2   the first and last requests that do not count: 5 mean residence times
-3   8 rates around the crossing, 16 replications each; more rates while the interval reaches beyond them
-4   more replications at the 4 rates nearest to the crossing, until the interval is as narrow as wanted
+3   8 rates around the crossing, 8 replications each; more rates while the interval reaches beyond them
+4   more replications at the 2 to 4 rates nearest to it, 16 at least, until the interval is as narrow as wanted
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,11 @@ from experiments.capacity.replications import Outcome
 Simulate = Callable[[Sequence[tuple[int, float]], int, int], list[Outcome]]
 """Outcomes for pairs of (replication, rate), for a number of requests and a warm-up."""
 
-FIRST = 16  # replications of every rate
+FIRST, LEAST = 8, 16  # replications of every rate, and of those near the crossing
 _PILOT = 4  # replications of the bracket
 _NARROW = 1.1  # ratio of the bracket's ends
 _RATES, _MOST_RATES = 8, 20
 _SPAN = 1.25  # the outermost rates over the middle
-_NEAREST = 4  # rates that later replications are spent on
 _RESIDENCE_TIMES = 5
 _AT_ONCE = 1e6  # requests per second
 _IDLE, _FEW = 0.02, 200  # load at which requests are served one by one, and how many are enough to see it
@@ -103,12 +102,11 @@ class Search:
             if beyond := self._rates_beyond(found, rates):
                 rates = sorted([*rates, *beyond])
                 self._add(beyond, range(min(FIRST, num)), warmup)
-            elif found.accuracy <= self.wanted.accuracy:
+            elif found.accuracy <= self.wanted.accuracy and num >= min(LEAST, self.most):
                 return found
             else:
                 more = self._next_number(found, num)
-                near = sorted(rates, key=lambda rate: abs(rate - found.rate))[:_NEAREST]
-                self._add(near, range(num, more), warmup)
+                self._add(self._near(found, rates), range(num, more), warmup)
                 num = more
 
     def _bracket(self) -> tuple[float, float, float]:
@@ -163,7 +161,7 @@ class Search:
         if self.wanted.warmup is not None:
             return self.wanted.warmup
         warmup = ceil(_RESIDENCE_TIMES * in_system)
-        if self.wanted.grows and self.wanted.replications(4 * warmup) >= min(FIRST, self.most):
+        if self.wanted.grows and self.wanted.replications(4 * warmup) >= min(LEAST, self.most):
             self.requests = max(self.requests, 4 * warmup)
             self.most = self.wanted.replications(self.requests)
         if 4 * warmup > self.requests:
@@ -191,6 +189,13 @@ class Search:
         above = [_round(rates[-1] * step**power) for power in (1, 2)] if found.high == inf else []
         return [*below, *above][: max(room, 0)]
 
+    def _near(self, found: Found, rates: Sequence[float]) -> list[float]:
+        """The rates that enclose the interval that is wanted."""
+        low, high = (found.rate * (1 + sign * min(self.wanted.accuracy, _SPAN - 1)) for sign in (-1, 1))
+        first = max([index for index, rate in enumerate(rates) if rate <= low], default=0)
+        last = min([index for index, rate in enumerate(rates) if rate >= high], default=len(rates) - 1)
+        return list(rates[first : last + 1])
+
     def _next_number(self, found: Found, num: int) -> int:
         """How many replications to go on with, by the square of the interval's width; at most twice as many."""
         most, wanted = self.most, self.wanted.accuracy
@@ -204,7 +209,7 @@ class Search:
             else:
                 remedy = f"give replications={needed}, a larger requests=, or a larger accuracy="
             raise TooFewError(f"{asked}; {remedy}")
-        return min(most, max(num + 2, min(needed, 2 * num)))
+        return min(most, max(LEAST, num + 2, min(needed, 2 * num)))
 
     def _say_found(self, found: Found, num: int) -> None:
         self.say(f"{num} replications: {found.rate:.4g} [{found.low:.4g}, {found.high:.4g}] requests/s")
