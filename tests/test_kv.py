@@ -50,12 +50,12 @@ def test_a_pool_needs_a_block() -> None:
 
 
 class Few(Resources):
-    """Three run, of 5, 8 and 9 computed tokens in blocks of 4, two of them decoding; four may."""
+    """Three run, of 5, 8 and 11 computed tokens in blocks of 4, two of them decoding; four may."""
 
     def __init__(self) -> None:
         self.kv = PlainKVView(SimpleNamespace(block_size=4, num_blocks=20, num_free=9, num_retiring=2))  # type: ignore[arg-type]
         self.limits = Limits(max_batch=4, max_tokens=100, max_request_tokens=100)
-        self.running = [decode(id_, computed) for id_, computed in enumerate((5, 8, 9))]
+        self.running = [decode(id_, computed) for id_, computed in enumerate((5, 8, 11))]
         self.decoding = self.running[1:]
 
     def is_waiting(self, request: Request) -> bool:
@@ -76,12 +76,14 @@ def test_blocks_and_places_that_a_plan_can_use() -> None:
 
 
 def test_decodes_that_are_ready_and_the_blocks_that_they_take() -> None:
-    """Of 8 computed tokens the next takes a third block, of 9 it does not; a token in flight is not ready."""
+    """Of 8 computed tokens the next takes a third block, of 11 it does not; a token in flight is not ready."""
     few = Few()
     _, second, third = few.running
     assert few.ready_decodes(2) == ([second, third], 1)
     assert few.ready_decodes(1) == ([second], 1)
     assert few.ready_decodes(2, {second}) == ([third], 0)
+    assert few.decode_blocks() == {second: 1, third: 0}
     few.decoding = [decode(3, 12, ready=0), third, second]
+    assert few.decode_blocks() == {third: 0, second: 1}
     assert few.ready_decodes(2) == ([third, second], 1)
     assert few.ready_decodes(0) == ([], 0)

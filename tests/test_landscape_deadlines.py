@@ -337,6 +337,32 @@ def test_an_iteration_has_one_long_prompt_and_the_short_ones_behind_the_second()
     assert entries[0] == "L66 S20" and not [entry for entry in entries if "L" in entry and "M" in entry]
 
 
+def test_a_long_prompt_that_ends_leaves_no_room_for_another_long_one() -> None:
+    """128 tokens take a second. L, 1.75 s of work, due at 2.625 s, has a relative slack of 1/2: 64 tokens of each iteration's 128.
+
+    At 1.5 s it has 32 left. S has less slack then, 0.5625, than M, 0.625, whose share would be 48 tokens of the iteration.
+    """
+    slos = {"L": SLO(ttft=2.625), "S": SLO(ttft=0.34765625), "M": SLO(ttft=3.5)}
+    requests = "L 224/1 @0, S 8/1 @1.25, M 256/1 @1.25"
+    found = golden(LARS(target=1.0), requests, seconds=lambda shape: shape.num_tokens / 128, tokens=1000, slo=slos)
+    assert found.schedule.startswith("L64 | L64 | L64 | L32 S8 | M")
+
+
+def test_chunks_leave_time_for_the_context_of_decodes() -> None:
+    """A decodes at a context of 21: 21/120 s. Of the second, 1/100 goes to its token, and 0.815 to at most 81 of B's 90."""
+    found = golden(
+        LARS(target=1.0), "A 20/3 @0, B 90/1 @0.1", seconds=lambda s: s.num_tokens / 100 + s.decode_context / 120
+    )
+    assert found.schedule.startswith("A20 | A1 B81 | ")
+
+
+def test_a_prompt_without_room_blocks_the_other_waiting_ones() -> None:
+    """A, which is due first, needs 12 of 20 tokens, and R holds 11 and more; B would fit."""
+    slos = {"R": SLO(ttft=9), "A": SLO(ttft=13), "B": SLO(ttft=90)}
+    found = golden(LARS(target=50.0), "R 10/4 @0, A 12/1 @1, B 2/1 @1", memory=20, slo=slos)
+    assert found.schedule == "R10 | R1 | R1 | R1 | A12 B2"
+
+
 def test_a_waiting_prompt_with_less_slack_goes_before_one_under_way() -> None:
     """L: 10 s, due at 12, slack 0.2: 80 tokens a time, until S comes, half a second long and due at 3.75 s: 0.1 at 3.2 s."""
     slos = {"L": SLO(ttft=12), "S": SLO(ttft=0.75)}

@@ -232,6 +232,21 @@ def test_longest_first_ranks_by_output_or_by_output_per_prompt_token(per_prompt_
     assert [request.id for request in record.requests] == order
 
 
+def test_longest_first_lets_a_longer_output_overtake_and_equal_ones_not() -> None:
+    """All of 4 prompt tokens, one at a time; 3, the longest, arrives last, and 1, which has the same length as 2, after it."""
+    outputs, arrivals = (1, 3, 3, 5), (0.0, 0.7, 0.5, 0.9)
+    requests = [Request(id_, 4, outputs[id_], arrival_time=arrivals[id_]) for id_ in range(4)]
+    _, record = schedule(LongestFirst(TileAligned(16)), requests, batch=1)
+    assert [request.id for request in record.requests] == [0, 3, 2, 1]
+
+
+@pytest.mark.parametrize("watermark", [-0.01, 1.0, 1.5])
+def test_a_watermark_is_a_share_below_1(watermark: float) -> None:
+    PrefillFirst(0.0)
+    with pytest.raises(ConfigError, match=r"policy.watermark=.*: give a share from 0 to below 1"):
+        PrefillFirst(watermark)
+
+
 @pytest.mark.parametrize("per_prompt_token", [False, True])
 def test_longest_first_takes_the_predicted_length_where_there_is_one(per_prompt_token: bool) -> None:
     requests = [Request(0, 4, 9, predicted_new_tokens=2), Request(1, 4, 3), Request(2, 4, 2, predicted_new_tokens=8)]

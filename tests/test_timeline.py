@@ -140,4 +140,5 @@ def test_the_timeline_of_a_run_made_by_hand(tmp_path: Path) -> None:
         *(("b", "1 decode", 11.0), ("e", "1 decode", 12.0)),
     ]
     assert [event["name"] for event in phases if event["id"] == 3] == ["3 prefill"] * 2  # admitted as it arrives
+    assert not [event for event in events if event["name"] == "thread_name"], "it has no stages"
     assert content["displayTimeUnit"] == "ms"

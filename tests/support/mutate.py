@@ -8,6 +8,7 @@ mutant that no test notices is a missing test, unless `mutants.yaml` says why no
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import shutil
@@ -15,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ FORK = multiprocessing.get_context("fork")
 TARGETS, PLANTED = (Path(__file__).with_name(name) for name in ("mutants.yaml", "planted.yaml"))
 COPIED = ("cbatch", "policies", "experiments", "tests")
 MOST_SURVIVORS = 0.03
+COUNTS = ("mutants", "judged", "killed", "equivalent", "survived")
+Row = dict[str, Any]
 settings.register_profile(  # a failure is enough: it need not be made small
     "mutants", derandomize=True, deadline=None, database=None, phases=(Phase.explicit, Phase.generate)
 )
@@ -128,20 +131,24 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=0, help="about as many mutants of each module; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--planted", action="store_true", help="the faults of planted.yaml alone")
-    parser.add_argument("--record", metavar="FOLDER", help="write the numbers under this folder")
+    parser.add_argument(
+        "--record", metavar="FOLDER", help="write the numbers under this folder, where those of other modules stay"
+    )
     given = parser.parse_args()
-    rows: list[list[object]] = []
+    rows = stored_rows(given.record)
     with tempfile.TemporaryDirectory() as temporary, ProcessPoolExecutor(given.jobs, FORK) as pool:
         folders = [copy_repository(Path(temporary) / str(job)) for job in range(given.jobs)]
         missed = [] if given.modules else missed_faults(folders, pool)
         for target in [] if given.planted else read_targets(given.modules):
-            mutants = sample(mutants_of((ROOT / target.module).read_text()), given.sample)
+            found = mutants_of((ROOT / target.module).read_text())
+            mutants = sample(found, given.sample)
             parts = [mutants[job :: given.jobs] for job in range(given.jobs)]
             said = pool.map(partial(judge, target), parts, folders)
-            rows.append(
-                report(target, [pair for part in zip(parts, said, strict=True) for pair in zip(*part, strict=True)])
-            )
-    return int(bool(missed)) or (0 if given.planted else conclude(rows, given.sample, given.record))
+            judged = [pair for part in zip(parts, said, strict=True) for pair in zip(*part, strict=True)]
+            rows[target.module] = report(target, judged, len(found))
+            if given.record:
+                record(rows, given.record)
+    return int(bool(missed)) or (0 if given.planted else conclude(rows))
 
 
 def missed_faults(folders: Sequence[Path], pool: ProcessPoolExecutor) -> list[str]:
@@ -166,29 +173,54 @@ def _missed(faults: Sequence[tuple[str, dict[str, Any]]], folder: Path) -> list[
     return missed
 
 
-def report(target: Target, judged: Sequence[tuple[Mutant, str]]) -> list[object]:
-    """Prints the mutants that nobody noticed and that no one explains; returns a row of the table."""
+def report(target: Target, judged: Sequence[tuple[Mutant, str]], num_mutants: int) -> Row:
+    """Prints the mutants that nobody noticed and that no one explains; returns a row of the table. num_mutants: before sampling."""
     passed = [mutant for mutant, said in judged if said == "passed"]
-    left = [mutant for mutant in passed if not target.explains(mutant)]
-    for mutant in sorted(left, key=lambda mutant: mutant.line):
-        print(f"{target.module}:{mutant.line}: {mutant.before} -> {mutant.after}", flush=True)
-    return [target.module, len(judged), len(judged) - len(passed), len(passed) - len(left), len(left)]
+    left = sorted((mutant for mutant in passed if not target.explains(mutant)), key=lambda mutant: mutant.line)
+    shown = [f"{mutant.line}: {mutant.before} -> {mutant.after}" for mutant in left]
+    for line in shown:
+        print(f"{target.module}:{line}", flush=True)
+    counts = (num_mutants, len(judged), len(judged) - len(passed), len(passed) - len(left), len(left))
+    return {"module": target.module, **dict(zip(COUNTS, counts, strict=True)), "survivors": shown}
 
 
-def conclude(rows: list[list[object]], at_most: int, folder: str | None) -> int:
-    """Prints the table; returns 1 if too many mutants survived. at_most: sampled of each module, 0: all."""
-    names = ("module", "mutants", "killed", "equivalent", "survived")
-    total = ["all", *(sum(column) for column in list(zip(*rows, strict=True))[1:])]  # type: ignore[arg-type]
-    print(tabulate([*rows, total], names))
-    share = total[4] / max(total[1] - total[3], 1)
+def totals(rows: Iterable[Row]) -> Row:
+    return {"module": "all", **{name: sum(row[name] for row in rows) for name in COUNTS}}
+
+
+def survived_share(total: Row) -> float:
+    """Of the mutants that are not equivalent."""
+    return float(total["survived"] / max(total["judged"] - total["equivalent"], 1))
+
+
+def stored_rows(folder: str | None) -> dict[str, Row]:
+    """The rows of earlier runs, of modules that are still judged: a run that is cut short goes on with the other modules."""
+    path = next(Path(folder or os.devnull).glob("*/mutants.json"), None)
+    rows = json.loads(path.read_text())["modules"] if path else []
+    known = {target.module for target in read_targets(())}
+    return {row["module"]: row for row in rows if row["module"] in known}
+
+
+def record(rows: dict[str, Row], folder: str) -> None:
+    """Writes all rows, each with the date and commit at which it was judged."""
+    from experiments.config.this_machine import cpu_name  # not earlier: each mutant imports a copy of its own
+    from experiments.store.benchmark_file import write
+    from experiments.store.provenance import commit, today
+
+    rows |= {name: {"date": today(), "commit": commit(), **row} for name, row in rows.items()}
+    total = totals(list(rows.values()))
+    figures = {"survived_share": survived_share(total), "all": total, "modules": list(rows.values())}
+    write("mutants", cpu_name(), figures, Path(folder), command="python tests/support/mutate.py")
+
+
+def conclude(rows: dict[str, Row]) -> int:
+    """Prints the table; returns 1 if too many mutants survived."""
+    total = totals(list(rows.values()))
+    print(
+        tabulate([[row[name] for name in ("module", *COUNTS)] for row in (*rows.values(), total)], ("module", *COUNTS))
+    )
+    share = survived_share(total)
     print(f"{share:.1%} of the mutants that are not equivalent survived, at most {MOST_SURVIVORS:.0%} may")
-    if folder:
-        from experiments.config.this_machine import cpu_name  # not earlier: each mutant imports a copy of its own
-        from experiments.store.benchmark_file import write
-
-        modules = [dict(zip(names, row, strict=True)) for row in [*rows, total]]
-        figures = {"sample": at_most or "all", "survived_share": share, "modules": modules}
-        write("mutants", cpu_name(), figures, Path(folder), command="python tests/support/mutate.py")
     return int(share > MOST_SURVIVORS)
 
 
