@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from cbatch import ConfigError
 from experiments.bench import pipeline
 from experiments.config.backends import Cpu
 from experiments.config.presets import load_spec
@@ -41,6 +42,7 @@ def test_it_compares_stages_and_policies(
     monkeypatch.setattr(pipeline, "SHORTEST", 70)
     monkeypatch.setattr(pipeline, "LONGEST", 84)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(pipeline, "choose_devices", lambda number: None)
     pipeline.main(layers=(1, 1), batch=2, requests=4, policies="orca;sarathi, 256", folder=str(tmp_path))
     found = json.loads((tmp_path / "h200-x2" / "pipeline.json").read_text())
     assert (found["hardware"], found["layers"]) == ("NVIDIA H200 x2", [1, 1])
@@ -55,3 +57,16 @@ def test_it_compares_stages_and_policies(
             assert figures["bubble_share"] == pytest.approx(sum(bubbles) / 2 if bubbles else 0, abs=0.02)
     lines = capsys.readouterr().out
     assert "tiny, 2 GPUs, 4 requests in flight, 4 in all" in lines and "tiny, 1 GPU, 2 requests in flight" in lines
+
+
+def test_the_same_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whole prompts leave a stage idle where chunks keep it busy; without a GPU, nothing is measured."""
+    options = {"requests": 24, "batch": 4, "policies": "orca;sarathi, 256", "folder": str(tmp_path)}
+    pipeline.main(hardware="h200", name="pipeline-simulated", **options)
+    found = json.loads((tmp_path / "h200-x2" / "pipeline-simulated.json").read_text())["figures"]
+    orca, sarathi = found["2"].values()
+    assert orca["bubble_share"] > 1.5 * sarathi["bubble_share"] > 0
+    assert sarathi["tokens_per_second"]["median"] > orca["tokens_per_second"]["median"]
+    assert found["1"]["orca"]["bubble_share"] == 0 and found["1"]["orca"]["stages"] == []
+    with pytest.raises(ConfigError, match="layers= needs real stages"):
+        pipeline.main(hardware="h200", layers=(21, 19), **options)

@@ -22,7 +22,7 @@ BENCHMARKS = {
     "graphs": "batches of 1 to 64: operation by operation, compiled, and with captured graphs",
     "graph_memory": "device memory of captured graphs: one shared pool, or one each",
     "pd": "throughput against the ratio of prompt to output tokens, by policy",
-    "pipeline": "throughput and bubbles of pipeline stages, a GPU each, by policy, and of one GPU",
+    "pipeline": "throughput and bubbles of pipeline stages, a GPU each, by policy, and of one GPU; simulated, hardware=h200 (no GPU needed)",
     "trace": "throughput on a recorded trace, by policy",
     "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",
     "stale": "which stored results are older than the code they are evidence of, from git's history (no GPU needed)",

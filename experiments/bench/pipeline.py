@@ -1,31 +1,41 @@
 """Pipeline stages on GPUs: throughput and bubbles of whole prompts and of chunks, and one GPU with as many per iteration."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cbatch import Limits, Policy, Request
+from cbatch import ConfigError, Limits, Policy, Request
+from cbatch.kv import KVSize
+from cbatch.model import ModelSpec
 from cbatch.results.stages import account_stages
+from cbatch.runtime.devices import choose_devices
+from cbatch.runtime.options import Options
+from cbatch.sim.profile_file import load_profile
 from cbatch.sim.stages import StageAccount
-from experiments.bench.serving import chunked, compare
-from experiments.config.backends import Cuda
+from experiments.bench.serving import Served, chunked, compare, summarize
+from experiments.config.backends import Cuda, Simulated
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests, real_server, release_memory
-from experiments.store.benchmark_file import write
+from experiments.config.servers import equal_requests, make_server, real_server, release_memory
+from experiments.store.benchmark_file import spread, write
 from policies.orca import Orca
 from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+Policies = Mapping[str, Callable[[], Policy]]
+Lengths = list[tuple[int, int]]
+
+POLICIES: Policies = {
     "orca": Orca,
     **chunked(Sarathi, "sarathi", 256, 512),
     **chunked(SarathiServe, "sarathi_serve", 256, 512),
 }
 SHORTEST, LONGEST, THETA, PD_RATIO = 1024, 4096, 0.4, 10
+BLOCK_SIZE = 128
 
 
 def main(
@@ -36,49 +46,91 @@ def main(
     requests: Count = 192,
     policies: str = "orca;sarathi, ",
     repeats: Count = 1,
+    hardware: str = "",
+    name: str = "pipeline",
     folder: str = "results",
 ) -> None:
-    """Measures and prints; writes pipeline.json after each policy.
+    """Measures and prints; writes NAME.json after each policy.
 
     `stages` are numbers of GPUs, each in turn; `layers` those of each stage, for the first of them; `batch` is of an
-    iteration, of which as many are in flight as stages; `policies` beginnings of names separated by ";".
+    iteration, of which as many are in flight as stages; `policies` beginnings of names separated by ";". `hardware` is
+    a profile, on which the same is simulated instead.
+
+    Raises:
+        ConfigError: fewer GPUs than stages, or `layers` in simulation, which splits them equally.
     """
-    chosen = {name: POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
+    if hardware and layers:
+        raise ConfigError(
+            "pipeline: layers= needs real stages; simulated ones have equal shares, so leave hardware= out"
+        )
+    chosen = {each: POLICIES[each] for each in beginning_with("policies", policies, POLICIES)}
     spec, lengths = load_spec(model), zipf_lengths(requests)
-    hardware = f"{torch.cuda.get_device_name()} x{max(stages)}"
+    if hardware:
+        device = re.sub(r" \d+ GB$", "", load_profile(hardware).hardware)
+    else:
+        choose_devices(max(stages))
+        device = torch.cuda.get_device_name()
     figures: dict[str, Any] = {}
     stamped = {"model": spec.name, "batch": batch, "requests": requests, "layers": list(layers), "figures": figures}
     for number in stages:
-        backend = Cuda(pipeline_stages=number, layers=list(layers) if layers and number == stages[0] else "auto")
         limits = Limits(batch, 32768, LONGEST, num_stages=number)
-        server = real_server(backend, spec, limits)
-        server.serve(Orca(), equal_requests(limits.max_running, 64, 16, spec.vocab_size))
         print(
             f"{spec.name}, {number} GPU{'s' * (number > 1)}, {limits.max_running} requests in flight, {requests} in all: tokens/s"
         )
-        found = figures[f"{number}"] = {}
-        for name, runs in compare(server, chosen, lambda: make_requests(lengths, spec.vocab_size), repeats):
-            run, rates, accounts = runs.served[0], runs.spread("tokens_per_second"), account_stages(runs.record)
-            shares = [shares_of(account) for account in accounts]
-            counts = {"iterations": run.iterations, "eager": runs.eager}
-            found[name] = {
-                "tokens_per_second": rates,
-                **counts,
-                "bubble_share": bubble_share(accounts),
-                "stages": shares,
-            }
-            iterations = f"{run.iterations} iterations, {runs.eager} eager, bubbles {bubble_share(accounts):.1%}"
-            print(f"  {name:24} {rates['median']:8.0f}  {iterations}", flush=True)
-            for stage, causes in enumerate(shares):
-                print(f"    stage {stage}: " + ", ".join(f"{cause} {share:.1%}" for cause, share in causes.items()))
-            written = write("pipeline", hardware, stamped, Path(folder))
-        server.close()
-        del server
-        release_memory()
+        if hardware:
+            found = _simulate(spec, limits, chosen, lengths, hardware)
+        else:
+            backend = Cuda(pipeline_stages=number, layers=list(layers) if layers and number == stages[0] else "auto")
+            found = _measure(backend, spec, limits, chosen, lengths, repeats)
+        for policy, run in found:
+            figures.setdefault(f"{number}", {})[policy] = run
+            rate, share = run["tokens_per_second"]["median"], run["bubble_share"]
+            print(
+                f"  {policy:24} {rate:8.0f}  {run['iterations']} iterations, {run['eager']} eager, bubbles {share:.1%}"
+            )
+            for stage, causes in enumerate(run["stages"]):
+                parts = ", ".join(f"{cause} {part:.1%}" for cause, part in causes.items())
+                print(f"    stage {stage}: {parts}", flush=True)
+            written = write(name, f"{device} x{max(stages)}", stamped, Path(folder))
     print(f"written: {written}")
 
 
-def zipf_lengths(number: int) -> list[tuple[int, int]]:
+def _measure(
+    backend: Cuda, spec: ModelSpec, limits: Limits, chosen: Policies, lengths: Lengths, repeats: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    server = real_server(backend, spec, limits)
+    server.serve(Orca(), equal_requests(limits.max_running, 64, 16, spec.vocab_size))
+    for name, runs in compare(server, chosen, lambda: make_requests(lengths, spec.vocab_size), repeats):
+        yield name, _figures(runs.spread("tokens_per_second"), runs.served[0], runs.eager, account_stages(runs.record))
+    server.close()
+    del server
+    release_memory()
+
+
+def _simulate(
+    spec: ModelSpec, limits: Limits, chosen: Policies, lengths: Lengths, hardware: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    backend = Simulated(pipeline_stages=limits.num_stages)
+    for name, policy in chosen.items():
+        cost = backend.cost(hardware, spec, limits.max_batch)
+        kv = KVSize(limits.max_running * LONGEST // BLOCK_SIZE, BLOCK_SIZE)
+        server = make_server(backend, spec, cost, limits, kv, Options(), asynchronous=True)
+        run = summarize(server.serve(policy(), make_requests(lengths, spec.vocab_size)))
+        accounts = server.executor.accounts() if limits.num_stages > 1 else []
+        yield name, _figures(spread([run.tokens_per_second]), run, 0, accounts)
+
+
+def _figures(rates: dict[str, float], run: Served, eager: int, accounts: list[StageAccount]) -> dict[str, Any]:
+    return {
+        "tokens_per_second": rates,
+        "iterations": run.iterations,
+        "eager": eager,
+        "bubble_share": bubble_share(accounts),
+        "stages": [shares_of(account) for account in accounts],
+    }
+
+
+def zipf_lengths(number: int) -> Lengths:
     """Prompt and output tokens of requests whose lengths follow SARATHI's Zipf distribution (arXiv 2308.16369, 5.3)."""
     places = np.arange(LONGEST - SHORTEST)
     weights = (places + 1.0) ** -THETA
@@ -87,7 +139,7 @@ def zipf_lengths(number: int) -> list[tuple[int, int]]:
     return list(zip(prompts.tolist(), (lengths - prompts).tolist(), strict=True))
 
 
-def make_requests(lengths: list[tuple[int, int]], vocabulary: int) -> list[Request]:
+def make_requests(lengths: Lengths, vocabulary: int) -> list[Request]:
     """Requests of these prompt and output tokens that arrive at once, with random prompts."""
     random = np.random.default_rng(1)
     return [
