@@ -36,9 +36,9 @@ def read(folder: Path) -> Measured:
 def _merge(folder: Path, benchmark: str) -> Json:
     """Merges the files of a benchmark that may be measured part by part.
 
-    The newest figure stands; of one date, `benchmark`.json's. A trace's figures' names begin with the batch.
+    The newest figure stands; of one date, that of a part, which was measured beside a peer. A trace's figures' names begin with the batch.
     """
-    paths = [*sorted(folder.glob(f"{benchmark}-*.json"), reverse=True), folder / f"{benchmark}.json"]
+    paths = [folder / f"{benchmark}.json", *sorted(folder.glob(f"{benchmark}-*.json"), reverse=True)]
     files = [found for path in paths if path.is_file() and (found := _load(path)).get("figures")]
     files.sort(key=lambda found: found["date"])
     merged: Json = {"sources": files, "figures": {}}
