@@ -87,7 +87,8 @@ def test_errors_far_beyond_the_target_do_not_squeeze_the_others(compared: Path, 
     axes = fidelity.draw(compared).axes[4]
     assert axes.get_yscale() == scale
     if scale == "symlog":
-        assert axes.get_yticks().tolist() == [-0.2, -0.1, 0, 0.1, 0.2, 1]
+        assert axes.get_yticks().tolist() == [-1, -0.2, -0.1, 0, 0.1, 0.2, 1]
+        assert axes.get_ylim()[0] < min(error, -0.2)  # below every point
         assert axes.get_ylim()[1] == pytest.approx(2 * abs(error))
         assert axes.yaxis.get_transform().linthresh == 0.2
 

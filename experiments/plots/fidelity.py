@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
 from cbatch import ConfigError
 from experiments.plots.style import add_heading, line_style, new_figure, print_style
@@ -82,9 +82,12 @@ def _draw_values(axes: Axes, points: list[Point], label: str, factor: float) -> 
     axes.plot(ends, ends, color="#555555", linewidth=0.5, zorder=0)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured", title=label)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 10 * ends[0] else (1,)))
+        if ends[1] < 4 * ends[0]:
+            axis.set_major_locator(MaxNLocator(4))
+        else:
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 10 * ends[0] else (1,)))
+        axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(NullFormatter())
 
 
 def _draw_errors(axes: Axes, points: list[Point], targets: dict[str, float]) -> None:
@@ -107,8 +110,9 @@ def _draw_errors(axes: Axes, points: list[Point], targets: dict[str, float]) -> 
     widest, farthest = max(targets[name] for name in names), max(abs(point.error) for point in points)
     if farthest > 5 * widest:  # a linear axis would squeeze the others together
         axes.set_yscale("symlog", linthresh=2 * widest, linscale=2)
-        axes.set_yticks([-2 * widest, -widest, 0, widest, 2 * widest, 1.0])
-        axes.set_ylim(top=2 * farthest)
+        axes.set_yticks([-1.0, -2 * widest, -widest, 0, widest, 2 * widest, 1.0])
+        lowest = min(point.error for point in points)
+        axes.set_ylim(min(2 * lowest, -2.5 * widest), 2 * farthest)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.xaxis.grid(visible=False)
 
