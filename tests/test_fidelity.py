@@ -137,8 +137,8 @@ def test_cases_are_chosen_by_the_beginnings_of_their_names(trace: str) -> None:
     assert chosen_cases("trace", "request_level") == []
     with pytest.raises(ConfigError, match=r"cases: none begins with 'pdd'; known: pd; trace; poisson at 60%"):
         chosen_cases("pdd")
-    with pytest.raises(ConfigError, match=r"policies: none begins with 'vllm'; known: request_level"):
-        chosen_cases("", "vllm")
+    with pytest.raises(ConfigError, match=r"policies: none begins with 'vlm'; known: request_level"):
+        chosen_cases("", "vlm")
     with pytest.raises(ConfigError, match=r"share of the capacity, which case trace measures"):
         workload(OPEN, trace, {"poisson": 4}, None)
 
