@@ -1,5 +1,6 @@
 """The properties that the papers claim for their policies, found out; and policies that lack what every policy needs."""
 
+import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,11 +13,15 @@ from experiments.check.__main__ import _policy, main
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import Ask, Scenario, play
 from experiments.check.search import Found, search, tight_scenarios, tiny_scenarios
+from experiments.check.table import BEGIN, table_of
 from experiments.check.verdicts import text
+from experiments.config.composition import policy_names
 from experiments.config.error_lines import CONFIG_FOLDER
 from policies.chunking import Fixed, PDAware, TileAligned
+from policies.length_order import LengthOrder
 from policies.longest_first import LongestFirst
 from policies.orca import Orca
+from policies.predictors import Predictor
 from policies.prefill_first import PrefillFirst
 from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
@@ -149,6 +154,14 @@ class Hesitant(Orca):
         return Plan(wake_at=view.now + 1) if round(view.now) % 2 == 0 and not view.num_in_flight else super().plan(view)
 
 
+class Dice(Orca):
+    """Draws who comes first, without a seed of its own."""
+
+    def plan(self, view: View) -> Plan:
+        plan = super().plan(view)
+        return Plan(random.sample(list(plan), len(plan)))
+
+
 class Raising(Orca):
     def plan(self, view: View) -> Plan:
         return super().plan(view) if len(view.waiting) < 2 else {}["nothing"]
@@ -175,6 +188,7 @@ class Raising(Orca):
         (Forever(), "ends", "policy Forever, iteration 0: 50 empty plans in a row with 1 waiting and 0 running", 1),
         (Forgetful(), "legal", "policy Forgetful, iteration 1: empty plan with 0 waiting and 1 running", 1),
         (Hesitant(), "work_conserving", "nothing is computed, although any waiting request would fit", 1),
+        (Dice(), "deterministic", "a second run decides", 3),
         (Raising(), "legal", "policy Raising, iteration 0: plan() raised KeyError: 'nothing'", 2),
     ],
     ids=lambda value: type(value).__name__ if hasattr(value, "plan") else None,
@@ -234,6 +248,14 @@ def test_a_denial_by_a_random_scenario_is_shrunk() -> None:
     counterexample = search(BadAtFive(), PROPERTIES[:1], CHUNK, num_random=100, tiny=[])["legal"]
     assert counterexample is not None
     assert counterexample.history.scenario.asks == (Ask(13, 1, 0),)
+
+
+def test_shortest_job_first_starves_a_longer_output() -> None:
+    """Beside a stream of outputs of 2 tokens, one of 3 waits for all of them."""
+    streams = [scenario for scenario in tiny_scenarios(CHUNK) if len(scenario.asks) > 3]
+    found = search(LengthOrder(TileAligned(CHUNK), Predictor()), PROPERTIES, CHUNK, num_random=0, tiny=streams)
+    assert lacking(found) == {"fair"} and found["fair"] is not None
+    assert found["fair"].history.scenario.asks[1].output == 3
 
 
 def test_prefill_first_stalls_as_its_paper_says() -> None:
@@ -320,3 +342,24 @@ def test_mistakes_are_told_in_one_line(arguments: str, message: str, capsys: pyt
 
 def test_names_of_properties_are_different() -> None:
     assert len(set(NAMES)) == len(PROPERTIES) and {"legal", "kv", "ends"} == NEEDED
+
+
+def test_the_table_has_a_row_for_each_policy_and_says_no_where_a_schedule_denies(tmp_path: Path) -> None:
+    found = search(PrefillFirst(), PROPERTIES, CHUNK, num_random=0, tiny=few_scenarios(CHUNK))
+    head, _, row = table_of({"prefill_first": found}).splitlines()
+    verdicts = dict(zip(head.replace("`", "").split("|"), row.replace("`", "").split("|"), strict=True))
+    stripped = {name.strip(): verdict.strip() for name, verdict in verdicts.items()}
+    assert {name for name, verdict in stripped.items() if verdict == "no"} == {"stall_free", "bounded_tbt"}
+    page = Path(__file__).parents[1] / "docs" / "policies.md"
+    written = page.read_text().partition(BEGIN)[2].partition("<!-- end -->")[0]
+    assert [line.split("`")[1] for line in written.strip().splitlines()[2:]] == policy_names()
+    assert all(f"`{prop.name}`" in written for prop in PROPERTIES)
+
+
+def test_a_file_without_a_place_for_the_table_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([f"table={tmp_path / 'none.md'}"]) == 2
+    assert main([f"table={tmp_path / 'none.md'}", "policy=orca"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "needs the lines '<!-- begin:" in first and "leave out policy=orca" in second

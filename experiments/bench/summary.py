@@ -5,10 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from cbatch import ConfigError
 from experiments.bench.measured import Measured
 from experiments.bench.tables import MISSING, Json, Row, fastest, markdown, number
-from experiments.store.provenance import write_text
+from experiments.store.provenance import around_marks, write_text
 
 BEGIN, END = "<!-- begin: written by `python -m experiments.bench report` -->", "<!-- end -->"
 PEER = "vLLM"
@@ -31,12 +30,8 @@ class Comparison(NamedTuple):
 
 def write(readme: Path, measured: Measured) -> None:
     """Puts the table between the two marks; raises ConfigError if the file or one of the marks is missing."""
-    text = readme.read_text(encoding="utf-8") if readme.is_file() else ""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ConfigError(f"readme={readme}: needs the lines {BEGIN!r} and {END!r}; the table goes between them")
-    write_text(readme, f"{before}{BEGIN}\n{table(measured)}\n{END}{after}")
+    before, after = around_marks("readme", readme, BEGIN, END)
+    write_text(readme, f"{before}\n{table(measured)}\n{after}")
 
 
 def table(measured: Measured) -> str:

@@ -7,6 +7,7 @@ smallest schedule that shows it is printed. chunk=4 unless given; request sizes 
   --config-dir=FOLDER the policy's settings are there, as for experiments.run
   random=200          random workloads for each property that no tiny one violates
   require=a,b         properties that the policy must have, besides legal, kv and ends
+  table=FILE          check all built-in policies instead, and write their table into this file, between its marks
   patience.empty_plans=50, patience.seconds=3600
                       after which a run without progress counts as one that does not end
 
@@ -15,6 +16,7 @@ The status is 0, or 1 if the policy lacks a property that it must have.
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -25,6 +27,7 @@ from cbatch.validation import nearest
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT
 from experiments.check.search import search
+from experiments.check.table import write_table
 from experiments.check.verdicts import text
 from experiments.config.command_line import listed, run
 from experiments.config.composition import policy_of
@@ -37,6 +40,7 @@ class Options(NamedTuple):
 
     num_random: int = 200
     required: tuple[str, ...] = ()
+    table: str = ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,9 +51,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def _check(*arguments: str) -> int:
     options, overrides = _options(arguments)
+    if options.table and overrides:
+        raise ConfigError(f"table={options.table}: checks all built-in policies; leave out {overrides[0]}")
     policy, chunk, patience = _policy(overrides)
     counts: list[int] = []
     with tqdm(unit=" workloads", leave=False, disable=None) as bar:
+        if options.table:
+            print(write_table(Path(options.table), chunk, options.num_random, bar.update))
+            return 0
 
         def tick(number: int) -> None:
             counts.append(number)
@@ -70,6 +79,8 @@ def _options(arguments: Sequence[str]) -> tuple[Options, list[str]]:
             if not value.isdigit():
                 raise ConfigError(f"random={value}: give a whole number of workloads, 0 for none")
             options = options._replace(num_random=int(value))
+        elif key == "table":
+            options = options._replace(table=value)
         elif key == "require":
             options = options._replace(required=tuple(value.split(",")))
             for name in options.required:

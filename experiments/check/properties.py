@@ -4,6 +4,7 @@ Every policy needs the first three; the others distinguish policies, and lacking
 """
 
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import NamedTuple
 
 from cbatch import PlanError
@@ -57,6 +58,14 @@ def _is_over_commitment(error: Exception | None) -> bool:
 def _endless(history: History, chunk: int) -> Violations:
     if history.endless:
         yield Violation(len(history.decisions) - 1, history.endless)
+
+
+def _wavers(history: History, chunk: int) -> Violations:
+    """The first plan that differs between two runs of the same workload with copies of the same policy."""
+    if history.again is not None and history.again != history.decisions:
+        pairs = enumerate(zip_longest(history.decisions, history.again))
+        place, (_, other) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+        yield Violation(min(place, len(history.decisions) - 1), f"a second run decides {other and other.decided}")
 
 
 def _starves(history: History, chunk: int) -> Violations:
@@ -121,6 +130,7 @@ def _delays(history: History, chunk: int) -> Violations:
         between.update(dict.fromkeys(planned.keys() & decoding.keys(), 0))
 
 
+_SAME = "deterministic: the same workload is planned the same each time"
 _FAIR = f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits"
 _BUSY = "work-conserving: no iteration is empty while any waiting request would fit"
 _ITERATION_LEVEL = "admission at every iteration: no decodes alone while any waiting request would fit"
@@ -131,6 +141,7 @@ PROPERTIES = (
     Property("legal", True, _illegal, "every plan keeps the rules, and nothing raises"),
     Property("kv", True, _over_committed, "the KV cache is never over-committed"),
     Property("ends", True, _endless, "every run ends"),
+    Property("deterministic", False, _wavers, _SAME),
     Property("fair", False, _starves, _FAIR),
     Property("work_conserving", False, _idles, _BUSY),
     Property("iteration_level", False, _decodes_alone, _ITERATION_LEVEL),

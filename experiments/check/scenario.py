@@ -1,7 +1,7 @@
 """Small workloads with the limits that they are served under, and the history of a policy serving one."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from cbatch import BatchShape, CbatchError, Limits, Policy, PolicyError, Request, Server
@@ -65,12 +65,14 @@ class History:
 
     error: why the run ended early; None if all requests ended.
     endless: why it was given up; empty if it was not.
+    again: the plans of a second run, if there was one.
     """
 
     scenario: Scenario
     decisions: list[Decision]
     error: CbatchError | None
     endless: str
+    again: list[Decision] | None = None
 
     @cached_property
     def arrived_at(self) -> dict[int, int]:
@@ -87,7 +89,15 @@ SHORT = Patience(empty_plans=50)
 
 
 def play(policy: Policy, scenario: Scenario, patience: Patience = SHORT) -> History:
-    """Serve a scenario with a copy of the policy, in simulation. It is given up after many times the plans that it takes."""
+    """Serve a scenario with a copy of the policy, in simulation; twice where three or more requests run asynchronously."""
+    history = _play(policy, scenario, patience)
+    if len(scenario.asks) < 3 or not scenario.asynchronous:
+        return history
+    return replace(history, again=_play(policy, scenario, patience).decisions)
+
+
+def _play(policy: Policy, scenario: Scenario, patience: Patience) -> History:
+    """It is given up after many times the plans that it takes."""
     cost = EvenCost()
     decisions: list[Decision] = []
     most_plans = patience.empty_plans + 5 * sum(ask.tokens for ask in scenario.asks)

@@ -1,0 +1,41 @@
+"""The properties of every built-in policy, as a table of docs/policies.md."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tabulate import tabulate
+
+from experiments.check.properties import PROPERTIES
+from experiments.check.search import Found, search, tiny_scenarios
+from experiments.config.composition import policy_names, policy_of
+from experiments.store.provenance import around_marks, write_text
+
+BEGIN, END = "<!-- begin: written by `python -m experiments.check table=FILE` -->", "<!-- end -->"
+SHARE = 8
+"""Of the tiny scenarios with up to three requests, every eighth is tried; of the longer ones, all."""
+
+
+def write_table(path: Path, chunk: int, num_random: int, tick: Callable[[int], object]) -> str:
+    """Checks the built-in policies and writes the table between its marks in a file; returns it.
+
+    Raises:
+        ConfigError: no such file, or it has no marks.
+    """
+    around_marks("table", path, BEGIN, END)  # before it takes long
+    table = table_of({name: _check(name, chunk, num_random, tick) for name in policy_names()})
+    before, after = around_marks("table", path, BEGIN, END)
+    write_text(path, f"{before}\n{table}\n{after}")
+    return table
+
+
+def table_of(found: dict[str, Found]) -> str:
+    """Rows of policies, columns of properties: no where a schedule denies it."""
+    rows = [[f"`{name}`", *("no" if one[prop.name] else "yes" for prop in PROPERTIES)] for name, one in found.items()]
+    return tabulate(rows, ["", *(f"`{prop.name}`" for prop in PROPERTIES)], tablefmt="github")
+
+
+def _check(name: str, chunk: int, num_random: int, tick: Callable[[int], object]) -> Found:
+    policy, _ = policy_of(f"policy={name}", f"chunk={chunk}")
+    numbered = enumerate(tiny_scenarios(chunk))
+    tiny = (scenario for place, scenario in numbered if place % SHARE == 0 or len(scenario.asks) > 3)
+    return search(policy, PROPERTIES, chunk, num_random=num_random, tiny=tiny, tick=tick)
