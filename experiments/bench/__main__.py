@@ -9,7 +9,7 @@ from experiments.config.command_line import check_name, keyword_arguments, liste
 from experiments.config.this_machine import count_gpus
 
 BENCHMARKS = {
-    "host": "host time of an iteration against running and waiting requests (no GPU needed)",
+    "host": "host time of an iteration against running and waiting requests, and of a plan by policy (no GPU needed)",
     "sim": "simulated iterations per second (no GPU needed)",
     "coverage": "how often the intervals of capacities and means cover the truth, on queues that are known (no GPU needed)",
     "vidur": "a whole simulated run as one process, on a workload that Vidur was timed on (no GPU needed)",
