@@ -303,6 +303,19 @@ def test_ltr_preempts_from_the_lowest_rank_and_lets_none_overtake() -> None:
     assert found.schedule.startswith("A5 | A1 | A1 | B6 C1 | "), "C would fit, and waits behind B"
 
 
+def test_ltr_stops_at_the_first_that_does_not_fit_into_the_iteration() -> None:
+    """Of 4 tokens one is left beside A's prompt: B's does not fit, and C, of a longer output, pauses."""
+    found = golden(LTR(Oracle(), EVER), "C 1/5 @0, A 3/1 @1, B 3/2 @1", tokens=4)
+    assert found.schedule == "C1 | A3 | B3 C1 | B1 C1 | C1 | C1"
+
+
+@pytest.mark.parametrize(("period", "order"), [(1, "BBBABBBA"), (2, "BBBAABBB"), (3, "BBBAAABB")])
+def test_a_promotion_lasts_for_a_number_of_iterations(period: int, order: str) -> None:
+    """A is promoted when it was left out of three, and goes before B as long as that lasts."""
+    found = golden(LTR(Oracle(), 3, period), "A 1/9 @0, B 1/8 @0", batch=1, limits={"max_running": 2})
+    assert "".join(entry[0] for entry in found.schedule.split(" | "))[:8] == order
+
+
 def test_a_promoted_request_is_no_victim_of_one_that_is_not() -> None:
     """A, of the longest output, is promoted in iteration 2, C in 4: then B, shorter than A, leaves. In 6 all are promoted."""
     found = golden(LTR(Oracle(), 2, period=9), "A 2/7 @0, B 2/5 @0, C 2/5 @0", memory=11, **PAUSES)
