@@ -21,6 +21,8 @@ from tiny_models import LLAMA
 
 from cbatch import Policy
 from cbatch.runtime.weights import load_model
+from experiments.capacity import command as capacity
+from experiments.capacity.replications import Outcome
 from experiments.check import search
 from experiments.check.properties import PROPERTIES
 from experiments.config import backends
@@ -33,8 +35,10 @@ ELSEWHERE = {
     r"python -m experiments\.bench": "minutes on a GPU",
     r"python -m experiments\.paper": "minutes; see test_paper",
     r"python -m experiments\.profile model=(?!tiny)": "needs a GPU",
+    r"python -m experiments\.run backend=cuda": "needs GPUs",
     r".*(launcher=joblib|sweeper=optuna)": "minutes; see test_sweep",
-    r"python -m experiments\.plot .* multirun/(chat|rates|slo)": "of a sweep that is not made",
+    r"python -m experiments\.(plot|compare) .*multirun/(chat|rates|slo|noise|landscape)": "of a sweep that is not made",
+    r"python -m experiments\.compare runs/": "of searches that are not made",
 }
 CHUNK = 4
 COMMANDS = ("make ", "pip ", "python ")
@@ -104,16 +108,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(backends, "count_gpus", lambda: 0)
     monkeypatch.setattr(search, "tiny_scenarios", few)
+    monkeypatch.setattr(capacity, "simulate", late_above_seven)
     return tmp_path
+
+
+def late_above_seven(settings: object, rule: object, number: int, rate: float, requests: int, warmup: int) -> Outcome:
+    """In place of a simulation of thousands of requests; see test_capacity. At 7 requests per second 1% are late."""
+    counted = requests - 2 * warmup
+    return Outcome(
+        rate, number, requests, warmup, ((round(counted * (1 - 0.01 * (rate / 7) ** 5)), counted),), 0.01 * rate, 0.0
+    )
 
 
 def smaller(words: list[str]) -> list[str]:
     """The arguments of a command, with a small workload, few random ones, and few of the numbers that a sweep crosses."""
     if words[0] == "check":
         return [*words, "random=2"]
-    if words[0] != "run" or "--help" in words:
+    if words[0] == "capacity":
+        return [*words, "cores=1"]
+    if words[0] not in ("run", "compare") or "--help" in words or words[1].startswith("multirun/"):
         return words
-    kept = [few_swept(word) for word in words if not word.startswith("workload.num_requests=")]
+    kept = [few_swept(word) for word in words if not word.startswith(("workload.num_requests=", "seeds="))]
+    kept += ["seeds=2"] * (words[0] == "compare" or "seeds=" in " ".join(words))
     short = ["workload.length=200"] * ("model.path=DIR" in words) + ["timeline=off"] * ("-m" in words)
     return [*kept, "workload.num_requests=12", *short]
 
