@@ -248,6 +248,22 @@ def test_mc_sf_admits_all_that_fit() -> None:
     assert golden(McSf(Oracle()), "A 2/1 @0, B 2/2 @0", memory=100).schedule == "A2 B2 | B1"
 
 
+def test_mc_sf_preempts_the_newest_where_outputs_are_longer_than_predicted() -> None:
+    """Two outputs of one token were predicted, of four are. At 2 s there are 7 tokens of KV cache for 8; C, which would fit, waits.
+
+    At 3 s C, which comes before B, would make it 5 + 1 + 2 * 1 = 8 at their ends; at 4 s both fit: 1 + 4 + 2 * 1 = 7.
+    """
+    predicted = {"A": 1, "B": 1, "C": 1}
+    requests = "A 2/4 @0, B 2/4 @0, C 1/1 @2"
+    found = golden(McSf(Predictor()), requests, memory=7, predicted_new_tokens=predicted)
+    assert found.schedule == "A2 B2 | A1 B1 | A1 pre B | A1 | C1 B4 | B1"
+
+
+def test_mc_sf_admits_one_alone_whatever_is_predicted() -> None:
+    found = golden(McSf(Predictor()), "A 5/3 @0", memory=8, predicted_new_tokens={"A": 9})
+    assert found.schedule == "A5 | A1 | A1"
+
+
 def ended(tokens: int) -> Request:
     request = Request(0, 1, 99)
     request.num_output_tokens = tokens

@@ -81,6 +81,14 @@ def test_classes_are_known_by_their_middles_and_looked_at_again() -> None:
     assert predictor.output(request(limit=100, true_new_tokens=90)) == 14.0, "the last class holds all that are longer"
 
 
+def test_each_look_is_taken_once_and_no_other_stands_for_it() -> None:
+    """Of 7 tokens: class 1, 4 to 8, whose middle is 6; of the one left after 6: class 0, of middle 2."""
+    predictor, asked = Bins(bins=4, longest=16, refresh=6), request(limit=100, true_new_tokens=7)
+    assert predictor.output(asked) == 6.0
+    asked.total += 6
+    assert predictor.output(asked) == 6 + 2.0
+
+
 def test_a_classifier_errs_to_either_side_as_often_as_it_is_told() -> None:
     predictor = Bins(bins=4, longest=16, error=0.5)
     shares = {middle: (outputs(predictor, 10) == middle).mean() for middle in (6.0, 10.0, 14.0)}
@@ -98,6 +106,7 @@ def test_a_score_is_lognormal_around_the_true_length() -> None:
     logs = np.log(outputs(Ranks(sigma=0.5), 100))
     assert logs.mean() == pytest.approx(log(100), abs=0.03) and logs.std() == pytest.approx(0.5, rel=0.05)
     assert Ranks(sigma=0.0).output(request(true_new_tokens=3, new=9)) == 3.0, "it only orders requests"
+    assert Ranks(sigma=0.0).remaining(request(limit=30, true_new_tokens=9, new=4)) == 5.0
 
 
 def test_the_mean_of_the_last_ended_requests() -> None:
