@@ -13,11 +13,15 @@ import pandas as pd
 import pytest
 
 from cbatch import Request
+from experiments.config.assemble import make_policy
+from experiments.config.composition import compose_run
+from experiments.config.settings import read_settings
 from experiments.paper import gallery
 from experiments.paper.claims import read_claims
 from experiments.paper.figures.landscape import confidence, lars, mc_sf, past_future, served, vtc
 from experiments.paper.jobs import crossing, run_jobs
 from experiments.paper.machines import Machines
+from policies.chunking import Fixed, Slack
 from policies.future_memory import draw_left
 from policies.past_future import PastFuture
 
@@ -132,6 +136,19 @@ def test_orders_of_prompts_without_yielding(monkeypatch: pytest.MonkeyPatch) -> 
     assert found["FCFS"]["short"] > 2 * found["EDF"]["short"]
     assert found["FCFS"]["long"] < found["LARS"]["long"], "at the long one's cost"
     assert min(each["all"] for each in found.values()) >= 0.9
+
+
+@pytest.mark.parametrize("study", served.STUDIES)
+def test_the_settings_of_every_run_are_composed_and_make_its_policy(study: str) -> None:
+    policies = {}
+    for series in served.STUDIES[study].runs:
+        config = compose_run(*served.overrides(study, 0.5, series, "folder"))
+        policies[series] = make_policy(config, read_settings(config), {})
+        assert config["workload"]["arrivals"]["rate"] == served.STUDIES[study].capacity / 2
+    if study == "TRAIL":
+        assert [policies[series].predictor.mae for series in ("c = 0.8", "SRPT", "SJF, MAE 400")] == [33.9, 33.9, 400.0]
+    if study == "QoServe":
+        assert type(policies["EDF"].chunking) is Fixed and type(policies["+ hybrid"].chunking) is Slack
 
 
 def rows(**columns: list[object]) -> pd.DataFrame:

@@ -26,6 +26,7 @@ TIERS = (
     "workload.tiers={interactive:{share:0.34,slo:{ttft:6.0}},minute:{share:0.33,slo:{total:60.0}},"
     "three:{share:0.33,slo:{total:180.0}}}"
 )
+NOISY = "predictor=noisy predictor.share=null predictor.mae={}"
 PAYING = "workload.tiers={paying:{share:0.05,slo:{tbt:0.1}},others:{share:0.95,slo:{tbt:0.5}}}"
 
 
@@ -76,13 +77,13 @@ STUDIES = {
         (0.7, 0.9, 1.1),
         {
             "FCFS": "policy=sarathi_serve",
-            **{f"c = {c:g}": f"policy=trail(c={c:g})" for c in (0.0, 0.5, 0.8, 1.0)},
-            "SRPT": "policy=srpt",
+            **{f"c = {c:g}": f"policy=trail(c={c:g}) {NOISY.format(33.9)}" for c in (0.0, 0.5, 0.8, 1.0)},
+            "SRPT": f"policy=srpt {NOISY.format(33.9)}",
             "SJF, exact": "policy=length_order predictor=oracle",
-            "SJF, MAE 33.9": "policy=length_order",
-            "SJF, MAE 400": "policy=length_order predictor.mae=400",
+            "SJF, MAE 33.9": f"policy=length_order {NOISY.format(33.9)}",
+            "SJF, MAE 400": f"policy=length_order {NOISY.format(400)}",
         },
-        "workload.num_requests=1500 batch=48 chunk=512 predictor=noisy predictor.share=null predictor.mae=33.9",
+        "workload.num_requests=1500 batch=48 chunk=512",
     ),
     "vLLM": Study(
         CONV,
@@ -121,17 +122,28 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 
 def run(study: str, load: float, series: str, traces: str) -> Figures:
     """One run."""
+    summary = summary_of(*overrides(study, load, series, traces))
+    return {name: float(summary[group].get(key, float("nan"))) for name, (group, key) in KEYS.items()}
+
+
+def overrides(study: str, load: float, series: str, traces: str) -> list[str]:
+    """The settings of one run, as on the command line of `experiments.run`."""
     chosen = STUDIES[study]
-    lengths, rate = "lengths" if chosen.lengths == CHAT else "azure", f"workload.arrivals.rate={load * chosen.capacity}"
+    lengths, rate = "lengths" if chosen.lengths == CHAT else "azure", load * chosen.capacity
     workload = [
         "workload=arxiv",
         f"workload.lengths.path={traces}/{chosen.lengths}",
         f"workload.lengths.format={lengths}",
     ]
-    fitted = ["workload.lengths.too_long=drop", "workload.lengths.max_length=8192", rate]
+    fitted = ["workload.lengths.too_long=drop", "workload.lengths.max_length=8192", f"workload.arrivals.rate={rate}"]
     own = [*chosen.common.split(), *chosen.runs[series].split()]
-    summary = summary_of(*workload, *fitted, "batch=128", "workload.max_new_tokens=1024", *own)
-    return {name: float(summary[group].get(key, float("nan"))) for name, (group, key) in KEYS.items()}
+    return [
+        *workload,
+        *fitted,
+        *([] if "batch=" in chosen.common else ["batch=128"]),
+        "workload.max_new_tokens=1024",
+        *own,
+    ]
 
 
 def over(data: pd.DataFrame, study: str, what: str, over: str, under: str, load: float = 0.9) -> float:
