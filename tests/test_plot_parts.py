@@ -169,7 +169,7 @@ def test_a_legend_has_each_label_once_and_one_of_them_last() -> None:
 
 
 def test_a_series_is_a_line_with_a_band_where_runs_differ(panel: Axes) -> None:
-    points = pd.DataFrame({"x": [1, 2, 3], "mean": [2.0, 3.0, np.nan], "min": [2.0, 1.0, 0.0], "max": [2.0, 5.0, 9.0]})
+    points = pd.DataFrame({"x": [1, 2, 3], "mean": [2.0, 3.0, np.nan], "low": [2.0, 1.0, 0.0], "high": [2.0, 5.0, 9.0]})
     parts.draw_series(panel, points, "x", "name", 1)
     [line], [band] = panel.get_lines(), panel.collections
     assert (list(line.get_xdata()), list(line.get_ydata()), line.get_label()) == ([1, 2], [2, 3], "name")
