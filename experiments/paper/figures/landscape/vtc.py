@@ -54,6 +54,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
         path = str(Path(machines.traces) / FILE)
         jobs += [{"suite": REAL, "policy": policy, "path": path} for policy in POLICIES]
     data = run_jobs(run, jobs, say)
+    data = data.assign(path=[Path(each).name for each in data["path"].fillna("")])
     return data if machines.traces is None else pd.concat([data, logged(path)], ignore_index=True)
 
 
