@@ -3,30 +3,13 @@
 from collections.abc import Mapping, Set
 from math import inf
 from operator import index
-from typing import NoReturn
 
 from cbatch.errors import ConfigError, PlanError
 from cbatch.kv import blocks_lacking
 from cbatch.plan import Plan, Refusal
 from cbatch.request import Request
 from cbatch.resources import Resources
-
-
-class _SetByCall:
-    """A field of `Plan` that the builder takes in a call: an assignment is refused and names the call."""
-
-    def __init__(self, call: str) -> None:
-        self._call = call
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, builder: object, owner: type) -> NoReturn:
-        raise AttributeError(f"a PlanBuilder has no attribute {self._name}; give {self._call}")
-
-    def __set__(self, builder: object, value: object) -> NoReturn:
-        self.__get__(builder, type(builder))
-
+from cbatch.set_by_call import SetByCall
 
 _FROM_VIEW = ("_block_size", "_kv", "_limits", "_view")
 _IN_PLAN = ("_bulk", "_decodes", "_named", "_num_tokens", "_padding", "_plan", "_refusal")
@@ -42,9 +25,9 @@ class PlanBuilder:
 
     __slots__ = (*_FROM_VIEW, *_IN_PLAN, *_LEFT)
 
-    note = _SetByCall("build(note)")
-    reserve = _SetByCall("add(request, reserve=...)")
-    wake_at = _SetByCall("build(wake_at=...)")
+    note = SetByCall("build(note)")
+    reserve = SetByCall("add(request, reserve=...)")
+    wake_at = SetByCall("build(wake_at=...)")
 
     def __init__(self, view: Resources) -> None:
         limits, kv = view.limits, view.kv
@@ -105,8 +88,6 @@ class PlanBuilder:
     def add(self, request: Request, num_tokens: int | None = None, *, reserve: int = 0, whole: bool = False) -> int:
         """Compute up to `num_tokens` (default: all that are ready) further tokens of a request; returns those granted.
 
-        Where it grants none, `refusal` says why.
-
         Args:
             reserve: KV cache in tokens that the request must hold from now on, at most `request.max_tokens`; it is not
                 added where that does not fit.
@@ -140,13 +121,8 @@ class PlanBuilder:
         self._free_blocks -= blocks_lacking(max(computed + granted, reserve), held, self._block_size)
         if reserve > held * self._block_size:
             self._plan.reserve[request] = reserve
-        self._refusal = None
-        self._named.add(request)
         self._places -= waiting
-        self._plan.requests.append(request)
-        self._plan.num_tokens.append(granted)
-        self._count(1, granted)
-        return granted
+        return self._grant(request, granted)
 
     def add_decodes(self, *, at_most: int | None = None, preempt_newest: bool = False) -> int:
         """Compute one token of each request in `View.decoding`, in order; returns the number of requests added.
@@ -240,14 +216,7 @@ class PlanBuilder:
         if self._tokens_left < 1 or lacking > self._free_blocks:
             return self._refuse(Refusal.TOKENS if self._tokens_left < 1 else Refusal.BLOCKS)
         self._free_blocks -= lacking
-        self._refusal = None
-        self._named.add(request)
-        self._plan.requests.append(request)
-        self._plan.num_tokens.append(1)
-        self._rows_left -= 1
-        self._tokens_left -= 1
-        self._num_tokens += 1
-        return 1
+        return self._grant(request, 1)
 
     def _refusal_of(self, request: Request, waiting: bool) -> Refusal | None:
         """Why the request cannot be added, apart from tokens and blocks."""
@@ -262,6 +231,14 @@ class PlanBuilder:
         if request not in self._view.running:
             return Refusal.GONE
         return Refusal.NAMED if request in self._view.decoding and request in self._bulk else None
+
+    def _grant(self, request: Request, num_tokens: int) -> int:
+        self._refusal = None
+        self._named.add(request)
+        self._plan.requests.append(request)
+        self._plan.num_tokens.append(num_tokens)
+        self._count(1, num_tokens)
+        return num_tokens
 
     def _refuse(self, refusal: Refusal) -> int:
         self._refusal = refusal

@@ -71,7 +71,7 @@ class Slai:
         self._served.pop(request, None)
 
     def _urgency(self, request: Request) -> tuple[int, float]:
-        """Of waiting requests; lower comes first."""
+        """Rank of a waiting request; the lowest comes first."""
         length_or_time = request.num_tokens if self.order == "spf" else request.arrival_time
         return -request.priority if self.by_priority else 0, length_or_time
 

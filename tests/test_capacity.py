@@ -322,6 +322,7 @@ def compose_settings() -> DictConfig:
         ("attainment", "1", "attainment=1: give a share between 0 and 1"),
         ("workload", "closed", "workload: experiments.workloads.ClosedBatch has no rate"),
         ("backend", "cpu", "backend=cpu: a capacity is searched in simulation; give backend=sim"),
+        ("bounds", "true", "bounds=true: a capacity is not compared with a bound; give it to experiments.run"),
         ("slo.tpot", "1", "slo.tpot: no such key; "),
         ("requests", "60", "slo: no rate meets it, requests alone on the server reach attainment 70%"),
     ],

@@ -1,7 +1,7 @@
 """Linear minorants: straight lines below a cost model, which charge every request its share of every iteration.
 
 If no iteration is faster than a line says, the work that a request brings is known before anything is scheduled. Lines are
-fitted as lower envelopes of a profile's tables, never as regressions: a line through the middle of a table is no bound.
+fitted as lower envelopes of a profile's tables, never as regressions: a line through the middle of a table does not bound it.
 """
 
 from collections.abc import Iterable, Iterator
@@ -86,7 +86,7 @@ def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
 
 
 def _least_seconds(cost: ProfileCost, max_tokens: int, max_batch: int) -> dict[int, float]:
-    """The least seconds of an iteration of so many tokens without its attention, by tokens."""
+    """Returns the least seconds of an iteration without its attention, by number of tokens."""
     operations, layers = cost.operations, cost.topology.share(cost.spec).num_layers
     heads = [operations.head.at(number) for number in range(max_batch + 1)]
     spare = heads[0] - min(heads[1:])

@@ -140,7 +140,7 @@ def _jain(received: Floats, wanted: Floats, weight: Floats) -> float:
 def max_min_shares(total: float, wanted: Floats, weight: Floats) -> Floats:
     """The weighted max-min fair division of `total` among clients, none of whom gets more than it wants, [clients].
 
-    Whoever gets less than it wants has as much per weight as any other, or more.
+    A client that gets less than it wants has as much per weight as any other, or more.
     """
     level = wanted / weight  # at which a client has all that it wants
     order = np.argsort(level)

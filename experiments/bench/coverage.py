@@ -97,7 +97,7 @@ QUEUES = {"M/M/1": Queue(6.0, deterministic=False), "M/D/1": Queue(4.0, determin
 
 
 COLUMNS = ("capacity", "capacity, naive", "mean", "mean, naive")
-_SAMPLE = 50  # every so many repetitions the engine serves a replication
+_SAMPLE = 50  # the engine serves one replication in each of this many repetitions
 
 
 def main(repetitions: Count = 1000, folder: str = "results") -> None:

@@ -17,7 +17,7 @@ from cbatch import ConfigError
 from cbatch.request_spec import SLO
 from cbatch.validation import Give, positive, read, whole
 from experiments.capacity.definitions import Criterion, Rule
-from experiments.capacity.estimate import CONFIDENCE, Shares, alone, by_replication
+from experiments.capacity.estimate import Shares, alone, by_replication
 from experiments.capacity.folder import CAPACITY, Simulations, open_simulations
 from experiments.capacity.replications import Outcome, natural_rate, num_recorded, replicate, simulate
 from experiments.capacity.search import LEAST, Found, Search, Wanted
@@ -25,6 +25,7 @@ from experiments.config.assemble import assemble
 from experiments.config.backends import Simulated
 from experiments.config.construct import construct
 from experiments.serve import Command, about_run
+from experiments.store.intervals import CONFIDENCE
 from experiments.store.provenance import write_json
 from experiments.store.sources import sources_of
 
@@ -65,6 +66,8 @@ def measure(
     keys, run_settings = split(settings)
     if not isinstance(backend := construct("backend", run_settings["backend"], needs=("name",)), Simulated):
         raise ConfigError(f"backend={backend.name}: a capacity is searched in simulation; give backend=sim")
+    if run_settings["bounds"]:
+        raise ConfigError("bounds=true: a capacity is not compared with a bound; give it to experiments.run")
     rule = Rule(keys.definition, keys.slo, keys.attainment, bool(run_settings["workload"].get("tiers")))
     wanted = _wanted(keys, run_settings["workload"], rule)
     natural_rate(run_settings["workload"], wanted.requests)  # it has one

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
+from experiments.store.intervals import CONFIDENCE
+
 Floats = NDArray[np.float64]
 
-CONFIDENCE = 0.95
 _RESAMPLES = 2000
 _MOST_ERRORS = 4.6
 """Standard errors that an end lies from the share: the exact interval of a Poisson mean reaches so far above a single event. Where
@@ -39,7 +40,7 @@ class Shares:
         return (self.asked > 0).sum(axis=0)
 
     def share(self) -> Floats:
-        """Of all replications together, [rates]."""
+        """The share of good requests over all replications, [rates]."""
         share: Floats = self.good.sum(axis=0) / self.asked.sum(axis=0)
         return share
 
@@ -90,7 +91,7 @@ class Shares:
 
 
 def _interval(good: Floats, asked: Floats) -> tuple[float, float]:
-    """Of sum(good) / sum(asked), by the studentized bootstrap over replications."""
+    """Returns the interval of sum(good) / sum(asked), by the studentized bootstrap over replications."""
     good, asked = good[asked > 0], asked[asked > 0]
     num = len(good)
     if num < 3:

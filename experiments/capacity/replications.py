@@ -2,7 +2,7 @@
 
 Replication k of a random workload has seed + k: arrivals, lengths and classes of its own, the same at every rate and under
 every policy. Of a recorded trace it is the k-th piece, as there is nothing to draw. Each piece is stretched to the rate on its own:
-a rate that drifts over the hours is no capacity; bursts, lengths and their order stay as recorded.
+the drift of the rate over hours is taken out; bursts, lengths and their order stay as recorded.
 """
 
 import json
@@ -129,7 +129,7 @@ def replicate(settings: Section, number: int, rate: float, num_requests: int) ->
 
 
 def simulate(settings: Section, rule: Rule, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:
-    """Serves one replication at one rate to its end. warmup: so many requests do not count, first and last."""
+    """Serves one replication at one rate to its end. warmup: requests at the beginning, and at the end, that do not count."""
     began = time.process_time()
     run = assemble(replicate(settings, number, rate, num_requests))
     served = collect_served(run.engine.run())

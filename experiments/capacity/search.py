@@ -49,7 +49,7 @@ class Wanted:
     grows: bool = False
 
     def replications(self, requests: int) -> int:
-        """How many replications of so many requests there are."""
+        """Returns how many replications of this length there are."""
         return self.most if self.recorded is None else min(self.most, self.recorded // requests)
 
 

@@ -12,7 +12,7 @@ from experiments.store.provenance import around_marks, write_text
 
 BEGIN, END = "<!-- begin: written by `python -m experiments.check table=FILE` -->", "<!-- end -->"
 SHARE = 8
-"""Of the tiny scenarios with up to three requests, every eighth is tried; of the longer ones, all."""
+"""One in `SHARE` of the tiny scenarios with up to three requests is tried, and every longer one."""
 
 
 def write_table(path: Path, chunk: int, num_random: int, tick: Callable[[int], object]) -> str:

@@ -61,7 +61,7 @@ def _draw_panels(panels: list[Panel], origin: str) -> Figure:
 
 
 def _percent(share: float) -> str:
-    """With a second digit if one digit would round to 100%."""
+    """Formats a share with one decimal, or two where one would round to 100%."""
     return f"{share:.2%}" if 0.9995 <= share < 1 else f"{share:.1%}"
 
 

@@ -32,5 +32,5 @@ def mean_of(values: Sequence[float]) -> Mean:
 
 
 def t_quantile(number: int) -> float:
-    """How many standard errors the interval of the mean of so many values reaches to each side."""
+    """Returns the standard errors by which the interval of a mean of `number` values reaches to each side."""
     return float(stdtrit(number - 1, (1 + CONFIDENCE) / 2))

@@ -204,8 +204,8 @@ def label_runs(runs: Sequence[Run], without: Collection[str] = (), *, apart: boo
         others |= _varying([{key: value for key, value in run.settings.items() if key in INDIRECT} for run in runs])
         others["folder"] = [run.folder.name for run in runs]
     for key, column in others.items():
-        told = [*known, *parts.values()]
-        if key not in parts and key not in without and _classes([*told, column]) > _classes(told):
+        shown = [*known, *parts.values()]
+        if key not in parts and key not in without and _classes([*shown, column]) > _classes(shown):
             parts[key] = column
     short = _short_names(parts)
     return [

@@ -28,7 +28,7 @@ COLUMNS = {
     "preemptions": ("run.preemptions", 1.0),
     "recomputed [%]": ("run.recomputed_share", 100.0),
 }
-"""Of a table of runs: key of the figure in summary.json, and the factor of its unit."""
+"""Columns of a table of runs: key of the figure in summary.json, and the factor of its unit."""
 
 MORE_COLUMNS = {
     "recomputed tokens": ("run.recomputed_tokens", 1.0),

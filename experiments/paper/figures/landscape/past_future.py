@@ -68,7 +68,7 @@ def run(lengths: str, admission: str, num_requests: int = NUM_REQUESTS) -> Figur
     def note(engine: Engine) -> None:
         used.append(engine.record.steps[-1].kv_blocks_used)
         evicted.append(engine.record.steps[-1].num_preempted)
-        engine.record.steps.clear()  # hundreds of thousands of rows that nobody reads
+        engine.record.steps.clear()  # hundreds of thousands of rows that are not used
         engine.record.receivers.clear()
 
     serve_on(Seconds(), policy, requests, memory=MEMORY, tokens=32_768 + limit, on_step=note)

@@ -180,7 +180,7 @@ def over(data: pd.DataFrame, what: str, over: str, under: str, suite: str = REAL
 
 
 def largest_share(data: pd.DataFrame, bound: str) -> float:
-    """Of all runs of VTC, the largest share of a proven bound that is reached; 1 is the bound."""
+    """Returns the largest share of a proven bound that any run of VTC reaches; 1 is the bound."""
     return float(select(data, policy="VTC")[bound].max())
 
 
