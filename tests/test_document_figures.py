@@ -3,11 +3,13 @@
 import json
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from experiments.bench.tables import stamp
+from experiments.fidelity.cases import SERVE
 from experiments.paper.closure import closure_claims
 
 ROOT = Path(__file__).parents[1]
@@ -60,28 +62,59 @@ def fidelity() -> str:
     return f"{first}, {middles}, {last} The largest errors of total time and medians are {largest}."
 
 
+def loops(work: str, figure: str) -> tuple[float, float]:
+    """The figure of the synchronous loop and that of the asynchronous one; the median of repeated ones."""
+    found = stored("h200/async.json")["figures"][work]
+    sync, asynchronous = (found[name][figure] for name in ("sync", "async"))
+    return (sync["median"], asynchronous["median"]) if isinstance(sync, dict) else (sync, asynchronous)
+
+
 def asynchronous_loop() -> str:
-    loops = stored("h200/async.json")["figures"]["2048 new"]
-    sync, asynchronous = (loops[name]["ms_per_iteration"]["median"] for name in ("sync", "async"))
+    sync, asynchronous = loops("2048 new", "ms_per_iteration")
     return f"| iteration time, 2,048 output tokens | {sync:.2f} ms | {asynchronous:.2f} ms |"
 
 
 def host_work() -> str:
-    loops = stored("h200/async.json")["figures"]["2048 new"]
-    sync, asynchronous = (loops[name]["host_ms_per_iteration"]["median"] for name in ("sync", "async"))
+    sync, asynchronous = loops("2048 new", "host_ms_per_iteration")
     return f"| host work per iteration, 2,048 output tokens | {sync:.2f} ms | {asynchronous:.2f} ms |"
 
 
 def busy() -> str:
-    loops = stored("h200/async.json")["figures"]["2048 new"]
-    sync, asynchronous = (loops[name]["kernel_share"] for name in ("sync", "async"))
+    sync, asynchronous = loops("2048 new", "kernel_share")
     return f"| share of a profiled window with a kernel or copy running | {sync:.1%} | {asynchronous:.1%} |"
 
 
 def long_runs() -> str:
-    loops = stored("h200/async.json")["figures"]["8192 new"]
-    sync, asynchronous = (loops[name]["seconds"]["median"] for name in ("sync", "async"))
+    sync, asynchronous = loops("8192 new", "seconds")
     return f"| whole run, 8,192 output tokens | {sync:.1f} s | {asynchronous:.1f} s |"
+
+
+def pipelines() -> str:
+    """The whole table: measured and simulated throughput and bubbles."""
+    names = {"orca": "`orca`", "sarathi, 256 tokens": "`sarathi`, chunks of 256", SERVE: "`sarathi_serve`, 512 tokens"}
+    parts = (("13B, two stages", "pipeline", "", "2"), ("13B, one GPU, 16 requests", "pipeline", "-one-gpu", "1"))
+    parts += (("8B, two stages", "pipeline-8b", "", "2"),)
+    rows = []
+    for what, file, part, number in parts:
+        real, virtual = (stored(f"h200-x2/{file}{kind}.json")["figures"][number] for kind in (part, "-simulated"))
+        for policy, run in real.items():
+            runs = (run, virtual[policy])
+            rates = [f"{found['tokens_per_second']['median']:,.0f}" for found in runs]
+            shares = [f"{found['bubble_share']:.1%}" if number == "2" else "" for found in runs]
+            cells = (f"{what}, {names[policy]}", rates[0], shares[0], rates[1], shares[1])
+            rows.append("".join(f"| {cell} " if cell else "| " for cell in cells) + "|")
+    return " ".join(rows)
+
+
+def held_out() -> str:
+    """Errors of the runs whose requests arrive over time, on both cards."""
+    cases = [case for part in ("", "_second_card") for case in stored(f"h200/held_out{part}.json")["cases"].items()]
+    runs = [run["error"] for name, policies in cases if "queued" not in name for run in policies.values()]
+    assert len(runs) == 16, "the number of runs that the sentence above names"
+    names = {"TTFT mean": "mean TTFT", "TTFT P99": "P99 of TTFT", "TBT mean": "mean TBT", "TPOT mean": "mean TPOT"}
+    names["end to end mean"] = "mean end-to-end latency"
+    sizes = {text: [abs(run[name]) for run in runs] for name, text in names.items()}
+    return " ".join(f"| {text} | {median(found):.1%} | {max(found):.1%} |" for text, found in sizes.items())
 
 
 def claims() -> str:
@@ -108,6 +141,8 @@ SENTENCES = {
     host_work: "asynchronous-loop",
     busy: "asynchronous-loop",
     long_runs: "asynchronous-loop",
+    pipelines: "multi-gpu",
+    held_out: "hardware-profiles",
     claims: "papers",
     one_number_for_all_gains: "papers",
 }

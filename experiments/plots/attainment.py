@@ -40,8 +40,8 @@ def draw(folder: Path, objective: str = "joint", goal: float = 0.9, runs: str = 
     titles = _titles(frame, _SHARES[objective], folder)
     frame = leave_out(frame, [next(iter(titles))])
     workloads, labels = list(dict.fromkeys(frame["of"])), list(dict.fromkeys(frame["label"]))
-    several = len(workloads) > 1
-    blocks = [[(of, column, several * f"{of}: " + title) for column, title in titles.items()] for of in workloads]
+    prefix = "" if len(workloads) == 1 else "{}: " if len(titles) == 1 else "{}:\n"  # panels of tiers are narrow
+    blocks = [[(of, column, prefix.format(of) + title) for column, title in titles.items()] for of in workloads]
     if len(titles) == 1:
         blocks = [[panel for block in blocks for panel in block]]  # workloads side by side
     across = min(len(blocks[0]), _MOST_ACROSS)

@@ -148,7 +148,7 @@ def draw_rates(panel: Axes, data: pd.DataFrame, column: str, labels: Iterable[st
     points = summarize_series(data.assign(shown=data[column] * factor), "rate", "shown")
     for index, label in enumerate(labels):
         draw_series(panel, points[points.index == label], "rate", label, index)
-    panel.set_xlim(left=0)
+    panel.set_xlim(0, 1.06 * data["rate"].max())  # the last markers are whole
 
 
 def write_row(panel: Axes, places: Iterable[float], y: float, cells: Iterable[str], **style: Any) -> None:
