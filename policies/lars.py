@@ -10,7 +10,7 @@ Ties: running first, then arrival. Differs from the paper as docs/policies/lars.
 
 from cbatch import BatchShape, ConfigError, Plan, PlanBuilder, Request, View
 from policies.chunking.target_time import largest_chunk
-from policies.falling_queue import FallingQueue
+from policies.shared.falling_queue import FallingQueue
 
 NEAREST = 64
 """Waiting requests that a plan considers."""

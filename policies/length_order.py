@@ -21,7 +21,7 @@ from itertools import chain
 from cbatch import ConfigError, Plan, Request, View
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
-from policies.waiting import RankedPrompts
+from policies.shared.waiting import RankedPrompts
 
 MOST_RANKED = 128
 """Waiting requests beyond which `hrrn` is first come, first served."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from cbatch import Request, View
 from policies.chunking import ChunkSelector
-from policies.waiting import RankedPrompts
+from policies.shared.waiting import RankedPrompts
 
 
 class LongestFirst(RankedPrompts):

@@ -13,7 +13,7 @@ from collections import OrderedDict
 
 from cbatch import ConfigError, Plan, Refusal, Request, View
 from policies.predictors import Predictor
-from policies.waiting import WaitingQueue
+from policies.shared.waiting import WaitingQueue
 
 
 class LTR:

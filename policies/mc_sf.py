@@ -10,9 +10,9 @@ running request is preempted. Ties: arrival.
 """
 
 from cbatch import ConfigError, Plan, Request, View
-from policies.future_memory import most_held
 from policies.predictors import Predictor
-from policies.waiting import WaitingQueue
+from policies.shared.future_memory import most_held
+from policies.shared.waiting import WaitingQueue
 
 
 class McSf:

@@ -14,8 +14,8 @@ from collections import OrderedDict
 from itertools import count
 
 from cbatch import BatchShape, ConfigError, Plan, Request, View
-from policies.step_times import shape_of
-from policies.waiting import WaitingQueue
+from policies.shared.step_times import shape_of
+from policies.shared.waiting import WaitingQueue
 
 
 class MLFQ:

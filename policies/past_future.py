@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from random import Random
 
 from cbatch import ConfigError, Plan, Request, View
-from policies.future_memory import EndedLengths, draw_left, most_held
 from policies.predictors import Oracle
+from policies.shared.future_memory import EndedLengths, draw_left, most_held
 
 ADMISSIONS = ("past_future", "aggressive", "conservative", "optimum")
 WATERMARK = 0.01

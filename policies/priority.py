@@ -9,8 +9,8 @@ in both choices: 0 is vLLM's rule; 3 is that of PR vllm#51574, which protects re
 from collections.abc import Iterable
 
 from cbatch import ConfigError, Plan, Request, View
+from policies.shared.waiting import WaitingQueue
 from policies.vllm_v1 import VllmV1
-from policies.waiting import WaitingQueue
 
 
 class Priority(VllmV1):

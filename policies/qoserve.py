@@ -14,10 +14,10 @@ from heapq import merge
 
 from cbatch import ConfigError, Limits, Plan, Request, StepRecord, View
 from policies.chunking import ChunkSelector
-from policies.deadlines import deadline, misses
 from policies.predictors import Predictor
-from policies.step_times import StepTimes
-from policies.waiting import WaitingQueue
+from policies.shared.deadlines import deadline, misses
+from policies.shared.step_times import StepTimes
+from policies.shared.waiting import WaitingQueue
 
 ORDERS = ("hybrid", "edf", "srpf", "fcfs")
 SMOOTHING, FIRST_RATE = 0.995, 8500.0  # prompt tokens per second

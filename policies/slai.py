@@ -13,9 +13,9 @@ from math import inf
 
 from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, StepRecord, View
 from policies.chunking.budget import check_budget
-from policies.deadlines import LastTimes
-from policies.step_times import StepTimes
-from policies.waiting import WaitingQueue
+from policies.shared.deadlines import LastTimes
+from policies.shared.step_times import StepTimes
+from policies.shared.waiting import WaitingQueue
 
 MOST_CRITICAL, CROWDED, EARLY, LATE = 128, 0.96, 10.0, 5.0
 

@@ -17,7 +17,7 @@ from cbatch import ConfigError, Plan, PlanBuilder, Request, View
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
 from policies.sarathi_serve import SarathiServe
-from policies.waiting import WaitingQueue
+from policies.shared.waiting import WaitingQueue
 
 
 class Trail(SarathiServe):

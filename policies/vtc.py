@@ -12,8 +12,8 @@ from that code: it looks for admissions every 10 decode steps only, computes pro
 """
 
 from cbatch import ConfigError, Plan, Request, View
-from policies.clients import RateLimit, clients_by
 from policies.predictors import Predictor
+from policies.shared.clients import RateLimit, clients_by
 
 
 class VTC:

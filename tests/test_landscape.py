@@ -12,7 +12,6 @@ from unit_machine import golden
 from cbatch import SLO, BatchShape, ConfigError, Request
 from experiments.config.composition import policy_of
 from policies.chunking import Fixed, Slack, TileAligned
-from policies.future_memory import draw_left, most_held
 from policies.lars import LARS
 from policies.length_order import LengthOrder
 from policies.ltr import LTR
@@ -23,6 +22,7 @@ from policies.predictors import Bins, Noisy, Oracle, Predictor
 from policies.priority import Priority
 from policies.qoserve import QoServe
 from policies.sarathi_serve import SarathiServe
+from policies.shared.future_memory import draw_left, most_held
 from policies.slai import Slai
 from policies.trail import Trail
 from policies.vllm_v1 import VllmV1

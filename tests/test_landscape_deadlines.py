@@ -8,9 +8,9 @@ from unit_machine import golden, running, view_of
 
 from cbatch import SLO, ConfigError, Limits, Plan, Request, StepRecord
 from policies.chunking import Fixed, Slack
-from policies.deadlines import deadline
 from policies.predictors import Oracle
 from policies.qoserve import QoServe
+from policies.shared.deadlines import deadline
 from policies.slai import Slai
 
 EVER = float("inf")

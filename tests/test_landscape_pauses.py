@@ -12,7 +12,7 @@ from policies.lars import LARS
 from policies.ltr import LTR
 from policies.mlfq import MLFQ
 from policies.predictors import Oracle
-from policies.waiting import WaitingQueue
+from policies.shared.waiting import WaitingQueue
 
 EVER = float("inf")
 ONE_AT_A_TIME: dict[str, Any] = {"batch": 1, "limits": {"max_running": 8}}

@@ -22,8 +22,8 @@ from experiments.paper.figures.landscape import confidence, lars, mc_sf, past_fu
 from experiments.paper.jobs import crossing, run_jobs
 from experiments.paper.machines import Machines
 from policies.chunking import Fixed, Slack
-from policies.future_memory import draw_left
 from policies.past_future import PastFuture
+from policies.shared.future_memory import draw_left
 
 
 def doubled(number: int, broken: bool = False) -> dict[str, float]:

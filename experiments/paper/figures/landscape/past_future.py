@@ -19,9 +19,9 @@ from experiments.paper.jobs import Figures, Seconds, run_jobs, serve_on
 from experiments.paper.machines import Machines
 from experiments.plots.parts import grouped_bars, legend, mark_printed
 from experiments.plots.style import new_figure
-from policies.future_memory import most_held
 from policies.past_future import ADMISSIONS, PastFuture
 from policies.predictors import Oracle
+from policies.shared.future_memory import most_held
 
 MEMORY, LIMIT, INTERVAL, NUM_REQUESTS = 120_000, 4096, 10, 3000
 LENGTHS = {"D1": ((32, 4096), (2048, 4096)), "D2": ((3000, 5000), (3000, 5000)), "D3": ((2048, 4096), (32, 4096))}
