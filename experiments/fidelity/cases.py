@@ -103,7 +103,7 @@ _OPEN: Sequence[tuple[str, float, Arrivals, tuple[str, ...]]] = (
     ("poisson at 45%", 0.45, 1.0, (SERVE,)),
 )
 _QUEUED = "held out, queued"
-_held_out = partial(Case, model=LLAMA[0], batch=48, max_tokens=16384, capacity_of=_QUEUED, start=600.0, held_out=True)
+_held_out = partial(Case, model=LLAMA[0], batch=48, max_tokens=16384, capacity_of=_QUEUED, start=1500.0, held_out=True)
 _SMALL = "held out, poisson at 80%, small KV cache"
 HELD_OUT = (
     _held_out(_QUEUED, policies=(SERVE, "orca")),
