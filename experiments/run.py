@@ -50,6 +50,7 @@ class Command(NamedTuple):
     """A command whose settings Hydra composes. config: their file in conf/. job: what it does with those of one run.
 
     folders, table: the finished ones in and below a folder; their table. alone: what an interrupted single run leaves.
+    lacks: groups of conf/ that are not for it.
     """
 
     config: str
@@ -57,9 +58,10 @@ class Command(NamedTuple):
     folders: Callable[[Path], list[Path]]
     table: Callable[[Path], str]
     alone: str = "nothing was written"
+    lacks: tuple[str, ...] = ()
 
 
-RUN = Command("config", run_job, run_folders, run_table)
+RUN = Command("config", run_job, run_folders, run_table, lacks=("slo:",))
 
 
 def main(command: Command = RUN) -> int:
@@ -91,7 +93,7 @@ def _main(command: Command, claims: ExitStack) -> int:
                 command.job
             )
             if options.help:
-                print(_help(hydra_main))
+                print(_help(hydra_main, command))
             elif _needs_hydra_main(arguments):
                 hydra_main()
             else:
@@ -122,11 +124,12 @@ def _how_to_go_on(command: Command, sweep: str | None) -> str:
     return command.alone if sweep is None else how_to_resume(sweep, len(command.folders(sweep_folder(sweep))))
 
 
-def _help(hydra_main: Callable[[], object]) -> str:
-    """Returns Hydra's text without the groups that are not for the command line."""
+def _help(hydra_main: Callable[[], object], command: Command) -> str:
+    """Returns Hydra's text without the groups that are not for the command line, or not of this command."""
+    hidden = (*_NOT_LISTED, *command.lacks)
     with redirect_stdout(StringIO()) as text, suppress(SystemExit):
         hydra_main()
-    return "".join(line for line in text.getvalue().splitlines(keepends=True) if not line.startswith(_NOT_LISTED))
+    return "".join(line for line in text.getvalue().splitlines(keepends=True) if not line.startswith(hidden))
 
 
 def _needs_hydra_main(arguments: list[str]) -> bool:

@@ -63,7 +63,7 @@ def serve(
     """
     began = time.perf_counter()
     run = assemble(settings, say)
-    bounds = _bounds_of(run)
+    bounds = bounds_of(run) if run.settings.bounds else None
     sources = sources_of(settings)
     _say_chosen(run, command, say)
     with open_run_folder(folder, settings, lambda: _facts(run), replace=replace):
@@ -106,10 +106,8 @@ def figures_of(run: Run, record: RunRecord, requests: Served | None = None) -> d
     )
 
 
-def _bounds_of(run: Run) -> Callable[[Sequence[Request]], Bounds] | None:
-    """Returns what computes the lower bounds of requests, if `bounds=true`. Raises ConfigError where they are not valid."""
-    if not run.settings.bounds:
-        return None
+def bounds_of(run: Run) -> Callable[[Sequence[Request]], Bounds]:
+    """Returns what computes the lower bounds of some of a run's requests. Raises ConfigError where they are not valid."""
     lines, replicas = minorants_of(run.cost, run.limits), run.cost.topology.replicas
 
     def bounds(requests: Sequence[Request]) -> Bounds:

@@ -100,6 +100,22 @@ def test_a_limit_on_every_gap_lowers_the_rate() -> None:
     assert bounds([Ask(3, 1)], Machine(1000, 10, 1000)).rate_with_gap(0.1) == pytest.approx(10 / 3), "no gaps"
 
 
+def test_of_requests_that_may_miss_their_objectives_the_heaviest_are_left_out() -> None:
+    """One token per second: works of 2, 4, 6 and 8 s. Three of four requests have at least 2 + 4 + 6 s of work together."""
+    requests = [Request(id_, 1, tokens, slo=SLO(total=9.0)) for id_, tokens in enumerate((2, 4, 6, 8))]
+
+    def rate(share: float, requests: list[Request]) -> float:
+        return Bounds(requests, UNIT, Limits(1, 1, 10), 1000).rate_attained(share)
+
+    assert rate(1.0, requests) == pytest.approx(4 / 20)
+    assert rate(0.75, requests) == rate(0.6, requests) == pytest.approx(4 / 12)
+    assert rate(0.75, [*requests, Request(4, 1, 5)]) == pytest.approx(5 / 12), "without objectives: may wait for ever"
+    firsts = [Request(id_, 3, tokens, slo=SLO(ttft=9.0)) for id_, tokens in enumerate((2, 4))]
+    assert rate(1.0, firsts) == pytest.approx(2 / 6), "only the prompts are urgent"
+    with pytest.raises(ConfigError, match="no request has an objective"):
+        rate(1.0, [Request(0, 1, 1)])
+
+
 def test_violations_by_hand() -> None:
     """Rounds of 1 s, one token each: 1 s of work for each token. Two of three equal jobs fit before 6.5 s; 7 tokens never do."""
     machine = Machine(1, 1, 1000)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from unit_machine import CostOf
 
 from cbatch import SLO, ConfigError, Limits, Request, Server
+from cbatch.bounds import Bounds, minorants_of
 from cbatch.kv import KVSize
 from cbatch.results.metrics import Served, collect_served
 from cbatch.sim.executor import SimExecutor
@@ -21,8 +22,18 @@ from experiments.capacity import __main__ as command
 from experiments.capacity import command as searching
 from experiments.capacity.definitions import Rule, select
 from experiments.capacity.estimate import Shares, by_replication
-from experiments.capacity.replications import Outcome, Replication, as_json, natural_rate, num_recorded, simulate
+from experiments.capacity.replications import (
+    Outcome,
+    Replication,
+    as_json,
+    natural_rate,
+    num_recorded,
+    replicate,
+    simulate,
+)
 from experiments.capacity.search import FIRST, LEAST, Found, Search, Wanted
+from experiments.config.assemble import assemble
+from experiments.config.construct import construct
 from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.run import main
 from policies.orca import Orca
@@ -235,6 +246,18 @@ def test_what_cannot_be_found_says_what_to_change(curve: Curve, wanted: dict[str
     assert said in str(error.value)
 
 
+def test_named_objectives_are_those_of_the_requests() -> None:
+    """strict: the first token in 1 s and each next one in 50 ms; relaxed: 5 times as long; tiers: by service class."""
+    found = {}
+    for name in ("none", "strict", "relaxed", "tiers"):
+        with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
+            config = compose("capacity", ["workload=open_loop", f"slo={name}", "sweep=none"])
+        requests = construct("workload", OmegaConf.to_container(config, resolve=True)["workload"]).requests(None)  # type: ignore[index, call-overload]
+        found[name] = {request.slo for request in requests}
+    tiers = {SLO(ttft=6.0, tbt=0.05), SLO(total=600.0), SLO(total=1800.0)}
+    assert found == {"none": {SLO()}, "strict": {SLO(1.0, 0.05)}, "relaxed": {SLO(5.0, 0.25)}, "tiers": tiers}
+
+
 # -- the command ------------------------------------------------------------------------------------------------------
 
 SMALL = {
@@ -296,6 +319,31 @@ def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch:
     assert min(number for number, _ in curve.asked) >= FIRST
 
 
+def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heaviest 1% may wait for ever: 99% of the requests can be sustained at a slightly higher rate than all."""
+    simulate_curve(monkeypatch, Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.5))
+    small = {"requests": "200", "slo__ttft": "null", "slo__tbt": "1"}
+    run(**small)
+    simulated = Path("found/simulations.jsonl").read_text()
+    printed = run(**small, bounds="true")
+    assert Path("found/simulations.jsonl").read_text() == simulated, "nothing is simulated again"
+    found = json.loads(Path("found/capacity.json").read_text())
+    regret, rate = found["regret"], found["capacity"]["requests_per_second"]
+    settings = {key: found["settings"][key] for key in compose_settings()}
+    requests = [
+        request
+        for number in range(found["capacity"]["replications"])
+        for request in Replication(as_json(settings["workload"]), number, 1.0, 200).requests(None)
+    ]
+    built = assemble(replicate(settings, 0, 1.0, 200))
+    bounds = Bounds(requests, minorants_of(built.cost, built.limits), built.limits, built.kv.num_tokens)
+    assert regret["rate_bound"] == pytest.approx(bounds.rate_attained(0.99))
+    assert bounds.rate < regret["rate_bound"] < 1.1 * bounds.rate
+    assert regret["capacity"] == pytest.approx(rate / regret["rate_bound"])
+    assert f"of {regret['rate_bound']:.4g} requests/s, which no policy exceeds" in printed
+    assert "bounds=true: definition=qoserve does not ask" in run(definition="qoserve", bounds="true", output="other")
+
+
 def test_a_simulation_counts_the_requests_of_its_window(folder: Path) -> None:
     """One request per 10 s is served alone; with TTFT objectives below and above its prefill none or all attain them."""
     settings = OmegaConf.to_container(compose_settings(), resolve=True)
@@ -322,8 +370,8 @@ def compose_settings() -> DictConfig:
         ("attainment", "1", "attainment=1: give a share between 0 and 1"),
         ("workload", "closed", "workload: experiments.workloads.ClosedBatch has no rate"),
         ("backend", "cpu", "backend=cpu: a capacity is searched in simulation; give backend=sim"),
-        ("bounds", "true", "bounds=true: a capacity is not compared with a bound; give it to experiments.run"),
-        ("slo.tpot", "1", "slo.tpot: no such key; "),
+        ("slo", "strictest", "slo=strictest: no such slo; did you mean strict"),
+        ("slo.tpot", "1", "slo.tpot: no such key of slo=none; "),
         ("requests", "60", "slo: no rate meets it, requests alone on the server reach attainment 70%"),
     ],
 )

@@ -1,5 +1,6 @@
 """Lower bounds of a set of requests: what no policy can beat, preemptive or not, even if it knows the future."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import product
@@ -72,6 +73,7 @@ class Bounds:
         outputs = [min(spec.max_new_tokens, spec.true_new_tokens or spec.max_new_tokens) for spec in specs]
         self.arrival = np.array([spec.arrival_time for spec in specs], float)
         self._slo = np.array([(spec.slo.ttft or np.inf, spec.slo.total or np.inf) for spec in specs])
+        self._asks_all = np.array([spec.slo.tbt is not None or spec.slo.total is not None for spec in specs])
         self.prompt, self.output = np.array([spec.num_prompt_tokens for spec in specs]), np.array(outputs)
         self._minorants, self._limits, self._kv_tokens, self._replicas = minorants, limits, kv_tokens, replicas
 
@@ -145,6 +147,22 @@ class Bounds:
         Proof. Requests like these bring rate * E[w] seconds of work per second, which must be at most 1 for every w.
         """
         return 1 / max(float((prompt + decodes).mean()) for prompt, decodes in self.work)
+
+    def rate_attained(self, share: float) -> float:
+        """B3 for objectives: requests per second at which `share` of those with objectives can meet theirs in the long run, at most.
+
+        Proof. As for `rate`, of less work: requests that miss their objectives may wait for ever, at best those of the most
+        work, so does what follows the first token where only TTFT is an objective, and so do requests without objectives.
+
+        Raises:
+            ConfigError: no request has an objective.
+        """
+        asked = self._asks_all | np.isfinite(self._slo[:, 0])
+        if not asked.any():
+            raise ConfigError("lower bounds: no request has an objective; give workload.slo or workload.tiers")
+        kept = math.ceil(share * asked.sum() * (1 - 1e-12))
+        work = [(prompt + np.where(self._asks_all, decodes, 0.0))[asked] for prompt, decodes in self.work]
+        return len(asked) / max(float(np.sort(each)[:kept].sum()) for each in work)
 
     def rate_with_gap(self, gap: float) -> float:
         """B4: as `rate`, where no gap between two tokens of a request may exceed `gap` seconds.

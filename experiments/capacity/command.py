@@ -19,7 +19,7 @@ from cbatch.validation import Give, positive, read, whole
 from experiments.capacity.definitions import Criterion, Rule
 from experiments.capacity.estimate import Shares, alone, by_replication
 from experiments.capacity.folder import CAPACITY, Simulations, open_simulations
-from experiments.capacity.replications import Outcome, natural_rate, num_recorded, replicate, simulate
+from experiments.capacity.replications import Outcome, highest_rate, natural_rate, num_recorded, replicate, simulate
 from experiments.capacity.search import LEAST, Found, Search, Wanted
 from experiments.config.assemble import assemble
 from experiments.config.backends import Simulated
@@ -66,10 +66,13 @@ def measure(
     keys, run_settings = split(settings)
     if not isinstance(backend := construct("backend", run_settings["backend"], needs=("name",)), Simulated):
         raise ConfigError(f"backend={backend.name}: a capacity is searched in simulation; give backend=sim")
-    if run_settings["bounds"]:
-        raise ConfigError("bounds=true: a capacity is not compared with a bound; give it to experiments.run")
     rule = Rule(keys.definition, keys.slo, keys.attainment, bool(run_settings["workload"].get("tiers")))
     wanted = _wanted(keys, run_settings["workload"], rule)
+    if run_settings["bounds"] and keys.definition != "joint":
+        problem = (
+            f"definition={keys.definition} does not ask for all objectives of the same requests, as the bound does"
+        )
+        raise ConfigError(f"bounds=true: {problem}; give definition=joint, or bounds=false")
     natural_rate(run_settings["workload"], wanted.requests)  # it has one
     run = assemble(replicate(run_settings, 0, 1.0, wanted.requests))
     code = sources_of(run_settings)
@@ -82,6 +85,8 @@ def measure(
         found = search.run()
         about["wall_seconds"] = time.perf_counter() - began
         summary = {"about": about, "capacity": figures(found, keys, search.outcomes), **_details(found, rule.criteria)}
+        if run_settings["bounds"]:
+            summary["regret"] = _regret(found, run_settings, rule)
         write_json(folder / CAPACITY, {**summary, "settings": dict(settings)})
     return summary
 
@@ -158,6 +163,17 @@ def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome]) -> dict[str, 
         "one_alone": {"least": min(single, default=np.nan), "most": max(single, default=np.nan)},
         "simulations": len(outcomes),
         "cpu_seconds": sum(outcome.seconds for outcome in outcomes),
+    }
+
+
+def _regret(found: Found, settings: Mapping[str, Any], rule: Rule) -> dict[str, float]:
+    """The capacity and its interval over the highest rate that any policy can sustain."""
+    bound = highest_rate(settings, rule.criteria[0].level, len(found.shares[0].good), found.requests)
+    return {
+        "capacity": found.rate / bound,
+        "capacity_low": found.low / bound,
+        "capacity_high": found.high / bound,
+        "rate_bound": bound,
     }
 
 

@@ -23,7 +23,7 @@ from experiments.store.text import flat
 
 CAPACITY, SIMULATIONS = "capacity.json", "simulations.jsonl"
 
-_EFFORT = ("accuracy", "replications", "cores")  # keys that do not affect a simulation
+_EFFORT = ("accuracy", "replications", "cores", "bounds")  # keys that do not affect a simulation
 _FILES = {CAPACITY, SIMULATIONS, UNFINISHED, PLOTS}
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 from cbatch import ConfigError, Request
@@ -19,6 +20,7 @@ from cbatch.results.metrics import collect_served
 from experiments.capacity.definitions import Count, Rule, select
 from experiments.config.assemble import assemble
 from experiments.config.construct import construct
+from experiments.serve import bounds_of
 from experiments.workloads import OpenLoop, TraceReplay, Vocabulary, Workload
 
 Section = Mapping[str, Any]
@@ -58,6 +60,21 @@ class Replication:
             Request.from_spec(replace(spec, id=id_, arrival_time=(spec.arrival_time - begin) * factor))
             for id_, spec in enumerate(specs)
         ]
+
+
+@dataclass(frozen=True)
+class Together:
+    """A workload, for `assemble`: the requests of several replications at one request per second each, in JSON as in `Replication`."""
+
+    section: str
+    replications: int
+    num_requests: int
+
+    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+        specs = chain.from_iterable(
+            _replication(self.section, number, self.num_requests) for number in range(self.replications)
+        )
+        return [Request.from_spec(replace(spec, id=id_)) for id_, spec in enumerate(specs)]
 
 
 def num_recorded(workload: Section) -> int | None:
@@ -122,10 +139,22 @@ def _mean_rate(replications: Sequence[Sequence[RequestSpec]], section: str) -> f
 
 def replicate(settings: Section, number: int, rate: float, num_requests: int) -> dict[str, Any]:
     """The settings of the run that serves one replication at one rate."""
-    target = f"{Replication.__module__}.{Replication.__name__}"
-    section = as_json(settings["workload"])
-    workload = {"_target_": target, "section": section, "number": number, "rate": rate, "num_requests": num_requests}
-    return {**settings, "workload": workload, "timeline": False, "decisions": False}
+    return _with_workload(settings, Replication, number=number, rate=rate, num_requests=num_requests)
+
+
+def highest_rate(settings: Section, share: float, replications: int, num_requests: int) -> float:
+    """The rate at which this share of a workload's requests can meet their objectives under any policy, at most (B3).
+
+    Raises:
+        ConfigError: the bounds are not valid for this workload.
+    """
+    run = assemble(_with_workload(settings, Together, replications=replications, num_requests=num_requests))
+    return bounds_of(run)(run.requests).rate_attained(share)
+
+
+def _with_workload(settings: Section, kind: type, **arguments: float) -> dict[str, Any]:
+    section = {"_target_": f"{kind.__module__}.{kind.__name__}", "section": as_json(settings["workload"]), **arguments}
+    return {**settings, "workload": section, "timeline": False, "decisions": False}
 
 
 def simulate(settings: Section, rule: Rule, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:

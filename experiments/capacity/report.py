@@ -19,6 +19,10 @@ def capacity_text(summary: Summary) -> str:
     rows = [("capacity", f"{interval(found)}, 95% interval, {_replications(found)}"), ("holds", _rule(summary))]
     if found["warmup_requests"]:
         rows.append(("counted", f"all but the first and last {found['warmup_requests']:,} requests of a replication"))
+    if regret := summary.get("regret"):
+        rows.append(
+            ("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")
+        )
     single = found["one_alone"]
     rows.append(
         ("one alone", f"{single['least']:.4g} to {single['most']:.4g}: what searches with one replication return")
@@ -69,6 +73,11 @@ def interval(found: Summary) -> str:
     )
 
 
+def _of_bound(regret: Summary) -> str:
+    low, high = (format_share(regret[f"capacity_{end}"]) for end in ("low", "high"))
+    return f"{format_share(regret['capacity'])} [{low}, {high}]"
+
+
 def capacity_line(name: str, summary: Summary) -> str:
     """One search of a sweep in one line."""
     return f"{name}: {interval(summary['capacity'])}"
@@ -82,13 +91,11 @@ def capacity_table(root: Path) -> str:
             run.summary["capacity"]["requests_per_second"],
             label,
             interval(run.summary["capacity"]),
+            _of_bound(run.summary["regret"]) if "regret" in run.summary else "-",
             _replications(run.summary["capacity"]),
         )
         for run, label in zip(runs, label_runs(runs), strict=True)
     ]
-    table = tabulate(
-        [row[1:] for row in sorted(rows, reverse=True)],
-        ["search", "capacity, 95% interval", "from"],
-        disable_numparse=True,
-    )
+    heads = ["search", "capacity, 95% interval", "of the bound", "from"]
+    table = tabulate([row[1:] for row in sorted(rows, reverse=True)], heads, disable_numparse=True)
     return "\n".join([table, *sorted({origin_of(run.about) for run in runs})])
