@@ -18,7 +18,7 @@ test: $(INSTALLED)
 
 # Compiled layers by Inductor, 3,840 random workloads, 10,000 random schedules and 20,000 spoiled inputs; DRAW=N draws other schedules
 # and inputs. Intervals of 2,000 repetitions against known truths, lower bounds against 2,000 exact optima. Faults planted in figures
-# and options, each of which a test must notice.
+# and options, each of which a test must notice. vLLM's scheduler, from its wheels: 1,000 random runs in each mode.
 test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/test_tokens.py tests/test_runtime_model.py --workloads=96 --compiler=inductor -n 2
 	$(BIN)/python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results $(if $(DRAW),--draw=$(DRAW))
@@ -26,6 +26,11 @@ test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/test_coverage.py --repetitions=1000
 	$(BIN)/python -m pytest tests/test_bounds.py --instances=1000
 	$(BIN)/python tests/support/mutate.py --planted
+	$(BIN)/python -m pip install --quiet msgspec
+	for version in 0.18.1 0.22.1; do \
+	  $(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest .vllm/$$version vllm==$$version && \
+	  $(BIN)/python -m pytest tests/test_vllm_*.py --vllm=.vllm/$$version --runs=1000 $(if $(DRAW),--draw=$(DRAW)) || exit 1; \
+	done
 
 # Changes the code that makes figures, one change at a time: which changes does no test notice? Takes hours.
 # MODULES= parts of paths; SAMPLE= about as many changes of each module.

@@ -2,6 +2,8 @@
 
 import gc
 import os
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from hypothesis import settings
@@ -21,6 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--repetitions", type=int, default=20, help="of each interval (test_coverage.py)")
     parser.addoption("--instances", type=int, default=16, help="tiny instances to solve exactly (test_bounds.py)")
     parser.addoption("--fuzz", type=int, default=320, help="inputs to draw (test_fuzz.py)")
+    parser.addoption("--runs", type=int, default=8, help="of vLLM's scheduler, for each mode (test_vllm_fuzz.py)")
+    parser.addoption("--vllm", metavar="FOLDER", help="with a wheel of vLLM (test_vllm_*.py)")
     parser.addoption(
         "--compiler", default="eager", help="torch.compile's backend, such as inductor (test_runtime_model.py)"
     )
@@ -45,3 +49,29 @@ def num_schedules(pytestconfig: pytest.Config) -> int:
 def num_repetitions(pytestconfig: pytest.Config) -> int:
     number: int = pytestconfig.getoption("--repetitions")
     return number
+
+
+@pytest.fixture
+def num_runs(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--runs")
+    return number
+
+
+@pytest.fixture
+def draw(pytestconfig: pytest.Config) -> int:
+    number: int = pytestconfig.getoption("--draw")
+    return number
+
+
+@pytest.fixture(scope="session")
+def vllm_rig(pytestconfig: pytest.Config) -> ModuleType:
+    """The module that drives vLLM's real scheduler."""
+    import vllm_sources
+
+    folder = pytestconfig.getoption("--vllm")
+    if folder is None or not (wheels := vllm_sources.find_wheels(Path(folder))):
+        pytest.skip(f"--vllm={folder}: give a folder with a wheel of vLLM (tests/support/vllm_sources.py)")
+    vllm_sources.load(wheels)
+    import vllm_rig
+
+    return vllm_rig

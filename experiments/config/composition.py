@@ -49,10 +49,10 @@ def workload(name: str) -> Workload:
     return built
 
 
-def compose_run(*overrides: str) -> Mapping[str, Any]:
-    """Every key of a run by the overrides of a command line, interpolations resolved."""
+def compose_run(*overrides: str, name: str = "config") -> Mapping[str, Any]:
+    """Every key of a run by the overrides of a command line, interpolations resolved. name: of the file in conf/."""
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        config = compose("config", [*with_arguments(overrides), "sweep=none"])
+        config = compose(name, [*with_arguments(overrides), "sweep=none"])
     return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
 
 

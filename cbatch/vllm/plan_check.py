@@ -1,0 +1,54 @@
+"""Checks a plan over vLLM's state: the decodes that it begins with all at once, the others one by one."""
+
+from numbers import Integral
+
+from cbatch.plan import Plan
+from cbatch.plan_rules import Rules
+from cbatch.request import Request
+from cbatch.vllm.view import VllmView
+
+
+class _IllegalError(Exception):
+    """The plan may break a rule."""
+
+
+def check_plan(plan: Plan, view: VllmView, policy_name: str) -> None:
+    """Raises PlanError as `cbatch.plan_rules.check_rules`."""
+    rules = Rules(plan, view, policy_name)
+    rules.enforce(lambda: _check(plan, view, rules))
+
+
+def _check(plan: Plan, view: VllmView, rules: Rules) -> None:
+    """Detects illegal plans; `Rules.check` then finds the rule that is broken."""
+    decodes, others, num_newcomers = _members(plan, view)
+    if plan.preempt or plan.reject:
+        rules.check_departures()
+    num_tokens = sum(plan.num_tokens)
+    for request, count in others.items():
+        if not isinstance(count, Integral) or not 1 <= count <= request.num_ready:
+            raise _IllegalError
+    if plan.requests:
+        rules.check_limits(num_newcomers, num_tokens)
+    reserved = {plan.requests[place]: tokens for place, tokens in rules.reserved_tokens().items()}
+    lacking = view.num_lacking_a_block(decodes) if decodes else 0
+    for request, count in others.items():
+        lacking += view.kv.num_lacking(request, max(request.num_computed + count, reserved.get(request, 0)))
+    if lacking > view.kv.num_free + (rules.blocks_coming_free() if plan.preempt else 0):
+        raise _IllegalError
+
+
+def _members(plan: Plan, view: VllmView) -> tuple[list[Request], dict[Request, int], int]:
+    """Returns the decodes at the head of the plan, the others with their tokens, and how many of these wait."""
+    decodes = view.decodes
+    num_decodes = len(decodes)
+    begins = plan.requests[:num_decodes] == decodes and plan.num_tokens[:num_decodes] == [1] * num_decodes
+    if not begins or any(request in view.decoding for request in plan.reserve):
+        decodes, num_decodes = [], 0
+    rest = plan.requests[num_decodes:]
+    others = dict(zip(rest, plan.num_tokens[num_decodes:], strict=True))
+    if len(others) < len(rest) or (decodes and any(request in view.decoding for request in rest)):
+        raise _IllegalError
+    newcomers = [request for request in rest if request not in view.running]
+    if any(not view.is_waiting(request) or request not in view.waiting for request in newcomers):
+        raise _IllegalError
+    return decodes, others, len(newcomers)

@@ -1,0 +1,200 @@
+"""Asks the policy for plans over vLLM's state, tells it what has happened, and counts where vLLM did otherwise."""
+
+from collections.abc import Callable, Collection, Mapping
+from logging import getLogger
+from typing import Any
+
+from cbatch.errors import CbatchError, Interruption, PlanError, StallError
+from cbatch.limits import Limits
+from cbatch.plan import Plan
+from cbatch.policy_calls import check_policy, ignore, line_in_policy, optional_method, policy_raised
+from cbatch.record import StepRecord
+from cbatch.request import Status
+from cbatch.vllm.plan_check import check_plan
+from cbatch.vllm.population import Population
+from cbatch.vllm.request import ServedRequest, served
+from cbatch.vllm.settings import Adapter, Counts
+from cbatch.vllm.view import Launched, VllmView
+
+_log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
+
+Clock = Callable[[], float]
+
+
+class Planner:
+    """The policy's side of the adapter: knows vLLM's scheduler only as what `VllmView` reads."""
+
+    def __init__(self, adapter: Adapter, scheduler: Any, limits: Limits, clock: Clock) -> None:
+        policy = adapter.policy
+        check_policy(policy, limits)
+        self.mode, self.clock, self.counts = adapter.mode, clock, Counts()
+        self.population = Population()
+        self.view = VllmView(scheduler, self.population, limits, adapter.cost)
+        self._policy, self._name, self._patience = policy, type(policy).__name__, adapter.patience
+        self._progress_at = 0.0
+        self._num_preempted = 0
+        self._arriving: list[ServedRequest] = []  # to be announced before the next plan
+        self._ended: list[ServedRequest] = []
+        self._on_arrival, self._on_tokens, self._on_step, self._on_finish = (
+            optional_method(policy, name) for name in ("on_arrival", "on_tokens", "on_step", "on_finish")
+        )
+
+    # -- before an iteration -------------------------------------------------------------------------------------------
+
+    def show(self, request: ServedRequest) -> None:
+        """The request can be planned from now on."""
+        if request.status is Status.PENDING:
+            self.population.wait(request)
+            self._arriving.append(request)
+
+    def hide(self, request: ServedRequest) -> None:
+        """vLLM waits for something before it can be computed: a grammar, or KV blocks from another machine."""
+        if request.status is Status.WAITING:
+            self.population.waiting.remove(request)
+            request.status = Status.PENDING
+
+    def preempted(self, request: ServedRequest, planned: bool) -> None:
+        """vLLM is about to preempt a request. One that the plan did not name arrives again, for policies with queues of their own."""
+        self.population.preempt(request)
+        self._num_preempted += 1
+        if not planned:
+            self._arriving.append(request)
+
+    def plan(self) -> Plan | None:
+        """Returns the policy's plan for this iteration; None if it failed and the mode lets vLLM decide instead."""
+        population, view = self.population, self.view
+        view.now = self.clock()
+        try:
+            self._announce()
+            if not (population.waiting or population.running):
+                self._progress_at = view.now
+                return Plan()
+            plan: Plan = self._call(self._policy.plan, view)
+            check_plan(plan, view, self._name)
+            if not plan.requests:
+                self._check_progress(plan)
+        except CbatchError as error:
+            if self.mode == "strict":
+                raise
+            self.counts.fallbacks += 1
+            _log.warning("vLLM decides this iteration by its own rule (%d so far): %s", self.counts.fallbacks, error)
+            return None
+        return plan
+
+    # -- an iteration was scheduled ------------------------------------------------------------------------------------
+
+    def launched(self, plan: Plan | None, scheduled: Mapping[str, int]) -> None:
+        """vLLM has scheduled this many tokens, by its ids. plan: what the policy planned."""
+        view, population = self.view, self.population
+        planned = {} if plan is None else plan_counts(plan)
+        if plan is not None and planned != scheduled:
+            self._compare(planned, scheduled)
+        if not scheduled:
+            return
+        if plan is None or self.mode == "shadow":
+            requests = [population.by_id[id_] for id_ in scheduled]
+        else:
+            requests = [request for request in served(plan.requests) if request.vllm_id in scheduled]
+        num_decodes = 0 if self._on_step is ignore else sum(request in population.decoding for request in requests)
+        population.advance(requests, view.now)
+        population.leave_ending()
+        used, note = view.kv.num_blocks - view.kv.num_free, "" if plan is None else plan.note
+        state = (self._num_preempted, used, len(population.waiting), len(population.running))
+        times = (view.now, self.clock())
+        view.in_flight.append(Launched(view.iteration, requests, scheduled, *times, num_decodes, state, note))
+        view.iteration += 1
+        self._num_preempted = 0
+        self.counts.iterations += 1
+
+    def _compare(self, planned: Mapping[str, int], scheduled: Mapping[str, int]) -> None:
+        """Counts what vLLM has not granted. Requests that were planned and still wait arrive again."""
+        counts = self.counts
+        counts.different += self.mode == "shadow"
+        for id_, count in planned.items():
+            granted = scheduled.get(id_, 0)
+            if granted < count and self.mode != "shadow":
+                counts.short += 1
+                counts.short_tokens += count - granted
+            if not granted and (request := self.population.by_id.get(id_)) and request.status is Status.WAITING:
+                self._arriving.append(request)
+
+    # -- an iteration has ended ----------------------------------------------------------------------------------------
+
+    def received(self, received_at: float, receivers: Collection[str]) -> None:
+        """The oldest iteration in flight has ended. receivers: vLLM's ids of the requests that received a token."""
+        view, launched = self.view, self.view.in_flight.popleft()
+        requests = [request for request in launched.requests if request.vllm_id in receivers]
+        for request in requests:
+            request.receive(received_at)
+        started = max(launched.launched_at, view.last_ended_at)
+        view.last_ended_at = received_at
+        if requests:
+            self._progress_at = received_at
+        try:
+            if self._on_tokens is not ignore and requests:
+                self._call(self._on_tokens, requests)
+            if self._on_step is not ignore:
+                self._call(self._on_step, self._record(launched, started, received_at, len(requests)))
+            self._tell_ended(launched)
+        except CbatchError as error:
+            self._failed(error)
+
+    def end(self, source: Any, rejected: str | None) -> None:
+        """vLLM has ended a request, which the policy hears of after its tokens."""
+        self._ended.append(self.population.end(source, rejected, self.clock()))
+
+    def _tell_ended(self, launched: Launched | None = None) -> None:
+        ended, self._ended = self._ended, []
+        if len(ended) > 1 and launched is not None:
+            places = {request: place for place, request in enumerate(launched.requests)}
+            ended.sort(key=lambda request: places.get(request, -1))
+        for request in ended:
+            self._call(self._on_finish, request)
+
+    def _record(self, launched: Launched, started: float, received_at: float, num_sampled: int) -> StepRecord:
+        num_tokens, at = sum(launched.num_tokens.values()), launched.launched_at
+        times = (launched.planned_at, at, at, received_at, self.clock(), started, received_at)
+        batch = (len(launched.requests), num_tokens - launched.num_decodes, launched.num_decodes, 0, num_sampled)
+        return StepRecord(launched.index, *times, *batch, *launched.state, launched.note)
+
+    # -- calls of the policy -------------------------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        self._tell_ended()
+        arriving, self._arriving = self._arriving, []
+        for request in arriving:
+            if request.status is Status.WAITING:
+                self._call(self._on_arrival, request)
+
+    def _failed(self, error: CbatchError) -> None:
+        """A method of the policy failed that decides nothing."""
+        if self.mode == "strict":
+            raise error
+        _log.warning("the policy failed, and vLLM goes on: %s", error)
+
+    def _check_progress(self, plan: Plan) -> None:
+        idle = self.view.now - self._progress_at
+        if not (self.view.in_flight or plan.preempt or plan.reject) and idle > self._patience.seconds:
+            held = f"{len(self.population.waiting)} waiting and {len(self.population.running)} running requests"
+            remedy = "compute their tokens, or raise patience.seconds"
+            raise StallError(f"{self._where}: no token for {idle:g} s with {held}; {remedy}")
+
+    @property
+    def _where(self) -> str:
+        return f"policy {self._name}, iteration {self.view.iteration}"
+
+    def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
+        """Calls the policy; an exception in it becomes an error that names the policy."""
+        try:
+            return method(argument)
+        except PlanError as error:  # a call of the plan builder that no plan may contain
+            raise PlanError(f"{self._where}, {error}{line_in_policy(error)}") from error
+        except (CbatchError, Interruption, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise policy_raised(self._where, method, error) from error
+
+
+def plan_counts(plan: Plan) -> dict[str, int]:
+    """Tokens by vLLM's id."""
+    return {request.vllm_id: count for request, count in zip(served(plan.requests), plan.num_tokens, strict=True)}

@@ -1,0 +1,126 @@
+"""A request that vLLM serves, as a policy sees it: its counters are read from vLLM's own request."""
+
+from collections.abc import Callable, Iterable, Mapping
+from logging import getLogger
+from typing import Any, cast
+
+from cbatch.request import FinishReason, Request, Status
+from cbatch.request_spec import SLO, RequestSpec
+
+_log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
+
+_SLO = {"slo_ttft": "ttft", "slo_tbt": "tbt", "slo_total": "total"}
+
+
+class ServedRequest(Request):
+    """source: vLLM's request; None once it has ended. num_cached: tokens of a waiting request that the prefix cache holds."""
+
+    __slots__ = ("_first_token_at", "_last_token_at", "num_cached", "source", "vllm_id")
+
+    source: Any
+    vllm_id: str
+    num_cached: Callable[["ServedRequest"], int]
+    _first_token_at: float | None
+    _last_token_at: float | None
+
+    @classmethod
+    def of(
+        cls, source: Any, id_: int, now: float, max_model_len: int, num_cached: Callable[["ServedRequest"], int]
+    ) -> "ServedRequest":
+        request = cls.from_spec(spec_from(source, id_, now, max_model_len))
+        request.source, request.vllm_id, request.num_cached = source, source.request_id, num_cached
+        request._first_token_at = request._last_token_at = None
+        return request
+
+    @property
+    def num_known(self) -> int:
+        return super().num_known if self.source is None else int(self.source.num_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        source = self.source
+        return super().num_tokens if source is None else int(source.num_tokens + source.num_output_placeholders)
+
+    @property
+    def num_computed(self) -> int:
+        if self.source is None:
+            return 0
+        return self.num_cached(self) if self.status is Status.WAITING else int(self.source.num_computed_tokens)
+
+    @property
+    def num_ready(self) -> int:
+        total = self.num_tokens
+        return 0 if self.source is None or total >= self.max_tokens else total - self.num_computed
+
+    @property
+    def first_token_at(self) -> float | None:
+        return self._first_token_at
+
+    @property
+    def last_token_at(self) -> float | None:
+        return self._last_token_at
+
+    @property
+    def ends(self) -> bool:
+        """Whether the iterations in flight compute all that it needs: its last token by length is being sampled."""
+        return bool(self.source.num_computed_tokens >= self.max_tokens - 1)
+
+    def receive(self, now: float) -> None:
+        """It has received a token."""
+        self._last_token_at = now
+        if self._first_token_at is None:
+            self._first_token_at = now
+
+    def end(self, reason: FinishReason, why: str, now: float) -> None:
+        self.num_output_tokens = self.source.num_output_tokens
+        self.status, self.finish_reason, self.reject_reason, self.finished_at = Status.FINISHED, reason, why, now
+        self.source = None
+
+
+def served(requests: Iterable[Request]) -> list[ServedRequest]:
+    """The same: every request that a policy sees here is one."""
+    return cast(list[ServedRequest], requests)
+
+
+def spec_from(source: Any, id_: int, now: float, max_model_len: int) -> RequestSpec:
+    """Returns what a client of vLLM asked for. It arrives when the scheduler hears of it.
+
+    Client, session, tier, predicted_new_tokens, slo_ttft, slo_tbt and slo_total (seconds) come from the API's `vllm_xargs`
+    (`SamplingParams.extra_args`). In vLLM a lower priority is more urgent, here a higher one.
+    """
+    params = source.sampling_params
+    extra = params.extra_args or {}
+    prompt: int = source.num_prompt_tokens
+    predicted = _number(extra, "predicted_new_tokens", source)
+    return RequestSpec(
+        id_,
+        prompt,
+        max(min(source.max_tokens, max_model_len - prompt), 1),
+        arrival_time=now,
+        prompt=source.prompt_token_ids,
+        stop_tokens=tuple(params.all_stop_token_ids),
+        client=_text(extra, "client"),
+        session=_text(extra, "session"),
+        tier=_text(extra, "tier"),
+        priority=-source.priority,
+        slo=SLO(**{field: _number(extra, name, source) for name, field in _SLO.items()}),
+        predicted_new_tokens=None if predicted is None else max(round(predicted), 1),
+        extra=extra,
+    )
+
+
+def _text(extra: Mapping[str, Any], name: str) -> str | None:
+    value = extra.get(name)
+    return None if value is None else str(value)
+
+
+def _number(extra: Mapping[str, Any], name: str, source: Any) -> float | None:
+    """A number above 0; what a client sends never ends the engine: anything else is logged and left out."""
+    value = extra.get(name)
+    try:
+        if value is None or float(value) > 0:
+            return None if value is None else float(value)
+    except (TypeError, ValueError):
+        pass
+    _log.warning("request %s: %s=%r is left out; give a number above 0", source.request_id, name, value)
+    return None

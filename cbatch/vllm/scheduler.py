@@ -1,0 +1,177 @@
+"""vLLM's scheduler with a policy that decides who computes how many tokens; all else stays vLLM's.
+
+schedule()              the policy plans over vLLM's state; vLLM's own schedule() carries the plan out (`steering`)
+update_from_output()    vLLM takes the tokens in; the policy hears of them
+"""
+
+import time
+from logging import getLogger
+from typing import Any
+
+from vllm import __version__ as vllm_version
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
+from vllm.v1.request import RequestStatus
+
+from cbatch.limits import Limits
+from cbatch.plan import Plan
+from cbatch.vllm.planner import Clock, Planner, plan_counts
+from cbatch.vllm.request import ServedRequest
+from cbatch.vllm.settings import Adapter, Counts
+from cbatch.vllm.steering import Steering
+from cbatch.vllm.support import check_features, check_seams, check_state
+
+_log = getLogger("vllm.cbatch")
+
+
+def make_scheduler(adapter: Adapter, vllm_config: Any, clock: Clock | None = None, **arguments: Any) -> Scheduler:
+    """Returns vLLM's scheduler, asynchronous if vLLM's settings say so, that follows a policy.
+
+    Args:
+        vllm_config, arguments: what vLLM gives a class named by `--scheduler-cls`.
+        clock: seconds since the start of the run; default: since this call.
+
+    Raises:
+        ConfigError: a version or feature of vLLM that is not supported, or a policy that does not fit vLLM's limits.
+        PolicyError: the policy's `check` raised another error.
+    """
+    kind = AsyncPolicyScheduler if vllm_config.scheduler_config.async_scheduling else SyncPolicyScheduler
+    check_seams(kind.__mro__[2], vllm_version)
+    check_features(vllm_config, arguments["kv_cache_config"])
+    start = time.monotonic()
+    return kind(adapter, clock or (lambda: time.monotonic() - start), vllm_config=vllm_config, **arguments)
+
+
+class _Policed:
+    """Overrides of vLLM's scheduler, mixed into its synchronous and its asynchronous class."""
+
+    def __init__(self: Any, adapter: Adapter, clock: Clock, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        check_state(self, vllm_version)
+        batch = min(adapter.batch or self.max_num_running_reqs, self.max_num_running_reqs)
+        limits = Limits(batch, self.max_num_scheduled_tokens, self.max_model_len, tile=adapter.tile)
+        self._planner = Planner(adapter, self, limits, clock)
+        self._steering = Steering(self)
+        self._next_id = 0
+        self._refused: list[tuple[int, str, str]] = []  # client, request and reason, to be told with the next output
+
+    @property
+    def counts(self: Any) -> Counts:
+        return self._planner.counts  # type: ignore[no-any-return]
+
+    def add_request(self: Any, request: Any) -> None:
+        known = request.request_id in self.requests
+        super().add_request(request)  # type: ignore[misc]
+        if known:
+            return
+        now, planner = self._planner.clock(), self._planner
+        served = ServedRequest.of(request, self._next_id, now, self.max_model_len, self._num_cached)
+        planner.population.by_id[request.request_id] = served
+        self._next_id += 1
+        if request.resumable:
+            self._refuse(served, "cbatch cannot schedule streamed input")
+        elif not self._is_blocked_waiting_status(request.status):
+            planner.show(served)
+
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        planner = self._planner
+        if self.skipped_waiting:
+            self._look_at_blocked()
+        plan = planner.plan() if self._pause_state == PauseState.UNPAUSED else None
+        if plan is None or planner.mode == "shadow":
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        else:
+            output = self._carry_out(plan, *args, **kwargs)
+        planner.launched(plan, output.num_scheduled_tokens)
+        return output
+
+    def _carry_out(self: Any, plan: Plan, *args: Any, **kwargs: Any) -> Any:
+        for request, why in plan.reject:
+            self._refuse(request, why)
+        steering, population = self._steering, self._planner.population
+        steering.preempt(plan)
+        decodes_only = plan.requests == population.decoding.members
+        num_running = sum(request in population.running for request in plan.requests) if not decodes_only else len(plan)
+        all_running = num_running == len(population.running)
+        with steering.shown(plan, plan_counts(plan), all_ready=decodes_only, all_running=all_running):
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        self._add_preempted(output)
+        steering.preempted.clear()
+        return output
+
+    def update_from_output(self: Any, scheduler_output: Any, model_runner_output: Any) -> Any:
+        received_at = self._planner.clock()
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if scheduler_output.total_num_scheduled_tokens:
+            receivers = {each.request_id for group in outputs.values() for each in group.outputs if each.new_token_ids}
+            self._planner.received(received_at, receivers)
+        for client, request_id, why in self._refused:
+            ended = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ABORT, stop_reason=why)
+            outputs.setdefault(client, EngineCoreOutputs()).outputs.append(ended)
+        self._refused.clear()
+        return outputs
+
+    def shutdown(self: Any) -> None:
+        _log.info("cbatch: %s", self.counts)
+        super().shutdown()  # type: ignore[misc]
+
+    # -- seams of vLLM's scheduler -------------------------------------------------------------------------------------
+
+    def _mamba_block_aligned_split(self: Any, request: Any, num_new_tokens: int, *computed: int) -> int:
+        """Called for each request that vLLM is about to schedule: limits its tokens to those planned."""
+        counts = self._steering.counts
+        return num_new_tokens if counts is None else min(num_new_tokens, counts[request.request_id])
+
+    def _preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        planned = request.request_id in self._steering.preempted
+        self._planner.preempted(self._planner.population.by_id[request.request_id], planned)
+        self.counts.unplanned += self._steering.counts is not None
+        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    def _build_kv_connector_meta(self: Any, connector: Any, scheduler_output: Any) -> Any:
+        self._add_preempted(scheduler_output)
+        return super()._build_kv_connector_meta(connector, scheduler_output)  # type: ignore[misc]
+
+    def _free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        why = next((why for _, id_, why in self._refused if id_ == request.request_id), None)
+        self._planner.end(request, why)
+        return super()._free_request(request, *args, **kwargs)  # type: ignore[misc]
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _add_preempted(self: Any, output: Any) -> None:
+        if self._steering.preempted:
+            output.preempted_req_ids = (output.preempted_req_ids or set()) | self._steering.preempted
+
+    def _look_at_blocked(self: Any) -> None:
+        """vLLM looks at requests that wait for something else only on the way to schedule them; policies must see them before."""
+        for source in list(self.skipped_waiting):
+            blocked = self._is_blocked_waiting_status(source.status)
+            request = self._planner.population.by_id[source.request_id]
+            if blocked and not self._try_promote_blocked_waiting_request(source):
+                self._planner.hide(request)
+            else:
+                self._planner.show(request)
+
+    def _refuse(self: Any, request: ServedRequest, why: str) -> None:
+        """Ends a request unserved; its client hears of it with the next output."""
+        self._refused.append((request.source.client_index, request.vllm_id, why))
+        self.finish_requests(request.vllm_id, RequestStatus.FINISHED_ABORTED)
+
+    def _num_cached(self: Any, request: ServedRequest) -> int:
+        """Tokens of a waiting request that need not be computed: vLLM finds them in its prefix cache, or has fetched them."""
+        source, manager = request.source, self.kv_cache_manager
+        if source.num_computed_tokens or not manager.enable_caching or source.skip_reading_prefix_cache:
+            return int(source.num_computed_tokens)
+        found = manager.coordinator.find_longest_cache_hit(source.block_hashes, source.num_tokens - 1)
+        return int(found[1])
+
+
+class SyncPolicyScheduler(_Policed, Scheduler):
+    """vLLM waits for an iteration before it schedules the next."""
+
+
+class AsyncPolicyScheduler(_Policed, AsyncScheduler):
+    """vLLM schedules an iteration while the one before is computed."""

@@ -1,0 +1,62 @@
+"""What the adapter needs to know beside the policy, and what it counts."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cbatch.cost import BatchShape, CostModel
+from cbatch.errors import ConfigError
+from cbatch.policy import Policy
+from cbatch.stall import PATIENCE, Patience
+
+Mode = Literal["strict", "fallback", "shadow"]
+
+
+class _NotGiven:
+    def predict(self, shape: BatchShape) -> float:
+        raise ConfigError(
+            "view.cost: the policy predicts iterations; give model=NAME and hardware=NAME of a profile in CBATCH"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """mode: what follows from a plan that is illegal or an error of the policy.
+
+    strict     the error ends vLLM's engine
+    fallback   vLLM decides that iteration by its own rule; counted and logged
+    shadow     vLLM decides every iteration; the policy is asked, and where it would decide otherwise is counted
+
+    cost: for `View.cost`. tile, batch: for `View.limits`; batch: None for vLLM's own (`--max-num-seqs`). patience: how long a policy may leave requests waiting while nothing is computed.
+    """
+
+    policy: Policy
+    mode: Mode = "strict"
+    cost: CostModel = field(default_factory=_NotGiven)
+    tile: int = 1
+    batch: int | None = None
+    patience: Patience = PATIENCE
+
+
+@dataclass
+class Counts:
+    """Of a run so far. Every departure of what vLLM did from what was planned is in one of these.
+
+    short: requests that were granted fewer tokens than planned, and short_tokens how many fewer; `unplanned` those that vLLM
+    preempted by itself. fallbacks: iterations that vLLM decided since the policy failed. different: plans of a policy in
+    shadow mode that differ from vLLM's decision.
+    """
+
+    iterations: int = 0
+    short: int = 0
+    short_tokens: int = 0
+    unplanned: int = 0
+    fallbacks: int = 0
+    different: int = 0
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.iterations} iterations",
+            f"{self.short} grants smaller than planned ({self.short_tokens} tokens)",
+        ]
+        parts += [f"{self.unplanned} preemptions by vLLM itself", f"{self.fallbacks} fallbacks to vLLM's rule"]
+        return ", ".join([*parts, f"{self.different} decisions of vLLM that the policy would have made otherwise"])

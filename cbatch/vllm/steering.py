@@ -1,0 +1,104 @@
+"""Lets vLLM's own `schedule()` carry out a plan: while it runs, it sees only what the plan names.
+
+    order, admission   `running` and `waiting` hold the planned requests only, in the order of the plan
+    token counts       `_mamba_block_aligned_split`, the one hook that vLLM calls for each request with its number of tokens
+    reservations       `num_lookahead_tokens` of `allocate_slots`
+    preemption         `_preempt_request`, before `schedule()`
+
+All is as it was afterwards, but for what vLLM has changed.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.v1.core.sched.request_queue import FCFSRequestQueue
+from vllm.v1.request import RequestStatus
+
+from cbatch.plan import Plan
+from cbatch.request import Status
+from cbatch.vllm.request import served
+
+
+class Steering:
+    """counts: tokens by vLLM's id while a plan is carried out; None while vLLM decides for itself."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self.counts: dict[str, int] | None = None
+        self.preempted: set[str] = set()  # by the plan; for the output of the same iteration
+
+    def preempt(self, plan: Plan) -> None:
+        for request in served(plan.preempt):
+            self.preempted.add(request.vllm_id)
+            self._scheduler.running.remove(request.source)
+            self._scheduler._preempt_request(request.source, time.monotonic())
+
+    @contextmanager
+    def shown(self, plan: Plan, counts: dict[str, int], *, all_ready: bool, all_running: bool) -> Iterator[None]:
+        """vLLM sees the plan inside the `with`.
+
+        counts: tokens by vLLM's id. all_ready: every planned request computes all that is ready. all_running: every request that runs is planned.
+        """
+        scheduler = self._scheduler
+        planned = served(plan.requests)
+        newcomers = [request.source for request in planned if request.status is Status.WAITING]
+        self.counts = counts
+        real = scheduler.running, scheduler.waiting, scheduler.skipped_waiting
+        fits_whole = scheduler.scheduler_reserve_full_isl if hasattr(scheduler, "scheduler_reserve_full_isl") else None
+        if not all_running:
+            scheduler.running = [request.source for request in planned if request.status is Status.RUNNING]
+        scheduler.waiting, scheduler.skipped_waiting = FCFSRequestQueue(newcomers), FCFSRequestQueue()
+        scheduler.need_mamba_block_aligned_split = not all_ready
+        scheduler.scheduler_reserve_full_isl = False
+        try:
+            with self._reserved(
+                dict(zip([each.vllm_id for each in served(plan.reserve)], plan.reserve.values(), strict=True))
+            ):
+                yield
+        finally:
+            self.counts = None
+            scheduler.need_mamba_block_aligned_split = False
+            if fits_whole is not None:
+                scheduler.scheduler_reserve_full_isl = fits_whole
+            self._restore(*real, newcomers)
+
+    def _restore(self, running: list[Any], waiting: Any, skipped: Any, newcomers: list[Any]) -> None:
+        """Shows vLLM all requests again, in the places to which it has moved them."""
+        scheduler = self._scheduler
+        shown, left, put_off = scheduler.running, scheduler.waiting, scheduler.skipped_waiting
+        scheduler.waiting, scheduler.skipped_waiting = waiting, skipped
+        if shown is not running:
+            known = set(running)
+            admitted = [source for source in shown if source not in known]
+            scheduler.running = [source for source in running if source.status == RequestStatus.RUNNING] + admitted
+        for source in newcomers:
+            if source.status == RequestStatus.RUNNING or source in put_off:
+                (waiting if source in waiting else skipped).remove_request(source)
+        if put_off:
+            skipped.prepend_requests(put_off)
+        for source in reversed([source for source in left if source.status == RequestStatus.PREEMPTED]):
+            if source not in newcomers:
+                waiting.prepend_request(source)
+
+    @contextmanager
+    def _reserved(self, reserve: Mapping[str, int]) -> Iterator[None]:
+        """Requests with a reservation take blocks for that many tokens, as if they were to be looked ahead."""
+        manager = self._scheduler.kv_cache_manager
+        if not reserve:
+            yield
+            return
+        allocate: Callable[..., Any] = manager.allocate_slots
+
+        def allocate_reserved(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
+            end = request.num_computed_tokens + kwargs.get("num_new_computed_tokens", 0) + num_new_tokens
+            ahead = reserve.get(request.request_id, 0) - end
+            kwargs["num_lookahead_tokens"] = max(ahead, kwargs.get("num_lookahead_tokens", 0))
+            return allocate(request, num_new_tokens, *args, **kwargs)
+
+        manager.allocate_slots = allocate_reserved
+        try:
+            yield
+        finally:
+            del manager.allocate_slots

@@ -1,0 +1,67 @@
+"""Which versions and features of vLLM the adapter can steer; everything else is refused at start, in one line."""
+
+import inspect
+from typing import Any
+
+from cbatch.errors import ConfigError
+
+TESTED = ("0.18.1", "0.22.1")
+
+_SEAMS = {
+    "_mamba_block_aligned_split": ("request", "num_new_tokens"),
+    "_preempt_request": ("request", "timestamp"),
+    "_update_after_schedule": ("scheduler_output",),
+    "_free_request": ("request",),
+    "_is_blocked_waiting_status": ("status",),
+    "_try_promote_blocked_waiting_request": ("request",),
+    "add_request": ("request",),
+    "finish_requests": ("request_ids", "finished_status"),
+    "schedule": (),
+    "update_from_output": ("scheduler_output", "model_runner_output"),
+}
+"""Methods of vLLM's scheduler that the adapter calls or overrides, with the parameters that it gives."""
+
+_STATE = ("running", "waiting", "skipped_waiting", "requests", "need_mamba_block_aligned_split", "kv_cache_manager")
+"""Attributes of vLLM's scheduler that the adapter reads or replaces."""
+
+
+def check_seams(base: type, version: str) -> None:
+    """Raises ConfigError if vLLM's scheduler lacks a method that the adapter steers by, or its parameters."""
+    for name, needed in _SEAMS.items():
+        method = getattr(base, name, None)
+        has = inspect.signature(method).parameters if method is not None else {}
+        if method is None or any(parameter not in has for parameter in needed):
+            raise _missing(version, f"{name}({', '.join(needed)})")
+
+
+def check_state(scheduler: Any, version: str) -> None:
+    """Raises ConfigError if the scheduler, just built, lacks an attribute that the adapter steers by."""
+    for name in _STATE:
+        if not hasattr(scheduler, name):
+            raise _missing(version, name)
+
+
+def check_features(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Raises ConfigError for a feature of vLLM that no plan can describe."""
+    parallel, model, cache = vllm_config.parallel_config, vllm_config.model_config, kv_cache_config
+    groups = cache.kv_cache_groups
+    context = parallel.decode_context_parallel_size * getattr(parallel, "prefill_context_parallel_size", 1)
+    kinds = [kind.__name__ for kind in type(groups[0].kv_cache_spec).__mro__] if len(groups) == 1 else []
+    spec = vllm_config.speculative_config
+    refused = {
+        f"{len(groups)} KV cache groups (a model that mixes kinds of attention)": len(groups) != 1,
+        f"a KV cache of {kinds[0] if kinds else 'no layers'}": len(groups) == 1 and "FullAttentionSpec" not in kinds,
+        f"pipeline_parallel_size={parallel.pipeline_parallel_size}": parallel.pipeline_parallel_size > 1,
+        "context parallelism": context > 1,
+        f"speculative decoding ({getattr(spec, 'method', '')})": spec is not None,
+        "an encoder-decoder model": model.is_encoder_decoder,
+        "a pooling model": getattr(model, "runner_type", "generate") == "pooling",
+    }
+    for feature, found in refused.items():
+        if found:
+            raise ConfigError(f"cbatch cannot schedule vLLM with {feature}; leave out --scheduler-cls, or this feature")
+
+
+def _missing(version: str, name: str) -> ConfigError:
+    known = ", ".join(TESTED)
+    return ConfigError(f"vLLM {version}: its scheduler has no {name}, by which cbatch steers it; tested are {known}")

@@ -1,0 +1,140 @@
+"""The view of vLLM's scheduler that policies plan from."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from cbatch.cost import BatchShape, CostModel
+from cbatch.limits import Limits
+from cbatch.request import Request, Requests, Status
+from cbatch.resources import Freed, KVView
+from cbatch.view import View
+from cbatch.vllm.population import Population
+from cbatch.vllm.request import ServedRequest, served
+
+
+@dataclass(slots=True)
+class Launched:
+    """An iteration that vLLM has scheduled. requests: in the order of the plan. num_tokens: by vLLM's id. Times in seconds.
+
+    state: as in `cbatch.record.InFlight`.
+    """
+
+    index: int
+    requests: list[ServedRequest]
+    num_tokens: Mapping[str, int]
+    planned_at: float
+    launched_at: float
+    num_decodes: int
+    state: tuple[int, int, int, int]
+    note: str
+
+    def shape(self) -> BatchShape:
+        """Of the latest iteration: its tokens are counted as computed, and no later ones."""
+        chunks, context, num_decodes = [], 0, 0
+        for request in self.requests:
+            count = self.num_tokens[request.vllm_id]
+            before = max(request.num_computed - count, 0)
+            if count > 1:
+                chunks.append((count, before))
+            else:
+                num_decodes, context = num_decodes + 1, context + before + 1
+        return BatchShape(tuple(chunks), num_decodes, context)
+
+
+class VllmKVView(KVView):
+    """vLLM's KV cache of one group. Blocks that cached prefixes occupy count as free unless a request holds them."""
+
+    def __init__(self, scheduler: Any, view: "VllmView") -> None:
+        self._view = view
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+        self._size: int = scheduler.block_size
+
+    @property
+    def block_size(self) -> int:
+        return self._size
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self._pool.num_gpu_blocks) - 1  # one is vLLM's null block
+
+    @property
+    def num_free(self) -> int:
+        return int(self._pool.get_num_free_blocks())
+
+    @property
+    def num_retiring(self) -> int:
+        return 0
+
+    def num_held(self, request: Request) -> int:
+        assert isinstance(request, ServedRequest)
+        return len(self._manager.req_to_blocks.get(request.vllm_id, ()))
+
+    def freed_by_preempting(self, request: Request) -> Freed:
+        """Blocks of a cached prefix that other requests hold too stay taken."""
+        assert isinstance(request, ServedRequest)
+        own = sum(block.ref_cnt == 1 for block in self._manager.req_to_blocks.get(request.vllm_id, ()))
+        return Freed(0, own) if self._view.is_in_flight(request) else Freed(own, 0)
+
+
+class VllmView(View):
+    iteration = 0
+
+    def __init__(self, scheduler: Any, population: Population, limits: Limits, cost: CostModel) -> None:
+        self.now = 0.0
+        self.limits, self.cost = limits, cost
+        self.kv: KVView = VllmKVView(scheduler, self)
+        self.waiting: Sequence[Request] = population.waiting
+        self.running: Requests = population.running
+        self.decoding: Requests = population.decoding
+        self.prefilling: Requests = population.prefilling
+        self.in_flight: deque[Launched] = deque()  # oldest first
+        self.last_ended_at = 0.0
+        self._scheduler, self._population = scheduler, population
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.in_flight)
+
+    @property
+    def predicted_end(self) -> float:
+        end = self.last_ended_at
+        for launched in self.in_flight:
+            end = max(end, launched.launched_at) + self.cost.predict(launched.shape())
+        return max(end, self.now)
+
+    @property
+    def num_places(self) -> int:
+        """A request whose last token is in flight still has its row in vLLM's batch."""
+        scheduler = self._scheduler
+        return min(super().num_places, int(scheduler.max_num_running_reqs) - len(scheduler.running))
+
+    def is_in_flight(self, request: Request) -> bool:
+        assert isinstance(request, ServedRequest)
+        return any(request.vllm_id in launched.num_tokens for launched in self.in_flight)
+
+    def is_waiting(self, request: Request) -> bool:
+        return request.status is Status.WAITING
+
+    @property
+    def decodes(self) -> list[Request]:
+        """Those of `decoding`; not to be changed."""
+        return self._population.decoding.members
+
+    def ready_decodes(self, at_most: int, without: Set[Request] = frozenset()) -> tuple[list[Request], int]:
+        requests = self.decodes
+        if without:
+            requests = [request for request in requests if request not in without]
+        requests = requests if len(requests) <= at_most else requests[:at_most]
+        return requests, self.num_lacking_a_block(requests)
+
+    def decode_blocks(self) -> Mapping[Request, int]:
+        return {request: self.num_lacking_a_block([request]) for request in self.decoding}
+
+    def num_lacking_a_block(self, decodes: Sequence[Request]) -> int:
+        """How many of these decodes need a block for their next token."""
+        size = self.kv.block_size
+        at_a_border = [each for each in served(decodes) if not each.source.num_computed_tokens % size]
+        return sum(self.kv.num_lacking(request, request.num_computed + 1) for request in at_a_border)

@@ -1,0 +1,79 @@
+"""The scheduler that `vllm serve MODEL --scheduler-cls experiments.vllm.PolicyScheduler` runs: vLLM's own, with a policy.
+
+The CBATCH variable chooses the policy by the overrides of a command line: CBATCH="policy=sarathi_serve chunk=512". With model=NAME
+(and hardware=NAME) the policy's predictions are those of that model's profile. conf/vllm.yaml has the keys.
+"""
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cbatch import ConfigError
+from cbatch.sim.topology import Topology
+from cbatch.validation import nearest, read
+from cbatch.vllm import Adapter, make_scheduler
+from cbatch.vllm.settings import Mode
+from experiments.config.assemble import make_model, make_policy
+from experiments.config.command_line import check_given_once, values_by_key
+from experiments.config.composition import compose_run
+from experiments.config.error_lines import one_line
+from experiments.config.hardware import cost_model
+from experiments.config.settings import GROUPS, read_settings
+
+VARIABLE = "CBATCH"
+
+_KEYS = ("policy", "chunking", "predictor", "chunk", "batch", "model", "hardware", "patience", "metrics", "vllm")
+"""The keys, or first parts of keys, that describe a policy. Everything else of a run is vLLM's to decide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """The section `vllm` of conf/vllm.yaml."""
+
+    mode: Mode
+
+
+class PolicyScheduler:
+    """Stands for vLLM's scheduler class: a call returns one that follows the policy of the CBATCH variable."""
+
+    def __new__(cls, *, vllm_config: Any, **arguments: Any) -> Any:
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # for a policy in a file, as `python -m` does it
+        overrides = shlex.split(os.environ.get(VARIABLE, ""))
+        try:
+            adapter = make_adapter(overrides, vllm_config.parallel_config.tensor_parallel_size)
+            return make_scheduler(adapter, vllm_config, **arguments)
+        except Exception as error:
+            message = one_line(error, overrides, name="vllm")
+            if message is None:
+                raise
+            raise ConfigError(f"{VARIABLE}={shlex.join(overrides)!r}: {message}") from None
+
+
+def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
+    """Returns what the overrides describe.
+
+    tensor_parallel: of vLLM, for predictions.
+
+    Raises:
+        CbatchError: an override that cannot be used; the message says which and why.
+    """
+    given = values_by_key(overrides)
+    check_given_once(overrides, GROUPS)
+    for key in given:
+        if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
+            raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
+    if "policy" not in given:
+        raise ConfigError("policy: is missing; give policy=NAME")
+    config = dict(compose_run(*overrides, name="vllm"))
+    keys = read(Keys, config.pop("vllm"), "vllm.")
+    settings = read_settings(config)
+    policy = make_policy(config, settings, {})
+    batch = settings.batch if "batch" in given else None
+    if "model" not in given:
+        return Adapter(policy, keys.mode, batch=batch, patience=settings.patience)
+    cost = cost_model(settings.hardware, make_model(config, {}), Topology(tensor_parallel), max_batch=batch)
+    return Adapter(policy, keys.mode, cost, cost.profile.ceilings.tile, batch, settings.patience)

@@ -1,0 +1,125 @@
+"""What vLLM's scheduler cannot do with a policy is refused at its start, in one line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cbatch import BatchShape, ConfigError, Limits, Plan, PlanError, PolicyError, Request, View
+
+LIMITS = Limits(4, 64, 60)
+
+
+class Greedy:
+    """Plans every request whole, whether it fits or not."""
+
+    def plan(self, view: View) -> Plan:
+        return Plan((request, request.num_ready) for request in [*view.running, *view.waiting])
+
+
+class Broken:
+    def plan(self, view: View) -> Plan:
+        raise ValueError("no idea")
+
+
+def start(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, overrides: str, **changes: Any) -> Any:
+    """vLLM builds the scheduler that `--scheduler-cls` names."""
+    from experiments.vllm import PolicyScheduler
+
+    def change(config: Any) -> None:
+        for path, value in changes.items():
+            section, _, name = path.partition("__")
+            setattr(getattr(config, section) if name else config, name or section, value)
+
+    monkeypatch.setenv("CBATCH", overrides)
+    return vllm_rig.Rig(None, LIMITS, 20, 4, change=change).make(PolicyScheduler)
+
+
+def test_the_variable_chooses_policy_mode_and_predictions(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = "policy=qoserve chunking=slack model=llama-3.1-8b vllm.mode=fallback batch=3 policy.alpha=0.5"
+    scheduler = start(vllm_rig, monkeypatch, overrides)
+    planner = scheduler._planner
+    assert planner._policy.alpha == 0.5 and planner.mode == "fallback"
+    assert planner.view.limits == Limits(3, 64, 60, tile=128)
+    assert planner.view.cost.predict(BatchShape((), 8, 8000)) > 1e-3
+
+
+def begin(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, overrides: str) -> None:
+    """vLLM starts, and schedules the first request."""
+    scheduler = start(vllm_rig, monkeypatch, overrides)
+    scheduler.add_request(vllm_rig.Rig(None, LIMITS, 20, 4).request(Request(0, 5, 3)))
+    scheduler.schedule()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("", "policy: is missing"),
+        ("policy=sarathi_server", "policy=sarathi_server: .*sarathi_serve"),
+        ("policy=orca workload=closed", "workload: is decided by vLLM"),
+        ("policy=orca vllm.mode=strickt", "vllm.mode=strickt"),
+        ("policy=orca vllm.node=strict", "vllm.node"),
+        ("policy=broken.Nowhere", "broken"),
+        ("policy=qoserve chunking=slack", "model=NAME"),
+    ],
+)
+def test_settings_that_cannot_be_used(
+    overrides: str, said: str, vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text("class Policy:\n    def plan(self, view)\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said) as raised:
+        begin(vllm_rig, monkeypatch, overrides)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size=2"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "context parallelism"),
+        ({"model_config__is_encoder_decoder": True}, "encoder-decoder"),
+        ({"model_config__runner_type": "pooling"}, "pooling"),
+        ({"speculative_config": type("Spec", (), {"method": "eagle3"})}, "speculative decoding .eagle3."),
+    ],
+)
+def test_features_that_no_plan_describes(
+    change: Any, said: str, vllm_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        start(vllm_rig, monkeypatch, "policy=orca", **change)
+
+
+def test_a_seam_that_a_version_lacks(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import __version__
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    monkeypatch.delattr(Scheduler, "_mamba_block_aligned_split")
+    with pytest.raises(ConfigError, match=f"vLLM {__version__}: its scheduler has no _mamba_block_aligned_split"):
+        start(vllm_rig, monkeypatch, "policy=orca")
+
+
+@pytest.mark.parametrize(("policy", "error"), [(Greedy, PlanError), (Broken, PolicyError)])
+def test_modes(policy: Any, error: type[Exception], vllm_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A policy that fails: strict ends the engine; in fallback and shadow mode vLLM's own rule serves the request."""
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    from cbatch.vllm import Adapter
+
+    requests = [Request(0, 50, 3), Request(1, 50, 3)]
+    for mode in ("strict", "fallback", "shadow"):
+        rig = vllm_rig.Rig(Adapter(policy(), mode), LIMITS, 40, 4)
+        for request in requests:
+            rig.scheduler.add_request(rig.request(request))
+        if mode == "strict":
+            with pytest.raises(error, match=policy.__name__):
+                rig.step()
+            continue
+        own = rig.make(Scheduler)
+        for request in requests:
+            own.add_request(rig.request(request))
+        while rig.scheduler.has_requests():
+            assert rig.schedule().num_scheduled_tokens == own.schedule().num_scheduled_tokens
+            own.update_from_output(rig.in_flight[0][0], rig.result(*rig.in_flight[0]))
+            rig.update()
+        assert rig.scheduler.counts.fallbacks > 0
