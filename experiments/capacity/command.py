@@ -76,7 +76,7 @@ def measure(
     natural_rate(run_settings["workload"], wanted.requests)  # it has one
     run = assemble(replicate(run_settings, 0, 1.0, wanted.requests))
     code = sources_of(run_settings)
-    about = {**about_run(run, run_settings, command), "code": code}
+    about = {**about_run(run, run_settings, command), "slo": slo_name(command), "code": code}
     with open_simulations(folder, settings, code) as simulations, _pool(keys, bar) as pool:
         if simulations.resumed:
             say(f"{simulations.resumed} simulations of an earlier search are kept")
@@ -95,6 +95,13 @@ def split(settings: Mapping[str, Any]) -> tuple[Keys, dict[str, Any]]:
     """The keys of the search, and the settings of a run."""
     own = {key: settings[key] for key in Keys.__dataclass_fields__}
     return read(Keys, own), {key: value for key, value in settings.items() if key not in own}
+
+
+def slo_name(command: Command) -> str:
+    """The objectives of a command: the name of their file, and the keys that it changes."""
+    changed = [override for override in command.overrides if override.startswith("slo.")]
+    name = command.choices.get("slo", "none")
+    return " ".join(changed if name == "none" and changed else [name, *changed])
 
 
 def _wanted(keys: Keys, workload: Mapping[str, Any], rule: Rule) -> Wanted:

@@ -148,8 +148,13 @@ def highest_rate(settings: Section, share: float, replications: int, num_request
     Raises:
         ConfigError: the bounds are not valid for this workload.
     """
-    run = assemble(_with_workload(settings, Together, replications=replications, num_requests=num_requests))
+    run = assemble(together(settings, replications, num_requests))
     return bounds_of(run)(run.requests).rate_attained(share)
+
+
+def together(settings: Section, replications: int, num_requests: int) -> dict[str, Any]:
+    """The settings of a run with the requests of several replications."""
+    return _with_workload(settings, Together, replications=replications, num_requests=num_requests)
 
 
 def _with_workload(settings: Section, kind: type, **arguments: float) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def one_line(
         case _ if _is_hydra(list(walk_tb(error.__traceback__))[-1][0]):  # raised it
             given, reason = overrides, _first_line(error)
             if reason.startswith("Config group override must be"):
-                groups = "|".join(GROUPS)
+                groups = "|".join((*GROUPS, "slo"))
                 given = [
                     override
                     for override in overrides

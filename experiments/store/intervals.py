@@ -21,6 +21,10 @@ class Mean(NamedTuple):
     def ends(self) -> tuple[float, float]:
         return self.mean - self.half, self.mean + self.half
 
+    def times(self, factor: float) -> "Mean":
+        """In another unit."""
+        return Mean(factor * self.mean, factor * self.half, self.number)
+
 
 def mean_of(values: Sequence[float]) -> Mean:
     """The mean of independent values, with the t interval; NaN values are left out."""

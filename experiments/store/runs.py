@@ -26,7 +26,7 @@ INDIRECT = ("chunk", "chunking", "predictor")
 
 _IGNORED = {*WITHOUT_EFFECT, *INDIRECT}
 
-_NAMED = ("workload", "model", "runtime", "backend")
+_NAMED = ("workload", "model", "runtime", "backend", "slo")
 """Groups whose option is in `about`."""
 
 _POLICY = "policy._target_"  # part of a run's name

@@ -8,7 +8,7 @@ from typing import Any
 from tabulate import tabulate
 
 from cbatch.results.metrics import PERCENTILES
-from experiments.store.intervals import mean_of
+from experiments.store.intervals import Mean, mean_of
 from experiments.store.sources import mixed
 
 Summary = Mapping[str, Any]
@@ -192,7 +192,11 @@ def sweep_text(
 def _cell(rows: Sequence[Summary], key: str, factor: float) -> str:
     """A figure of runs in a table: of several the mean and half of its interval's width."""
     values = [scale(row.get(key), factor) for row in rows]
-    found = mean_of([math.nan if value is None else value for value in values])
+    return format_mean(mean_of([math.nan if value is None else value for value in values]))
+
+
+def format_mean(found: Mean) -> str:
+    """A mean with half of its interval's width, if it has one."""
     half = f"{found.half:,.0f}" if found.half >= 99.5 else f"{found.half:.2g}"
     return format_number(found.mean) + (f" ± {half}" if found.half > 0 else "")
 

@@ -1,0 +1,1 @@
+"""The leaderboard: policies on traces, loads and objectives."""

@@ -1,0 +1,165 @@
+"""A cell of the arena: one policy on one trace, at one load and under one set of objectives, by several replications.
+
+A load is the request rate over the highest that any policy can sustain (B3): the same load is as hard on any trace, model and
+GPU. The bounds are those of the union of the replications, so that they are the same for all policies.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cbatch import ConfigError
+from cbatch.bounds import Bounds
+from cbatch.results.metrics import collect_served
+from cbatch.results.regret import regret
+from cbatch.validation import Switch, positive, read, whole
+from experiments.capacity.command import slo_name
+from experiments.capacity.replications import natural_rate, num_recorded, replicate, together
+from experiments.config.assemble import assemble
+from experiments.config.backends import Simulated
+from experiments.config.construct import construct
+from experiments.serve import Command, about_run, bounds_of, figures_of
+from experiments.store.claim import claimed, make_folder
+from experiments.store.crash_report import UNFINISHED
+from experiments.store.provenance import write_json
+from experiments.store.run_folder import WITHOUT_EFFECT
+from experiments.store.sources import sources_of
+from experiments.store.text import flat, format_number, format_share
+
+CELL = "cell.json"
+
+FIGURES = (
+    "attainment.share",
+    "ttft_seconds.p50",
+    "ttft_seconds.p99",
+    "tbt_seconds.p99",
+    "end_to_end_seconds.mean",
+    "throughput.total_tokens_per_second",
+    "run.preemptions",
+    "regret.latency",
+    "regret.makespan",
+    "regret.violations",
+    "regret.violations_bound",
+)
+"""What is kept of each replication, by the keys of a run's summary.json; and the attainment of each service class."""
+
+_REQUESTS = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """The keys of conf/arena.yaml."""
+
+    slo: Mapping[str, Any]
+    load: Annotated[float, positive("0.5 for half of the highest rate that can be sustained")]
+    replications: Annotated[int, whole(2, 10_000)]
+    requests: Literal["auto"] | Annotated[int, whole(20, 1_000_000)]
+    capacity: Switch
+
+
+def measure(
+    settings: Mapping[str, Any],
+    folder: Path,
+    command: Command = Command(),  # noqa: B008 - frozen
+    *,
+    replace: bool = False,
+    say: Callable[[str], None] = print,
+    bar: bool = True,
+) -> dict[str, Any]:
+    """Simulates a cell and writes its folder; returns what cell.json holds. The arguments are those of `serve`.
+
+    Raises:
+        CbatchError: a setting that cannot be used, or a failure of the policy.
+    """
+    began = time.perf_counter(), time.process_time()
+    own = {key: settings[key] for key in Keys.__dataclass_fields__}
+    keys, run_settings = read(Keys, own), {key: value for key, value in settings.items() if key not in own}
+    if not isinstance(backend := construct("backend", run_settings["backend"], needs=("name",)), Simulated):
+        raise ConfigError(f"backend={backend.name}: the arena is simulated; give backend=sim")
+    requests = _num_requests(keys, run_settings["workload"])
+    highest, bounds = _machine(_without_policy(run_settings), keys.replications, requests)
+    make_folder(folder)
+    with claimed(folder / UNFINISHED):
+        rate = keys.load * highest
+        values: dict[str, list[float]] = {}
+        for number in range(keys.replications):
+            run = assemble(replicate(run_settings, number, rate, requests))
+            record = run.engine.run()
+            served = collect_served(record)
+            figures = {**figures_of(run, record, served), "regret": regret(run.requests, served, bounds)}
+            for key, value in flat(figures):
+                if key in FIGURES or (key.startswith("attainment.tiers.") and key.endswith(".share")):
+                    values.setdefault(key, []).append(value if value is not None and isfinite(value) else float("nan"))
+        cell = {"load": keys.load, "rate": rate, "rate_bound": highest, "requests": requests}
+        wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
+        origin = {"slo": slo_name(command), "code": sources_of(run_settings), "wall_seconds": wall}
+        about = {**about_run(run, run_settings, command), **origin}
+        summary = {"about": about, "cell": {**cell, "cpu_seconds": cpu}, "by_replication": values}
+        write_json(folder / CELL, {**summary, "settings": dict(settings)})
+    return summary
+
+
+def _num_requests(keys: Keys, workload: Mapping[str, Any]) -> int:
+    recorded = num_recorded(workload)
+    most = _REQUESTS if recorded is None else recorded // keys.replications
+    requests = min(_REQUESTS, most) if keys.requests == "auto" else keys.requests
+    if recorded is not None and requests > most:
+        problem = f"a trace of {recorded} requests holds {recorded // requests} replications of this length"
+        raise ConfigError(f"requests={requests}: {problem}; give requests={most}, or fewer replications=")
+    natural_rate(workload, requests)  # it has one
+    return requests
+
+
+def _without_policy(settings: Mapping[str, Any]) -> str:
+    """The settings that bounds depend on, as JSON."""
+    workload = {**settings["workload"], "slo": None, "tiers": None}
+    policy = {"_target_": "policies.orca.Orca"}
+    return json.dumps({**settings, "policy": policy, "workload": workload, "predictor": None, "sweep": ""})
+
+
+@lru_cache(maxsize=2)
+def _machine(settings: str, replications: int, requests: int) -> tuple[float, Callable[..., Bounds]]:
+    """The highest rate that any policy can sustain, and what bounds some of the requests."""
+    run = assemble(together(json.loads(settings), replications, requests))
+    bounds = bounds_of(run)
+    return bounds(run.requests).rate, bounds
+
+
+def read_cell(folder: Path) -> dict[str, Any] | None:
+    """The cell in a folder; None if it holds none."""
+    with suppress(OSError, ValueError):
+        found: dict[str, Any] = json.loads((folder / CELL).read_text(encoding="utf-8"))
+        return found if {"about", "cell", "by_replication", "settings"} <= found.keys() else None
+    return None
+
+
+def read_finished(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The cell in a folder, if it is of these settings."""
+    found = read_cell(folder)
+    wanted = {key: value for key, value in settings.items() if key not in (*WITHOUT_EFFECT, "capacity")}
+    same = json.dumps(wanted, sort_keys=True)
+    return (
+        found
+        if found and json.dumps({key: found["settings"].get(key) for key in wanted}, sort_keys=True) == same
+        else None
+    )
+
+
+def cell_folders(root: Path) -> list[Path]:
+    """The folders of finished cells in and below a folder."""
+    return sorted(path.parent for path in root.rglob(CELL) if read_cell(path.parent) is not None)
+
+
+def cell_line(name: str, summary: Mapping[str, Any]) -> str:
+    """One cell in a line."""
+    values = summary["by_replication"]
+    share = sum(values["attainment.share"]) / len(values["attainment.share"])
+    over = sum(values["regret.latency"]) / len(values["regret.latency"])
+    rate = format_number(summary["cell"]["rate"])
+    return f"{name}: {format_share(share)} attained at {rate} requests/s, mean latency {over:.3g} x its bound"

@@ -1,0 +1,192 @@
+"""The leaderboard as one self-contained HTML page: curves by plotly, tables that sort by a click and filter by a word."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.util import find_spec
+from string import Template
+from typing import Any
+
+from cbatch import ConfigError
+from experiments.arena.markdown import READING, capacities, ranking
+from experiments.arena.rows import Board, Capacity, Row
+from experiments.store.text import format_mean
+
+_ACROSS = 2  # panels side by side
+_HEIGHT = 340  # pixels of a row of panels
+
+_PAGE = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>$title</title><style>
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1400px; padding: 0 1rem; color: #222; background: #fff }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin-bottom: 1.5rem }
+th, td { padding: .25rem .7rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap }
+th { cursor: pointer; position: sticky; top: 0; background: #f4f4f4 } th[data-way="1"]::after { content: " \\25b2" } th[data-way="-1"]::after { content: " \\25bc" }
+td.text, th.text { text-align: left } tr.best td { background: #eef6ec }
+.wide { overflow-x: auto; max-height: 36rem; overflow-y: auto } input { font: inherit; padding: .2rem .5rem; margin: .3rem 0; width: 24rem; max-width: 100% }
+</style></head><body>
+<h1>$title</h1><p>$reading</p>
+$parts
+<p>$notes</p>
+<script>
+for (const head of document.querySelectorAll("th")) head.onclick = () => {
+  const table = head.closest("table"), body = table.tBodies[0], way = head.dataset.way === "-1" ? 1 : -1;
+  for (const other of table.querySelectorAll("th")) delete other.dataset.way;
+  head.dataset.way = way;
+  const key = row => row.cells[head.cellIndex].dataset.value;
+  const compare = (a, b) => a === b ? 0 : isNaN(a) || isNaN(b) ? String(a).localeCompare(b) : a - b;
+  [...body.rows].sort((a, b) => way * compare(key(a), key(b))).forEach(row => body.append(row));
+};
+for (const field of document.querySelectorAll("input")) field.oninput = () => {
+  const words = field.value.toLowerCase().split(" ");
+  for (const row of field.nextElementSibling.querySelectorAll("tbody tr"))
+    row.hidden = !words.every(word => row.textContent.toLowerCase().includes(word));
+};
+</script></body></html>
+""")
+
+
+def check_plotly() -> None:
+    """Raises ConfigError where plotly is missing, before hours of simulation."""
+    if find_spec("plotly") is None:
+        raise ConfigError("plotly: is not installed, the page is drawn with it; pip install -e '.[arena]'")
+
+
+def page(board: Board, title: str) -> str:
+    """The whole page, with plotly's code inside."""
+    parts, figures = [], []
+    if board.rows:
+        parts += ["<h2>Ranking</h2>", _table(*ranking(board.rows))]
+        figures.append(("Attainment against load", attainment_figure(board.rows)))
+    if board.capacities:
+        figures.append(("Capacity against SLO", capacity_figure(board.capacities)))
+    for place, (heading, figure) in enumerate(figures):
+        code = figure.to_html(full_html=False, include_plotlyjs=place == 0, config={"displaylogo": False})
+        parts.append(f"<h2>{heading}</h2>{code}")
+    if board.rows:
+        parts += ["<h2>Cells</h2>", _FILTER, _cells(board.rows)]
+    if board.capacities:
+        parts += ["<h2>Capacities</h2>", _FILTER, _table(*capacities(board.capacities), text=3)]
+    notes = "<br>".join(map(_escape, board.notes))
+    return _PAGE.substitute(title=_escape(title), reading=_escape(READING), parts="\n".join(parts), notes=notes)
+
+
+_FILTER = '<input type="search" placeholder="show rows that contain these words">'
+
+
+def attainment_figure(rows: Sequence[Row]) -> Any:
+    """A panel per trace and objectives, a line per policy, with the intervals."""
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        panels.setdefault(f"{row.trace}, {row.slo}", []).append(row)
+    names = sorted({row.policy for row in rows})
+    figure = _subplots(list(panels))
+    for place, own in enumerate(panels.values()):
+        for policy in names:
+            points = sorted((row for row in own if row.policy == policy), key=lambda row: row.load)
+            means = [row.figures["attainment.share"] for row in points]
+            line = {
+                "x": [row.load for row in points],
+                "y": [mean.mean for mean in means],
+                "error_y": {"array": [mean.half for mean in means], "thickness": 1, "width": 2},
+            }
+            _add(figure, line, policy, names, place)
+    figure.update_yaxes(range=[0, 1.03], tickformat=".0%")
+    figure.update_xaxes(title_text="load")
+    return figure
+
+
+def capacity_figure(found: Sequence[Capacity]) -> Any:
+    """A panel per trace, a line per policy over the objectives, those with the highest capacity at the right."""
+    panels: dict[str, list[Capacity]] = {}
+    for each in found:
+        panels.setdefault(each.trace, []).append(each)
+    names = sorted({each.policy for each in found})
+    order = sorted({each.slo for each in found}, key=lambda slo: max(each.rate for each in found if each.slo == slo))
+    figure = _subplots(list(panels))
+    for place, own in enumerate(panels.values()):
+        for policy in names:
+            points = sorted((each for each in own if each.policy == policy), key=lambda each: order.index(each.slo))
+            above, below = [each.high - each.rate for each in points], [each.rate - each.low for each in points]
+            bars = {"symmetric": False, "array": above, "arrayminus": below, "thickness": 1, "width": 2}
+            line = {"x": [each.slo for each in points], "y": [each.rate for each in points], "error_y": bars}
+            _add(figure, line, policy, names, place)
+    figure.update_xaxes(categoryorder="array", categoryarray=order, title_text="SLO")
+    figure.update_yaxes(rangemode="tozero", title_text="requests/s")
+    return figure
+
+
+def _subplots(titles: Sequence[str]) -> Any:
+    from plotly.subplots import make_subplots
+
+    down = -(-len(titles) // _ACROSS)
+    gap = 90 / (_HEIGHT * down)  # pixels between rows
+    figure = make_subplots(down, _ACROSS, subplot_titles=titles, vertical_spacing=gap, horizontal_spacing=0.07)
+    figure.update_layout(height=_HEIGHT * down + 60, template="plotly_white", margin={"t": 40, "l": 60, "r": 20})
+    return figure
+
+
+def _add(figure: Any, line: Mapping[str, Any], policy: str, names: Sequence[str], place: int) -> None:
+    """A policy's line in a panel. Its one legend entry hides and shows it in all panels."""
+    from plotly.colors import qualitative
+    from plotly.graph_objects import Scatter
+
+    if not line["x"]:
+        return
+    number = names.index(policy)
+    color, symbol = qualitative.Dark24[number % 24], ("circle", "square", "diamond", "x", "triangle-up")[number % 5]
+    look = {"mode": "lines+markers", "line": {"color": color, "width": 1.5}, "marker": {"symbol": symbol, "size": 6}}
+    new = policy not in {trace.name for trace in figure.data}
+    legend = {"name": policy, "legendgroup": policy, "showlegend": new}
+    figure.add_trace(Scatter(**line, **look, **legend), place // _ACROSS + 1, place % _ACROSS + 1)
+
+
+def _cells(rows: Sequence[Row]) -> str:
+    """Every cell, a row each."""
+    heads = ["policy", "trace", "SLO", "load", "requests/s", "attained [%]", "latency / bound", "violations over bound"]
+    heads += ["TTFT p50 [s]", "TTFT p99 [s]", "TBT p99 [ms]", "preemptions"]
+    columns = [("attainment.share", 100.0), ("regret.latency", 1.0), ("regret.violations", 1.0)]
+    columns += [
+        ("ttft_seconds.p50", 1.0),
+        ("ttft_seconds.p99", 1.0),
+        ("tbt_seconds.p99", 1e3),
+        ("run.preemptions", 1.0),
+    ]
+    lines = []
+    for row in rows:
+        shown = [
+            (format_mean(row.figures[key].times(factor)), factor * row.figures[key].mean) for key, factor in columns
+        ]
+        texts = [row.policy, row.trace, row.slo, f"{row.load:g}", f"{row.rate:.3g}"]
+        lines.append([*((text, text) for text in texts), *shown])
+    return _html(heads, lines, [row.best for row in rows], text=3)
+
+
+def _table(heads: Sequence[str], lines: Iterable[Sequence[str]], text: int = 1) -> str:
+    """A table whose cells sort by the number that they begin with."""
+    rows = [
+        [(cell, cell if place < text else cell.split(" ")[0].replace(",", "")) for place, cell in enumerate(line)]
+        for line in lines
+    ]
+    return _html(heads, rows, [False] * len(rows), text)
+
+
+def _html(heads: Sequence[str], lines: Sequence[Sequence[tuple[str, object]]], best: Sequence[bool], text: int) -> str:
+    """text: how many columns at the left are words. Each cell is (text, what it sorts by)."""
+
+    def kind(place: int) -> str:
+        return ' class="text"' if place < text else ""
+
+    head = "".join(f"<th{kind(place)}>{_escape(name)}</th>" for place, name in enumerate(heads))
+    body = "".join(
+        ("<tr class='best'>" if good else "<tr>")
+        + "".join(
+            f'<td{kind(place)} data-value="{_escape(value)}">{_escape(shown)}</td>'
+            for place, (shown, value) in enumerate(line)
+        )
+        + "</tr>"
+        for line, good in zip(lines, best, strict=True)
+    )
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _escape(value: object) -> str:
+    return escape(str(value))
