@@ -174,7 +174,7 @@ def test_every_experiment_is_composed_with_all_that_it_sweeps(name: str) -> None
     """Nothing is read but the configuration: an experiment on a GPU or of a trace is composed here as well."""
     config = composed(name)
     assert {"policy", "workload", "backend"} <= set(config)
-    if name not in ("chat_replay", "landscape"):
+    if name not in ("chat_replay", "landscape", "arena"):
         assert workload(name).requests(None)
 
 

@@ -604,7 +604,11 @@ def test_bad_settings(action: Callable[[], object], problem: str) -> None:
 
 # -- configuration ----------------------------------------------------------------------------------------------------
 
-CONFIGS = sorted(path.stem for path in (ROOT / "experiments" / "conf" / "workload").glob("*.yaml"))
+WORKLOADS = ROOT / "experiments" / "conf" / "workload"
+CONFIGS = [
+    *(path.stem for path in WORKLOADS.glob("*.yaml")),
+    *(f"traces/{path.stem}" for path in WORKLOADS.glob("traces/*.yaml")),
+]
 
 
 def composed(*overrides: str) -> Workload:
@@ -614,12 +618,12 @@ def composed(*overrides: str) -> Workload:
     return workload
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", sorted(CONFIGS))
 def test_every_config_builds_its_workload(name: str) -> None:
     paths = {"sharegpt": ["lengths.path"], "arxiv": ["lengths.path"], "servegen": ["path", "dataset"]}
     traces = ("azure_code", "azure_conv", "mooncake", "prompts", "vtc_real")
     keys = paths.get(name, ["path"] if name in traces else [])
-    folder = ["+traces=some"] if name.startswith("landscape_") else []
+    folder = ["+traces=some"] if name.startswith(("landscape_", "traces/")) else []
     workload = composed(f"+workload={name}", *folder, *(f"workload.{key}=some.file" for key in keys))
     assert workload.seed == 3
     assert not workload.use_stop_tokens
