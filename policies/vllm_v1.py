@@ -32,7 +32,8 @@ class VllmV1:
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
-        for request in [*view.running]:
+        running = [*view.running]
+        for request in running[self._add_decodes(running, plan, view) :]:
             if not self._grant(request, plan, view):
                 break
         if not plan.plan.preempt:
@@ -51,6 +52,12 @@ class VllmV1:
         if self.rule == "cost":
             return max(reversed(running), key=lambda request: self._reclaimed(request, view))
         return running[-1]
+
+    def _add_decodes(self, running: list[Request], plan: PlanBuilder, view: View) -> int:
+        """Add the decodes at once if they are the first to run and all fit, as `_grant` would one by one; returns how many."""
+        decodes, lacking = view.ready_decodes(len(running))
+        fit = len(decodes) <= min(self.budget, plan.tokens_left, plan.rows_left) and lacking <= plan.free_blocks
+        return plan.add_decodes() if fit and running[: len(decodes)] == decodes else 0
 
     def _grant(self, request: Request, plan: PlanBuilder, view: View) -> bool:
         """Grant a running request its tokens, at the cost of victims; False if it has become one."""

@@ -38,7 +38,7 @@ def make_scheduler(adapter: Adapter, vllm_config: Any, clock: Clock | None = Non
         PolicyError: the policy's `check` raised another error.
     """
     kind = AsyncPolicyScheduler if vllm_config.scheduler_config.async_scheduling else SyncPolicyScheduler
-    check_seams(kind.__mro__[2], vllm_version)
+    check_seams(kind.base, vllm_version)
     check_features(vllm_config, arguments["kv_cache_config"])
     start = time.monotonic()
     return kind(adapter, clock or (lambda: time.monotonic() - start), vllm_config=vllm_config, **arguments)
@@ -49,6 +49,10 @@ class _Policed:
 
     def __init__(self: Any, adapter: Adapter, clock: Clock, **arguments: Any) -> None:
         super().__init__(**arguments)
+        self.follow(adapter, clock)
+
+    def follow(self: Any, adapter: Adapter, clock: Clock) -> None:
+        """Follow this policy from now on; there is no request."""
         check_state(self, vllm_version)
         batch = min(adapter.batch or self.max_num_running_reqs, self.max_num_running_reqs)
         limits = Limits(batch, self.max_num_scheduled_tokens, self.max_model_len, tile=adapter.tile)
@@ -172,6 +176,10 @@ class _Policed:
 class SyncPolicyScheduler(_Policed, Scheduler):
     """vLLM waits for an iteration before it schedules the next."""
 
+    base = Scheduler
+
 
 class AsyncPolicyScheduler(_Policed, AsyncScheduler):
     """vLLM schedules an iteration while the one before is computed."""
+
+    base = AsyncScheduler

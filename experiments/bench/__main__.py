@@ -24,6 +24,8 @@ BENCHMARKS = {
     "pd": "throughput against the ratio of prompt to output tokens, by policy",
     "pipeline": "throughput and bubbles of pipeline stages, a GPU each, by policy, and of one GPU; simulated, hardware=h200 (no GPU needed)",
     "trace": "throughput on a recorded trace, by policy",
+    "vllm": "vLLM by its own rule and under policies, on one engine in turns: throughput and host time",
+    "vllm_serving": "the same as a server, driven by `vllm bench serve` at shares of its capacity",
     "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",
     "stale": "which stored results are older than the code they are evidence of, from git's history (no GPU needed)",
     "report": "docs/performance.md and docs/lanes, written from what was measured (no GPU needed)",
@@ -31,7 +33,7 @@ BENCHMARKS = {
 
 WITHOUT_GPU = "(no GPU needed)"
 
-MODULES = {"async": "async_loop", "report": "performance"}
+MODULES = {"async": "async_loop", "report": "performance", "vllm": "in_vllm.offline", "vllm_serving": "in_vllm.serving"}
 """Modules of benchmarks whose names are not module names."""
 
 

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from cbatch.vllm import Adapter, make_scheduler
 
 
 def digest(value: Any) -> bytes:
-    return repr(value).encode()
+    return sha256(repr(value).encode()).digest()
 
 
 init_none_hash(digest)

@@ -30,7 +30,10 @@ class VllmEngine:
     timed from the first plan.
     """
 
-    def __init__(self, checkpoint: Path, case: Case, longest: int) -> None:
+    extra_args: dict[str, Any] | None = None  # of every request
+
+    def __init__(self, checkpoint: Path, case: Case, longest: int, **arguments: Any) -> None:
+        """arguments: further ones of `vllm.LLM`."""
         self._vllm: Any = import_module("vllm")
         self._arguments: dict[str, Any] = {
             "dtype": "bfloat16",
@@ -42,6 +45,7 @@ class VllmEngine:
             "load_format": "dummy",
             "skip_tokenizer_init": True,
             "attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 3},
+            **arguments,
         }
         self._llm = self._vllm.LLM(model=str(checkpoint), **self._arguments)
 
@@ -52,7 +56,12 @@ class VllmEngine:
 
     def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
         prompts = [{"prompt_token_ids": request.prompt} for request in requests]
-        settings = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        settings: dict[str, Any] = {
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "detokenize": False,
+            "extra_args": self.extra_args,
+        }
         sampling = [self._vllm.SamplingParams(max_tokens=request.max_new_tokens, **settings) for request in requests]
         began = time.perf_counter()
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)

@@ -1,0 +1,1 @@
+"""vLLM with and without a policy, on one engine in one sitting."""

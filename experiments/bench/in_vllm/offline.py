@@ -1,0 +1,112 @@
+"""vLLM by its own rule and under policies, on one engine in turns: throughput, time per iteration, host time of the scheduler."""
+
+import json
+import os
+from collections import defaultdict
+from importlib import import_module, metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from cbatch import Request
+from cbatch.model import ModelSpec
+from experiments.bench.in_vllm.model import write_model
+from experiments.bench.peers.measure import graphics_card
+from experiments.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
+from experiments.config.command_line import Count
+from experiments.config.presets import load_spec
+from experiments.config.servers import equal_requests
+from experiments.store.benchmark_file import spread, write
+
+BATCH, BUDGET, LONGEST = 256, 2048, 4096
+VLLM, SAME_RULE = "vllm", f"policy=vllm_v1 chunk={BUDGET}"
+
+
+def main(
+    policies: str = SAME_RULE,
+    model: str = "llama-3.1-8b",
+    repeats: Count = 2,
+    requests: Count = 256,
+    name: str = "vllm",
+    folder: str = "results",
+) -> None:
+    """Measures and prints; writes NAME.json after each round.
+
+    `policies` are overrides as in the CBATCH variable, several separated by ";". In each round vLLM's own rule and every policy
+    serve the same three pieces of work: 32 and 256 equal requests of 256 prompt tokens, and mixed requests, all queued at once.
+    """
+    os.environ |= ENVIRONMENT
+    spec, sides = load_spec(model), [VLLM, *policies.split(";")]
+    hardware, driver = graphics_card()
+    figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    stamped = {"model": spec.name, "batch": BATCH, "budget": BUDGET, "requests": requests, "driver": driver}
+    stamped["engine"] = {"name": "vLLM", "version": metadata.version("vllm"), "environment": ENVIRONMENT}
+    with TemporaryDirectory() as temporary:
+        os.environ["CBATCH_TIMES"] = times = str(Path(temporary) / "times.json")
+        engine = start(spec, Path(temporary))
+        works = _works(spec, requests)
+        for side in sides:
+            engine.serve_by(side, works["32 decodes"])  # warms up
+        for _ in range(repeats):
+            for side in sides:
+                for work, asked in works.items():
+                    figures[side][work].append(_figure(work, asked, engine.serve_by(side, asked)))
+                    print(f"{side:40} {work:14} {figures[side][work][-1]:10.3f}", flush=True)
+            found = {side: {work: spread(values) for work, values in by.items()} for side, by in figures.items()}
+            measured = json.loads(Path(times).read_text())
+            written = write(
+                name, hardware, {**stamped, "settings": engine.settings, "figures": found, **measured}, Path(folder)
+            )
+        _report(found, measured["host"])
+        engine.close()
+    print(f"written: {written}")
+
+
+class TurnsEngine(VllmEngine):
+    """vLLM with the scheduler that takes turns."""
+
+    def serve_by(self, side: str, requests: list[Request]) -> float:
+        """Returns the seconds in which they were served."""
+        self.extra_args = {"cbatch": side}
+        seconds, generated = self.serve(requests)
+        assert generated == [request.max_new_tokens for request in requests], "every request gets its tokens"
+        return seconds
+
+
+def start(spec: ModelSpec, folder: Path) -> TurnsEngine:
+    write_model(spec, folder)
+    case = import_module("experiments.bench.peers.cases").Case("trace", spec.name, BATCH, BUDGET)
+    return TurnsEngine(folder, case, LONGEST, scheduler_cls="experiments.bench.in_vllm.turns.TurnsScheduler")
+
+
+def _works(spec: ModelSpec, number: int) -> dict[str, list[Request]]:
+    """The mixed requests' lengths are uniform from a fifth to nine fifths of 1,024 and 200 tokens."""
+    generator = np.random.default_rng(0)
+    prompts, outputs = (generator.integers(mean // 5, mean * 9 // 5, number).tolist() for mean in (1024, 200))
+    ids = [generator.integers(0, spec.vocab_size, prompt).tolist() for prompt in prompts]
+    mixed = [Request(id_, prompts[id_], outputs[id_], prompt=ids[id_]) for id_ in range(number)]
+    return {
+        "32 decodes": equal_requests(32, 256, 512, spec.vocab_size),
+        "256 decodes": equal_requests(256, 256, 256, spec.vocab_size),
+        "mixed": mixed,
+    }
+
+
+def _figure(work: str, requests: list[Request], seconds: float) -> float:
+    """Milliseconds per output token of one request, or prompt and output tokens per second."""
+    if work == "mixed":
+        return sum(request.max_tokens for request in requests) / seconds
+    return seconds / requests[0].max_new_tokens * 1e3
+
+
+def _report(figures: dict[str, Any], host: dict[str, Any]) -> None:
+    own = figures[VLLM]
+    for side, by in figures.items():
+        ratios = [f"{work} {by[work]['median']:.3f} ({by[work]['median'] / own[work]['median']:.4f})" for work in by]
+        print(f"{side}: {', '.join(ratios)}")
+        for number, times in host.get(side, {}).items():
+            if number in ("32", "256"):
+                ratio = times["milliseconds"] / host[VLLM][number]["milliseconds"]
+                print(f"    host, {number} decodes: {times['milliseconds']:.3f} ms ({ratio:.2f})")

@@ -1,0 +1,153 @@
+"""`vllm serve` by its own rule and under policies, driven by `vllm bench serve`: what that client reports at shares of the capacity."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from cbatch import CbatchError
+from experiments.bench.in_vllm.model import write_model
+from experiments.bench.in_vllm.offline import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM
+from experiments.bench.peers.measure import graphics_card
+from experiments.bench.peers.vllm_engine import ENVIRONMENT, MEMORY_SHARE
+from experiments.config.command_line import Count
+from experiments.config.presets import load_spec
+from experiments.store.benchmark_file import write
+
+PROMPT, OUTPUT, RATIO = 1024, 200, 0.8
+POLICIES = ";".join(
+    (
+        SAME_RULE,
+        f"policy=sarathi_serve chunk={BUDGET}",
+        "policy=qoserve chunking=slack model=llama-3.1-8b",
+        f"policy=longest_first chunk={BUDGET}",
+    )
+)
+KEPT = ("completed", "request_throughput", "output_throughput", "total_token_throughput")
+COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+
+
+def main(
+    policies: str = POLICIES,
+    shares: str = "0.6,0.9",
+    seconds: Count = 20,
+    capacity: float = 0.0,
+    model: str = "llama-3.1-8b",
+    port: Count = 8000,
+    name: str = "vllm-serving",
+    folder: str = "results",
+) -> None:
+    """Measures and prints; writes NAME.json after each run of the client.
+
+    `policies` as for benchmark vllm. `capacity` is in requests per second; 0 measures it first: all requests at once, vLLM's own rule.
+    `shares` of it are offered for about `seconds` each.
+    """
+    spec = load_spec(model)
+    hardware, driver = graphics_card()
+    about = {"model": spec.name, "batch": BATCH, "budget": BUDGET, "prompt": PROMPT, "output": OUTPUT, "ratio": RATIO}
+    about |= {"driver": driver, "version": metadata.version("vllm"), "environment": ENVIRONMENT}
+    figures: dict[str, dict[str, dict[str, float]]] = {}
+    with TemporaryDirectory() as temporary:
+        write_model(spec, Path(temporary))
+        with _server(Path(temporary), port, Path(folder)):
+            client = _Client(Path(temporary), port)
+            client.run(VLLM, float("inf"), BATCH)  # warms up
+            if not capacity:
+                capacity = client.run(VLLM, float("inf"), 2 * BATCH)["request_throughput"]
+            print(f"capacity: {capacity:.2f} requests/s", flush=True)
+            for share in map(float, shares.split(",")):
+                rate = share * capacity
+                for side in (VLLM, *policies.split(";")):
+                    found = client.run(side, rate, round(rate * seconds))
+                    figures.setdefault(side, {})[f"{share:g}"] = found
+                    print(f"{share:4.2f} {side:50} {_row(found)}", flush=True)
+                    written = write(name, hardware, {**about, "capacity": capacity, "figures": figures}, Path(folder))
+    print(f"written: {written}")
+
+
+class _Client:
+    """`vllm bench serve`, a process for each run."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder, self._port = folder, port
+
+    def run(self, side: str, rate: float, number: int) -> dict[str, float]:
+        """Returns what it reports of `number` requests at `rate` per second."""
+        extra = {"vllm_xargs": {"cbatch": side, "slo_ttft": 1.0, "slo_tbt": 0.05}}
+        options = {
+            "backend": "openai",
+            "model": self._folder,
+            "port": self._port,
+            "dataset-name": "random",
+            "random-input-len": PROMPT,
+            "random-output-len": OUTPUT,
+            "random-range-ratio": RATIO,
+            "num-prompts": number,
+            "request-rate": rate,
+            "seed": 1,
+            "temperature": 0,
+            "extra-body": json.dumps(extra),
+            "result-dir": self._folder,
+            "result-filename": "result.json",
+            "percentile-metrics": "ttft,tpot,itl,e2el",
+        }
+        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        command = [*COMMAND, "bench", "serve", *words, "--ignore-eos", "--save-result", "--disable-tqdm"]
+        done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
+        if done.returncode:
+            raise CbatchError(f"vllm bench serve failed: {done.stderr.strip()[-3000:]}")
+        result: dict[str, Any] = json.loads((self._folder / "result.json").read_text())
+        return {key: value for key, value in result.items() if key in KEPT or key.endswith("_ms")}
+
+
+@contextmanager
+def _server(model: Path, port: int, folder: Path) -> Iterator[None]:
+    """`vllm serve` until the end of the `with`; its log is kept in the folder."""
+    options = {
+        "port": port,
+        "dtype": "bfloat16",
+        "load-format": "dummy",
+        "max-num-seqs": BATCH,
+        "max-num-batched-tokens": BUDGET,
+        "max-model-len": LONGEST,
+        "gpu-memory-utilization": MEMORY_SHARE,
+        "scheduler-cls": "experiments.bench.in_vllm.turns.TurnsScheduler",
+        "attention-config": json.dumps({"backend": "FLASH_ATTN", "flash_attn_version": 3}),
+    }
+    words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+    folder.mkdir(parents=True, exist_ok=True)
+    variables = {**os.environ, **ENVIRONMENT, "CBATCH_TIMES": str(folder.resolve() / "vllm-times.json")}
+    with (folder / "vllm-serve.log").open("w") as log:
+        command = [*COMMAND, "serve", str(model), *words, "--no-enable-prefix-caching"]
+        process = subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            _wait(process, port, folder / "vllm-serve.log")
+            yield
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    while process.poll() is None:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
+                return
+        except (URLError, OSError):
+            time.sleep(0.5)
+    raise CbatchError(f"vllm serve ended: {log.read_text()[-3000:]}")
+
+
+def _row(found: dict[str, float]) -> str:
+    names = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
+    latencies = ", ".join(f"{name[:-3].replace('_', ' ')} {found[name]:.2f} ms" for name in names)
+    return f"{found['total_token_throughput']:.0f} tokens/s, {latencies}"
