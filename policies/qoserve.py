@@ -58,7 +58,7 @@ class QoServe:
                 tokens -= granted
             else:  # it does not fit; prompts that have begun go on
                 for begun in sorted(view.prefilling, key=self.urgency):
-                    tokens -= plan.add(begun, tokens, reserve=begun.max_tokens)
+                    tokens -= plan.add(begun, tokens)
                 break
         return plan.build()
 

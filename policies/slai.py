@@ -31,7 +31,7 @@ class Slai:
     ) -> None:
         """tbt: seconds, for requests without an objective. by_priority: paying requests first, by `Request.priority`."""
         check_budget(budget)
-        if order not in ("spf", "fcfs") or budget < 1 or not tbt > 0:
+        if order not in {"spf", "fcfs"} or budget < 1 or not tbt > 0:
             raise ConfigError(f"policy: {order=} is spf or fcfs, {budget=} at least 1, {tbt=} above 0")
         self.budget, self.order, self.offset, self.by_priority = budget, order, offset, by_priority
         self._queue = WaitingQueue(self._urgency)

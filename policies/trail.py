@@ -56,7 +56,7 @@ class Trail(SarathiServe):
         for request in self._queue.in_order(view):
             if len(newcomers) >= places:
                 if victims is None:
-                    victims = sorted(self._preemptible(view), key=lambda victim: victim[:2])
+                    victims = sorted(self._preemptible(view))
                 if not victims or victims[-1][0] <= self.predictor.remaining(request) + self.margin:
                     break
                 plan.preempt(victims.pop()[-1])

@@ -9,12 +9,20 @@ import pytest
 from hand_made import end, make_record, make_summary, write_run
 from test_figures import FIGURES
 
-from cbatch import SLO, ConfigError, FinishReason, Request
+from cbatch import SLO, ConfigError, FinishReason, Request, StepRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Objectives, collect_served
 from experiments.plots import table
-from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows
-from experiments.store.tables import load, load_copies, load_requests, load_steps, load_tokens, time_between_tokens
+from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_rows
+from experiments.store.tables import (
+    load,
+    load_copies,
+    load_requests,
+    load_service,
+    load_steps,
+    load_tokens,
+    time_between_tokens,
+)
 from experiments.store.text import (
     format_number,
     format_share,
@@ -91,11 +99,42 @@ def test_a_request_rejected_after_its_admission_has_both_times() -> None:
 
 def test_a_table_has_its_rows_or_was_cut_off(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
-    for text, rows in (("a\r\n1\r\n2\r\n", 2), ('a\r\n"1\n1"\r\n2\r\n', 2), ("a\r\n", 0)):
-        table.write_bytes(text.encode())
-        assert [has_rows(table, number) for number in range(4)] == [number == rows for number in range(4)]
-        table.write_bytes(text.encode()[:-1])
+    for text, rows in ((b"a\r\n1\r\n2\r\n", 2), (b'a\r\n"1\r\n\xff"\r\n2\r\n', 2), (b"a\r\n", 0)):
+        table.write_bytes(text)
+        assert [has_rows(table, number) for number in range(3)] == [number == rows for number in range(3)]
+        table.write_bytes(text[:-1])
         assert not has_rows(table, rows)
+
+
+def test_times_of_a_step_stand_in_its_row_as_they_are() -> None:
+    step = StepRecord(3, *(0.1 * place for place in range(1, 8)), *range(1, 10), note="x")
+    [row] = step_rows([step])
+    assert list(row) == [value if isinstance(value, str | int) else repr(value) for value in step]
+
+
+def test_names_of_digits_are_text(tmp_path: Path) -> None:
+    table = write_run(tmp_path / "run") / "requests.csv"
+    head, *rows = table.read_text().splitlines()
+    columns = head.split(",")
+    cells = rows[-1].split(",")
+    for name, text in (("client", "07"), ("session", "08"), ("tier", "NA")):
+        cells[columns.index(name)] = text
+    table.write_bytes("".join(f"{line}\r\n" for line in (head, *rows[:-1], ",".join(cells))).encode())
+    assert load_requests(table.parent)[["client", "session", "tier"]].iloc[-1].to_list() == ["07", "08", "NA"]
+
+
+def test_the_service_of_a_runs_clients(tmp_path: Path) -> None:
+    """Of the served requests 0, 3 and 1, in the order of their ends."""
+    settings = {"metrics": {"client_weights": {"ann": 2.0}}}
+    service = load_service(write_run(tmp_path / "run", settings=settings))
+    assert service is not None and service.weights == {"ann": 2}
+    assert service.client.tolist() == ["no client", "no client", "ann"]
+    assert (service.arrival.tolist(), service.first_token.tolist()) == ([0.25, 5.5, 1.5], [3, 8, 11])
+    assert (service.last_token.tolist(), service.prompt_tokens.tolist()) == ([8, 8, 12], [5, 3, 7])
+    assert service.output_tokens.tolist() == [3, 1, 2]
+    table = tmp_path / "run" / "requests.csv"
+    table.write_bytes(table.read_bytes().replace(b"ann", b""))
+    assert load_service(tmp_path / "run") is None
 
 
 def test_the_tables_of_a_run_hold_its_record(folder: Path) -> None:
@@ -185,6 +224,33 @@ def test_the_printed_table_of_a_sweep_shows_each_figure_under_its_name() -> None
     }  # outputs of one token, read from the file
     assert cells(sweep_text([("a", single), ("b", single)]))[1][-4:-2] == ["-", "-"]
     assert cells(sweep_text([("chunk=1", summary)]))[1][0] == "chunk=1"
+
+
+def test_rows_of_one_label_are_a_mean_with_its_interval() -> None:
+    """Two runs of 1 and 3 requests/s: 2 ± 12.7 * 1; the others of equal figures. Three requests count, 3% of one beyond a P99."""
+    summaries = [make_summary(make_record()) for _ in range(3)]
+    for summary, rate in zip(summaries, (1.0, 3.0, 7.0), strict=True):
+        summary["throughput"]["requests_per_second"] = rate
+    lines = sweep_text(list(zip(("two", "two", "one"), summaries, strict=True))).splitlines()
+    assert [row[:3] for row in cells("\n".join(lines[2:4]))] == [["two", "1.91", "2 ± 13"], ["one", "1.91", "7"]]
+    assert lines[-3:-1] == [
+        "mean ± half of the 95% interval over 2 runs; percentiles are those of each run, averaged",
+        "beyond a run's P99 lie 0.03 of its requests, fewer than 10: the P99s of TTFT are unreliable; serve more requests",
+    ]
+
+
+REGRET = {"latency": 1.5, "latency_bound": 4.0, "makespan": 1.25, "violations": 3, "violations_bound": 1}
+
+
+def test_the_regret_of_a_run_and_of_a_sweep() -> None:
+    summary = make_summary(make_record()) | {"regret": REGRET}
+    [line] = (line for line in run_text(summary).splitlines() if line.startswith("regret"))
+    assert line.split(maxsplit=1)[1] == (
+        "mean latency 1.5 x its lower bound of 4 s, makespan 1.25 x; 3 violations over the lower bound of 1"
+    )
+    head, row, _ = cells(sweep_text([("a", summary)]))
+    shown = dict(zip(head, row, strict=True))
+    assert (shown["latency / bound"], shown["makespan / bound"], shown["violations over bound"]) == ("1.5", "1.25", "3")
 
 
 def test_goodput_has_columns_if_a_run_has_objectives() -> None:

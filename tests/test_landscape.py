@@ -336,6 +336,7 @@ def test_lars_ranks_by_relative_slack_and_yields() -> None:
         (lambda: VllmV1(8, victim="first"), "victim='first'"),
         (lambda: VTC(Predictor(), weights={"a": 0}), "weights are above 0"),
         (lambda: VTC(Predictor(), order="lcf"), "order='lcf' is vtc, mdrr or fcfs"),
+        (lambda: VTC(Predictor(), quantum=0), "quantum=0 above 0"),
         (lambda: VTC(Predictor(), rpm=0), "policy.rpm=0: give at least 1"),
         (lambda: LengthOrder(Fixed(8), Predictor(), "shortest"), "policy.order=shortest: choose one of sjf"),
         (lambda: QoServe(Fixed(8), Predictor(), "lifo"), "order='lifo'"),

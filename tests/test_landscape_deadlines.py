@@ -32,10 +32,17 @@ def test_the_earlier_arrival_counts_not_the_earlier_number() -> None:
     assert found.schedule.split(" | ")[:3] == ["A4", "A4", "A1 B3"]
 
 
-def test_paying_requests_first() -> None:
-    priority = {"A": 0, "B": 5, "C": 0}
-    found = golden(Slai(4, tbt=9, by_priority=True), "A 3/1 @0, B 4/1 @0, C 2/1 @0", tokens=4, priority=priority)
-    assert found.schedule == "B4 | C2 A2 | A1"
+@pytest.mark.parametrize(("by_priority", "schedule"), [(True, "B4 | C2 A2 | A1"), (False, "C2 A2 | A1 B3 | B1")])
+def test_paying_requests_first_if_asked_to(by_priority: bool, schedule: str) -> None:
+    policy, priority = Slai(4, tbt=9, by_priority=by_priority), {"A": 0, "B": 5, "C": 0}
+    assert golden(policy, "A 3/1 @0, B 4/1 @0, C 2/1 @0", tokens=4, priority=priority).schedule == schedule
+
+
+def test_at_most_128_decodes_come_before_the_prompts() -> None:
+    """Of 130 tokens the prompt, of 9, gets the two that 128 of the 129 decodes leave."""
+    decodes = ", ".join(f"d{number} 1/2 @0" for number in range(129))
+    found = golden(Slai(130, tbt=0.5, offset=1), f"{decodes}, P 9/1 @0.5", batch=200)
+    assert found.schedule.split(" | ")[1].split()[-2:] == ["d1271", "P2"]
 
 
 def test_decodes_that_can_wait_get_what_the_budget_leaves() -> None:

@@ -72,14 +72,18 @@ class Listening(Oracle):
 
 @pytest.mark.parametrize("name", LANDSCAPE)
 def test_a_policy_tells_its_predictor_of_every_end_and_forgets_the_request(name: str) -> None:
-    """Under a cache that holds two or three of the six requests at a time."""
+    """Its chunk selector too. Under a cache that holds two or three of the six requests at a time."""
     policy: Any = LANDSCAPE[name](8)
+    ended: list[int] = []
+    if chunks := hasattr(policy, "chunking"):
+        policy.chunking.observe = lambda request: ended.append(request.id)
     if predicts := hasattr(policy, "predictor"):
         policy.predictor = Listening()
     found = golden(policy, "A 4/5 @0, B 6/2 @0, C 3/4 @1, D 5/3 @2, E 1/6 @2, F 2/1 @9", batch=4, memory=16)
     assert all(found.ends.values())
     if predicts:
         assert sorted(policy.predictor.observed) == [0, 1, 2, 3, 4, 5]
+    assert sorted(ended) == ([0, 1, 2, 3, 4, 5] if chunks else [])
     kept = [value for value in vars(policy).values() if isinstance(value, dict | set)]
     kept += [level for value in kept if isinstance(value, dict) for level in value.values() if isinstance(level, dict)]
     assert not [entry for each in kept for entry in each if isinstance(entry, Request)]
@@ -178,8 +182,10 @@ def test_a_victims_rest_must_exceed_the_newcomers_by_more_than_the_margin(margin
     assert found.schedule.split(" | ")[1] == second
 
 
-def test_trail_takes_the_place_of_a_prompt_under_way() -> None:
-    found = golden(Trail(Fixed(4), Oracle(), 1.0), "A 9/3 @0, B 1/2 @1", batch=1)
+@pytest.mark.parametrize("c", [0.0, 1.0])
+def test_trail_takes_the_place_of_a_prompt_under_way(c: float) -> None:
+    """It has no token yet, which is no more than any share."""
+    found = golden(Trail(Fixed(4), Oracle(), c), "A 9/3 @0, B 1/2 @1", batch=1)
     assert found.schedule == "A4 | B1 pre A | B1 | A4 | A4 | A1 | A1 | A1"
 
 
@@ -236,6 +242,15 @@ def test_a_new_client_is_lifted_to_the_least_of_those_that_wait() -> None:
     assert found.policy.counters["h"] == 8 + 2 + 2
 
 
+def test_of_equal_counters_the_client_that_came_first_is_next() -> None:
+    found = golden(VTC(Predictor()), "z1 2/1 @0, a1 2/1 @0", batch=1, client={"z1": "z", "a1": "a"})
+    assert found.schedule == "z12 | a12"
+
+
+def test_first_come_first_served_counts_services_too() -> None:
+    assert golden(VTC(Predictor(), order="fcfs"), FOUR, batch=1, **FOUR_CLIENTS).policy.counters == {"f": 16, "g": 13}
+
+
 def test_vtc_reserves_the_limit_of_each_request() -> None:
     """Both prompts would fit into 8 tokens; with their outputs they need 6 each."""
     assert golden(VTC(Predictor()), "A 2/4 @0, B 2/4 @0", memory=8).schedule.startswith("A2 | A1 | A1 | A1 | B2")
@@ -257,6 +272,13 @@ def test_mc_sf_preempts_the_newest_where_outputs_are_longer_than_predicted() -> 
     requests = "A 2/4 @0, B 2/4 @0, C 1/1 @2"
     found = golden(McSf(Predictor()), requests, memory=7, predicted_new_tokens=predicted)
     assert found.schedule == "A2 B2 | A1 B1 | A1 pre B | A1 | C1 B4 | B1"
+
+
+def test_mc_sf_admits_none_in_an_iteration_with_a_preemption() -> None:
+    """Blocks of 8 tokens: of three, A and B hold one each; at 2 s both need another. C fits, by tokens and into B's block."""
+    predicted = {"A": 1, "B": 1, "C": 1}
+    found = golden(McSf(Predictor()), "A 7/3 @0, B 7/3 @0, C 1/1 @2", memory=3, block=8, predicted_new_tokens=predicted)
+    assert found.schedule.startswith("A7 B7 | A1 B1 | A1 pre B | ")
 
 
 def test_mc_sf_admits_one_alone_whatever_is_predicted() -> None:
@@ -289,6 +311,14 @@ def test_the_largest_of_several_draws_counts() -> None:
         policy.on_finish(ended(tokens))
     found = golden(policy, "A 2/9 @0, B 2/9 @0", memory=30)
     assert found.schedule.split(" | ")[0] == "A2"
+
+
+def test_where_no_request_finds_a_place_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws would change what is drawn later: one each for A, for B beside it in the first iteration, and for B at the end."""
+    asked: list[int] = []
+    monkeypatch.setattr(PastFuture, "_fits", lambda self, admitted, *_: asked.append(admitted[-1].id) or True)
+    assert golden(PastFuture(), "A 1/4 @0, B 1/1 @0", batch=1).schedule == "A1 | A1 | A1 | A1 | B1"
+    assert asked == [0, 1, 1]
 
 
 @pytest.mark.parametrize(("reserve", "first"), [(0.0, "A5 B4 C3"), (0.1, "A5 B4")])

@@ -12,6 +12,7 @@ from policies.lars import LARS
 from policies.ltr import LTR
 from policies.mlfq import MLFQ
 from policies.predictors import Oracle
+from policies.shared.falling_queue import FallingQueue
 from policies.shared.waiting import WaitingQueue
 
 EVER = float("inf")
@@ -36,10 +37,10 @@ def test_a_prompt_joins_the_first_queue_whose_quantum_holds_it() -> None:
 
 
 def test_who_waits_long_in_the_first_queue_stays_in_place() -> None:
-    """B and C have waited for 2 s when D is there."""
-    requests = "A 1/5 @0, B 1/1 @0, C 1/1 @0, D 1/1 @1"
+    """At 2 s, when D joins, B and C have waited for 2 s; at 3 s D has waited for one."""
+    requests = "A 1/3 @0, B 1/1 @0, C 1/1 @0, D 1/1 @1.5"
     found = golden(MLFQ(quantum=100, promote_after=2), requests, **ONE_AT_A_TIME)
-    assert "".join(entry[0] for entry in found.schedule.split(" | ")) == "AAAAABCD"
+    assert "".join(entry[0] for entry in found.schedule.split(" | ")) == "AAABCD"
 
 
 def test_an_iteration_is_charged_with_its_predicted_time() -> None:
@@ -77,6 +78,25 @@ def test_one_that_waits_for_blocks_in_flight_preempts_none(coming: bool, added: 
     queue = WaitingQueue(lambda request: 0)
     assert queue.add_by_preempting(Request(0, 4, 1), plan, view_of(running=[])) is added
     assert asked == [4]
+
+
+def test_none_is_preempted_for_what_other_than_blocks_is_short_of() -> None:
+    plan: Any = SimpleNamespace(add=lambda request, **_: 0, refusal=Refusal.TOKENS, plan=Plan())
+    assert WaitingQueue(lambda request: 0).add_by_preempting(
+        Request(0, 4, 1), plan, view_of(running=[Request(1, 1, 1)])
+    )
+
+
+def test_ltr_ends_its_plan_at_a_request_that_waits_for_blocks_in_flight() -> None:
+    """It ranks before the running one, which pauses."""
+    policy, waiting, under_way = LTR(Oracle()), Request(0, 4, 1), Request(1, 1, 9)
+    for request in (waiting, under_way):
+        policy.on_arrival(request)
+    tried: list[Request] = []
+    plan: Any = SimpleNamespace(refusal=Refusal.BLOCKS, plan=Plan(), build=Plan)
+    plan.add, plan.wait_for_blocks = lambda request, **_: tried.append(request) or 0, lambda *_: True
+    policy.plan(view_of(running=[under_way], iteration=0, plan=lambda: plan, is_waiting=lambda each: each is waiting))
+    assert tried == [waiting]
 
 
 def test_the_running_go_on_where_no_waiting_request_finds_a_place() -> None:
@@ -186,6 +206,33 @@ def test_the_newest_is_preempted_for_a_decode() -> None:
 def test_the_nearest_64_waiting_prompts_are_considered() -> None:
     requests = ", ".join(f"r{number} 1/1 @0" for number in range(70))
     assert len(golden(LARS(target=9.0), requests).schedule.split(" | ")[0].split()) == 64
+
+
+def test_a_prompt_that_takes_the_target_time_is_not_long() -> None:
+    """It has no context when it arrives, which would cost seconds; a long one would be cut."""
+    found = golden(
+        LARS(target=1.0),
+        "A 100/1 @0",
+        seconds=lambda shape: by_tokens(shape) + sum(context for _, context in shape.chunks),
+    )
+    assert found.schedule == "A100"
+
+
+@pytest.mark.parametrize("number", [0, 1, 7, 8, 9, 100])
+def test_requests_of_the_least_keys_while_all_fall(number: int) -> None:
+    """So many at first, and each second another, while others leave; two are asked for."""
+    queue, keys, random = FallingQueue(), dict[Request, tuple[int, int]](), Random(number)
+    for now in range(-number, 60):
+        request = Request(now + number, 1, 1)
+        keys[request] = random.randint(0, 40), random.randint(0, 3)
+        queue.push(request, *keys[request])
+        if now >= 0 and random.random() < 0.7:
+            del keys[gone := random.choice([*keys])]
+            queue.discard(gone)
+        if now >= 0 or now == -1:
+            found = queue.least(now, 2)
+            assert sorted(key for key, _ in found) == sorted(start - now * rate for start, rate in keys.values())[:2]
+            assert all(key == keys[each][0] - now * keys[each][1] for key, each in found)
 
 
 class Watched(LARS):

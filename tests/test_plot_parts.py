@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 
 from experiments.plots import parts
-from experiments.plots.style import fill_style, new_figure
+from experiments.plots.style import fill_style, line_style, new_figure
 
 
 @pytest.fixture
@@ -116,6 +116,7 @@ def test_an_axis_on_which_nothing_was_drawn_is_left_alone(panel: Axes) -> None:
         (2, 11, [2, 5, 10]),
         (2, 8, [2, 3, 5, 7]),  # 1, 2 and 5 give two of them
         (10, 12.5, [10, 10.5, 11, 11.5, 12, 12.5]),
+        (4.3, 5.1, [4.4, 4.6, 4.8, 5]),  # at most five steps
     ],
 )
 def test_labels_of_a_logarithmic_axis_by_its_decades(panel: Axes, low: float, high: float, labels: list[float]) -> None:
@@ -178,6 +179,18 @@ def test_a_series_is_a_line_with_a_band_where_runs_differ(panel: Axes) -> None:
     assert len(panel.collections) == 1
 
 
+def test_rates_are_scaled_and_have_a_line_for_each_label(panel: Axes) -> None:
+    """The second of the labels has two runs at its one rate: 1 and 3, so 1,000 times 2."""
+    data = pd.DataFrame({"label": ["a", "b", "b"], "rate": [5, 4, 4], "y": [2.0, 1.0, 3.0]})
+    parts.draw_rates(panel, data, "y", ["a", "b"], 1e3)
+    found = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in panel.get_lines()}
+    assert found == {"a": ([5], [2000]), "b": ([4], [2000])}
+    assert [line.get_color() for line in panel.get_lines()] == [line_style(index)["color"] for index in (0, 1)]
+    assert len(panel.collections) == 1 and panel.get_xlim() == (0, pytest.approx(5.3))
+    parts.draw_rates(panel, data, "y", ["a"])
+    assert list(panel.get_lines()[-1].get_ydata()) == [2]
+
+
 @pytest.mark.parametrize(
     ("low", "high"), [(4.3, 5.1), (0.015, 0.036), (4, 60), (0.01, 2), (0.001, 300), (1, 10), (95, 105), (0.3, 0.9)]
 )
@@ -203,3 +216,4 @@ def assert_labels_stand_apart(panel: Axes) -> None:
 def test_ticks_at_swept_values_leave_out_those_too_close() -> None:
     assert parts.apart([200, 1, 2, 5, 10, 14, 20, 28, 50, 100, 2], math.log(1.5)) == [1, 2, 5, 10, 20, 50, 100, 200]
     assert parts.apart([2.0, 2.01, 2.02], math.log(1.009)) == [2.0, 2.02]
+    assert parts.apart([math.e, 1.0], 1.0) == [1.0, math.e]

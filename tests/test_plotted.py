@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 from hand_made import write_run
 from matplotlib.axes import Axes
@@ -109,6 +110,30 @@ def band(axes: Axes) -> dict[float, tuple[float, float]]:
     return {y: (min(places), max(places)) for y, places in found.items()}
 
 
+def test_objectives_of_a_tier_stand_in_the_unit_of_their_panel() -> None:
+    """4 s, 50 ms and 9 s; the other tier's are not shown, nor that which its requests do not share."""
+    columns = {"slo_ttft_seconds": [4.0, 4.0, 7.0], "slo_tbt_seconds": [0.05, 0.05, 8.0]}
+    requests = pd.DataFrame({"tier": ["gold", "gold", "rest"], **columns, "slo_total_seconds": [9.0, 9.0, 9.0]})
+    panels = latency_cdf.new_figure(1, 3, 1)[1][0]
+    latency_cdf._finish(panels, "gold", requests)
+    assert [[list(line.get_xdata()) for line in axes.get_lines()] for axes in panels] == [
+        *([[4, 4]], [[50, 50]], [[9, 9]])
+    ]
+    panels = latency_cdf.new_figure(1, 3, 1)[1][0]
+    latency_cdf._finish(panels, "gold", requests.assign(slo_ttft_seconds=[4.0, 5.0, 7.0]))
+    assert [len(axes.get_lines()) for axes in panels] == [0, 1, 1]
+
+
+def test_a_latency_that_one_of_several_seeds_has_is_not_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (0, 1):
+        run = write_run(tmp_path / f"{seed}", settings={"seed": seed}, speed=seed)
+    np.savez(run / "tokens.npz", request_id=np.array([0, 1]), time=np.array([1.0, 2.0]))
+    assert lines(latency_cdf.draw(tmp_path).axes[1])["prefill_first"][0] == [1000, 2000, 3000]
+    assert capsys.readouterr().err == ""
+
+
 def test_a_latency_that_no_request_has_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path / "run")
     np.savez(tmp_path / "run" / "tokens.npz", request_id=np.array([0, 1]), time=np.array([1.0, 2.0]))
@@ -199,6 +224,7 @@ def test_throughput_and_gain_by_ratio(sweep: Path) -> None:
     speeds, gains = figure.axes
     assert lines(speeds) == {"request_level": ([2, 14, 28], [1, 2, 4]), "orca": ([2, 14], [1.5, 2.5])}
     assert list(lines(speeds)) == ["request_level", "orca"]  # the baseline first
+    assert [points[1] for label, points in lines(gains).items() if label.startswith("_")] == [[1, 1]]  # no gain
     by_label = {label: points for label, points in lines(gains).items() if not label.startswith("_")}
     assert by_label == {"request_level": ([2, 14, 28], [1, 1, 1]), "orca": ([2, 14], [1.5, 1.25])}
     assert words(speeds) == ("P:D ratio [prefill / decode tokens]", "throughput [1,000 tokens/s]")
@@ -225,15 +251,16 @@ def test_throughput_of_several_seeds_is_a_mean_with_a_band(tmp_path: Path) -> No
     assert figure.legends[0].get_title().get_text().endswith("(mean and 95% interval of up to 2 runs per point)")
 
 
-def test_the_ratios_are_the_ticks_and_no_text_runs_into_another(tmp_path: Path) -> None:
-    for ratio in (2, 5, 14, 28):
+@pytest.mark.parametrize("ratios", [("2", "5", "14", "28"), ("20", "24", "28")])
+def test_the_ratios_are_the_ticks_and_no_text_runs_into_another(tmp_path: Path, ratios: tuple[str, ...]) -> None:
+    for ratio in map(int, ratios):
         about = {"policy": "request_level_with_a_long_name_and_settings"}
         write_run(tmp_path / f"{ratio}", about, {"workload": {"lengths": {"pd_ratio": ratio}}}, speed=ratio)
     figure = throughput_vs_pd.draw(tmp_path, baseline=about["policy"])
     figure.draw_without_rendering()
     for axes in figure.axes:
         labelled = [tick.get_text() for tick in axes.get_xticklabels()]
-        assert labelled == ["2", "5", "14", "28"]
+        assert labelled == list(ratios)
         assert_labels_stand_apart(axes)
         label, title = axes.yaxis.label.get_window_extent(), figure.legends[0].get_window_extent()
         assert label.y0 >= 0 and label.y1 <= title.y0
@@ -342,8 +369,11 @@ def test_attainment_against_the_rate_for_all_requests_and_each_tier(tmp_path: Pa
     assert mark[1] == [0.8, 0.8]
     assert words(whole) == ("request rate [requests/s]", "attainment") and whole.get_ylim() == (0, 1.04)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["orca", "sarathi"]
-    [only] = attainment.draw(tmp_path, objective="ttft", runs="orca").axes  # one tier has this objective
+    assert figure.legends[0].get_title().get_text().startswith("llama-13b")
+    figure = attainment.draw(tmp_path, objective="ttft", runs="orca")  # one tier has this objective
+    [only] = figure.axes
     assert (lines(only)["orca"][1], only.get_title(loc="left")) == ([0.5, 0.5], "all requests")
+    assert figure.legends[0].get_title().get_text().startswith("Objective ttft")
 
 
 def test_objectives_of_the_run_count_where_requests_have_none(tmp_path: Path) -> None:
@@ -353,10 +383,14 @@ def test_objectives_of_the_run_count_where_requests_have_none(tmp_path: Path) ->
         (run / "summary.json").write_text(json.dumps({**summary, "attainment": {}}))
     [axes] = attainment.draw(tmp_path).axes
     assert lines(axes)["prefill_first"] == ([1, 2], [0.5, 0.5])
-    with pytest.raises(
-        ConfigError, match=r"no run has this objective; give the requests objectives with workload.slo or"
-    ):
+    says = "no run has this objective; give the requests objectives with workload.slo or workload.tiers"
+    with pytest.raises(ConfigError, match=f"{says}$"):
         attainment.draw(tmp_path, objective="tbt")
+    for run in tmp_path.iterdir():
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps({**summary, "goodput": {}}))
+    with pytest.raises(ConfigError, match=f"{says}, or metrics.objectives$"):
+        attainment.draw(tmp_path)
 
 
 # -- service over time ------------------------------------------------------------------------------------------------
@@ -410,7 +444,14 @@ def test_service_needs_clients(tmp_path: Path) -> None:
 def test_of_many_clients_the_smallest_are_grey(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(service, "_MOST_CLIENTS", 1)
     total = service.draw(folder, window=2.0).axes[0]
-    assert [label for label in lines(total) if not label.startswith("_")] == ["2 others"]
+    labels = [str(line.get_label()) for line in total.get_lines()]
+    assert [label for label in labels if not label.startswith("_")] == ["2 others"]
+
+
+def test_throughput_needs_several_ratios(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"pd_ratio; sweep it with -m workload\..*pd_ratio=2,5,14,28") as caught:
+        throughput_vs_pd.draw(folder)
+    assert str(caught.value).startswith(f"{folder}: needs runs with several values of ")
 
 
 def test_gain_over_another_baseline(sweep: Path) -> None:

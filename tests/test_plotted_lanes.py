@@ -119,7 +119,7 @@ def loop(seconds: float, per_iteration: float, host: float, active: float) -> di
 
 
 @pytest.fixture
-def benchmark(tmp_path: Path) -> Path:
+def compared(tmp_path: Path) -> Path:
     """Of 256 and 512 tokens one loop was measured, of 2,048 both."""
     both = {"async": loop(2.5, 5.0, 1.0, 0.99), "sync": loop(4.0, 8.0, 2.0, 0.625)}
     one = loop(1.0, 2.0, 0.5, 0.5)
@@ -134,9 +134,9 @@ def benchmark(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_lanes_of_a_benchmark_show_both_loops(benchmark: Path) -> None:
+def test_lanes_of_a_benchmark_show_both_loops(compared: Path) -> None:
     """The first three iterations, from 1 ms, when the device starts, to 26 ms."""
-    figure = lanes.draw(benchmark)
+    figure = lanes.draw(compared)
     titles = ["sync: 4.00 s, 8.00 ms per iteration", "async: 2.50 s, 5.00 ms per iteration"]
     assert [axes.get_title(loc="left") for axes in figure.axes] == titles
     for axes, shares in zip(figure.axes, (["25.0%", "62.5%"], ["20.0%", "99.0%"]), strict=True):
@@ -156,20 +156,20 @@ def test_lanes_of_a_benchmark_show_both_loops(benchmark: Path) -> None:
     assert names == ["compute, decodes alone", "plan, launch, absorb", "wait"]
 
 
-def test_of_a_benchmark_of_few_iterations_the_first_is_shown(benchmark: Path) -> None:
-    content = json.loads((benchmark / "async.json").read_text())
+def test_of_a_benchmark_of_few_iterations_the_first_is_shown(compared: Path) -> None:
+    content = json.loads((compared / "async.json").read_text())
     for name, times in (kept := content["figures"]["512"]["async"]["lanes"]).items():
         kept[name] = times[:3]
-    (benchmark / "async.json").write_text(json.dumps(content))
-    [axes] = lanes.draw(benchmark, runs="512").axes
+    (compared / "async.json").write_text(json.dumps(content))
+    [axes] = lanes.draw(compared, runs="512").axes
     assert axes.get_xlim() == (0, pytest.approx(5))
 
 
-def test_one_batch_of_a_benchmark_is_chosen_by_its_name(benchmark: Path) -> None:
-    [axes] = lanes.draw(benchmark, runs="51").axes
+def test_one_batch_of_a_benchmark_is_chosen_by_its_name(compared: Path) -> None:
+    [axes] = lanes.draw(compared, runs="51").axes
     assert axes.get_title(loc="left") == "async: 1.00 s, 2.00 ms per iteration"
     with pytest.raises(ConfigError, match=r"runs=77: .*async\.json has 256, 512, 2,048; choose one"):
-        lanes.draw(benchmark, runs="77")
+        lanes.draw(compared, runs="77")
 
 
 def test_an_iteration_that_the_run_does_not_have(folder: Path) -> None:

@@ -1,14 +1,24 @@
 """Which runs of a folder are shown, under which labels: whatever varies tells runs apart, and what is left out is named."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hand_made import ABOUT, write_run
 
 from cbatch import ConfigError
-from experiments.plots.series import choose_runs, load_runs, load_series, select_runs
+from experiments.plots.series import (
+    choose_runs,
+    load_rates,
+    load_runs,
+    load_series,
+    select_runs,
+    summarize_series,
+    swept,
+)
 from experiments.store.run_folder import UNFINISHED
 from experiments.store.runs import Omitted, Run, drop_repeats, find_unfinished, label_runs, omitted_text
 from experiments.store.tables import load
@@ -98,7 +108,16 @@ def test_a_policy_that_was_edited_between_two_runs_has_two_labels() -> None:
     for digest, each in zip("ab", runs, strict=True):
         each.summary["about"]["code"] = {"framework": "f", "own": {"mine": digest}}
     first, second = label_runs(runs)
-    assert first.startswith("Mine, code=") and second.startswith("Mine, code=") and first != second
+    assert re.fullmatch(r"Mine, code=[0-9a-f]{6}", first) and re.fullmatch(r"Mine, code=[0-9a-f]{6}", second)
+    assert first != second
+
+
+def test_what_a_run_was_made_with_is_named_where_it_differs() -> None:
+    for key in ("workload", "model", "runtime", "backend"):
+        runs = [run("orca"), run("orca")]
+        for value, each in zip("ab", runs, strict=True):
+            each.summary["about"][key] = value
+        assert label_runs(runs) == [f"orca, {key}=a", f"orca, {key}=b"]
 
 
 def test_measured_repetitions_are_told_apart_by_any_difference_or_by_their_folders() -> None:
@@ -161,9 +180,10 @@ def test_unfinished_runs_are_named_with_the_reason(tmp_path: Path) -> None:
         (tmp_path / name / "config.yaml").touch()
         if said is not None:
             (tmp_path / name / UNFINISHED).write_text(json.dumps(said))
-    (tmp_path / "errors.log").write_text("chunk=0: chunk=0: give 1 or more\nwhole: failed at first\n")
+    (tmp_path / "errors.log").write_bytes(b"chunk=0: chunk=0: give 1 or more\nwhole: failed\nx: p\xe9 is no path\n")
     assert find_unfinished(tmp_path) == [
         Omitted("chunk=0", "chunk=0: give 1 or more"),
+        Omitted("x", "p\ufffd is no path"),
         Omitted("failed", "no memory"),
         Omitted("lost", "did not finish"),
         Omitted("running", "is running, or was killed"),
@@ -182,6 +202,15 @@ def test_runs_are_chosen_by_the_names_of_their_own_folders_or_by_their_overrides
         choose_runs(runs, ".")
     with pytest.raises(ConfigError, match=r"runs=sweep: no folder name contains this; there are orca,a=1, x ..."):
         choose_runs(runs, "sweep")
+    with pytest.raises(ConfigError, match=r"there are a, b, c, d, e \.\.\.$"):
+        choose_runs([run(name) for name in "abcdef"], "x")
+
+
+def test_a_run_whose_table_was_cut_off_is_not_read(tmp_path: Path) -> None:
+    table = write_run(tmp_path / "run") / "steps.csv"
+    table.write_bytes(table.read_bytes()[:-9])
+    with pytest.raises(ConfigError, match=r"steps\.csv: is cut off or changed"):
+        load(tmp_path)
 
 
 def test_the_frame_has_the_settings_as_they_were(tmp_path: Path) -> None:
@@ -195,6 +224,7 @@ def test_the_frame_has_the_settings_as_they_were(tmp_path: Path) -> None:
     assert runs["policy.sizes"].to_list() == [[128, 1], [256, 1]]
     assert runs["label"].to_list() == ["prefill_first, budget=128", "prefill_first, budget=256"]
     assert runs["experiment"].to_list() == ["low", "low"]
+    assert runs.columns[:2].to_list() == ["name", "label"]
 
 
 def test_seeds_make_one_series_and_separate_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +233,41 @@ def test_seeds_make_one_series_and_separate_rows(tmp_path: Path, capsys: pytest.
     assert load_runs(tmp_path)["label"].to_list() == ["prefill_first, seed=0", "prefill_first, seed=1"]
     assert load_series(tmp_path, "", ())["label"].to_list() == ["prefill_first"] * 2
     assert capsys.readouterr().err == ""
+
+
+def test_a_measurement_that_was_repeated_is_one_series(tmp_path: Path) -> None:
+    for name, speed in (("first", 1), ("second", 2)):
+        write_run(tmp_path / name, speed=speed)
+    assert load_series(tmp_path, "", ())["label"].to_list() == ["prefill_first"] * 2
+    assert load_runs(tmp_path)["label"].to_list() == ["prefill_first, first", "prefill_first, second"]
+
+
+def test_a_sweep_is_of_the_first_setting_that_has_several_values(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1, 1], "b": [1, 2], "c": [1, 2]})
+    assert swept(frame, ("x", "a", "b", "c"), tmp_path, "1,2") == "b"
+    with pytest.raises(ConfigError, match=r": needs runs with several values of a; sweep it with -m a=1,2") as caught:
+        swept(frame, ("a", "x"), tmp_path, "1,2")
+    assert str(caught.value).startswith(str(tmp_path))
+
+
+def test_rates_need_several_values_of_each_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of `a` two rates were run, of `b` and of `c`, a trace, one."""
+    rates = {"a": (1, 4), "b": (1,)}
+    for workload, rate in [(name, rate) for name, found in rates.items() for rate in found]:
+        write_run(tmp_path / f"{workload}{rate}", {"workload": workload}, {"workload": {"arrivals": {"rate": rate}}})
+    write_run(tmp_path / "c", {"workload": "c"}, {"workload": {"speed": 1}})
+    assert load_rates(tmp_path, "")["rate"].to_list() == [1, 4]
+    assert capsys.readouterr().err == "2 runs not shown: has no rate\n  b1\n  c\n"
+    says = r"b: needs runs with several values of workload\.arrivals\.rate; .* -m workload\.arrivals\.rate=1,2,4,8"
+    with pytest.raises(ConfigError, match=says.replace("b:", ":")):
+        load_rates(tmp_path, "b")
+
+
+def test_means_of_a_series_stand_by_ascending_x() -> None:
+    frame = pd.DataFrame({"label": "a", "x": [4, 1, 4], "y": [3.0, 2.0, 5.0]})
+    points = summarize_series(frame, "x", "y")
+    assert (points["x"].to_list(), points["mean"].to_list()) == ([1, 4], [2, 4])
+    assert points["low"].to_list()[0] == points["high"].to_list()[0] == 2
 
 
 def test_without_a_text_all_runs_are_shown(tmp_path: Path) -> None:

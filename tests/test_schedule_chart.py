@@ -17,7 +17,7 @@ from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.replay.schedule import Cell, Doing, Schedule
 from cbatch.sim.executor import SimExecutor
 from experiments.plots import schedule
-from experiments.plots.style import DECODE, PREFILL
+from experiments.plots.style import DECODE, PAGE, PREFILL
 from experiments.store.decisions_file import write_decisions
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
@@ -110,6 +110,19 @@ def test_the_chart_has_a_coloured_cell_for_each_request_and_iteration() -> None:
     }
 
 
+def test_a_pause_is_named_and_a_number_needs_room_for_its_digits() -> None:
+    """One digit takes 0.06 inches; the panel takes 85% of a page's width, or of the share of it that is given, for six cells."""
+    requests = list(asked("A 1/4 @0, B 1/2 @1").values())
+    found = run(make_engine(MLFQ(quantum=1), Limits(1, 8, AMPLE, tile=1, max_running=4)), requests)
+    width = 6 * 0.06 / (0.85 * PAGE)
+    for share, numbers in ((1.01, ["1", "1"]), (0.99, [])):
+        _, panel = plt.subplots()
+        handles = schedule.draw_schedule(panel, found, requests, {0: "A", 1: "B"}, width * share)
+        assert [text.get_text() for text in panel.texts] == numbers
+    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["A", "B"]
+    assert [handle.get_label() for handle in handles][-1] == "paused, with its KV cache"
+
+
 def test_the_kinds_differ_in_grey_too() -> None:
     """Luminance of the fills; pauses are hatched."""
     fills = {doing: style["facecolor"] for doing, style in schedule._STYLES.items() if "hatch" not in style}
@@ -134,7 +147,8 @@ def test_the_chart_of_a_run_is_drawn_from_its_decisions(tmp_path: Path) -> None:
     figure = schedule.draw(folder)
     [panel] = figure.axes
     assert (panel.get_xlabel(), panel.get_xlim()) == ("iteration", (-0.5, 8.5))
-    assert schedule.draw(folder, first=4, iterations=2).axes[0].get_xlim() == (3.5, 5.5)
+    [part] = schedule.draw(folder, first=4, iterations=2).axes
+    assert part.get_xlim() == (3.5, 5.5) and all(tick == int(tick) for tick in part.get_xticks())
     [title] = [legend.get_title().get_text() for legend in figure.legends]
     assert title.startswith("prefill_first: llama-13b")
 
@@ -147,4 +161,6 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match=r"3 requests, of which at most 2 can be shown; choose fewer iterations"):
         schedule.draw(folder)
     with pytest.raises(ReplayError, match=r"record a run's decisions with decisions=true"):
-        schedule.draw(write_run(tmp_path / "other"))
+        schedule.draw(write_run(tmp_path / "other", speed=1))
+    with pytest.raises(ConfigError, match=r"this plot shows one run, the folder holds 2"):
+        schedule.draw(tmp_path)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from experiments.bench.peers import rows as peer_rows
 from experiments.bench.tables import Json, stamp
 
-NESTED = ("async", "pd")
+NESTED = {"async", "pd"}
 """Benchmarks that measure several loops or policies on each piece of work."""
 
 
@@ -49,7 +49,7 @@ def _merge(folder: Path, benchmark: str) -> Json:
             dated: Json = {"measured": stamp(found)}
             if benchmark in NESTED:
                 ways = {way: figures for way, figures in parts.items() if isinstance(figures, dict)}
-                dated = {way: {**figures, **dated} for way, figures in ways.items()}
+                dated = {way: figures | dated for way, figures in ways.items()}
             else:
                 dated |= parts
             merged["figures"].setdefault(beginning + name, {}).update(dated)

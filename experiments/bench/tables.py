@@ -38,7 +38,7 @@ class Row(NamedTuple):
         return f"{number(found['min'])} to {number(found['max'])}" if found.get("repeats", 1) > 1 else ""
 
 
-def speeds(theirs: list[Row], ours: list[Row], unit: str, *, bound: float | None, faster_is_less: bool = False) -> str:
+def speeds(theirs: list[Row], ours: list[Row], unit: str, *, bound: float | None, faster_is_less: bool) -> str:
     """All rows, their speed over the fastest of `theirs` and, if there is one, as a share of the bytes bound's."""
     rows = [*theirs, *ours]
     head = ["", unit]

@@ -16,7 +16,7 @@ from experiments.store.run_folder import COPIES, REQUESTS, STEPS, TOKENS, read_s
 from experiments.store.runs import Run, check_whole, label_runs, read_runs, reading
 from experiments.store.text import flat, name_of
 
-_NAMES = ("client", "session", "tier")
+_NAMES = {"client", "session", "tier"}
 """Columns of text, even if it is digits."""
 
 

@@ -167,7 +167,7 @@ def sweep_text(
     Attainment has a column for each tier; columns that no run has are left out, such as goodput.
     """
     summaries = [summary for _, summary in runs]
-    figures = [dict(flat({key: part for key, part in summary.items() if key != "about"})) for summary in summaries]
+    figures = [dict(flat(summary)) for summary in summaries]
     known = {key for row in figures for key in row}
     tiers = [found for found in map(_TIER.fullmatch, sorted(known)) if found]
     shown = {}

@@ -15,10 +15,11 @@ from mutmut.mutation import mutators
 
 LOOK = frozenset(
     {"alpha", "bbox_to_anchor", "clip_on", "color", "decimals", "edgecolor", "edgecolors", "encoding", "facecolor"}
-    | {"facecolors", "figsize", "fontsize", "ha", "height_ratios", "layout", "linewidth", "loc", "ncols", "ratios"}
-    | {"subs", "title_fontsize", "transform", "va", "visible", "width", "zorder", "strict", "dtype", "colalign"}
+    | {"facecolors", "figsize", "fontsize", "ha", "hatch", "height_ratios", "layout", "linewidth", "loc", "markevery"}
+    | {"ncols", "ratios", "subs", "title_fontsize", "transform", "va", "visible", "width", "zorder"}
+    | {"strict", "dtype", "colalign"}
 )
-"""Keywords whose values are not changed: the look of a figure, and what only checks."""
+"""Keywords, parameters and keys of styles whose values are not changed: the look of a figure, and what only checks."""
 
 OBVIOUS = (mutators.operator_arg_removal, mutators.operator_assignment, mutators.operator_dict_arguments)
 """Operators whose mutants nearly all raise an exception: they would only make the share of those that survive look small."""
@@ -66,6 +67,8 @@ class _Finder(cst.CSTVisitor):
             self._left_alone.update(node.bases)
         if isinstance(node, cst.Module):
             self._left_alone.update(line for line in node.body if _is_type(line))
+        if m.matches(node, m.Call(func=m.Name("new_figure"))):
+            self._left_alone.update(node.args[2:3])  # type: ignore[attr-defined]  # inches
         for changed in self._changes(node):
             line = self.get_metadata(PositionProvider, node).start.line
             source = self._with(node, changed)
@@ -188,7 +191,10 @@ def _is_type(line: cst.CSTNode) -> bool:
 def _is_look(node: cst.CSTNode) -> bool:
     if m.matches(node, m.Expr(value=m.Call(func=m.Attribute(attr=m.Name("grid") | m.Name("margins"))))):
         return True
-    return isinstance(node, cst.Arg) and node.keyword is not None and node.keyword.value in LOOK
+    key = {cst.Arg: "keyword", cst.Param: "name", cst.DictElement: "key"}.get(type(node), "")
+    name = getattr(node, key, None)
+    text = name.value if isinstance(name, cst.Name) else name.raw_value if isinstance(name, cst.SimpleString) else ""
+    return text in LOOK
 
 
 def _difference(one: str, two: str) -> tuple[str, str]:

@@ -1,4 +1,5 @@
-"""Golden schedules of published policies on the unit machine: synchronous, one second an iteration, KV blocks of one token.
+"""Golden schedules of published policies on the unit machine: synchronous, one second an iteration, KV blocks of one
+token unless told otherwise.
 
 Requests and schedules are written as in the papers' examples: "A 2/4 @0, B 6/2 @1" are requests of 2 and 6 prompt tokens and 4 and
 2 output tokens, which arrive at 0 and 1 s; "A2 B2 | A1 pre B" are an iteration that computes two tokens of each, and one that
@@ -72,16 +73,17 @@ def golden(
     batch: int = 100,
     tokens: int = AMPLE,
     memory: int = AMPLE,
+    block: int = 1,
     seconds: Callable[[BatchShape], float] = lambda shape: 1.0,
     limits: dict[str, Any] | None = None,
     **fields: dict[str, Any],
 ) -> Golden:
-    """Serves the requests. batch: requests of an iteration. tokens: of an iteration. memory: tokens of KV cache."""
+    """Serves the requests. batch, tokens: of an iteration. memory: blocks of KV cache, each of `block` tokens."""
     made = asked(requests, **fields)
     written = _Written(policy, {request: name for name, request in made.items()})
     within = Limits(batch, tokens, AMPLE, tile=1, **(limits or {}))
     cost = CostOf(seconds)
-    engine = Server(SimExecutor(cost), within, cost, KVSize(memory, 1), asynchronous=False).engine(written)
+    engine = Server(SimExecutor(cost), within, cost, KVSize(memory, block), asynchronous=False).engine(written)
     engine.submit(made.values())
     engine.run()
     ends = {name: request.finished_at or 0.0 for name, request in made.items()}
