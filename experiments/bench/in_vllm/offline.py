@@ -69,7 +69,7 @@ class TurnsEngine(VllmEngine):
 
     def serve_by(self, side: str, requests: list[Request]) -> float:
         """Returns the seconds in which they were served."""
-        self.extra_args = {"cbatch": side}
+        self.sampling = {"extra_args": {"cbatch": side}}
         seconds, generated = self.serve(requests)
         assert generated == [request.max_new_tokens for request in requests], "every request gets its tokens"
         return seconds

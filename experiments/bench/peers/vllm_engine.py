@@ -6,9 +6,10 @@ back from flash-attention 3, the fastest on Hopper.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cbatch import Request
@@ -30,7 +31,7 @@ class VllmEngine:
     timed from the first plan.
     """
 
-    extra_args: dict[str, Any] | None = None  # of every request
+    sampling: Mapping[str, Any] = MappingProxyType({})  # further settings of every request
 
     def __init__(self, checkpoint: Path, case: Case, longest: int, **arguments: Any) -> None:
         """arguments: further ones of `vllm.LLM`."""
@@ -56,12 +57,7 @@ class VllmEngine:
 
     def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
         prompts = [{"prompt_token_ids": request.prompt} for request in requests]
-        settings: dict[str, Any] = {
-            "temperature": 0.0,
-            "ignore_eos": True,
-            "detokenize": False,
-            "extra_args": self.extra_args,
-        }
+        settings: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, **self.sampling}
         sampling = [self._vllm.SamplingParams(max_tokens=request.max_new_tokens, **settings) for request in requests]
         began = time.perf_counter()
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
