@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from cbatch.errors import ConfigError
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8}
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "nanogpt")
 _HEADS = ("num_heads", "num_kv_heads", "head_dim")
 _SIZES = ("num_layers", "hidden_size", *_HEADS, "intermediate_size", "vocab_size", "max_positions")
@@ -124,6 +124,26 @@ class Layers(NamedTuple):
         shared = spec.tied_embeddings and self.is_first and self.is_last
         num_embeddings = 1 if shared else self.is_first + self.is_last
         return (self.size * layer + num_embeddings * spec.vocab_size * spec.hidden_size) * DTYPE_BYTES[spec.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank of a tensor-parallel group: it has a share of every matrix of a stage.
+
+    index: its number in the group. size: ranks in the group.
+    """
+
+    index: int = 0
+    size: int = 1
+
+    def share(self, total: int) -> slice:
+        """Its share of `total` outputs, columns or tokens of the vocabulary; shares differ by one at most."""
+        return slice(total * self.index // self.size, total * (self.index + 1) // self.size)
+
+    def kv_heads(self, total: int) -> slice:
+        """Its key-value heads; ranks share one if there are more ranks than heads."""
+        first = total * self.index // self.size
+        return slice(first, first + max(total // self.size, 1))
 
 
 def split_layers(spec: ModelSpec, num_stages: int, sizes: Sequence[int] | None = None) -> list[Layers]:

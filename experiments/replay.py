@@ -18,7 +18,7 @@ from cbatch import PlanError
 from cbatch.errors import ReplayError
 from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from experiments.config.assemble import make_model, make_policy
 from experiments.config.choices import with_arguments
 from experiments.config.command_line import run, with_search_path

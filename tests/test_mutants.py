@@ -76,7 +76,7 @@ def share(rig: Rig, *names: str) -> None:
     """Both slots have the same buffer."""
     first, second = rig.slots
     for name in names:
-        for mine, other in ((second, first), (second.stages[0], first.stages[0])):
+        for mine, other in ((second, first), (second.stages[0].ranks[0], first.stages[0].ranks[0])):
             if hasattr(other, name):
                 setattr(mine, name, getattr(other, name))
     first.carry_from(second)
@@ -156,7 +156,7 @@ def retire_early(rig: Rig) -> None:
 def carry_from(rig: Rig, distance: int) -> None:
     """The first stage reads the tokens of `distance` iterations before; it waits as ever."""
     for slot in rig.slots:
-        slot.stages[0].arriving = rig.slots[slot.index - distance].sampled
+        slot.stages[0].ranks[0].arriving = rig.slots[slot.index - distance].sampled[0]
 
 
 def unawaited(rig: Rig, stage: int, place: int) -> None:
@@ -177,14 +177,15 @@ def as_many_slots_as_stages(rig: Rig) -> None:
     """The last slot is missing: iteration N finds its own in use, and carries over from it."""
     rig.executor._slots = rig.slots[:-1]
     for slot in rig.slots[:-1]:
-        slot.stages[0].arriving = slot.sampled
+        slot.stages[0].ranks[0].arriving = slot.sampled[0]
         slot.stages[0].awaited = (slot.stages[0].uploaded, slot.stages[-1].computed)
 
 
 def share_hidden_states(rig: Rig) -> None:
     """Two iterations in flight have the same buffer between the stages."""
     first, second, _ = rig.slots
-    second.stages[1].arriving = second.stages[0].leaving = first.stages[1].arriving
+    arriving = first.stages[1].ranks[0].arriving
+    second.stages[1].ranks[0].arriving = second.stages[0].ranks[0].leaving = arriving
 
 
 def after_packing(patch: pytest.MonkeyPatch, change: Callable[[Any, Any], object]) -> None:

@@ -14,7 +14,7 @@ from small_cluster import make_cost, make_engine
 from cbatch import BatchShape, Request
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.op_counts import attention, layer_op_counts, matmul
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from experiments.config.presets import load_spec
 from experiments.paper.calendar import Calendar
 from experiments.paper.claims import check, read_claims

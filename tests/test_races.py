@@ -201,7 +201,7 @@ def test_sites_of_accesses_that_can_no_longer_race_are_deleted(streams: CheckedS
 def test_a_run_on_threads_is_free_of_races_and_makes_the_same_tokens(asynchronous: bool) -> None:
     cache = PagedCache(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), CPU)
     model = PagedModel(paged_weights(LLAMA), cache, ReferenceAttention())
-    executor = assemble([model], Vocabulary(LLAMA), LIMITS, Options(check="races"))
+    executor = assemble([[model]], Vocabulary(LLAMA), LIMITS, Options(check="races"))
     engine = Engine(
         Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, asynchronous=asynchronous
     )

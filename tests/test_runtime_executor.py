@@ -86,9 +86,9 @@ Defects = dict[str, dict[str, Any]]  # of h2d, compute and d2h
 def executor_on(defects: Defects) -> StreamExecutor:
     """Not poisoned: errors must show in the tokens."""
     streams = Streams.of([OddStream(name, **defects.get(name, {})) for name in stream_names()])
-    slots = make_slots(LIMITS, BLOCK_SIZE, [CPU], streams)
-    models = stage_models(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), ReferenceAttention())
-    return StreamExecutor(streams, slots, [EagerIteration(model) for model in models], Vocabulary(LLAMA))
+    slots = make_slots(LIMITS, BLOCK_SIZE, [[CPU]], streams)
+    stages = stage_models(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), ReferenceAttention())
+    return StreamExecutor(streams, slots, [EagerIteration(models) for models in stages], Vocabulary(LLAMA))
 
 
 def outputs(executor: StreamExecutor, chosen: list[Reference]) -> list[list[int]]:

@@ -17,7 +17,7 @@ from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured
 from cbatch.sim.profile_file import load_profile
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from policies.orca import Orca
 
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)

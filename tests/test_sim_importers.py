@@ -11,7 +11,7 @@ from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 
 SPEC = ModelSpec("toy", "llama", 2, 64, 8, 4, 128, 256, 1000, 4096)
 

@@ -13,7 +13,7 @@ from test_sim_importers import vidur
 from cbatch import Engine, Limits, Request
 from cbatch.errors import ConfigError
 from cbatch.sim.executor import SimExecutor
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from experiments.bench.vidur import measured
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe

@@ -21,7 +21,7 @@ from cbatch.results.stages import account_stages
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Stages
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from experiments.run import main
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst

@@ -2,23 +2,28 @@
 
 import os
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
+from transformers import PreTrainedModel
 
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
-from cbatch.model import ModelSpec, split_layers
-from cbatch.runtime.attention import PagedCache, ReferenceAttention
+from cbatch.model import Layers, ModelSpec, Rank, split_layers
+from cbatch.runtime.attention import Attention, PagedCache, ReferenceAttention
 from cbatch.runtime.checks.poison import PoisonedIteration, poison_cache, poison_slots
 from cbatch.runtime.checks.races import checked
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
+from cbatch.runtime.ranks import Meetings
+from cbatch.runtime.sharded_model import ShardedModel
 from cbatch.runtime.slots import make_slots
 from cbatch.runtime.streams import Streams, ThreadStream, stream_names
-from cbatch.runtime.weights import load_model
+from cbatch.runtime.weights import load_model, shard
+from cbatch.topology import share_of, split_ranks
 from cbatch.vocabulary import Vocabulary
 
 CPU = torch.device("cpu")
@@ -27,38 +32,68 @@ CPU = torch.device("cpu")
 def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> StreamExecutor:
     """Return an executor that computes `spec` on this machine's CPU, its stages on threads of their own.
 
-    Option `compiled` needs a C++ compiler.
+    The ranks of a stage take turns on its thread. Option `compiled` needs a C++ compiler.
 
     Raises:
         ModelError: the model cannot be built or loaded.
-        ConfigError: more stages than layers, or requests may be longer than the model's positions.
+        ConfigError: more stages than layers, heads that the ranks do not divide, or requests may be longer than the
+            model's positions.
         CapacityError: weights and KV cache exceed the machine's memory.
     """
     check_fits(spec, limits, kv)
     layers = split_layers(spec, limits.num_stages, options.layers)
+    ranks = split_ranks(spec, options.tensor_parallel)
     _leave_a_core_to_the_host()
     vocabulary, weights = Vocabulary(spec), load_model(spec, CPU)
-    caches = [PagedCache(spec, kv, CPU, part) for part in layers]
-    models = [PagedModel(weights, cache, ReferenceAttention(), compiled=options.compiled) for cache in caches]
-    return assemble(models, vocabulary, limits, options)
+    return assemble(
+        make_models(weights, spec, kv, layers, ranks, ReferenceAttention(), options), vocabulary, limits, options
+    )
+
+
+def make_models(
+    weights: PreTrainedModel,
+    spec: ModelSpec,
+    kv: KVSize,
+    layers: Sequence[Layers],
+    ranks: Sequence[Rank],
+    attention: Attention,
+    options: Options = Options(),
+) -> list[list[PagedModel]]:
+    """The model of each stage's ranks, each with its part of the KV cache."""
+    if len(ranks) == 1:
+        caches = [PagedCache(spec, kv, CPU, part) for part in layers]
+        return [[PagedModel(weights, cache, attention, compiled=options.compiled)] for cache in caches]
+    shards = [shard(weights, spec, rank, layers, [CPU] * len(layers)) for rank in ranks]
+    stages: list[list[PagedModel]] = []
+    for part in layers:
+        meetings = Meetings(len(ranks))
+        stages.append(
+            [
+                ShardedModel(model, cache, attention, rank, meetings, compiled=options.compiled)
+                for rank, model in zip(ranks, shards, strict=True)
+                for cache in [PagedCache(share_of(spec, rank), kv, CPU, part)]
+            ]
+        )
+    return stages
 
 
 def assemble(
-    models: Sequence[PagedModel], vocabulary: Vocabulary, limits: Limits, options: Options = Options()
+    stages: Sequence[Sequence[PagedModel]], vocabulary: Vocabulary, limits: Limits, options: Options = Options()
 ) -> StreamExecutor:
-    """Combine the models of all stages on the CPU with streams and slots."""
-    streams = Streams.of([ThreadStream(name) for name in stream_names(len(models))])
+    """Combine the models of all stages and ranks on the CPU with streams and slots."""
+    streams = Streams.of([ThreadStream(name) for name in stream_names(len(stages))])
     if options.check == "races":
         streams = checked(streams)
-    cache = models[0].cache
-    slots = make_slots(limits, cache.size.block_size, [CPU] * len(models), streams, models[0].hidden_size)
+    first = stages[0][0]
+    devices = [[CPU] * len(models) for models in stages]
+    slots = make_slots(limits, first.cache.size.block_size, devices, streams, first.hidden_size)
     make = EagerIteration
     if options.check == "poison":
         poison_slots(slots)
-        for model in models:
+        for model in chain(*stages):
             poison_cache(model.cache)
         make = PoisonedIteration
-    executor = StreamExecutor(streams, slots, [make(model) for model in models], vocabulary)
+    executor = StreamExecutor(streams, slots, [make(models) for models in stages], vocabulary)
     executor.times_copies = options.times_copies
     return executor
 

@@ -1,54 +1,71 @@
-"""GPUs: which ones the stages of a pipeline run on, and their streams, events and clocks."""
+"""GPUs: which ones the ranks of each pipeline stage run on, and their streams, events and clocks."""
 
 import time
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from itertools import chain, pairwise, permutations
 from typing import Any
 
 import torch
 
 from cbatch.errors import ConfigError
+from cbatch.runtime.slots import Devices
 from cbatch.runtime.streams import Operation, StreamError, Streams
 
 
-def choose_devices(num_stages: int = 1) -> list[torch.device]:
-    """The GPUs of a pipeline's stages, from the current one on, with peer access between those that exchange data.
+def choose_devices(num_stages: int = 1, num_ranks: int = 1) -> list[list[torch.device]]:
+    """The GPUs of each stage's ranks, from the current one on, with peer access between those that exchange data.
 
     Raises:
-        ConfigError: there are fewer GPUs, or a stage's GPU cannot access the memory of the next one's.
+        ConfigError: there are fewer GPUs, or one cannot access the memory of another that it sends to.
     """
     if not torch.cuda.is_available():
         raise ConfigError("backend=cuda, but PyTorch finds no GPU; choose backend=cpu or backend=sim")
-    first, found = torch.cuda.current_device(), torch.cuda.device_count()
-    if first + num_stages > found:
-        problem = f"backend.pipeline_stages={num_stages} needs a GPU per stage, and PyTorch finds {found - first}"
+    first, found, number = torch.cuda.current_device(), torch.cuda.device_count(), num_stages * num_ranks
+    if first + number > found:
+        problem = f"{_settings(num_stages, num_ranks)} needs {number} GPUs, and PyTorch finds {found - first}"
         raise ConfigError(f"{problem}; lower it, or simulate the others with backend=sim")
-    devices = [torch.device("cuda", first + stage) for stage in range(num_stages)]
-    if num_stages > 1:
-        for here, there in pairwise([*devices, devices[0]]):
-            _connect(here, there)
-    return devices
+    devices = [torch.device("cuda", first + place) for place in range(number)]
+    stages = [devices[place : place + num_ranks] for place in range(0, number, num_ranks)]
+    for here, there in _pairs(stages):
+        _connect(here, there, _settings(num_stages, num_ranks))
+    return stages
 
 
-def _connect(here: torch.device, there: torch.device) -> None:
+def _settings(num_stages: int, num_ranks: int) -> str:
+    given = {"tensor_parallel": num_ranks, "pipeline_stages": num_stages}
+    return " ".join(f"backend.{key}={value}" for key, value in given.items() if value > 1)
+
+
+def _pairs(stages: Devices) -> Iterator[tuple[torch.device, torch.device]]:
+    """The GPUs that store in the memory of others: each rank in that of all of its stage, and of its own in the next."""
+    for group in stages:
+        yield from permutations(group, 2)
+    if len(stages) > 1:
+        for group, following in pairwise([*stages, stages[0]]):
+            yield from zip(group, following, strict=True)
+
+
+def _connect(here: torch.device, there: torch.device, settings: str) -> None:
     """Let kernels of one GPU store in another's memory: PyTorch switches peer access on at the first copy."""
     if not torch.cuda.can_device_access_peer(here, there):
-        problem = f"GPU {here.index} cannot access the memory of GPU {there.index}, as pipeline stages need"
+        problem = f"GPU {here.index} cannot access the memory of GPU {there.index}, as {settings} needs"
         remedy = "choose GPUs that NVLink connects by CUDA_VISIBLE_DEVICES (see `nvidia-smi topo -p2p w`)"
-        raise ConfigError(f"{problem}; {remedy}, or backend.pipeline_stages=1")
+        raise ConfigError(f"{problem}; {remedy}, or fewer GPUs")
     ends = torch.zeros(1, device=here), torch.zeros(1, device=there)
     ends[1].copy_(ends[0])
     ends[0].copy_(ends[1])
 
 
-def make_streams(devices: Sequence[torch.device]) -> Streams:
+def make_streams(stages: Devices) -> Streams:
     """The streams of the stages on these GPUs; tokens are copied out of the first one."""
-    clocks = {device: CudaClock(device) for device in devices}
-    return Streams.of([CudaStream(device, clocks[device]) for device in [*devices, *devices, devices[0]]])
+    clocks = {device: CudaClock(device) for device in chain(*stages)}
+    groups = [*stages, *stages, stages[0][:1]]
+    return Streams.of([CudaStream([clocks[device] for device in group]) for group in groups])
 
 
-def synchronize(devices: Sequence[torch.device]) -> None:
-    for device in devices:
+def synchronize(stages: Devices) -> None:
+    for device in chain(*stages):
         torch.cuda.synchronize(device)
 
 
@@ -65,6 +82,7 @@ class CudaClock:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._origin = torch.cuda.Event(enable_timing=True)
         self._origin.record(torch.cuda.Stream(device))
         self._origin.synchronize()
@@ -77,41 +95,54 @@ class CudaClock:
 
 
 class CudaEvent:
-    """An event of `CudaStream`s."""
+    """An event of `CudaStream`s: one on each GPU of a stream, reached when all of them are."""
 
-    def __init__(self, clock: CudaClock) -> None:
-        self.event = torch.cuda.Event(enable_timing=True)
-        self._clock = clock
+    def __init__(self, clocks: Sequence[CudaClock]) -> None:
+        self.events = [torch.cuda.Event(enable_timing=True) for _ in clocks]
+        self._clocks = clocks
 
     def synchronize(self) -> None:
         try:
-            self.event.synchronize()
+            for event in self.events:
+                event.synchronize()
         except RuntimeError as error:
             raise StreamError(f"the device failed: {error}") from error
 
     def time(self) -> float:
-        return self._clock.time_of(self.event)
+        return max(clock.time_of(event) for clock, event in zip(self._clocks, self.events, strict=True))
 
 
 class CudaStream:
-    """A stream of a GPU, never the default one. The body of an operation enqueues kernels or copies and returns."""
+    """A stream on each GPU of a tensor-parallel group, never the default one; to events and waits they are one.
 
-    def __init__(self, device: torch.device, clock: CudaClock) -> None:
-        self.stream = torch.cuda.Stream(device)
-        self._clock = clock
+    The body of an operation enqueues kernels or copies, on the current stream of each GPU, and returns. What one GPU
+    needs of another's in the same operation, or in the one before, its kernels wait for.
+
+    streams: of each GPU.
+    """
+
+    def __init__(self, clocks: Sequence[CudaClock]) -> None:
+        self.streams = [torch.cuda.Stream(clock.device) for clock in clocks]
+        self._clocks = clocks
 
     def event(self) -> CudaEvent:
-        return CudaEvent(self._clock)
+        return CudaEvent(self._clocks)
 
     def run(self, operation: Operation[Any]) -> None:
-        with torch.cuda.stream(self.stream):
+        with ExitStack() as current:
+            for stream in reversed(self.streams):  # the first GPU becomes the current one
+                current.enter_context(torch.cuda.stream(stream))
             operation.body()
 
     def record(self, event: CudaEvent) -> None:
-        event.event.record(self.stream)
+        for stream, each in zip(self.streams, event.events, strict=True):
+            each.record(stream)
 
     def wait(self, event: CudaEvent) -> None:
-        self.stream.wait_event(event.event)
+        for stream in self.streams:
+            for each in event.events:
+                stream.wait_event(each)
 
     def close(self) -> None:
-        self.stream.synchronize()
+        for stream in self.streams:
+            stream.synchronize()

@@ -1,14 +1,16 @@
 """Real tokens on a GPU: CUDA streams, the fused model, captured graphs, and the fastest attention that fits."""
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import cast
 
 import torch
+from transformers import PreTrainedModel
 
-from cbatch.errors import CapacityError
+from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
-from cbatch.model import Layers, ModelSpec, split_layers
+from cbatch.model import Layers, ModelSpec, Rank, split_layers
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.checks.poison import PoisonedIteration, poison_slots
 from cbatch.runtime.checks.races import checked
@@ -16,17 +18,18 @@ from cbatch.runtime.cpu import check_positions
 from cbatch.runtime.devices import CudaStream, choose_devices, free_memory, make_streams, synchronize
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.fast.argmax import argmax
-from cbatch.runtime.fast.attention.choice import Choice, choose_attention
-from cbatch.runtime.fast.fused_model import FusedModel, can_fuse
+from cbatch.runtime.fast.attention.choice import choose_attention
+from cbatch.runtime.fast.fused_model import FAMILIES, FusedModel, can_fuse, exchanges_of
 from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes
 from cbatch.runtime.fast.peers import send
 from cbatch.runtime.iteration import EagerIteration, Send, copy
 from cbatch.runtime.memory import check_memory, kv_tokens_that_fit
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
-from cbatch.runtime.slots import Slot, make_slots
+from cbatch.runtime.slots import Devices, Slot, make_slots
 from cbatch.runtime.streams import Streams
-from cbatch.runtime.weights import load_model, move_stages
+from cbatch.runtime.weights import load_model, move_stages, shard
+from cbatch.topology import share_of, split_ranks
 from cbatch.vocabulary import Vocabulary
 
 BLOCK_SIZE = 128
@@ -54,23 +57,21 @@ class GpuExecutor(StreamExecutor):
 
 
 def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> GpuExecutor:
-    """Return an executor that computes `spec` on the current GPU, and on those after it if there are several stages.
+    """Return an executor that computes `spec` on the current GPU, and on those after it if there are more stages or ranks.
 
     Poison fills the token buffers only: attention libraries multiply masked keys and values, so these must be finite.
 
     Raises:
-        ConfigError: GPUs are missing or not connected, the attention does not fit, more stages than layers, or requests
-            may be longer than the model's positions.
+        ConfigError: GPUs are missing or not connected, the attention does not fit, more stages than layers, heads that
+            the ranks do not divide, or requests may be longer than the model's positions.
         ModelError: the model cannot be built, loaded or captured.
         CapacityError: weights, KV cache and iterations exceed a GPU's memory.
     """
-    check_fits(spec, limits, kv, options.layers)
-    devices = choose_devices(limits.num_stages)
-    layers = split_layers(spec, limits.num_stages, options.layers)
-    choices = [choose_attention(spec, kv.block_size, device, options.attention) for device in devices]
+    check_fits(spec, limits, kv, options)
+    devices = choose_devices(limits.num_stages, options.tensor_parallel)
     vocabulary = Vocabulary(spec)
     try:
-        models = _load(spec, limits, kv, layers, devices, choices, options)
+        stages, attention = _load(spec, limits, kv, devices, options)
         streams = make_streams(devices)
         compute = streams.compute
         if options.check == "races":
@@ -87,61 +88,93 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     shapes = default_shapes(limits, kv.block_size, options.graphs)
     iterations = [
         MeasuredGraphs(
-            make(model, greedy=argmax, send=_sender(devices)),
+            make(models, send=_sender(devices)),
             [slot.stages[stage] for slot in slots],
-            cast(CudaStream, stream).stream,
-            model.cache,
+            cast(CudaStream, stream).streams,
+            models[0].cache,
             shapes,
         )
-        for stage, (model, stream) in enumerate(zip(models, compute, strict=True))
+        for stage, (models, stream) in enumerate(zip(stages, compute, strict=True))
     ]
-    executor = GpuExecutor(streams, slots, iterations, vocabulary, str(choices[0]))
+    synchronize(devices)
+    for model in chain(*stages):
+        if isinstance(model, FusedModel):
+            model.start()
+    synchronize(devices)
+    executor = GpuExecutor(streams, slots, iterations, vocabulary, attention)
     executor.times_copies = options.times_copies
     return executor
 
 
-def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, sizes: Sequence[int] | None = None) -> None:
-    """Raises ConfigError or CapacityError if `build` would, before weights are loaded. sizes: see `kv_tokens_beside`."""
-    devices = choose_devices(limits.num_stages)
+def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> None:
+    """Raises ConfigError, ModelError or CapacityError if `build` would, before weights are loaded."""
     check_positions(spec, limits)
-    layers = split_layers(spec, limits.num_stages, sizes)
-    check_memory(spec, limits, kv.num_tokens, layers, [free_memory(device) for device in devices])
+    check_memory(spec, limits, kv.num_tokens, *_parts(spec, limits, options))
 
 
-def kv_tokens_beside(spec: ModelSpec, limits: Limits, sizes: Sequence[int] | None = None) -> int:
-    """Tokens of KV cache that fit on the GPUs beside the model. Raises CapacityError if not even one does.
-
-    sizes: number of layers of each stage; None: equal.
-    """
-    devices = choose_devices(limits.num_stages)
-    layers = split_layers(spec, limits.num_stages, sizes)
-    return kv_tokens_that_fit(spec, limits, layers, [free_memory(device) for device in devices])
+def kv_tokens_beside(spec: ModelSpec, limits: Limits, options: Options = Options()) -> int:
+    """Tokens of KV cache that fit on the GPUs beside the model. Raises CapacityError if not even one does."""
+    return kv_tokens_that_fit(spec, limits, *_parts(spec, limits, options))
 
 
-def _sender(devices: Sequence[torch.device]) -> Send:
+def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Layers], list[int], int]:
+    """The layers of each stage, the free bytes of the fullest of its GPUs, and the number of its ranks."""
+    layers, num_ranks = split_layers(spec, limits.num_stages, options.layers), options.tensor_parallel
+    split_ranks(spec, num_ranks)
+    if num_ranks > 1 and not _is_fused(spec, options):
+        fused = f"{', '.join(FAMILIES)}, with runtime.compile=false"
+        problem = f"backend.tensor_parallel={num_ranks}: on GPUs only the fused models are shared out ({fused})"
+        raise ConfigError(f"{problem}; choose one of them, or backend.pipeline_stages={num_ranks}")
+    devices = choose_devices(limits.num_stages, num_ranks)
+    return layers, [min(map(free_memory, group)) for group in devices], num_ranks
+
+
+def _is_fused(spec: ModelSpec, options: Options) -> bool:
+    return options.fused and not options.compiled and can_fuse(spec)
+
+
+def _sender(devices: Devices) -> Send:
     return send if len(devices) > 1 else copy
 
 
 def _load(
-    spec: ModelSpec,
-    limits: Limits,
-    kv: KVSize,
-    layers: Sequence[Layers],
-    devices: Sequence[torch.device],
-    choices: Sequence[Choice],
-    options: Options,
-) -> list[FusedModel | PagedModel]:
-    """Each stage's model: the fused one if the options and the family allow, else `transformers`' modules."""
-    weights = load_model(spec, devices[0] if spec.path is None else torch.device("cpu"))
-    move_stages(weights, layers, devices)
-    fused = options.fused and not options.compiled and can_fuse(spec)
-    rows, positions = limits.max_batch, limits.max_request_tokens
-    models: list[FusedModel | PagedModel] = []
-    for part, device, choice in zip(layers, devices, choices, strict=True):
-        cache, attention = PagedCache(spec, kv, device, part), choice.attention
-        models.append(
-            FusedModel(weights, spec, cache, attention, max_rows=rows, max_positions=positions)
-            if fused
-            else PagedModel(weights, cache, attention, compiled=options.compiled, send=_sender(devices))
-        )
-    return models
+    spec: ModelSpec, limits: Limits, kv: KVSize, devices: Devices, options: Options
+) -> tuple[list[list[FusedModel | PagedModel]], str]:
+    """The model of each stage's ranks, the fused one if the options and the family allow; and the attention's name."""
+    layers, ranks = split_layers(spec, limits.num_stages, options.layers), split_ranks(spec, options.tensor_parallel)
+    shares = [share_of(spec, rank) for rank in ranks]
+    chosen = [
+        [
+            choose_attention(share, kv.block_size, device, options.attention)
+            for share, device in zip(shares, group, strict=True)
+        ]
+        for group in devices
+    ]
+    shards = _weights(spec, layers, ranks, devices)
+    fused, sizes = _is_fused(spec, options), {"max_rows": limits.max_batch, "max_positions": limits.max_request_tokens}
+    stages: list[list[FusedModel | PagedModel]] = []
+    for part, group, choices in zip(layers, devices, chosen, strict=True):
+        exchanges = exchanges_of(spec, limits, part, group) if len(ranks) > 1 else [None]
+        stages.append([])
+        for weights, share, device, choice, exchange in zip(shards, shares, group, choices, exchanges, strict=True):
+            cache, attention = PagedCache(share, kv, device, part), choice.attention
+            stages[-1].append(
+                FusedModel(weights, share, cache, attention, **sizes, exchange=exchange)
+                if fused
+                else PagedModel(
+                    weights, cache, attention, compiled=options.compiled, send=_sender(devices), greedy=argmax
+                )
+            )
+    return stages, str(chosen[0][0])
+
+
+def _weights(
+    spec: ModelSpec, layers: Sequence[Layers], ranks: Sequence[Rank], devices: Devices
+) -> list[PreTrainedModel]:
+    """The weights of each rank, each stage's on its GPU."""
+    whole = load_model(spec, devices[0][0] if spec.path is None else torch.device("cpu"))
+    lanes = zip(*devices, strict=True)  # of each rank its GPU in each stage
+    if len(ranks) > 1:
+        return [shard(whole, spec, rank, layers, lane) for rank, lane in zip(ranks, lanes, strict=True)]
+    move_stages(whole, layers, next(lanes))
+    return [whole]

@@ -1,4 +1,4 @@
-"""CUDA graphs of a stage's iterations: carry-over, layers and sampling in one launch, for a handful of padded shapes.
+"""CUDA graphs of a stage's iterations: carry-over, layers and sampling in one launch per rank, for a handful of padded shapes.
 
 A small iteration of several hundred kernels takes the host longer to launch than the device to compute; a graph is one
 launch. Its shape is fixed, so a step is padded up to the smallest captured one that holds it. A step that fits none
@@ -10,7 +10,8 @@ buffer, so each shape is captured once for each slot.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -20,14 +21,15 @@ from cbatch.executor import Step
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds, Shape, Work, host_views, pack_dummies
 from cbatch.runtime.iteration import EagerIteration
-from cbatch.runtime.slots import StageSlot
+from cbatch.runtime.ranks import finish
+from cbatch.runtime.slots import RankSlot, StageSlot
 
 TOKENS_PER_CHUNK, MIN_CHUNKS = 32, 4
 """A graph takes one chunk for each 32 of its tokens, and at least 4."""
 
 
 class Captured(NamedTuple):
-    """A graph, and where it leaves its outputs: in the last stage the logits, [rows, vocabulary]."""
+    """A rank's graph, and where it leaves its outputs: in the last stage its logits."""
 
     graph: torch.cuda.CUDAGraph
     outputs: torch.Tensor
@@ -36,8 +38,8 @@ class Captured(NamedTuple):
 class CaptureReport(NamedTuple):
     """What the captures have cost.
 
-    seconds: in total, warm-up included. num_graphs: of all shapes and slots.
-    first_bytes, bytes: device memory taken by the first graph (the largest shape, one slot) and by all graphs.
+    seconds: in total, warm-up included. num_graphs: of all shapes and slots, on each rank.
+    first_bytes, bytes: memory of the first rank's device taken by the first graph (the largest shape, one slot) and by all.
     """
 
     seconds: float
@@ -60,8 +62,8 @@ class GraphedIteration:
     """Replays a captured graph where a step fits one, and runs the others operation by operation. See `Iteration`.
 
     report: what the captures have cost.
-    cache: that the model reads and writes.
-    graphs: by shape and slot.
+    cache: the first rank's part.
+    graphs: by shape and slot, one for each rank.
     num_replayed, num_eager: iterations so far.
     """
 
@@ -69,7 +71,7 @@ class GraphedIteration:
         self,
         eager: EagerIteration,
         slots: Sequence[StageSlot],
-        stream: torch.cuda.Stream,
+        streams: Sequence[torch.cuda.Stream],
         cache: PagedCache,
         shapes: Sequence[Shape],
     ) -> None:
@@ -77,16 +79,17 @@ class GraphedIteration:
 
         Args:
             slots: the stage's part of each slot.
-            stream: on which iterations are computed.
+            streams: on which iterations are computed, of each rank.
             shapes: those with as many rows as tokens are for decodes alone, the others for any step.
 
         Raises:
             CapacityError: the device's memory does not suffice.
             ModelError: an operation cannot be captured.
         """
-        self._eager, self._slots, self._stream = eager, slots, stream
+        self._eager, self._slots, self._streams = eager, slots, streams
+        self._stream = streams[0]
         self.cache = cache
-        self.graphs: dict[tuple[Shape, int], Captured] = {}
+        self.graphs: dict[tuple[Shape, int], list[Captured]] = {}
         self.num_replayed = self.num_eager = 0
         self.report = self._capture_all(sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True))
         self._shapes = sorted(shapes)
@@ -102,15 +105,16 @@ class GraphedIteration:
 
     @torch.inference_mode()
     def __call__(self, stage: StageSlot, work: Work) -> None:
-        captured = self.graphs.get((work.shape, stage.index))
-        if captured is None or work.bounds.max_chunks > max_chunks(work.shape):  # a step's own shape may be one of ours
+        ranks = self.graphs.get((work.shape, stage.index))
+        if ranks is None or work.bounds.max_chunks > max_chunks(work.shape):  # a step's own shape may be one of ours
             self.num_eager += 1
             self._eager(stage, work)
             return
         self.num_replayed += 1
-        captured.graph.replay()
+        for rank in ranks:  # back to back: they wait for each other
+            rank.graph.replay()
         if work.sampling and self._eager.is_last:
-            self._eager.sample(stage, captured.outputs, work)
+            self._eager.sample(stage, [rank.outputs for rank in ranks], work)
 
     def _capture_all(self, shapes: Sequence[Shape]) -> CaptureReport:
         begin = time.perf_counter()
@@ -128,25 +132,36 @@ class GraphedIteration:
     @torch.inference_mode()
     def _warm_up(self, shape: Shape) -> None:
         """Compute padding once, so that every kernel is compiled and loaded: a capture must do neither."""
-        with torch.cuda.stream(self._stream):
+        with self._current_streams():
             self._put_dummies(shape)
             self._run_eagerly(shape)
 
     def _run_eagerly(self, shape: Shape) -> None:
         self._eager(self._slots[0], self._work(shape))
 
-    @torch.inference_mode()
     def _capture(self, shape: Shape, slot: StageSlot, pool: Any) -> None:
-        graph, work = torch.cuda.CUDAGraph(), self._work(shape)
-        with torch.cuda.stream(self._stream):
+        self.graphs[shape, slot.index] = [
+            self._capture_rank(index, shape, rank, pool) for index, rank in enumerate(slot.ranks)
+        ]
+
+    @torch.inference_mode()
+    def _capture_rank(self, index: int, shape: Shape, rank: RankSlot, pool: Any) -> Captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._streams[index]):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                outputs = self._eager.compute(slot, work)
-                if self._eager.is_last:
-                    self._eager.sample(slot, outputs, work)
+                outputs = finish(self._eager.steps(index, rank, self._work(shape)))
             finally:
                 graph.capture_end()
-        self.graphs[shape, slot.index] = Captured(graph, outputs)
+        return Captured(graph, outputs)
+
+    @contextmanager
+    def _current_streams(self) -> Iterator[None]:
+        """Inside, each rank's stream is its GPU's current one, and the first rank's GPU is the current one."""
+        with ExitStack() as current:
+            for stream in reversed(self._streams):
+                current.enter_context(torch.cuda.stream(stream))
+            yield
 
     def _work(self, shape: Shape) -> Work:
         """The upper bounds of an iteration of this shape."""
@@ -174,6 +189,7 @@ class GraphedIteration:
     def _put_dummies(self, shape: Shape) -> None:
         """Fill the first slot's inputs with padding."""
         slot, size = self._slots[0], self.cache.size
-        self._stream.synchronize()
+        for stream in self._streams:
+            stream.synchronize()
         pack_dummies(shape, size.num_blocks, size.block_size, host_views(slot.host_array, shape))
         slot.upload(self._work(shape)).body()

@@ -1,10 +1,10 @@
 """One iteration in one pipeline stage as its device sees it, from the inputs in a slot to what leaves the stage.
 
 The first stage begins with carry-over, the last ends with sampling; a single stage does both. This is the unit that a
-captured graph replays. `EagerIteration` runs it operation by operation, for any shape.
+captured graph replays, one on each rank. `EagerIteration` runs it operation by operation, for any shape.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -13,10 +13,10 @@ from cbatch.executor import Step
 from cbatch.model import Layers
 from cbatch.runtime.batch import Bounds, Fields, Shape, Work, device_views
 from cbatch.runtime.carry import carry_over
-from cbatch.runtime.sampling import greedy, sample
-from cbatch.runtime.slots import StageSlot
+from cbatch.runtime.ranks import Steps, lockstep
+from cbatch.runtime.sampling import sample
+from cbatch.runtime.slots import RankSlot, StageSlot
 
-Greedy = Callable[[torch.Tensor, torch.Tensor], object]
 Send = Callable[[torch.Tensor, torch.Tensor], None]
 
 
@@ -26,13 +26,15 @@ def copy(values: torch.Tensor, out: torch.Tensor) -> None:
 
 
 class Model(Protocol):
-    """Computes a stage's layers; see `PagedModel`."""
+    """Computes a stage's layers, or one rank's share of them; see `PagedModel`."""
 
     layers: Layers
 
-    def __call__(
+    def steps(
         self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds, leaving: torch.Tensor | None = None
-    ) -> torch.Tensor: ...
+    ) -> Steps[torch.Tensor]: ...
+
+    def choose(self, logits: torch.Tensor, out: torch.Tensor) -> Steps[None]: ...
 
 
 class Iteration(Protocol):
@@ -42,22 +44,21 @@ class Iteration(Protocol):
         """The padded shape in which a step is to be packed and computed."""
 
     def __call__(self, stage: StageSlot, work: Work) -> None:
-        """Compute from the inputs in `stage.device` and from `stage.arriving` what belongs in `stage.leaving`."""
+        """Compute on each rank, from its inputs and what arrives there, what leaves it."""
 
 
 class EagerIteration:
-    """Runs an iteration operation by operation."""
+    """Runs an iteration operation by operation, its ranks in turn."""
 
-    def __init__(self, model: Model, *, greedy: Greedy = greedy, send: Send = copy) -> None:
+    def __init__(self, models: Sequence[Model], *, send: Send = copy) -> None:
         """
         Args:
-            greedy: finds the likeliest tokens, as `sampling.greedy`.
-            send: writes other tokens where they leave for, as `copy`.
+            models: of each rank.
+            send: writes drawn tokens where they leave for, as `copy`.
         """
-        self.is_last = model.layers.is_last
-        self._is_first = model.layers.is_first
-        self._model = model
-        self._greedy = greedy
+        self.models = models
+        self.is_last = models[0].layers.is_last
+        self._is_first = models[0].layers.is_first
         self._send = send
 
     def shape(self, step: Step) -> Shape:
@@ -65,26 +66,44 @@ class EagerIteration:
 
     @torch.inference_mode()
     def __call__(self, stage: StageSlot, work: Work) -> None:
-        outputs = self.compute(stage, work)
-        if self.is_last:
+        steps = [self.steps(index, rank, work) for index, rank in enumerate(stage.ranks)]
+        outputs = lockstep(steps, [rank.device for rank in stage.ranks])
+        if self.is_last and work.sampling:
             self.sample(stage, outputs, work)
 
-    def compute(self, stage: StageSlot, work: Work) -> torch.Tensor:
-        """Carry-over and layers; returns logits, [rows, vocabulary], in the last stage, else what has left."""
-        batch, num_tokens = device_views(stage.device, work.shape), work.shape.num_tokens
+    def steps(self, index: int, rank: RankSlot, work: Work) -> Steps[torch.Tensor]:
+        """One rank's carry-over and layers, and in the last stage the likeliest tokens.
+
+        Returns:
+            In the last stage its logits, [rows, its share of the vocabulary], else what has left.
+        """
+        batch, num_tokens = device_views(rank.device, work.shape), work.shape.num_tokens
         if self._is_first:
-            inputs = carry_over(batch.token_ids, batch.carry, stage.arriving)
+            inputs = carry_over(batch.token_ids, batch.carry, rank.arriving)
         else:
-            inputs = stage.arriving[:num_tokens]
-        leaving = None if self.is_last else stage.leaving[:num_tokens]
-        return self._model(inputs, batch, work.bounds, leaving)
+            inputs = rank.arriving[:num_tokens]
+        leaving = None if self.is_last else rank.leaving[:num_tokens]
+        outputs = yield from self.models[index].steps(inputs, batch, work.bounds, leaving)
+        if self.is_last:
+            yield from self._choose(index, outputs, rank.leaving[: work.shape.num_rows])
+        return outputs
 
-    def sample(self, stage: StageSlot, logits: torch.Tensor, work: Work) -> None:
-        self._choose(device_views(stage.device, work.shape), logits, work, stage.leaving[: work.shape.num_rows])
+    def sample(self, stage: StageSlot, outputs: Sequence[torch.Tensor], work: Work) -> None:
+        """Replace the likeliest tokens by drawn ones, on the first rank's device.
 
-    def _choose(self, batch: Fields[torch.Tensor], logits: torch.Tensor, work: Work, out: torch.Tensor) -> None:
-        """Write each row's token to `out`, int32 [rows]."""
-        if work.sampling:
-            self._send(sample(logits, batch), out)
-        else:
-            self._greedy(logits, out)
+        outputs: the logits of each rank.
+        """
+        first, *others = stage.ranks
+        whole = torch.cat([logits.to(outputs[0].device) for logits in outputs], -1) if others else outputs[0]
+        tokens = self._draw(whole, device_views(first.device, work.shape))
+        self._send(tokens, first.leaving[: work.shape.num_rows])
+        for rank in others:
+            rank.leaving[: work.shape.num_rows].copy_(tokens)
+
+    def _choose(self, index: int, logits: torch.Tensor, out: torch.Tensor) -> Steps[None]:
+        """Write each row's likeliest token to `out`, int32 [rows]."""
+        yield from self.models[index].choose(logits, out)
+
+    def _draw(self, logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
+        """Return each row's token, int32 [rows]."""
+        return sample(logits, batch)

@@ -5,13 +5,18 @@ from typing import NamedTuple
 
 from cbatch.errors import CapacityError
 from cbatch.limits import Limits
-from cbatch.model import DTYPE_BYTES, Layers, ModelSpec
+from cbatch.model import DTYPE_BYTES, Layers, ModelSpec, Rank
+from cbatch.topology import share_of
 
 SPARE = 2e9
 """Bytes left to the driver, CUDA graphs, kernels and libraries' workspaces."""
 
 GRAPH_SHARE = 0.5
 """Memory of the captured graphs, as a share of the activations of the largest iteration: their shapes are smaller."""
+
+
+BOX_ROWS = 512
+"""Least rows of parts that ranks hold for each other: 64 rows of a product whose inputs are split into eight."""
 
 
 class Needs(NamedTuple):
@@ -22,36 +27,54 @@ class Needs(NamedTuple):
     activations: int
 
 
-def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers) -> Needs:
-    """Bytes that a stage's weights, its part of the cache and its largest iteration take."""
-    widths = spec.linear_shapes
+def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_ranks: int = 1) -> Needs:
+    """Bytes that one rank's share of a stage's weights, of its part of the cache and of its largest iteration takes."""
+    share, size = (
+        share_of(spec, Rank(num_ranks - 1, num_ranks)),
+        DTYPE_BYTES[spec.dtype],
+    )  # the last has the larger share
+    widths = share.linear_shapes
     # residual, normalised and attended; q, k, v and query; gates and ups and their product
-    values = 3 * spec.hidden_size + 2 * widths["qkv"][1] + widths["gate_up"][1] + spec.intermediate_size
-    tokens = limits.max_tokens * values * DTYPE_BYTES[spec.dtype]
+    values = 3 * spec.hidden_size + 2 * widths["qkv"][1] + widths["gate_up"][1] + share.intermediate_size
+    tokens = limits.max_tokens * values * size
     logits = 3 * limits.max_batch * spec.vocab_size * 4 * layers.is_last
     arriving = 0 if layers.is_first else (limits.num_stages + 1) * limits.max_tokens * spec.hidden_size * 4
-    activations = round(tokens * (1 + GRAPH_SHARE)) + logits + arriving
-    return Needs(layers.weight_bytes(spec), kv_tokens * _kv_bytes(spec, layers), activations)
+    boxes = 2 * (num_ranks - 1) * box_rows(limits) * spec.hidden_size * size
+    embedding = (spec.vocab_size - share.vocab_size) * spec.hidden_size * size * layers.is_first  # every rank has all
+    activations = round(tokens * (1 + GRAPH_SHARE)) + logits + arriving + boxes
+    weights = layers.weight_bytes(share) + embedding
+    return Needs(weights, kv_tokens * _kv_bytes(share, layers), activations)
+
+
+def box_rows(limits: Limits) -> int:
+    """Rows of hidden states that a rank holds for the parts of each other rank, twice."""
+    return max(limits.max_tokens, limits.max_batch, BOX_ROWS)
 
 
 def check_memory(
-    spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Sequence[Layers], free: Sequence[int]
+    spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Sequence[Layers], free: Sequence[int], num_ranks: int = 1
 ) -> None:
     """Raise CapacityError, with what is needed and what to lower, if a stage's GPU has too few bytes free.
 
-    layers, free: of each stage.
+    layers, free: of each stage. num_ranks: of each stage, which share its weights and its part of the cache.
     """
     for stage, (part, left) in enumerate(zip(layers, free, strict=True)):
-        whose = f"stage {stage} of model {spec.name}" if len(layers) > 1 else f"model {spec.name}"
-        _check_stage(whose, spec, limits, kv_tokens, part, left)
-    if len(layers) > 1 and spec.path is None and spec.weight_bytes + SPARE > free[0]:
-        need = f"model {spec.name} needs {spec.weight_bytes / 1e9:.1f} GB while its random weights are drawn"
+        where = f"stage {stage} of " if len(layers) > 1 else ""
+        whose = f"{'each rank of ' if num_ranks > 1 else ''}{where}model {spec.name}"
+        _check_stage(whose, spec, limits, kv_tokens, part, left, num_ranks)
+    alone = len(layers) == num_ranks == 1
+    drawn = spec.weight_bytes + (needs(spec, limits, 0, layers[0], num_ranks).weights if num_ranks > 1 else 0)
+    if not alone and spec.path is None and drawn + SPARE > free[0]:
+        need = f"model {spec.name} needs {drawn / 1e9:.1f} GB while its random weights are drawn"
         remedy = "choose a smaller model, or a checkpoint by model.path"
         raise CapacityError(f"{need}, but {free[0] / 1e9:.1f} GB of the first GPU's memory are free; {remedy}")
 
 
-def _check_stage(whose: str, spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, free: int) -> None:
-    need, per_token = needs(spec, limits, kv_tokens, layers), _kv_bytes(spec, layers)
+def _check_stage(
+    whose: str, spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, free: int, num_ranks: int
+) -> None:
+    need, one = (needs(spec, limits, tokens, layers, num_ranks) for tokens in (kv_tokens, 1))
+    per_token = one.kv_cache
     if sum(need) + SPARE <= free:
         return
     beside = need.weights + need.activations + SPARE
@@ -60,7 +83,9 @@ def _check_stage(whose: str, spec: ModelSpec, limits: Limits, kv_tokens: int, la
     elif need.weights + SPARE + need.activations / 8 <= free:
         remedy = "lower max_tokens and kv_tokens"
     else:
-        other = "raise backend.pipeline_stages if there are more GPUs, choose a smaller model"
+        other = (
+            "raise backend.tensor_parallel or backend.pipeline_stages if there are more GPUs, choose a smaller model"
+        )
         remedy = f"{other}, or simulate several GPUs with backend=sim backend.tensor_parallel=N"
     weights, cache, activations, spare, left = (f"{amount / 1e9:.1f} GB" for amount in (*need, SPARE, free))
     raise CapacityError(
@@ -70,16 +95,19 @@ def _check_stage(whose: str, spec: ModelSpec, limits: Limits, kv_tokens: int, la
     )
 
 
-def kv_tokens_that_fit(spec: ModelSpec, limits: Limits, layers: Sequence[Layers], free: Sequence[int]) -> int:
+def kv_tokens_that_fit(
+    spec: ModelSpec, limits: Limits, layers: Sequence[Layers], free: Sequence[int], num_ranks: int = 1
+) -> int:
     """Tokens of KV cache that fit beside weights and iterations in every stage; arguments as of `check_memory`.
 
     Raises CapacityError if not even one does.
     """
-    check_memory(spec, limits, 1, layers, free)
-    return min(
-        int((left - sum(needs(spec, limits, 0, part)) - SPARE) // _kv_bytes(spec, part))
-        for part, left in zip(layers, free, strict=True)
-    )
+    check_memory(spec, limits, 1, layers, free, num_ranks)
+    found = []
+    for part, left in zip(layers, free, strict=True):
+        need = needs(spec, limits, 1, part, num_ranks)
+        found.append(int((left - need.weights - need.activations - SPARE) // need.kv_cache))
+    return min(found)
 
 
 def _kv_bytes(spec: ModelSpec, layers: Layers) -> int:

@@ -4,6 +4,7 @@
 In this way the batch and the cache of one call reach the attention of each layer; nothing is kept between calls.
 """
 
+from collections.abc import Callable
 from copy import copy as copy_object
 from copy import deepcopy
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from cbatch.model import Layers
 from cbatch.runtime.attention import Attention, PagedCache
 from cbatch.runtime.batch import Bounds, Fields
 from cbatch.runtime.iteration import Send, copy
+from cbatch.runtime.ranks import Steps
+from cbatch.runtime.sampling import greedy
 
 ATTENTION_NAME = "cbatch_paged"
 """Name of `paged_attention` in `transformers`."""
@@ -82,6 +85,7 @@ class PagedModel:
         *,
         compiled: bool = False,
         send: Send = copy,
+        greedy: Callable[[Tensor, Tensor], object] = greedy,
     ) -> None:
         """
         Args:
@@ -90,18 +94,24 @@ class PagedModel:
                 the whole model: all layers run the same code, so it is compiled once. That happens at the first call,
                 for its number of tokens, and at the first call with another number, for any number but 1.
             send: writes hidden states where they leave for.
+            greedy: finds the likeliest tokens, as `sampling.greedy`.
         """
         self.cache, self.layers = cache, cache.layers
         self.hidden_size: int = model.config.hidden_size
         self._body = _body_of_stage(model, self.layers, cache.keys.device)
+        self._norm = getattr(self._body, _norm_name(self._body))
         if compiled:
             for layer in self._body.layers:
                 layer.compile()
         self._head: Any = model.get_output_embeddings()
         self._attention = attention
         self._send = send
+        self._greedy = greedy
+        self._dtype = cache.keys.dtype
 
-    def __call__(self, inputs: Tensor, batch: Fields[Tensor], bounds: Bounds, leaving: Tensor | None = None) -> Tensor:
+    def steps(
+        self, inputs: Tensor, batch: Fields[Tensor], bounds: Bounds, leaving: Tensor | None = None
+    ) -> Steps[Tensor]:
         """Compute one iteration.
 
         Args:
@@ -116,16 +126,24 @@ class PagedModel:
             head. Else `leaving`.
         """
         paged = PagedCall(self.cache, self._attention, batch, batch.kv_indices.long(), bounds)
-        kind, dtype = ("input_ids", inputs.dtype) if self.layers.is_first else ("inputs_embeds", self.cache.keys.dtype)
-        found = self._body(
-            **{kind: inputs[None].to(dtype)}, position_ids=batch.positions[None], use_cache=False, paged=paged
-        )
-        hidden: Tensor = found.last_hidden_state[0]  # [tokens, hidden]
+        hidden = yield from self._hidden(inputs, batch.positions, paged)  # [tokens, hidden]
         if leaving is None:
             logits: Tensor = self._head(hidden[batch.query_starts[1:] - 1])
             return logits
         self._send(hidden, leaving)
         return leaving
+
+    def choose(self, logits: Tensor, out: Tensor) -> Steps[None]:
+        """Write the likeliest token of each row to `out`, int32 [rows]; the lowest token id of equals."""
+        yield from ()
+        self._greedy(logits, out)
+
+    def _hidden(self, inputs: Tensor, positions: Tensor, paged: PagedCall) -> Steps[Tensor]:
+        yield from ()
+        kind, dtype = ("input_ids", inputs.dtype) if self.layers.is_first else ("inputs_embeds", self._dtype)
+        found = self._body(**{kind: inputs[None].to(dtype)}, position_ids=positions[None], use_cache=False, paged=paged)
+        hidden: Tensor = found.last_hidden_state[0]
+        return hidden
 
 
 def _body_of_stage(model: PreTrainedModel, layers: Layers, device: torch.device) -> Any:
@@ -135,6 +153,9 @@ def _body_of_stage(model: PreTrainedModel, layers: Layers, device: torch.device)
     body.layers = torch.nn.ModuleList(body.layers[layers.first : layers.end])
     body.rotary_emb = deepcopy(body.rotary_emb).to(device)
     if not layers.is_last:
-        norm = next(name for name in ("norm", "final_layer_norm") if hasattr(body, name))
-        setattr(body, norm, torch.nn.Identity())
+        setattr(body, _norm_name(body), torch.nn.Identity())
     return body
+
+
+def _norm_name(body: Any) -> str:
+    return next(name for name in ("norm", "final_layer_norm") if hasattr(body, name))

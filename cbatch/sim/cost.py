@@ -13,7 +13,7 @@ from cbatch.sim.power import STEADY, Pace
 from cbatch.sim.profile import Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
 from cbatch.sim.roofline import Seconds
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 
 Outside = Literal["mark", "error"]
 

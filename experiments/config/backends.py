@@ -15,7 +15,7 @@ from cbatch.sim.cluster import make_router
 from cbatch.sim.cost import Outside, ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime, Profile
-from cbatch.sim.topology import Degree, Topology
+from cbatch.topology import Degree, Topology, split_ranks
 from cbatch.validation import Give, Switch, check, not_negative
 from experiments.config.hardware import CPU, cost_model
 from experiments.config.this_machine import count_gpus, cpu_name
@@ -106,7 +106,7 @@ class Simulated(Backend):
     """Predicted time on the GPUs of a hardware profile.
 
     host_seconds: host time per iteration; "auto": the profile's.
-    tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.sim.topology.Topology`.
+    tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.topology.Topology`.
     router: assigns requests to replicas: round_robin, least_loaded, or an object with the method of `cbatch.sim.cluster.Router`.
     outside: "mark" counts iterations outside the measured range, "error" refuses them.
     """
@@ -158,10 +158,12 @@ class Simulated(Backend):
 class Real(Backend):
     """Real tokens.
 
-    pipeline_stages: consecutive parts of the model, on a GPU or a thread each; that many iterations are in flight.
+    tensor_parallel: ranks that share every layer, on a GPU each; on a CPU they take turns.
+    pipeline_stages: consecutive parts of the model, on GPUs or a thread of their own; that many iterations are in flight.
     layers: number of layers of each stage, as in [17,15]; the last one also has the output head. "auto": equally many.
     """
 
+    tensor_parallel: Degree = 1
     pipeline_stages: Degree = 1
     layers: Sizes = "auto"
 
@@ -173,13 +175,17 @@ class Real(Backend):
         return None if self.layers == "auto" else tuple(self.layers)
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
-        split_layers(spec, self.pipeline_stages, self.sizes)  # raises ConfigError before weights are loaded
+        split_layers(spec, self.pipeline_stages, self.sizes)  # these raise ConfigError before weights are loaded
+        split_ranks(spec, self.tensor_parallel)
         return super().cost(hardware, spec, max_batch)
+
+    def _with_topology(self, options: Options) -> Options:
+        return replace(options, layers=self.sizes, tensor_parallel=self.tensor_parallel)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cpu(Real):
-    """Real tokens on this machine's CPU. Predictions are of the whole model: stages share its cores."""
+    """Real tokens on this machine's CPU. Predictions are of the whole model: stages and ranks share its cores."""
 
     name = "cpu"
     predicts_with = CPU
@@ -204,12 +210,12 @@ class Cpu(Real):
     ) -> Executor:
         from cbatch.runtime import cpu
 
-        return cpu.build(spec, limits, kv, replace(options, layers=self.sizes))
+        return cpu.build(spec, limits, kv, self._with_topology(options))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cuda(Real):
-    """Real tokens on this machine's GPU, or a GPU for each pipeline stage.
+    """Real tokens on this machine's GPU, or a GPU for each rank of each pipeline stage.
 
     attention: of prompt chunks: "flash4", "triton", or "auto" for the faster one that fits.
     """
@@ -228,7 +234,11 @@ class Cuda(Real):
         """Predicts as if all stages had as many layers as the largest."""
         most = max(part.size for part in split_layers(spec, self.pipeline_stages, self.sizes))
         even = replace(spec, num_layers=most * self.pipeline_stages)
-        return cost_model(hardware, even, Topology(pipeline_stages=self.pipeline_stages), max_batch=max_batch)
+        return cost_model(hardware, even, self._topology, max_batch=max_batch)
+
+    @property
+    def _topology(self) -> Topology:
+        return Topology(self.tensor_parallel, self.pipeline_stages)
 
     def hardware(self, profile: Profile) -> str:
         import torch
@@ -238,19 +248,21 @@ class Cuda(Real):
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         from cbatch.runtime import gpu
 
-        return gpu.kv_tokens_beside(spec, limits, self.sizes), "beside weights and iterations in the free memory"
+        return gpu.kv_tokens_beside(
+            spec, limits, self._with_topology(Options())
+        ), "beside weights and iterations in the free memory"
 
     def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
         from cbatch.runtime import gpu
 
-        gpu.check_fits(spec, limits, kv, self.sizes)
+        gpu.check_fits(spec, limits, kv, self._with_topology(Options()))
 
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
         from cbatch.runtime import gpu
 
-        return gpu.build(spec, limits, kv, replace(options, attention=self.attention, layers=self.sizes))
+        return gpu.build(spec, limits, kv, replace(self._with_topology(options), attention=self.attention))
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         ran = executor.iteration

@@ -17,7 +17,7 @@ from cbatch.sim.cost import Outside, ProfileCost
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import ModelTables, load_profile
 from cbatch.sim.roofline import Ceilings
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from experiments.config.this_machine import cpu_name, memory_bytes
 
 CPU = "cpu"

@@ -27,7 +27,7 @@ from cbatch import Plan, Policy, Request, View
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Profile
 from cbatch.sim.roofline import Affine
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from experiments.config.command_line import Count
 from experiments.paper.fig12_systems import LONGEST, SHORTEST, Outcome, load_linked_profile, ratios, requests, run
 from experiments.paper.verdicts import write

@@ -33,7 +33,7 @@ from cbatch.sim.importers.vidur import read_links
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
 from cbatch.sim.stages import Span, StageAccount
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
 from experiments.paper.claims import Claim, Verdict, read_claims

@@ -65,7 +65,7 @@ class Forcing:
     def __call__(self, stage: StageSlot, work: Work) -> None:
         self._inner(stage, work)
         step = self._steps.popleft()
-        places = step.sampled.tolist()
+        places, leaving = step.sampled.tolist(), stage.ranks[0].leaving
         if not places:
             return
         ends = step.start + step.num_tokens
@@ -73,9 +73,9 @@ class Forcing:
         rows = torch.tensor(places, device=CUDA)
         if self.forced is not None:
             tokens = [self.forced[id_][place] for id_, place in keys]
-            stage.leaving[rows] = torch.tensor(tokens, dtype=torch.int32, device=CUDA)
-        logits = self._inner._eager._model._logits[rows]  # type: ignore[attr-defined]  # where graphs leave them
-        thought = logits.log_softmax(-1).gather(1, stage.leaving[rows].long()[:, None])[:, 0]  # [places]
+            leaving[rows] = torch.tensor(tokens, dtype=torch.int32, device=CUDA)
+        logits = self._inner._eager.models[0]._logits[rows]  # type: ignore[attr-defined]  # where graphs leave them
+        thought = logits.log_softmax(-1).gather(1, leaving[rows].long()[:, None])[:, 0]  # [places]
         self.found.update(zip(keys, thought.unbind(), strict=True))
 
 

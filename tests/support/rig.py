@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from cpu_graphs import CpuGraphs, FixedShapeAttention
 from fuzz_policy import FuzzPolicy
@@ -95,6 +96,7 @@ def build(
     asynchronous: bool = True,
     num_stages: int = 1,
     sizes: Sequence[int] | None = None,
+    num_ranks: int = 1,
     batch: int = 4,
     num_blocks: int = 24,
     block_size: int = 4,
@@ -103,22 +105,22 @@ def build(
     """Puts an engine together.
 
     graphs: replay captured graphs for all iterations.
-    num_stages: of the pipeline, whose streams `streams` must be. sizes: number of layers of each stage.
+    num_ranks: of each stage. num_stages: of the pipeline, whose streams `streams` must be. sizes: number of layers of each stage.
     """
     limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1, num_stages=num_stages)
     kv = KVSize(num_blocks, block_size)
-    slots = make_slots(limits, block_size, [CPU] * num_stages, streams, spec.hidden_size)
+    slots = make_slots(limits, block_size, [[CPU] * num_ranks] * num_stages, streams, spec.hidden_size)
     attention = FixedShapeAttention() if graphs else ReferenceAttention()
-    models = stage_models(spec, kv, attention, num_stages, sizes)
+    stages = stage_models(spec, kv, attention, num_stages, sizes, num_ranks)
     if poison:
         poison_slots(slots)
-        for model in models:
+        for model in chain(*stages):
             poison_cache(model.cache)
     iterations: list[Iteration] = []
-    for stage, model in enumerate(models):
-        eager = PoisonedIteration(model) if poison else EagerIteration(model)
+    for stage, models in enumerate(stages):
+        eager = PoisonedIteration(models) if poison else EagerIteration(models)
         parts, shapes = [slot.stages[stage] for slot in slots], [Shape.largest(limits, block_size)]
-        iterations.append(CpuGraphs(eager, parts, model.cache, shapes) if graphs else eager)
+        iterations.append(CpuGraphs(eager, parts, models[0].cache, shapes) if graphs else eager)
     executor = StreamExecutor(streams, slots, iterations, Vocabulary(spec))
     requests = [
         ask.reference.request(id_, ask.max_new_tokens, ask.stop_tokens, ask.arrival_iteration)
@@ -136,6 +138,7 @@ def stress(
     graphs: bool = False,
     asynchronous: bool = True,
     num_stages: int = 1,
+    num_ranks: int = 1,
 ) -> Rig:
     """A run in which requests stop early, are preempted and reordered, and blocks and table rows are soon reused.
 
@@ -155,5 +158,6 @@ def stress(
         graphs=graphs,
         asynchronous=asynchronous,
         num_stages=num_stages,
+        num_ranks=num_ranks,
         num_blocks=numbers.randint(14, 24),
     )

@@ -10,7 +10,7 @@ from cbatch.sim.links import Link, Links
 from cbatch.sim.profile import HostTime, Measured, Profile
 from cbatch.sim.profile_file import ModelTables
 from cbatch.sim.roofline import Ceilings
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 
 SPEC = ModelSpec(
     "small",

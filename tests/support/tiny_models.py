@@ -13,13 +13,14 @@ from transformers import PreTrainedModel
 from cbatch import Limits, Request, Sampling
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec, split_layers
-from cbatch.runtime.attention import Attention, PagedCache, ReferenceAttention
+from cbatch.runtime.attention import Attention, ReferenceAttention
 from cbatch.runtime.batch import uniform
-from cbatch.runtime.cpu import assemble
+from cbatch.runtime.cpu import assemble, make_models
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
 from cbatch.runtime.weights import load_model
+from cbatch.topology import split_ranks
 from cbatch.vocabulary import Vocabulary
 
 torch.set_num_threads(1)  # the matrices are too small to share
@@ -76,11 +77,16 @@ def paged_weights(spec: ModelSpec) -> PreTrainedModel:
 
 
 def stage_models(
-    spec: ModelSpec, kv: KVSize, attention: Attention, num_stages: int = 1, sizes: Sequence[int] | None = None
-) -> list[PagedModel]:
-    """The model's stages, with weights that are shared by all tests. sizes: number of layers of each stage."""
-    caches = [PagedCache(spec, kv, CPU, layers) for layers in split_layers(spec, num_stages, sizes)]
-    return [PagedModel(paged_weights(spec), cache, attention) for cache in caches]
+    spec: ModelSpec,
+    kv: KVSize,
+    attention: Attention,
+    num_stages: int = 1,
+    sizes: Sequence[int] | None = None,
+    num_ranks: int = 1,
+) -> list[list[PagedModel]]:
+    """The models of each stage's ranks, with weights that are shared by all tests. sizes: layers of each stage."""
+    layers, ranks = split_layers(spec, num_stages, sizes), split_ranks(spec, num_ranks)
+    return make_models(paged_weights(spec), spec, kv, layers, ranks, attention)
 
 
 def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int) -> StreamExecutor:

@@ -8,18 +8,20 @@ from numpy.typing import NDArray
 
 from cbatch.request_table import Ints
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.batch import Fields, Work
+from cbatch.runtime.batch import Fields
 from cbatch.runtime.iteration import EagerIteration
+from cbatch.runtime.ranks import Steps
 from cbatch.runtime.slots import Slot
 
 
 def poison_slots(slots: Iterable[Slot]) -> None:
     """Put -1 into the token buffers, and NaN into those of hidden states, before their first use."""
     for slot in slots:
-        slot.sampled.fill_(-1)
         slot.tokens.fill_(-1)
-        for stage in slot.stages[1:]:
-            stage.arriving.fill_(torch.nan)
+        for sampled in slot.sampled:
+            sampled.fill_(-1)
+        for rank in (rank for stage in slot.stages[1:] for rank in stage.ranks):
+            rank.arriving.fill_(torch.nan)
 
 
 def poison_cache(cache: PagedCache) -> None:
@@ -31,10 +33,18 @@ def poison_cache(cache: PagedCache) -> None:
 class PoisonedIteration(EagerIteration):
     """Samples -1 where logits are NaN."""
 
-    def _choose(self, batch: Fields[torch.Tensor], logits: torch.Tensor, work: Work, out: torch.Tensor) -> None:
+    def _choose(self, index: int, logits: torch.Tensor, out: torch.Tensor) -> Steps[None]:
         tokens = torch.empty_like(out, device=logits.device)
-        super()._choose(batch, logits, work, tokens)
-        self._send(tokens.masked_fill_(logits.isnan().any(dim=-1), -1), out)
+        yield from super()._choose(index, logits, tokens)
+        self._send(_mark(tokens, logits), out)
+
+    def _draw(self, logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
+        return _mark(super()._draw(logits, batch), logits)
+
+
+def _mark(tokens: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Ranks have the same hidden states, so one rank's logits are NaN where all are."""
+    return tokens.masked_fill_(logits.isnan().any(dim=-1), -1)
 
 
 def check_tokens(tokens: NDArray[np.int32], sampled: Ints) -> None:

@@ -7,18 +7,24 @@ The modules stay valid: their projections become views of the fused matrices, so
 reference, share one set of weights.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import embedding
 from transformers import PreTrainedModel
 
-from cbatch.model import ModelSpec
+from cbatch.limits import Limits
+from cbatch.model import Layers, ModelSpec, Rank
 from cbatch.runtime.attention import Attention, PagedCache
 from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.fast.argmax import CHUNK, argmax, choose_share, search_share
+from cbatch.runtime.fast.exchange import Exchange, Meeting, connect
 from cbatch.runtime.fast.fused_ops import add_norm, rotate_and_store
 from cbatch.runtime.fast.linear import Product
 from cbatch.runtime.fast.peers import send
+from cbatch.runtime.memory import box_rows
+from cbatch.runtime.ranks import Steps, finish
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -43,7 +49,8 @@ class Layer(NamedTuple):
 class FusedModel:
     """Same interface and tokens as `PagedModel`; in bfloat16 equal up to rounding.
 
-    A pipeline changes no bit: what leaves a stage is the sum that one GPU would normalise, in float32.
+    A pipeline changes no bit: what leaves a stage is the sum that one GPU would normalise, in float32. With an exchange it
+    computes one rank's share: `weights.shard` makes the model and `topology.share_of` the spec.
     """
 
     def __init__(
@@ -55,12 +62,14 @@ class FusedModel:
         *,
         max_rows: int,
         max_positions: int,
+        exchange: Exchange | None = None,
     ) -> None:
         """
         Args:
             model: from `weights.load_model`, the cache's layers on its GPU; its projections are fused in place.
             max_rows: most requests in an iteration.
             max_positions: tokens of the longest request.
+            exchange: with the other ranks of the group; None if there are none.
         """
         assert can_fuse(spec), "the caller chooses PagedModel for other models"
         body: Any = model.model
@@ -75,6 +84,7 @@ class FusedModel:
         self._scaling: float = body.layers[0].self_attn.scaling
         self._epsilon: float = body.norm.variance_epsilon
         self._dtype = cache.keys.dtype
+        self._exchange = exchange
         self._layers = [self._fuse(layer) for layer in body.layers[self.layers.first : self.layers.end]]
         self._rotations = rotations(body.rotary_emb, max_positions).to(device)
         if self.layers.is_first:
@@ -88,6 +98,12 @@ class FusedModel:
     def __call__(
         self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds, leaving: torch.Tensor | None = None
     ) -> torch.Tensor:
+        """Compute one iteration without other ranks."""
+        return finish(self.steps(inputs, batch, bounds, leaving))
+
+    def steps(
+        self, inputs: torch.Tensor, batch: Fields[torch.Tensor], bounds: Bounds, leaving: torch.Tensor | None = None
+    ) -> Steps[torch.Tensor]:
         """See `PagedModel`. `leaving` may be on another GPU that this one can access.
 
         Returns:
@@ -100,10 +116,17 @@ class FusedModel:
         else:
             residual, arriving = torch.empty_like(inputs, dtype=self._dtype), inputs
         parts: torch.Tensor | None = None
+        meeting: Meeting | None = None
         for index, layer in enumerate(self._layers, self.layers.first):
             keys, values = self.cache.layer(index)
             x = add_norm(
-                parts, residual, layer.attention_norm, self._epsilon, dependent=self.dependent, source=arriving
+                parts,
+                residual,
+                layer.attention_norm,
+                self._epsilon,
+                dependent=self.dependent,
+                source=arriving,
+                meeting=meeting,
             )
             arriving = None
             query = rotate_and_store(
@@ -120,23 +143,44 @@ class FusedModel:
                 dependent=self.dependent,
             )
             attended = self._attention(query, keys, values, batch, bounds, scaling=self._scaling)
+            meeting = self._meeting(2 * (index - self.layers.first))
+            parts = layer.output(attended.flatten(1), meeting)
+            yield
             x = add_norm(
-                layer.output(attended.flatten(1)),
-                residual,
-                layer.feed_forward_norm,
-                self._epsilon,
-                dependent=self.dependent,
+                parts, residual, layer.feed_forward_norm, self._epsilon, dependent=self.dependent, meeting=meeting
             )
-            parts = layer.down(layer.gate_up(x)[0])
+            gated = layer.gate_up(x)[0]
+            meeting = self._meeting(2 * (index - self.layers.first) + 1)
+            parts = layer.down(gated, meeting)
+            yield
         if leaving is not None:
-            send(residual, leaving, parts=parts, dependent=self.dependent)
+            send(residual, leaving, parts=parts, dependent=self.dependent, meeting=meeting)
             return leaving
-        x = add_norm(parts, residual, self._norm, self._epsilon, dependent=self.dependent)
+        x = add_norm(parts, residual, self._norm, self._epsilon, dependent=self.dependent, meeting=meeting)
         if bounds.max_query_len > 1 or x.shape[0] != batch.context_lens.shape[0]:
             x = x[batch.query_starts[1:] - 1]  # [rows, hidden]: each row's last token
         logits = self._logits[: len(x)]
         self._head.into(logits, x)
         return logits
+
+    def choose(self, logits: torch.Tensor, out: torch.Tensor) -> Steps[None]:
+        """See `PagedModel`; the likeliest of all ranks' tokens. `out` may be on another GPU."""
+        exchange = self._exchange
+        if exchange is None:
+            argmax(logits, out)
+            return
+        meeting = exchange.meeting(2 * self.layers.size)
+        search_share(logits, exchange, meeting)
+        yield
+        choose_share(out, exchange, meeting)
+
+    def start(self) -> None:
+        """See `Exchange.start`."""
+        if self._exchange is not None:
+            self._exchange.start()
+
+    def _meeting(self, number: int) -> Meeting | None:
+        return None if self._exchange is None else self._exchange.meeting(number)
 
     def _fuse(self, layer: Any) -> Layer:
         attention, feed_forward = layer.self_attn, layer.mlp
@@ -156,6 +200,25 @@ class FusedModel:
 
     def _product(self, weight: torch.Tensor, *, gated: bool = False) -> Product:
         return Product(weight, self._num_processors, gated=gated, dependent=self.dependent)
+
+
+def exchanges_of(spec: ModelSpec, limits: Limits, layers: Layers, devices: Sequence[torch.device]) -> list[Exchange]:
+    """The exchange of each rank of a stage, on its GPU; they know each other."""
+    exchanges = [
+        Exchange(
+            Rank(index, len(devices)),
+            device,
+            getattr(torch, spec.dtype),
+            box=box_rows(limits) * spec.hidden_size,
+            num_meetings=2 * layers.size + layers.is_last,
+            max_rows=limits.max_batch,
+            vocabulary=spec.vocab_size,
+            chunk=CHUNK,
+        )
+        for index, device in enumerate(devices)
+    ]
+    connect(exchanges)
+    return exchanges
 
 
 def can_fuse(spec: ModelSpec) -> bool:

@@ -10,21 +10,31 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from cbatch.runtime.fast.exchange import COUNTS, Awaited, Meeting, add_parts, wait_for_others
 
-@triton.jit(do_not_specialize=["num_tokens"])
+
+@triton.jit(do_not_specialize=["num_tokens", "num_signals"], do_not_specialize_on_alignment=COUNTS)
 def _add_norm_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,  # [SPLITS, tokens, WIDTH]
     source_ptr,  # [tokens, WIDTH]
     residual_ptr,  # [tokens, WIDTH], written
     weight_ptr,  # [WIDTH]
     out_ptr,  # [tokens, WIDTH]
+    inbox_ptr,  # [RANKS - 1, box]
+    arrived_ptr,  # [RANKS]
+    base_ptr,  # [1]
+    next_ptr,  # [1]
     num_tokens,
     epsilon,
+    box,
+    num_signals,
     WIDTH: tl.constexpr,
     SPLITS: tl.constexpr,
     MOVES: tl.constexpr,  # whether source and residual differ
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
@@ -34,13 +44,16 @@ def _add_norm_kernel(  # type: ignore[no-untyped-def]
     weight = tl.load(weight_ptr + columns, inside, other=0.0).to(tl.float32)
     if DEPENDENT:
         gdc_wait()
-    hidden = tl.load(source_ptr + token * WIDTH + columns, inside, other=0.0).to(tl.float32)
-    for split in tl.static_range(SPLITS):
-        hidden += tl.load(parts_ptr + (split * num_tokens + token) * WIDTH + columns, inside, other=0.0).to(tl.float32)
+    if RANKS > 1:
+        wait_for_others(arrived_ptr, base_ptr, next_ptr, num_signals, token == 0, RANK, RANKS)
+    places = token * WIDTH + columns
+    hidden = tl.load(source_ptr + places, inside, other=0.0).to(tl.float32)
+    num_values = num_tokens.to(tl.int64) * WIDTH
+    hidden = add_parts(hidden, parts_ptr, inbox_ptr, num_values, box, places, inside, SPLITS, RANK, RANKS)
     if SPLITS > 0 or MOVES:
-        tl.store(residual_ptr + token * WIDTH + columns, hidden.to(residual_ptr.dtype.element_ty), inside)
+        tl.store(residual_ptr + places, hidden.to(residual_ptr.dtype.element_ty), inside)
     scale = tl.rsqrt(tl.sum(hidden * hidden) / WIDTH + epsilon)
-    tl.store(out_ptr + token * WIDTH + columns, (hidden * scale * weight).to(out_ptr.dtype.element_ty), inside)
+    tl.store(out_ptr + places, (hidden * scale * weight).to(out_ptr.dtype.element_ty), inside)
 
 
 def add_norm(
@@ -51,6 +64,7 @@ def add_norm(
     *,
     dependent: bool,
     source: torch.Tensor | None = None,
+    meeting: Meeting | None = None,
 ) -> torch.Tensor:
     """Add a layer's output to the residual stream, in place, and normalise the sum (RMSNorm).
 
@@ -58,25 +72,32 @@ def add_norm(
         parts: [splits, tokens, hidden]; None if there is nothing to add.
         residual: [tokens, hidden].
         source: [tokens, hidden]; the residual stream as it arrives from another GPU, where `residual` is yet unwritten.
+        meeting: at which the product that made `parts` was stored for the other ranks; theirs are waited for and added.
 
     Returns:
         [tokens, hidden], the input of the next product.
     """
     num_tokens, width = residual.shape
     out = torch.empty_like(residual)
+    awaited = Awaited.at(meeting, residual)
     _add_norm_kernel[(num_tokens,)](
         residual if parts is None else parts,
         residual if source is None else source,
         residual,
         weight,
         out,
+        *awaited.tensors,
         num_tokens,
         epsilon,
+        awaited.box,
+        awaited.num_signals,
         WIDTH=width,
         SPLITS=0 if parts is None else len(parts),
         MOVES=source is not None,
         BLOCK=triton.next_power_of_2(width),
         DEPENDENT=dependent,
+        RANK=awaited.rank.index,
+        RANKS=awaited.rank.size,
         num_warps=8,
         launch_pdl=dependent and source is None,  # a stage's first kernel has no predecessor
     )

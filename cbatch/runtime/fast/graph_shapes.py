@@ -50,11 +50,12 @@ class MeasuredGraphs(GraphedIteration):
         """The shorter of two replays on padding."""
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         times: list[float] = []
-        with torch.cuda.stream(self._stream):
+        with self._current_streams():
             self._put_dummies(shape)
             for _ in range(2):
                 begin.record()
-                self.graphs[shape, 0].graph.replay()
+                for rank in self.graphs[shape, 0]:
+                    rank.graph.replay()
                 end.record()
                 end.synchronize()
                 times.append(begin.elapsed_time(end) / 1e3)
@@ -64,14 +65,14 @@ class MeasuredGraphs(GraphedIteration):
     def _launch_seconds(self, shape: Shape) -> float:
         """Host time of an iteration that runs operation by operation; the shortest of three."""
         times: list[float] = []
-        with torch.cuda.stream(self._stream):
-            self._put_dummies(shape)
+        with self._current_streams():
             for _ in range(3):
-                self._stream.synchronize()
+                self._put_dummies(shape)
                 begin = time.perf_counter()
                 self._run_eagerly(shape)
                 times.append(time.perf_counter() - begin)
-            self._stream.synchronize()  # the host may write the slot's buffers again
+            for stream in self._streams:
+                stream.synchronize()  # the host may write the slot's buffers again
         return min(times)
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch.nn.functional import linear
 
+from cbatch.runtime.fast.exchange import Meeting, push
 from cbatch.runtime.fast.fused_ops import gate
 from cbatch.runtime.fast.small_batch_gemm import MAX_ROWS, small_batch_product, tiling_for
 
@@ -29,17 +30,22 @@ class Product:
             tiling_for(outputs // (2 if gated else 1), inputs, num_processors, gated=gated) if is_16_bit else None
         )
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, meeting: Meeting | None = None) -> torch.Tensor:
         """
         Args:
             x: [rows, inputs].
+            meeting: where the parts are stored for the other ranks too.
 
         Returns:
             [parts, rows, outputs], to be summed over the parts; if gated, SiLU(gate) * up in one part.
         """
         if self.tiling and len(x) <= MAX_ROWS:
-            return small_batch_product(x, self.weight, self.tiling, gated=self.gated, dependent=self.dependent)
+            return small_batch_product(
+                x, self.weight, self.tiling, gated=self.gated, dependent=self.dependent, meeting=meeting
+            )
         out = linear(x, self.weight)
+        if meeting is not None:
+            push(out, meeting, dependent=self.dependent)
         return gate(out, dependent=self.dependent)[None] if self.gated else out[None]
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> None:

@@ -9,34 +9,50 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from cbatch.runtime.fast.exchange import COUNTS, Awaited, Meeting, add_parts, wait_for_others
+
 BLOCK = 1024
 
 
-@triton.jit(do_not_specialize=["num_values"])
+@triton.jit(do_not_specialize=["num_values", "num_signals"], do_not_specialize_on_alignment=COUNTS)
 def _send_kernel(  # type: ignore[no-untyped-def]
     parts_ptr,  # [SPLITS, values]
     values_ptr,  # [values]
     out_ptr,  # [values]
+    inbox_ptr,  # [RANKS - 1, box]
+    arrived_ptr,  # [RANKS]
+    base_ptr,  # [1]
+    next_ptr,  # [1]
     num_values,
+    box,
+    num_signals,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
 ):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < num_values
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
+    if RANKS > 1:
+        wait_for_others(arrived_ptr, base_ptr, next_ptr, num_signals, tl.program_id(0) == 0, RANK, RANKS)
     values = tl.load(values_ptr + place, inside)
     if SPLITS > 0:
         values = values.to(tl.float32)
-    for split in tl.static_range(SPLITS):
-        values += tl.load(parts_ptr + split * num_values.to(tl.int64) + place, inside).to(tl.float32)
+    values = add_parts(values, parts_ptr, inbox_ptr, num_values.to(tl.int64), box, place, inside, SPLITS, RANK, RANKS)
     tl.store(out_ptr + place, values.to(out_ptr.dtype.element_ty), inside)
 
 
 def send(
-    values: torch.Tensor, out: torch.Tensor, *, parts: torch.Tensor | None = None, dependent: bool = False
+    values: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    parts: torch.Tensor | None = None,
+    dependent: bool = False,
+    meeting: Meeting | None = None,
 ) -> None:
     """Store values, or the sum of values and parts in float32, on the GPU that `out` is on.
 
@@ -44,15 +60,22 @@ def send(
         values: contiguous, on this GPU.
         out: of the same shape, contiguous, of any type.
         parts: [splits, ...]; partial sums of a product, as in `fused_ops`.
+        meeting: as in `fused_ops.add_norm`.
     """
+    awaited = Awaited.at(meeting, values)
     _send_kernel[(triton.cdiv(values.numel(), BLOCK),)](
         values if parts is None else parts,
         values,
         out,
+        *awaited.tensors,
         values.numel(),
+        awaited.box,
+        awaited.num_signals,
         SPLITS=0 if parts is None else len(parts),
         BLOCK=BLOCK,
         DEPENDENT=dependent,
+        RANK=awaited.rank.index,
+        RANKS=awaited.rank.size,
         num_warps=4,
         launch_pdl=dependent,
     )

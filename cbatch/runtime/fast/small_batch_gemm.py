@@ -17,6 +17,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from cbatch.model import Rank
+from cbatch.runtime.fast.exchange import Meeting, store_for_others, tell_others
+
 MAX_ROWS = 64
 
 SHARED_MEMORY = 222 * 1024
@@ -71,6 +74,8 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     x_ptr,  # [rows, INPUTS]
     weight_ptr,  # [OUTPUTS, INPUTS]; gated: [2 * OUTPUTS, INPUTS], the gates first
     out_ptr,  # [SPLITS, rows, OUTPUTS]
+    boxes_ptr,  # [RANKS]
+    counters_ptr,  # [RANKS]
     num_rows,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -80,6 +85,8 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     BLOCK_OUTPUTS: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
 ):
     PART: tl.constexpr = INPUTS // SPLITS
     split = tl.program_id(1)
@@ -103,8 +110,12 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
         x_ptrs += BLOCK_INPUTS
     if GATED:
         sums = sums / (1 + tl.exp(-sums)) * ups
-    out_ptrs = out_ptr + (split * num_rows + rows[None, :]) * OUTPUTS + outputs[:, None]
-    tl.store(out_ptrs, sums.to(out_ptr.dtype.element_ty), real)
+    places = (split * num_rows + rows[None, :]) * OUTPUTS + outputs[:, None]
+    part = sums.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + places, part, real)
+    if RANKS > 1:
+        store_for_others(boxes_ptr, places, part, real, RANK, RANKS)
+        tell_others(counters_ptr, RANK, RANKS)
 
 
 def small_batch_product(
@@ -115,6 +126,7 @@ def small_batch_product(
     gated: bool = False,
     dependent: bool,
     out: torch.Tensor | None = None,
+    meeting: Meeting | None = None,
 ) -> torch.Tensor:
     """Multiply up to `MAX_ROWS` rows with a weight matrix.
 
@@ -125,20 +137,26 @@ def small_batch_product(
         gated: SiLU(x gates^T) * (x ups^T) instead of x weight^T.
         dependent: start while the preceding kernel still runs; needs compute capability 9.0.
         out: written instead of a new tensor; contiguous.
+        meeting: where the parts are stored for the other ranks too.
 
     Returns:
-        [splits, rows, outputs], partial sums in float32; if gated, [1, rows, outputs] of x's type.
+        [splits, rows, outputs], partial sums in float32; if gated, or with a meeting, of x's type.
     """
     num_rows, inputs = x.shape
     outputs = weight.shape[0] // (2 if gated else 1)
     block_rows = max(16, triton.next_power_of_2(num_rows))
     if out is None:
-        dtype = x.dtype if gated else torch.float32
+        dtype = torch.float32 if not gated and meeting is None else x.dtype
         out = torch.empty((tiling.splits, num_rows, outputs), dtype=dtype, device=x.device)
-    _small_batch_gemm_kernel[(outputs // tiling.outputs, tiling.splits)](
+    grid = outputs // tiling.outputs, tiling.splits
+    boxes, counters = meeting.expect(out, grid[0] * grid[1]) if meeting else (out, out)
+    rank = meeting.rank if meeting else Rank()
+    _small_batch_gemm_kernel[grid](
         x,
         weight,
         out,
+        boxes,
+        counters,
         num_rows,
         OUTPUTS=outputs,
         INPUTS=inputs,
@@ -148,6 +166,8 @@ def small_batch_product(
         BLOCK_OUTPUTS=tiling.outputs,
         BLOCK_INPUTS=tiling.inputs,
         DEPENDENT=dependent,
+        RANK=rank.index,
+        RANKS=rank.size,
         num_warps=4,
         num_stages=tiling.num_stages(block_rows, gated),
         launch_pdl=dependent,

@@ -29,7 +29,7 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
 from cbatch.sim.roofline import Ceilings
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 
 LAYOUT = ".../aiconfigurator/SYSTEM"
 MS, HALF = 1e-3, 2  # bytes of the 16-bit types that were measured

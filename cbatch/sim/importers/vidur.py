@@ -18,7 +18,7 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
 from cbatch.sim.roofline import Ceilings
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 
 LAYOUT = ".../vidur/compute/DEVICE"
 MS = 1e-3

@@ -18,7 +18,7 @@ from cbatch import BatchShape, Limits, Policy, Request, Server
 from cbatch.kv import KVSize
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.links import Link, Links
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from experiments.paper.calendar import Calendar
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select

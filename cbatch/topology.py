@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from cbatch.errors import ConfigError
-from cbatch.model import ModelSpec
+from cbatch.model import ModelSpec, Rank
 from cbatch.validation import check, whole
 
 Degree = Annotated[int, whole(1, 10_000)]
@@ -71,3 +71,16 @@ class Topology:
             problem = f"{key}={getattr(self, key)} does not divide the {number} {what} of model={spec.name}"
             divisors = [str(candidate) for candidate in range(1, min(number, 64) + 1) if number % candidate == 0]
             raise ConfigError(f"{problem}; choose one of {', '.join(divisors)}")
+
+
+def split_ranks(spec: ModelSpec, tensor_parallel: int) -> list[Rank]:
+    """The ranks of a tensor-parallel group; raises ConfigError if they do not divide the model."""
+    Topology(tensor_parallel, gpus_per_node=tensor_parallel).check(spec)
+    return [Rank(index, tensor_parallel) for index in range(tensor_parallel)]
+
+
+def share_of(spec: ModelSpec, rank: Rank) -> ModelSpec:
+    """One rank's part of the model, as `Topology.share`, with its exact share of the vocabulary."""
+    tokens = rank.share(spec.vocab_size)
+    share = Topology(rank.size, gpus_per_node=rank.size).share(spec)
+    return replace(share, vocab_size=tokens.stop - tokens.start)

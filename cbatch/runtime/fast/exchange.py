@@ -1,0 +1,258 @@
+"""The ranks of a tensor-parallel group meet in each other's memory: no kernel but those that compute, no host in between.
+
+    rank 0   product: stores its parts for itself and in rank 1's box, counts --+ +--> add_norm: waits for the count, adds
+    rank 1   product: stores its parts for itself and in rank 0's box, counts --+-+--> the parts in the order of the ranks
+
+A product's programs each add 1 to a counter in the memory of every other rank once their parts are stored there (release,
+system scope); the kernel that adds the parts waits until its counter for each rank has risen by that many (acquire). So
+the residual stream has the same bits on all ranks. Counters only ever rise, and what they must reach stays on the device,
+so a captured graph can be replayed: each meeting of an iteration leaves it for the next one, the last for the first.
+
+Two boxes in turn suffice: a rank stores in a box again only after a meeting for which all others were done with reading it.
+
+Until `start` what must be reached is so low that no kernel waits: ranks may be compiled, captured and timed one by one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from cbatch.model import Rank
+
+BLOCK = 4096
+"""Values that one program of `push` stores."""
+
+NEVER = -(2**62)
+"""Below any count."""
+
+COUNTS = ("base_ptr", "next_ptr")
+"""Parameters of kernels that wait: every eighth byte, so their alignment differs from meeting to meeting."""
+
+
+@triton.jit
+def store_for_others(boxes_ptr, places, part, inside, RANK: tl.constexpr, RANKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store a block in the boxes of the other ranks. boxes_ptr: int64 [RANKS]; addresses."""
+    for peer in tl.static_range(RANKS):
+        if peer != RANK:
+            box = tl.multiple_of(tl.load(boxes_ptr + peer).to(tl.pointer_type(part.dtype)), 16)
+            tl.store(box + places, part, inside)
+
+
+@triton.jit
+def tell_others(counters_ptr, RANK: tl.constexpr, RANKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Count this program as done, once all its threads have stored. counters_ptr: int64 [RANKS]; addresses."""
+    tl.debug_barrier()
+    for peer in tl.static_range(RANKS):
+        if peer != RANK:
+            counter = tl.load(counters_ptr + peer).to(tl.pointer_type(tl.int64))
+            tl.atomic_add(counter, 1, sem="release", scope="sys")
+
+
+@triton.jit
+def wait_for_others(arrived_ptr, base_ptr, next_ptr, num_signals, is_first, RANK: tl.constexpr, RANKS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Wait until all programs of the others have counted; the first program says what the next meeting starts from."""
+    target = tl.load(base_ptr) + num_signals
+    for peer in tl.static_range(RANKS):
+        if peer != RANK:
+            count = tl.atomic_add(arrived_ptr + peer, 0, sem="acquire", scope="sys")
+            while count < target:
+                count = tl.atomic_add(arrived_ptr + peer, 0, sem="acquire", scope="sys")
+    tl.debug_barrier()
+    if is_first:
+        tl.store(next_ptr, target)
+
+
+@triton.jit
+def add_parts(  # type: ignore[no-untyped-def]
+    values,
+    parts_ptr,  # [SPLITS, values], of this rank
+    inbox_ptr,  # [RANKS - 1, box]
+    num_values,
+    box,
+    places,
+    inside,
+    SPLITS: tl.constexpr,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+):
+    """Add the parts of all ranks in their order, in float32."""
+    for rank in tl.static_range(RANKS):
+        if rank < RANK:
+            source = inbox_ptr + rank * box
+        elif rank == RANK:
+            source = parts_ptr
+        else:
+            source = inbox_ptr + (rank - 1) * box
+        for split in tl.static_range(SPLITS):
+            values += tl.load(source + split * num_values + places, inside, other=0.0).to(tl.float32)
+    return values
+
+
+@triton.jit
+def _push_kernel(  # type: ignore[no-untyped-def]
+    part_ptr,  # [values]
+    boxes_ptr,
+    counters_ptr,
+    num_values,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+    RANK: tl.constexpr,
+    RANKS: tl.constexpr,
+):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < num_values
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    store_for_others(boxes_ptr, places, tl.load(part_ptr + places, inside), inside, RANK, RANKS)
+    tell_others(counters_ptr, RANK, RANKS)
+
+
+@dataclass(slots=True)
+class Meeting:
+    """One place in an iteration at which the ranks exchange parts.
+
+    rank: whose meeting it is.
+    boxes: int64 [ranks]; address of this rank's box at each rank. counters: the same of its counter.
+    inbox: [ranks - 1, values]; the boxes of the others here.
+    arrived: int64 [ranks]; how often each rank has counted here.
+    base: int64 [1]; the count after the meeting before. following: the same for the next meeting.
+    num_signals: programs of a rank's product, each of which counts once; set with the product.
+    """
+
+    rank: Rank
+    boxes: torch.Tensor
+    counters: torch.Tensor
+    inbox: torch.Tensor
+    arrived: torch.Tensor
+    base: torch.Tensor
+    following: torch.Tensor
+    num_signals: int = 0
+
+    def expect(self, part: torch.Tensor, num_programs: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Note a product that stores `part`; returns boxes and counters for its kernel."""
+        assert part.dtype == self.inbox.dtype and part.numel() <= self.inbox.shape[1], "parts fit the boxes"
+        self.num_signals = num_programs
+        return self.boxes, self.counters
+
+
+class Awaited(NamedTuple):
+    """What a kernel that waits at a meeting is given. tensors: inbox, arrived, base and following."""
+
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+    box: int
+    num_signals: int
+    rank: Rank
+
+    @classmethod
+    def at(cls, meeting: Meeting | None, unused: torch.Tensor) -> "Awaited":
+        """unused: stands for the tensors where there is no meeting."""
+        if meeting is None:
+            return cls((unused, unused, unused, unused), 0, 0, Rank())
+        tensors = meeting.inbox, meeting.arrived, meeting.base, meeting.following
+        return cls(tensors, meeting.inbox.shape[1], meeting.num_signals, meeting.rank)
+
+
+class Exchange:
+    """One rank's side of all meetings of its stage. Made by `connect`.
+
+    vocabulary: its size. first_token: of this rank's share of it. num_chunks: in which each rank searches it.
+    table: values and tokens, [rows, ranks * chunks] each; the likeliest of every chunk of all ranks.
+    table_addresses: int64 [2, ranks]; of the table at each rank.
+    """
+
+    def __init__(
+        self,
+        rank: Rank,
+        device: torch.device,
+        dtype: torch.dtype,
+        box: int,
+        num_meetings: int,
+        max_rows: int,
+        vocabulary: int,
+        chunk: int,
+    ) -> None:
+        """
+        Args:
+            box: values of the largest parts that a rank stores for another.
+            num_meetings: of an iteration.
+            chunk: tokens of the vocabulary that a program searches.
+        """
+        share, size = rank.share(vocabulary), rank.size
+        self.rank, self.vocabulary = rank, vocabulary
+        self.first_token = share.start
+        self.num_chunks = triton.cdiv(triton.cdiv(vocabulary, size), chunk)
+        self.inboxes = torch.zeros((2, size - 1, box), dtype=dtype, device=device)
+        self.arrived = torch.zeros(size, dtype=torch.int64, device=device)
+        self.bases = torch.full((num_meetings,), NEVER, dtype=torch.int64, device=device)
+        columns = size * self.num_chunks
+        self.table = (
+            torch.full((max_rows, columns), -torch.inf, device=device),
+            torch.zeros((max_rows, columns), dtype=torch.int32, device=device),
+        )
+
+    def meet(self, others: Sequence["Exchange"]) -> None:
+        """Learn where the others' memory is. others: of all ranks in order, this one included."""
+        device, index = self.arrived.device, self.rank.index
+        places = [
+            index - (other.rank.index < index) for other in others
+        ]  # of its box at each other rank, which has none for itself
+        boxes = [
+            [
+                other.inboxes[turn, place].data_ptr() if other is not self else 0
+                for place, other in zip(places, others, strict=True)
+            ]
+            for turn in (0, 1)
+        ]
+        tables = [[other.table[kind].data_ptr() for other in others] for kind in (0, 1)]
+        counters = [other.arrived[index:].data_ptr() for other in others]
+        self._boxes = torch.tensor(boxes, dtype=torch.int64, device=device)
+        self._counters = torch.tensor(counters, dtype=torch.int64, device=device)
+        self.table_addresses = torch.tensor(tables, dtype=torch.int64, device=device)
+
+    def meeting(self, number: int) -> Meeting:
+        """The meeting of this number in an iteration."""
+        turn, following = number % 2, (number + 1) % len(self.bases)
+        return Meeting(
+            self.rank,
+            self._boxes[turn],
+            self._counters,
+            self.inboxes[turn],
+            self.arrived,
+            self.bases[number:],
+            self.bases[following:],
+        )
+
+    def start(self) -> None:
+        """From here on kernels wait for each other. No rank may be computing; the caller synchronizes before and after."""
+        self.arrived.zero_()
+        self.bases.zero_()
+
+
+def connect(exchanges: Sequence[Exchange]) -> None:
+    """Let the ranks of a group know each other."""
+    for exchange in exchanges:
+        exchange.meet(exchanges)
+
+
+def push(part: torch.Tensor, meeting: Meeting, *, dependent: bool) -> None:
+    """Store a rank's part of a product, contiguous, for the others. Few rows are stored by the product itself."""
+    grid = (triton.cdiv(part.numel(), BLOCK),)
+    boxes, counters = meeting.expect(part, grid[0])
+    _push_kernel[grid](
+        part,
+        boxes,
+        counters,
+        part.numel(),
+        BLOCK=BLOCK,
+        DEPENDENT=dependent,
+        RANK=meeting.rank.index,
+        RANKS=meeting.rank.size,
+        num_warps=8,
+        launch_pdl=dependent,
+    )

@@ -1,0 +1,74 @@
+"""Ranks of a tensor-parallel group: how they take turns, and on a CPU how they add up their parts.
+
+Each rank computes its share of every matrix (Megatron-LM, arXiv 1909.08053). Where it needs the others' parts it yields,
+and goes on once all have come that far: after the attention and the feed-forward layer of each layer, and before a token
+is chosen. To streams a group is one agent, and its iteration one operation.
+"""
+
+from collections.abc import Generator, Sequence
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+Part = TypeVar("Part")
+Steps = Generator[None, None, Result]
+"""What a rank computes; it yields where it needs what the others have computed so far."""
+
+
+def finish(steps: Steps[Result]) -> Result:
+    """Computes the steps of one rank without waiting for others: of the only one, or to capture them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+
+
+def lockstep(ranks: Sequence[Steps[Result]], places: Sequence[torch.Tensor]) -> list[Result]:
+    """Computes all ranks in turn, each up to where it yields: none waits for what has not been enqueued.
+
+    places: a tensor on each rank's device, which is the current one while the rank computes.
+
+    Raises:
+        RuntimeError: the ranks do not yield equally often.
+    """
+    results: list[Result] = []
+    while not results:
+        for steps, place in zip(ranks, places, strict=True):
+            with torch.cuda.device_of(place):
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    results.append(end.value)
+        if len(results) not in (0, len(ranks)):
+            raise RuntimeError(f"{len(results)} of {len(ranks)} ranks have ended while the others wait for them")
+    return results
+
+
+class Meetings:
+    """Where the ranks of a group on one CPU exchange parts. Owner: the group's operation, which runs them in turn.
+
+    Two sets of parts are used in turn: a rank stores its next part while others still read the last ones.
+    """
+
+    def __init__(self, num_ranks: int) -> None:
+        self._parts: list[list[object]] = [[None] * num_ranks, [None] * num_ranks]
+        self._counts = [0] * num_ranks
+
+    def exchange(self, rank: int, part: Part) -> Steps[list[Part]]:
+        """Returns the parts of all ranks, in their order.
+
+        Raises:
+            RuntimeError: a rank has not stored its part.
+        """
+        number = self._counts[rank]
+        self._parts[number % 2][rank] = part
+        self._counts[rank] += 1
+        yield
+        late = [other for other, count in enumerate(self._counts) if count <= number]
+        if late:
+            raise RuntimeError(f"rank {rank} needs part {number} of rank {late[0]}, which has not stored it")
+        parts: list[Part] = list(self._parts[number % 2])  # type: ignore[arg-type]
+        return parts
