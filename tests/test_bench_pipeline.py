@@ -1,15 +1,15 @@
-"""`bench pipeline` on the CPU's threads: its requests, its figures, its file."""
+"""`bench pipeline` and `bench tensor` on a CPU: their requests, figures and files."""
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from cbatch import ConfigError
-from experiments.bench import pipeline
+from experiments.bench import pipeline, tensor
 from experiments.config.backends import Cpu
 from experiments.config.presets import load_spec
 from experiments.config.servers import real_server
@@ -27,22 +27,29 @@ def test_lengths_are_those_that_peers_served() -> None:
     assert [(request.num_prompt_tokens, request.max_new_tokens) for request in requests] == lengths[:3]
 
 
-def test_it_compares_stages_and_policies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def as_if_on_gpus(monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType) -> None:
+    """The benchmark serves short requests on the CPU."""
+
     def server(*arguments: Any) -> Any:
         made = real_server(*arguments)
         made.executor.iteration = SimpleNamespace(num_eager=0)
         return made
 
-    monkeypatch.setattr(pipeline, "Cuda", Cpu)
-    monkeypatch.setattr(pipeline, "real_server", server)
-    monkeypatch.setattr(pipeline, "load_spec", lambda name: load_spec("tiny"))
-    monkeypatch.setattr(pipeline, "release_memory", lambda: None)
+    monkeypatch.setattr(benchmark, "Cuda", Cpu)
+    monkeypatch.setattr(benchmark, "real_server", server)
+    monkeypatch.setattr(benchmark, "load_spec", lambda name: load_spec("tiny"))
+    monkeypatch.setattr(benchmark, "release_memory", lambda: None)
     monkeypatch.setattr(pipeline, "SHORTEST", 70)
     monkeypatch.setattr(pipeline, "LONGEST", 84)
+    monkeypatch.setattr(benchmark, "LONGEST", 84)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(pipeline, "choose_devices", lambda number: None)
+    monkeypatch.setattr(benchmark, "choose_devices", lambda *numbers: None)
+
+
+def test_it_compares_stages_and_policies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_if_on_gpus(monkeypatch, pipeline)
     pipeline.main(layers=(1, 1), batch=2, requests=4, policies="orca;sarathi, 256", folder=str(tmp_path))
     found = json.loads((tmp_path / "h200-x2" / "pipeline.json").read_text())
     assert (found["hardware"], found["layers"]) == ("NVIDIA H200 x2", [1, 1])
@@ -70,3 +77,22 @@ def test_the_same_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert found["1"]["orca"]["bubble_share"] == 0 and found["1"]["orca"]["stages"] == []
     with pytest.raises(ConfigError, match="layers= needs real stages"):
         pipeline.main(hardware="h200", layers=(21, 19), **options)
+
+
+def test_ranks_serve_both_kinds_of_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    as_if_on_gpus(monkeypatch, tensor)
+    monkeypatch.setattr(tensor, "WARM_UP_TOKENS", 2)
+    small = {"batch": 2, "requests": 3, "prompt": 4, "new": 5, "folder": str(tmp_path)}
+    tensor.main(ranks=(2, 1), policies="orca;sarathi_serve, 384", **small)
+    found = json.loads((tmp_path / "h200-x2" / "tensor.json").read_text())["figures"]
+    kinds = ["llama-13b, orca", "llama-13b, sarathi_serve, 384 tokens", "llama-3.1-8b, 4 + 5"]
+    assert [(number, list(figures)) for number, figures in found.items()] == [("2", kinds), ("1", kinds)]
+    for figures in (of["llama-3.1-8b, 4 + 5"] for of in found.values()):
+        seconds = figures["ms_per_iteration"]["median"] * figures["iterations"] / 1e3
+        assert figures["iterations"] == 5
+        assert figures["tokens_per_second"]["median"] == pytest.approx(2 * (4 + 5) / seconds)
+    assert "2 GPUs, llama-3.1-8b, 4 + 5" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="work=prompts is unknown; known: requests, decode"):
+        tensor.main(work=("prompts",))

@@ -8,6 +8,7 @@ Neither may notice anything in the unbroken runtime.
 
 import random
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,12 +21,14 @@ from cbatch.errors import RaceError
 from cbatch.runtime import slots as slots_module
 from cbatch.runtime.batch import Bounds, Work
 from cbatch.runtime.checks.races import checked
+from cbatch.runtime.ranks import finish
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams, stream_names
 
 NUM_RUNS = 8
 NUM_GRAPH_RUNS = 1
-"""Runs, every other one sync, in one of which each mutant must be noticed; one with graphs, which take long to capture."""
+NUM_GROUP_RUNS = 3
+"""Runs, every other one sync, in one of which each mutant must be noticed; fewer with graphs or ranks, which take long."""
 
 CHECKER, ADVERSARY = "checker", "adversary"
 
@@ -188,6 +191,62 @@ def share_hidden_states(rig: Rig) -> None:
     second.stages[1].ranks[0].arriving = second.stages[0].ranks[0].leaving = arriving
 
 
+def skips(rig: Rig) -> None:
+    """The second rank leaves out its first exchange."""
+    meetings = rig.iterations[0].models[1]._meetings
+    exchange, left = meetings.exchange, [1]
+
+    def broken(rank: int, part: Any) -> Any:
+        if rank == 1 and left and left.pop():
+            yield
+            return [part, part]
+        return (yield from exchange(rank, part))
+
+    meetings.exchange = broken
+
+
+def does_not_wait(rig: Rig) -> None:
+    """A rank reads the parts at once."""
+    meetings = rig.iterations[0].models[1]._meetings
+    exchange = meetings.exchange
+    meetings.exchange = lambda rank, part: hurried(exchange(rank, part))
+
+
+def hurried(steps: Any) -> Any:
+    yield from ()
+    return finish(steps)
+
+
+def one_set_of_parts(rig: Rig) -> None:
+    meetings = rig.iterations[0].models[1]._meetings
+    meetings._parts[1] = meetings._parts[0]
+
+
+def wrong_slice(rig: Rig, module: str) -> None:
+    """The second rank has the first one's part of a matrix of the first layer."""
+    first, second = (dict(model._body.layers[0].named_modules())[module] for model in rig.iterations[0].models)
+    second.weight = first.weight
+
+
+def shared_cache(rig: Rig) -> None:
+    first, second = rig.iterations[0].models
+    second.cache = first.cache
+
+
+def uploaded_to_first_rank(rig: Rig) -> None:
+    for slot in rig.slots:
+        [stage] = slot.stages
+        alone = copy(stage)
+        alone.ranks = stage.ranks[:1]
+        stage.upload = alone.upload  # type: ignore[method-assign]
+
+
+def sampled_for_first_rank(rig: Rig) -> None:
+    for slot in rig.slots:
+        rank = slot.stages[0].ranks[1]
+        rank.leaving = rank.leaving.clone()
+
+
 def after_packing(patch: pytest.MonkeyPatch, change: Callable[[Any, Any], object]) -> None:
     """Change the packed inputs; `change` gets the step and the fields."""
     pack = slots_module.pack
@@ -224,6 +283,7 @@ class Mutant:
     """A broken runtime.
 
     fact: what no longer holds. by: who must notice. graphs: whether iterations are replayed. num_stages: of the pipeline.
+    num_ranks: of each stage.
     """
 
     fact: str
@@ -231,9 +291,11 @@ class Mutant:
     broken: Break
     graphs: bool = False
     num_stages: int = 1
+    num_ranks: int = 1
 
 
 PIPELINE = 2  # stages
+GROUP = 2  # ranks
 
 BOTH = (CHECKER, ADVERSARY)
 MUTANTS = (
@@ -307,21 +369,40 @@ MUTANTS = (
             ("blocks outlive their last iteration in all stages", (CHECKER,), lambda rig, patch: blocks_at_once(rig)),
         )
     ),
+    *(
+        Mutant(fact, (ADVERSARY,), broken, num_ranks=GROUP)
+        for fact, broken in (
+            ("every rank stores its part at every meeting", lambda rig, patch: skips(rig)),
+            ("a rank reads parts after all have stored theirs", lambda rig, patch: does_not_wait(rig)),
+            ("parts are stored in two sets in turn", lambda rig, patch: one_set_of_parts(rig)),
+            ("ranks have different heads", lambda rig, patch: wrong_slice(rig, "self_attn.q_proj")),
+            ("ranks have different key-value heads", lambda rig, patch: wrong_slice(rig, "self_attn.v_proj")),
+            ("ranks have the inputs of their heads", lambda rig, patch: wrong_slice(rig, "self_attn.o_proj")),
+            ("ranks have different columns", lambda rig, patch: wrong_slice(rig, "mlp.up_proj")),
+            ("ranks have the inputs of their columns", lambda rig, patch: wrong_slice(rig, "mlp.down_proj")),
+            ("a rank has its own part of the KV cache", lambda rig, patch: shared_cache(rig)),
+            ("inputs are copied to every rank", lambda rig, patch: uploaded_to_first_rank(rig)),
+            ("a group's compute waits for uploaded", lambda rig, patch: deaf(rig, "compute")),
+            ("every rank has the sampled tokens", lambda rig, patch: sampled_for_first_rank(rig)),
+        )
+    ),
 )
 
 
 # -- who notices ------------------------------------------------------------------------------------------------------
 
 
-def rigs(watcher: str, graphs: bool, num_stages: int) -> Iterator[Rig]:
+def rigs(watcher: str, graphs: bool, num_stages: int, num_ranks: int) -> Iterator[Rig]:
     streams = partial(WATCHERS[watcher], num_stages=num_stages)
-    for seed in range(NUM_GRAPH_RUNS if graphs else NUM_RUNS):
-        yield stress(streams, seed, graphs=graphs, asynchronous=seed % 2 == 0, num_stages=num_stages)
+    for seed in range(NUM_GRAPH_RUNS if graphs else NUM_GROUP_RUNS if num_ranks > 1 else NUM_RUNS):
+        yield stress(
+            streams, seed, graphs=graphs, asynchronous=seed % 2 == 0, num_stages=num_stages, num_ranks=num_ranks
+        )
 
 
 def notices(watcher: str, mutant: Mutant, patch: pytest.MonkeyPatch) -> bool:
     """Whether a watcher notices something in one of the runs: the checker a race, the adversary anything else."""
-    for rig in rigs(watcher, mutant.graphs, mutant.num_stages):
+    for rig in rigs(watcher, mutant.graphs, mutant.num_stages, mutant.num_ranks):
         with patch.context() as here:
             mutant.broken(rig, here)
             try:
@@ -334,16 +415,23 @@ def notices(watcher: str, mutant: Mutant, patch: pytest.MonkeyPatch) -> bool:
     return False
 
 
-@pytest.mark.parametrize("watcher", WATCHERS)
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.fact)
+PAIRS = [(mutant, watcher) for mutant in MUTANTS for watcher in (mutant.by if mutant.num_ranks > 1 else WATCHERS)]
+"""What ranks do is inside one operation, where the checker does not look."""
+
+
+@pytest.mark.parametrize(("mutant", "watcher"), PAIRS, ids=lambda part: getattr(part, "fact", part))
 def test_a_broken_runtime_is_noticed(mutant: Mutant, watcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert notices(watcher, mutant, monkeypatch) == (watcher in mutant.by)
 
 
 @pytest.mark.parametrize(
-    ("graphs", "num_stages"), [(False, 1), (True, 1), (False, PIPELINE)], ids=["eager", "graphs", "pipeline"]
+    ("graphs", "num_stages", "num_ranks"),
+    [(False, 1, 1), (True, 1, 1), (False, PIPELINE, 1), (False, 1, GROUP)],
+    ids=["eager", "graphs", "pipeline", "ranks"],
 )
 @pytest.mark.parametrize("watcher", WATCHERS)
-def test_neither_notices_anything_in_the_unbroken_runtime(watcher: str, graphs: bool, num_stages: int) -> None:
-    for rig in rigs(watcher, graphs, num_stages):
+def test_neither_notices_anything_in_the_unbroken_runtime(
+    watcher: str, graphs: bool, num_stages: int, num_ranks: int
+) -> None:
+    for rig in rigs(watcher, graphs, num_stages, num_ranks):
         rig.run()

@@ -9,7 +9,7 @@ others. A failing schedule is shrunk to a small one, printed, and made again by 
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from zlib import crc32
 
@@ -43,12 +43,14 @@ class Fading(random.Random):
 class Schedule:
     """One run of a policy, but for the policy.
 
-    sizes: number of layers of each pipeline stage; four layers in all are those of `DEEP`. small: whether the KV cache makes requests wait or preempt each other. every: see `any_order`, whose random numbers
+    sizes: number of layers of each pipeline stage; four layers in all are those of `DEEP`. num_ranks: of each stage; where
+    there are several, in float64, against the tokens of the whole model in float64. small: whether the KV cache makes requests wait or preempt each other. every: see `any_order`, whose random numbers
     are those of the seed `order`, zeros after the first `num_draws`.
     """
 
     workload: Workload
     sizes: tuple[int, ...]
+    num_ranks: int
     asynchronous: bool
     small: bool
     every: int
@@ -70,6 +72,7 @@ class Schedule:
             spec=self.spec,
             num_stages=len(self.sizes),
             sizes=self.sizes,
+            num_ranks=self.num_ranks,
             asynchronous=self.asynchronous,
             batch=workload.batch,
             num_blocks=self.num_blocks,
@@ -79,7 +82,8 @@ class Schedule:
 
     @property
     def spec(self) -> ModelSpec:
-        return self.workload.spec if sum(self.sizes) == self.workload.spec.num_layers else DEEP
+        spec = self.workload.spec if sum(self.sizes) == self.workload.spec.num_layers else DEEP
+        return replace(spec, dtype="float64") if self.num_ranks > 1 else spec
 
     @cached_property
     def num_blocks(self) -> int:
@@ -96,6 +100,7 @@ schedules = st.builds(
     Schedule,
     workload=workloads,
     sizes=st.sampled_from(((2,), (1, 1), (3, 1), (1, 1, 1, 1))),
+    num_ranks=st.sampled_from((1, 1, 2, 4)),
     asynchronous=st.booleans(),
     small=st.booleans(),
     every=st.sampled_from((8, 2, 40)),
@@ -135,6 +140,7 @@ def test_any_schedule_makes_the_tokens_of_generate(
                 "model": schedule.spec.name,
                 "chunk": workload.chunk,
                 "stages": len(schedule.sizes),
+                "ranks": schedule.num_ranks,
                 "depth": rig.engine._depth,
                 "kv": "small" if schedule.small else "ample",
                 "every": schedule.every,

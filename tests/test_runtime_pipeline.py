@@ -92,8 +92,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> GPUs:
 
 def test_stages_take_a_gpu_each(gpus: GPUs) -> None:
     gpus(3, unconnected=((0, 2), (2, 1)))
-    assert choose_devices(1) == [torch.device("cuda", 0)]
-    assert choose_devices(2) == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    assert choose_devices(1) == [[torch.device("cuda", 0)]]
+    assert choose_devices(2) == [[torch.device("cuda", 0)], [torch.device("cuda", 1)]]
     assert len(choose_devices(3)) == 3  # stages 0 to 1, 1 to 2, and the tokens from 2 back to 0
 
 
@@ -104,12 +104,14 @@ def test_missing_gpus_and_links_are_one_line_with_the_remedy(gpus: GPUs) -> None
     ):
         choose_devices()
     gpus(1)
-    problem = "backend.pipeline_stages=2 needs a GPU per stage, and PyTorch finds 1"
+    problem = "backend.pipeline_stages=2 needs 2 GPUs, and PyTorch finds 1"
     with pytest.raises(ConfigError, match=f"{problem}; lower it, or simulate the others with backend=sim$"):
         choose_devices(2)
     gpus(2, unconnected=((1, 0),))
-    problem = "GPU 1 cannot access the memory of GPU 0, as pipeline stages need; choose GPUs that NVLink connects"
-    with pytest.raises(ConfigError, match=rf"{problem} .*, or backend.pipeline_stages=1$"):
+    problem = (
+        "GPU 1 cannot access the memory of GPU 0, as backend.pipeline_stages=2 needs; choose GPUs that NVLink connects"
+    )
+    with pytest.raises(ConfigError, match=rf"{problem} .*, or fewer GPUs$"):
         choose_devices(2)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gpu_models import LARGE, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
+from gpu_models import BLOCK_SIZE, LARGE, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
 from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, serve
 from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, sampled_references
 
@@ -157,13 +157,14 @@ def test_the_residual_stream_has_the_same_bits_on_both_ranks(monkeypatch: pytest
         seen[residual.device.index].append(residual.clone())
         return made
 
-    executor = gpu.build(SLICE, Limits(4, 256, 256), KVSize(16, 128), replace(TWO, graphs="off"))
+    limits = Limits(4, 256, 256)
+    executor = gpu.build(SLICE, limits, KVSize(64, BLOCK_SIZE), replace(TWO, graphs="off"))
     monkeypatch.setattr(fused_model, "add_norm", noted)
     references = [
         Reference(torch.randint(32000, (length,)).tolist(), greedy_references(TINY_LLAMA)[0].sampling, [])
         for length in (3, 90, 200)
     ]
-    serve(executor, POLICIES["sarathi"](), references, 8, asynchronous=True, limits=Limits(4, 256, 256))
+    serve(executor, POLICIES["sarathi"](), references, 64, asynchronous=True, limits=limits)
     synchronize(choose_devices(1, RANKS))
     assert len(seen[0]) == len(seen[1]) > 50
     assert all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(seen[0], seen[1], strict=True))
