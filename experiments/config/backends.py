@@ -179,6 +179,10 @@ class Real(Backend):
         split_ranks(spec, self.tensor_parallel)
         return super().cost(hardware, spec, max_batch)
 
+    def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
+        topology = {"tensor_parallel": self.tensor_parallel, "pipeline_stages": self.pipeline_stages}
+        return {"topology": topology, **super().facts(executor, cost, asynchronous)}
+
     def _with_topology(self, options: Options) -> Options:
         return replace(options, layers=self.sizes, tensor_parallel=self.tensor_parallel)
 
