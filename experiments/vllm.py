@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cbatch import ConfigError
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from cbatch.validation import nearest, read
 from cbatch.vllm import Adapter, make_scheduler
 from cbatch.vllm.settings import Mode
