@@ -89,10 +89,12 @@ def test_ranks_serve_both_kinds_of_work(
     found = json.loads((tmp_path / "h200-x2" / "tensor.json").read_text())["figures"]
     kinds = ["llama-13b, orca", "llama-13b, sarathi_serve, 384 tokens", "llama-3.1-8b, 4 + 5"]
     assert [(number, list(figures)) for number, figures in found.items()] == [("2", kinds), ("1", kinds)]
-    for figures in (of["llama-3.1-8b, 4 + 5"] for of in found.values()):
-        seconds = figures["ms_per_iteration"]["median"] * figures["iterations"] / 1e3
-        assert figures["iterations"] == 5
-        assert figures["tokens_per_second"]["median"] == pytest.approx(2 * (4 + 5) / seconds)
+    assert all(of[kinds[2]]["iterations"] == 5 for of in found.values())
     assert "2 GPUs, llama-3.1-8b, 4 + 5" in capsys.readouterr().out
+    tensor.main(hardware="h200", work=("decode",), name="tensor-simulated", **small)
+    found |= json.loads((tmp_path / "h200-x2" / "tensor-simulated.json").read_text())["figures"]
+    for of in found.values():  # real or simulated: prompts and outputs count
+        seconds = of[kinds[2]]["ms_per_iteration"]["median"] * of[kinds[2]]["iterations"] / 1e3
+        assert of[kinds[2]]["tokens_per_second"]["median"] == pytest.approx(2 * (4 + 5) / seconds)
     with pytest.raises(ConfigError, match="work=prompts is unknown; known: requests, decode"):
         tensor.main(work=("prompts",))

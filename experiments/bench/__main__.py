@@ -23,7 +23,7 @@ BENCHMARKS = {
     "graph_memory": "device memory of captured graphs: one shared pool, or one each",
     "pd": "throughput against the ratio of prompt to output tokens, by policy",
     "pipeline": "throughput and bubbles of pipeline stages, a GPU each, by policy, and of one GPU; simulated, hardware=h200 (no GPU needed)",
-    "tensor": "throughput and decode iterations of tensor parallelism, a GPU for each rank",
+    "tensor": "throughput and decode iterations of tensor parallelism, a GPU for each rank; simulated, hardware=h200 (no GPU needed)",
     "trace": "throughput on a recorded trace, by policy",
     "vllm": "vLLM by its own rule and under policies, on one engine in turns: throughput and host time",
     "vllm_serving": "the same as a server, driven by `vllm bench serve` at shares of its capacity",

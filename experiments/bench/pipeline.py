@@ -66,7 +66,7 @@ def main(
     chosen = {each: POLICIES[each] for each in beginning_with("policies", policies, POLICIES)}
     spec, lengths = load_spec(model), zipf_lengths(requests)
     if hardware:
-        device = re.sub(r" \d+ GB$", "", load_profile(hardware).hardware)
+        device = device_of(hardware)
     else:
         choose_devices(max(stages))
         device = torch.cuda.get_device_name()
@@ -128,6 +128,11 @@ def _figures(rates: dict[str, float], run: Served, eager: int, accounts: list[St
         "bubble_share": bubble_share(accounts),
         "stages": [shares_of(account) for account in accounts],
     }
+
+
+def device_of(hardware: str) -> str:
+    """The GPU of a profile, as PyTorch names it."""
+    return re.sub(r" \d+ GB$", "", load_profile(hardware).hardware)
 
 
 def zipf_lengths(number: int) -> Lengths:

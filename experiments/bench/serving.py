@@ -74,13 +74,18 @@ def repeat(
     asynchronous: bool = True,
 ) -> Runs:
     """Serves the requests several times, each time with a new policy."""
-    iteration, served = server.executor.iteration, []
-    before = iteration.num_eager
+    served, before = [], _num_eager(server)
     for _ in range(repeats):
         used = policy()
         record = server.serve(used, requests(), asynchronous=asynchronous)
         served.append(summarize(record))
-    return Runs(served, used, record, (iteration.num_eager - before) // repeats)
+    return Runs(served, used, record, (_num_eager(server) - before) // repeats)
+
+
+def _num_eager(server: Server[Any]) -> int:
+    """Iterations without a graph so far; 0 in simulation."""
+    iteration = getattr(server.executor, "iteration", None)
+    return 0 if iteration is None else int(iteration.num_eager)
 
 
 def compare(
@@ -108,5 +113,5 @@ def summarize(record: RunRecord) -> Served:
     begun = np.maximum(started, np.concatenate([[-np.inf], ended[:-1]]))  # enqueued early, it begins when the last ends
     busy = float(np.sum(ended - begun))
     host = [step.launched_at - step.planned_at + step.done_at - step.received_at for step in steps]
-    num_tokens = sum(request.num_prompt_tokens + len(request.output) for request in record.requests)
+    num_tokens = sum(request.num_prompt_tokens + request.num_output_tokens for request in record.requests)
     return Served(seconds, len(steps), busy / seconds, float(np.median(host)) * 1e3, num_tokens / seconds)

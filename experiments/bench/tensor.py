@@ -1,21 +1,23 @@
-"""Tensor parallelism on GPUs: a batch of decodes, and the requests of `bench pipeline`, on each number of GPUs."""
+"""Tensor parallelism, on GPUs or simulated: the requests of `bench pipeline` and a batch of decodes, by number of GPUs."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cbatch import ConfigError, Limits
+from cbatch import ConfigError, Limits, Server
+from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.devices import choose_devices
 from cbatch.runtime.options import Options
-from experiments.bench.pipeline import LONGEST, POLICIES, Policies, make_requests, zipf_lengths
-from experiments.bench.serving import Runs, chunked, compare, repeat
-from experiments.config.backends import Cuda
+from experiments.bench.pipeline import LONGEST, POLICIES, Policies, device_of, make_requests, zipf_lengths
+from experiments.bench.serving import MakeServer, Runs, chunked, compare, repeat
+from experiments.config.backends import Cuda, Simulated
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests, real_server, release_memory
+from experiments.config.servers import equal_requests, make_server, real_server, release_memory
 from experiments.store.benchmark_file import write
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -36,13 +38,15 @@ def main(
     prompt: Count = 256,
     new: Count = 2048,
     repeats: Count = 1,
+    hardware: str = "",
     name: str = "tensor",
     folder: str = "results",
 ) -> None:
     """Measures and prints; writes NAME.json after each figure.
 
     `ranks` are numbers of GPUs, each in turn. `work`: "requests" serves those of `bench pipeline` on `model` under `policies`,
-    beginnings of names separated by ";"; "decode" serves one batch of equal requests on `decode_model`.
+    beginnings of names separated by ";"; "decode" serves one batch of equal requests on `decode_model`. `hardware` is a
+    profile, on which the same is simulated instead.
 
     Raises:
         ConfigError: fewer GPUs than ranks, heads that they do not divide, or unknown work.
@@ -50,9 +54,12 @@ def main(
     if unknown := set(work) - {"requests", "decode"}:
         raise ConfigError(f"tensor: work={min(unknown)} is unknown; known: requests, decode")
     chosen = {each: CHOICES[each] for each in beginning_with("policies", policies, CHOICES)}
-    choose_devices(1, max(ranks))
-    hardware = f"{torch.cuda.get_device_name()} x{max(ranks)}"
-    figures: dict[str, Any] = {}
+    if hardware:
+        device = device_of(hardware)
+    else:
+        choose_devices(1, max(ranks))
+        device = torch.cuda.get_device_name()
+    gpus, figures = f"{device} x{max(ranks)}", dict[str, Any]()
     stamped = {"model": model, "decode_model": decode_model, "batch": batch, "requests": requests, "figures": figures}
 
     def note(number: int, kind: str, found: dict[str, Any]) -> None:
@@ -60,23 +67,33 @@ def main(
         rate, step = found["tokens_per_second"]["median"], found["ms_per_iteration"]["median"]
         shares = f"device active {found['active_share']['median']:.2%}, {found['eager']} of {found['iterations']} eager"
         print(f"  {number} GPUs, {kind:40} {rate:8.0f} tokens/s  {step:6.3f} ms/iteration  {shares}", flush=True)
-        print(f"written: {write(name, hardware, stamped, Path(folder))}", flush=True)
+        print(f"written: {write(name, gpus, stamped, Path(folder))}", flush=True)
 
     for number in ranks:
-        backend = Cuda(tensor_parallel=number)
+        make = partial(make_server_on, hardware, number)
         if "requests" in work:
-            for policy, runs in serve_requests(backend, load_spec(model), batch, requests, chosen, repeats):
+            for policy, runs in serve_requests(make, load_spec(model), batch, requests, chosen, repeats):
                 note(number, f"{model}, {policy}", figures_of(runs))
         if "decode" in work:
-            runs = decode(backend, load_spec(decode_model), batch, prompt, new, repeats)
+            runs = decode(make, load_spec(decode_model), batch, prompt, new, repeats)
             note(number, f"{decode_model}, {prompt} + {new}", figures_of(runs))
 
 
+def make_server_on(hardware: str, ranks: int, spec: ModelSpec, limits: Limits, options: Options) -> Server[Any]:
+    """A server on GPUs; on simulated ones if `hardware` is the name of a profile."""
+    if not hardware:
+        return real_server(Cuda(tensor_parallel=ranks), spec, limits, options)
+    backend = Simulated(tensor_parallel=ranks)
+    kv = KVSize(limits.max_batch * blocks_for(limits.max_request_tokens, Cuda.block_size), Cuda.block_size)
+    cost = backend.cost(hardware, spec, limits.max_batch)
+    return make_server(backend, spec, cost, limits, kv, options, asynchronous=True)
+
+
 def serve_requests(
-    backend: Cuda, spec: ModelSpec, batch: int, number: int, chosen: Policies, repeats: int
+    make: MakeServer, spec: ModelSpec, batch: int, number: int, chosen: Policies, repeats: int
 ) -> Iterator[tuple[str, Runs]]:
     lengths = zipf_lengths(number)
-    server = real_server(backend, spec, Limits(batch, 32768, LONGEST))
+    server = make(spec, Limits(batch, 32768, LONGEST), Options())
     server.serve(Orca(), equal_requests(batch, 64, 16, spec.vocab_size))
     yield from compare(server, chosen, lambda: make_requests(lengths, spec.vocab_size), repeats)
     server.close()
@@ -84,10 +101,10 @@ def serve_requests(
     release_memory()
 
 
-def decode(backend: Cuda, spec: ModelSpec, batch: int, prompt: int, new: int, repeats: int) -> Runs:
+def decode(make: MakeServer, spec: ModelSpec, batch: int, prompt: int, new: int, repeats: int) -> Runs:
     """Serve one batch; its prompts are one iteration, larger than any graph."""
     limits = Limits(batch, max(batch * prompt, 2048), prompt + new)
-    server = real_server(backend, spec, limits, Options(graphs="decode"))
+    server = make(spec, limits, Options(graphs="decode"))
     server.serve(PrefillFirst(), equal_requests(batch, prompt, WARM_UP_TOKENS, spec.vocab_size))
     runs = repeat(server, PrefillFirst, lambda: equal_requests(batch, prompt, new, spec.vocab_size), repeats)
     server.close()

@@ -157,7 +157,7 @@ def test_the_residual_stream_has_the_same_bits_on_both_ranks(monkeypatch: pytest
         seen[residual.device.index].append(residual.clone())
         return made
 
-    limits = Limits(4, 256, 256)
+    limits = Limits(4, 256, 256, tile=32)
     executor = gpu.build(SLICE, limits, KVSize(64, BLOCK_SIZE), replace(TWO, graphs="off"))
     monkeypatch.setattr(fused_model, "add_norm", noted)
     references = [
