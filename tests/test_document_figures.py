@@ -106,6 +106,19 @@ def pipelines() -> str:
     return " ".join(rows)
 
 
+def ranks() -> str:
+    """The whole table: measured and simulated throughput and iterations."""
+    names = {"llama-13b, sarathi_serve, 384 tokens": "LLaMA-13B, `sarathi_serve`, 384 tokens"}
+    names |= {"llama-3.1-8b, 256 + 2048": "Llama-3.1-8B, 256 + 2,048 tokens"}
+    real, virtual = (stored(f"h200-x2/tensor{kind}.json")["figures"]["2"] for kind in ("", "-simulated"))
+    rows = []
+    for kind, text in names.items():
+        rates = [f"{found[kind]['tokens_per_second']['median']:,.0f}" for found in (real, virtual)]
+        times = [f"{found[kind]['ms_per_iteration']['median']:.2f} ms" for found in (real, virtual)]
+        rows.append(f"| {text} | {rates[0]} | {times[0]} | {rates[1]} | {times[1]} |")
+    return " ".join(rows)
+
+
 def held_out() -> str:
     """Errors of the runs whose requests arrive over time, on both cards."""
     cases = [case for part in ("", "_second_card") for case in stored(f"h200/held_out{part}.json")["cases"].items()]
@@ -142,6 +155,7 @@ SENTENCES = {
     busy: "asynchronous-loop",
     long_runs: "asynchronous-loop",
     pipelines: "multi-gpu",
+    ranks: "multi-gpu",
     held_out: "hardware-profiles",
     claims: "papers",
     one_number_for_all_gains: "papers",
