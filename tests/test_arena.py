@@ -121,6 +121,7 @@ ABOUT = {
     "chunking": None,
     "simulated": True,
     "execution": {"profile": "h200", "error": "unknown"},
+    "output_lengths_known": True,
     "overrides": [],
     "date": "2026-01-02T03:04:05",
     "commit": "0123456789abcdef",
@@ -206,6 +207,7 @@ def test_the_markdown_page_has_a_table_per_trace_and_objectives(board: Any) -> N
     assert rows["partial"] == ["10", "1", "-", "-"]
     assert list(rows) == ["high", "low", "wide", "partial"], "by attainment at the highest load"
     assert "9 simulated, 24 s of processor time, 2026-01-02, commit 0123456789ab" in text
+    assert "true output lengths known to the policy, as max_new_tokens" in text
 
 
 def test_the_html_page_is_complete_and_self_contained(board: Any) -> None:

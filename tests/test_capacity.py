@@ -301,6 +301,7 @@ def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch:
     figures = found["capacity"]
     assert figures["requests_per_second"] == pytest.approx(7.0, rel=0.01)
     assert f"{figures['requests_per_second']:.4g} [{figures['low']:.4g}, {figures['high']:.4g}] requests/s" in printed
+    assert "true output lengths known to the policy, as max_new_tokens" in printed.splitlines()
     curve.asked.clear()
     assert "holds this run already" in run()
     lines = Path("found/simulations.jsonl").read_text().splitlines(keepends=True)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hand_made import end, make_record, make_summary, write_run
 from test_figures import FIGURES
@@ -26,6 +27,7 @@ from experiments.store.tables import (
 from experiments.store.text import (
     format_number,
     format_share,
+    lengths_text,
     name_of,
     origin_of,
     origin_of_row,
@@ -421,6 +423,17 @@ def test_iterations_outside_the_measured_range_are_summed_over_simulated_runs() 
         [(name, make_summary(make_record(), about)) for name, about in zip("abc", several, strict=True)]
     ).splitlines()[-2:]
     assert origin.startswith("SIMULATED") and outside.endswith(": 7, in 2 of 3 runs")
+
+
+def test_results_say_whether_policies_could_see_true_output_lengths() -> None:
+    """Only where the run says so: those of older versions do not."""
+    known, hidden, unsaid = {"output_lengths_known": True}, {"output_lengths_known": False}, dict[str, Any]()
+    assert lengths_text([hidden, unsaid]) == ""
+    note = "true output lengths known to the policy, as max_new_tokens"
+    assert run_text(make_summary(make_record(), known)).splitlines()[1:3] == ["measured on a computer", note]
+    assert lengths_text(pd.DataFrame([known, hidden, unsaid, known]).to_dict("records")) == f"{note}, in 2 of 4 runs"
+    runs = [(name, make_summary(make_record(), about)) for name, about in (("a", known), ("b", hidden))]
+    assert sweep_text(runs).splitlines()[-2:] == ["measured on a computer", f"{note}, in 1 of 2 runs"]
 
 
 def test_runs_made_by_different_code_are_not_compared_without_a_word() -> None:

@@ -183,6 +183,7 @@ def test_every_simulated_result_says_so(finished: Path) -> None:
     assert len(origin) < 80 and about["execution"]["error_in_brief"] in origin
     assert "TBT P99" in about["execution"]["error"]
     assert "chosen: backend=sim (no GPU found)" in printed
+    assert "true output lengths known to the policy, as max_new_tokens" in printed.splitlines()
 
 
 def test_tables_hold_a_row_for_each_request_and_iteration(finished: Path) -> None:

@@ -9,7 +9,7 @@ from experiments.capacity.folder import capacity_folders, read_capacity
 from experiments.compare import compare
 from experiments.store.intervals import Mean, mean_of
 from experiments.store.runs import ERRORS, Run, label_runs
-from experiments.store.text import flat, mixed_text, origin_of
+from experiments.store.text import flat, lengths_text, mixed_text, origin_of
 
 _SHOWN_APART = ("load", "slo", "workload")  # columns of their own
 
@@ -61,8 +61,9 @@ def read_board(root: Path) -> Board:
     labels = label_runs(runs, {*keys, *_SHOWN_APART}, apart=False)
     rows = [_row(run, label) for run, label in zip(cells, labels, strict=False)]
     capacities = [_capacity(run, label) for run, label in zip(searches, labels[len(cells) :], strict=True)]
-    notes = [_made(runs), *sorted({origin_of(run.about) for run in runs}), *_failed(root)]
-    return Board(_mark_best(rows), sorted(capacities, key=_order), notes)
+    abouts = [run.about for run in runs]
+    notes = [_made(runs), *sorted(set(map(origin_of, abouts))), lengths_text(abouts), *_failed(root)]
+    return Board(_mark_best(rows), sorted(capacities, key=_order), list(filter(None, notes)))
 
 
 def _made(runs: Sequence[Run]) -> str:

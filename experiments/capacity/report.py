@@ -8,7 +8,7 @@ from tabulate import tabulate
 
 from experiments.capacity.folder import as_run, capacity_folders
 from experiments.store.runs import label_runs
-from experiments.store.text import format_share, name_of, origin_of
+from experiments.store.text import format_share, lengths_text, name_of, origin_of
 
 Summary = Mapping[str, Any]
 
@@ -33,7 +33,8 @@ def capacity_text(summary: Summary) -> str:
             f"{about['wall_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of CPU for {found['simulations']} simulations",
         )
     )
-    head = [f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}", origin_of(about)]
+    title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}"
+    head = filter(None, [title, origin_of(about), lengths_text([about])])
     return "\n".join([*head, "", tabulate(rows, tablefmt="plain", disable_numparse=True), "", _curves(summary)])
 
 
@@ -98,4 +99,5 @@ def capacity_table(root: Path) -> str:
     ]
     heads = ["search", "capacity, 95% interval", "of the bound", "from"]
     table = tabulate([row[1:] for row in sorted(rows, reverse=True)], heads, disable_numparse=True)
-    return "\n".join([table, *sorted({origin_of(run.about) for run in runs})])
+    abouts = [run.about for run in runs]
+    return "\n".join(filter(None, [table, *sorted(set(map(origin_of, abouts))), lengths_text(abouts)]))

@@ -95,11 +95,18 @@ def outside_text(abouts: Iterable[Summary]) -> str:
     return f"iterations outside the measured range: {sum(outside)}{runs}" if any(outside) else ""
 
 
+def lengths_text(abouts: Iterable[Summary]) -> str:
+    """Whether the policies could see how long outputs would be; empty if none could. abouts: or rows of `tables.load`."""
+    known = [about.get("output_lengths_known") is True for about in abouts]
+    some = "" if all(known) else f", in {sum(known)} of {len(known)} runs"
+    return f"true output lengths known to the policy, as max_new_tokens{some}" if any(known) else ""
+
+
 def run_text(summary: Summary) -> str:
     """A run in full: every metric."""
     about = summary["about"]
     title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}"
-    title = "\n".join(filter(None, [title, origin_of(about), outside_text([about])]))
+    title = "\n".join(filter(None, [title, origin_of(about), outside_text([about]), lengths_text([about])]))
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
     ranks = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
     rows = [
@@ -186,7 +193,8 @@ def sweep_text(
     end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
     origins = sorted(set(map(origin_of, abouts)))
     notes = "\n".join(filter(None, [_repeats_text(list(groups.values())), notes]))
-    return "\n".join(filter(None, [table + end, notes, *origins, outside_text(abouts), mixed_text(abouts)]))
+    origins += [outside_text(abouts), lengths_text(abouts), mixed_text(abouts)]
+    return "\n".join(filter(None, [table + end, notes, *origins]))
 
 
 def _cell(rows: Sequence[Summary], key: str, factor: float) -> str:
