@@ -14,7 +14,8 @@ from cbatch import ConfigError
 from experiments.store.claim import claimed, make_new_folder
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import CONFIG
-from experiments.store.runs import ERRORS, drop_repeats, label_seeds, omitted_text, read_runs
+from experiments.store.runs import ERRORS, label_seeds, read_runs
+from experiments.store.selection import drop_repeats, omitted_text
 from experiments.store.text import sweep_text
 
 OPTIMUM = "optimization_results.yaml"

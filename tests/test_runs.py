@@ -10,17 +10,10 @@ import pytest
 from hand_made import ABOUT, write_run
 
 from cbatch import ConfigError
-from experiments.plots.series import (
-    choose_runs,
-    load_rates,
-    load_runs,
-    load_series,
-    select_runs,
-    summarize_series,
-    swept,
-)
+from experiments.plots.series import load_rates, load_runs, load_series, summarize_series, swept
 from experiments.store.run_folder import UNFINISHED
-from experiments.store.runs import Omitted, Run, drop_repeats, find_unfinished, label_runs, omitted_text
+from experiments.store.runs import Run, label_runs
+from experiments.store.selection import Omitted, choose_runs, drop_repeats, find_unfinished, omitted_text, select_runs
 from experiments.store.tables import load
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from cbatch import ConfigError
 from experiments.plots.parts import label_log
-from experiments.plots.series import load_series, say
+from experiments.plots.series import load_series
 from experiments.plots.style import add_title, line_style, new_figure, print_style
-from experiments.store.runs import Omitted
+from experiments.store.selection import Omitted, say
 from experiments.store.tables import load_requests, time_between_tokens
 
 _MOST_POINTS = 1000  # per curve: a million gaps would make a PDF that no viewer opens

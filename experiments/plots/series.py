@@ -1,6 +1,5 @@
-"""Choosing and labelling the runs of a sweep that a plot shows, and averaging over repeated ones."""
+"""Labels of the runs of a sweep that a plot shows, and averages over repeated ones."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -9,18 +8,9 @@ import pandas as pd
 from cbatch import ConfigError
 from experiments.plots.style import MOST_SERIES
 from experiments.store.intervals import mean_of
-from experiments.store.runs import (
-    Omitted,
-    Run,
-    drop_repeats,
-    find_unfinished,
-    label_runs,
-    omitted_text,
-    read_runs,
-    seed_keys,
-)
+from experiments.store.runs import label_runs, seed_keys
+from experiments.store.selection import Omitted, say, select_runs
 from experiments.store.tables import as_frame, load_requests
-from experiments.store.text import mixed_text
 
 RATE = "workload.arrivals.rate"
 SPEEDS = ("workload.speed", "workload.rate_scale")  # of a trace: the rate itself is that of its requests
@@ -84,36 +74,6 @@ def _rates(frame: pd.DataFrame) -> "pd.Series[float]":
         rates = arrivals.map(lambda times: (len(times) - 1) / (times.max() - times.min()))
         return rates.groupby(frame[key]).transform("mean")
     return pd.Series(float("nan"), frame.index)
-
-
-def select_runs(folder: Path, text: str) -> tuple[list[Run], list[Omitted]]:
-    """The finished runs that `text` chooses, repeated ones once, and those of the folder that are left out."""
-    found, repeated = drop_repeats(choose_runs(read_runs(folder), text))
-    return found, [*repeated, *(run for run in find_unfinished(folder) if _any_in(text, run.name))]
-
-
-def choose_runs(runs: Sequence[Run], text: str) -> list[Run]:
-    """The runs whose folder names, or settings on the command line, contain `text`, or one of several: vtc|mlfq.
-
-    Raises:
-        ConfigError: there are none.
-    """
-    chosen = [run for run in runs if _any_in(text, run.folder.name, ",".join(run.about["overrides"]))]
-    if not chosen:
-        names = ", ".join(run.folder.name for run in runs[:5])
-        raise ConfigError(f"runs={text}: no folder name contains this; there are {names} ...")
-    return chosen
-
-
-def _any_in(text: str, *names: str) -> bool:
-    return any(part in name for part in text.split("|") for name in names)
-
-
-def say(omitted: Iterable[Omitted], shown: Iterable[Run] = ()) -> None:
-    """Print which runs are left out, and why, and whether those shown were made by different code."""
-    for text in (omitted_text(omitted), mixed_text([run.about for run in shown])):
-        if text:
-            print(text, file=sys.stderr)
 
 
 def swept(frame: pd.DataFrame, keys: Sequence[str], folder: Path, example: str) -> str:

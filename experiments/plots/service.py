@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from cbatch import ConfigError
 from cbatch.results.service import WINDOW_SECONDS, Service, measure_windows
-from experiments.plots.series import load_runs, say
+from experiments.plots.series import load_runs
 from experiments.plots.style import add_title, line_style, new_figure, print_style
-from experiments.store.runs import Omitted
+from experiments.store.selection import Omitted, say
 from experiments.store.tables import load_service
 
 _POINTS = 400

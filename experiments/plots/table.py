@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from experiments.plots.series import select_runs
-from experiments.store.runs import label_seeds, omitted_text
+from experiments.store.runs import label_seeds
+from experiments.store.selection import omitted_text, select_runs
 from experiments.store.text import COLUMNS, MORE_COLUMNS, sweep_text
 
 

@@ -1,12 +1,10 @@
-"""The runs of a folder: which are complete, which repeat others, and labels from what varies among them."""
+"""The complete runs of a folder, and labels from what varies among them."""
 
 import json
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
-from itertools import zip_longest
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -14,7 +12,6 @@ from zipfile import BadZipFile
 import yaml
 
 from cbatch import ConfigError
-from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import CONFIG, SUMMARY, WITHOUT_EFFECT, damage, read_summary, run_folders
 from experiments.store.text import flat, name_of
 
@@ -66,13 +63,6 @@ class Run(NamedTuple):
         return {**keys, "code": sha256(own.encode()).hexdigest()[:6]} if own else keys
 
 
-class Omitted(NamedTuple):
-    """A run that is not shown."""
-
-    name: str
-    reason: str
-
-
 def read_runs(folder: str | Path) -> list[Run]:
     """The complete runs in and below a folder, sorted by name with numbers in numerical order.
 
@@ -114,72 +104,6 @@ def reading(path: Path) -> Iterator[None]:
         raise ConfigError(f"{path}: is not as a run writes it ({what}); run it again") from error
 
 
-# -- what is not shown ------------------------------------------------------------------------------------------------
-
-
-def find_unfinished(root: Path) -> list[Omitted]:
-    """Runs in and below a folder without results: failed, killed, or still running."""
-    found: dict[Path, str] = {}
-    for file in sorted(root.rglob(ERRORS)):
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        found |= {file.parent / name: error for name, _, error in (line.partition(": ") for line in lines)}
-    for folder in sorted(path.parent for path in root.rglob(CONFIG)):
-        found.setdefault(folder, _why_unfinished(folder))
-    return [Omitted(path.name, why) for path, why in found.items() if read_summary(path) is None]
-
-
-def _why_unfinished(folder: Path) -> str:
-    try:
-        said = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
-        return str(said.get("error", "is running, or was killed"))
-    except (OSError, ValueError, KeyError):
-        return "did not finish"
-
-
-def drop_repeats(runs: Sequence[Run]) -> tuple[list[Run], list[Omitted]]:
-    """The runs without those that have the same effective settings and figures as an earlier one, and these.
-
-    So a policy without chunks is shown once where chunks were swept. Measured runs are never equal.
-    """
-    first: dict[str, Run] = {}
-    omitted = []
-    for run in runs:
-        figures = {key: value for key, value in run.summary.items() if key != "about"}
-        key = json.dumps([name_of(run.about), _named(run), run.effective, figures], sort_keys=True, default=str)
-        if (same := first.setdefault(key, run)) is not run:
-            omitted.append(Omitted(run.folder.name, _why_repeated(run, same)))
-    return list(first.values()), omitted
-
-
-def _why_repeated(run: Run, same: Run) -> str:
-    unread = sorted({key for key in (*run.given, *same.given) if run.given.get(key) != same.given.get(key)})
-    unread = [key for key in unread if key.split(".")[0] not in WITHOUT_EFFECT]
-    if not unread:
-        return "each repeats another run"
-    return f"each differs from another run only in {', '.join(unread)}, which {name_of(run.about)} does not read"
-
-
-def omitted_text(omitted: Iterable[Omitted]) -> str:
-    """A line for each reason, and below it the names of the runs; empty if nothing was left out."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in omitted:
-        by_reason.setdefault(reason, []).append(name)
-    lines = []
-    for reason, names in by_reason.items():
-        runs = "1 run" if len(names) == 1 else f"{len(names)} runs"
-        lines += [f"{runs} not shown: {reason}", *(f"  {name}" for name in _combine(names))]
-    return "\n".join(lines)
-
-
-def _combine(names: Sequence[str]) -> list[str]:
-    """Names of all combinations of some values as one: a=1,b=1 and a=2,b=1 as a=1|2,b=1; other names as they are."""
-    columns = [list(dict.fromkeys(parts)) for parts in zip_longest(*(name.split(",") for name in names), fillvalue="")]
-    keys = [{part.partition("=")[0] for part in parts} for parts in columns]
-    if prod(map(len, columns)) != len(set(names)) or any(len(found) > 1 for found in keys):
-        return list(names)
-    return [",".join("|".join([first, *(part.partition("=")[2] for part in rest)]) for first, *rest in columns)]
-
-
 # -- labels -----------------------------------------------------------------------------------------------------------
 
 
@@ -194,7 +118,7 @@ def label_runs(runs: Sequence[Run], without: Collection[str] = (), *, apart: boo
     """
     names = [name_of(run.about) for run in runs]
     varying = _varying([run.effective for run in runs])
-    named = _varying([_named(run) for run in runs])
+    named = _varying([named_options(run) for run in runs])
     known: list[list[Any]] = [names, *(column for key, column in {**varying, **named}.items() if key in without)]
     given = {key for run in runs for key in run.given} - {*without, _POLICY}
     parts = {key: column for key, column in named.items() if key not in without}
@@ -225,7 +149,7 @@ def seed_keys(runs: Iterable[Run]) -> set[str]:
     return {key for run in runs for key in run.settings if key.rpartition(".")[2] == "seed"}
 
 
-def _named(run: Run) -> dict[str, Any]:
+def named_options(run: Run) -> dict[str, Any]:
     return {key: run.about.get(key) for key in _NAMED}
 
 
