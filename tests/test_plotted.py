@@ -309,6 +309,7 @@ def test_latencies_against_the_rate_are_means_with_bands(tmp_path: Path) -> None
             (x, round(mean - T1 * error, 3)) for x, mean, error in ((1, 1.5, 0.5), (4, 6, 2))
         }
         assert axes.get_yscale() == "log" and axes.get_xlim()[0] == 0
+        assert axes.get_shared_x_axes().joined(axes, figure.axes[0])
     assert [axes.get_xlabel() for axes in figure.axes[2:]] == ["request rate [requests/s]"] * 2
     title = figure.legends[0].get_title().get_text()
     assert title == "llama-13b, closed, batch 4 (mean and 95% interval of 2 runs per point)"
@@ -333,6 +334,7 @@ def test_workloads_are_rows_and_their_arguments_are_no_series(tmp_path: Path) ->
     assert (trace.get_title(loc="left"), set_rate.get_title(loc="left")) == ("azure", "open_loop")
     assert lines(set_rate) == {"prefill_first": ([1, 4], [1, 4])}
     assert lines(trace) == {"prefill_first": ([pytest.approx(3 / 5.25)], [1.5])}
+    assert not trace.get_shared_x_axes().joined(trace, set_rate)  # their rates are others
     trace, set_rate = attainment.draw(tmp_path).axes  # side by side, as there is one tier at most
     assert [axes.get_title(loc="left") for axes in (trace, set_rate)] == [
         "azure: all requests",
@@ -417,6 +419,9 @@ def test_service_of_clients_over_time(folder: Path) -> None:
     assert middle == pytest.approx([1 + 0.225 * tick for tick in range(1, 20)])
     assert difference[-1] == pytest.approx(0)
     assert words(unfair) == ("time [s]", "service difference\n[per s]")
+    assert all(
+        axes.get_ylim()[0] == 0 and axes.get_shared_x_axes().joined(axes, total) for axes in (total, rate, unfair)
+    )
     assert total.get_ylabel() == "service received\n[thousands]"
 
 
@@ -439,6 +444,9 @@ def test_service_needs_clients(tmp_path: Path) -> None:
         service.draw(run)
     with pytest.raises(ConfigError, match=r"window=0: give seconds above 0"):
         service.draw(run, window=0)
+    write_run(tmp_path / "other", speed=1)
+    with pytest.raises(ConfigError, match=r"this plot shows one run, the folder holds 2"):
+        service.draw(tmp_path)
 
 
 def test_of_many_clients_the_smallest_are_grey(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -446,6 +454,7 @@ def test_of_many_clients_the_smallest_are_grey(monkeypatch: pytest.MonkeyPatch, 
     total = service.draw(folder, window=2.0).axes[0]
     labels = [str(line.get_label()) for line in total.get_lines()]
     assert [label for label in labels if not label.startswith("_")] == ["2 others"]
+    assert [line.get_xdata()[-1] for line in total.get_lines()] == [12, 12]
 
 
 def test_throughput_needs_several_ratios(folder: Path) -> None:

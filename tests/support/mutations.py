@@ -3,7 +3,7 @@
 What has no meaning for a result is left alone: annotations, imports, docstrings, error messages, the look of plots.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Any
@@ -15,8 +15,20 @@ from mutmut.mutation import mutators
 
 LOOK = frozenset(
     {"alpha", "bbox_to_anchor", "clip_on", "color", "decimals", "edgecolor", "edgecolors", "encoding", "facecolor"}
-    | {"facecolors", "figsize", "fontsize", "ha", "hatch", "height_ratios", "layout", "linewidth", "loc", "markevery"}
-    | {"ncols", "ratios", "subs", "title_fontsize", "transform", "va", "visible", "width", "zorder"}
+    | {"facecolors", "figsize", "fontsize", "ha", "hatch", "height_ratios", "layout", "linewidth", "loc", "markersize"}
+    | {
+        "markeredgewidth",
+        "markevery",
+        "ncols",
+        "ratios",
+        "subs",
+        "title_fontsize",
+        "transform",
+        "va",
+        "visible",
+        "width",
+        "zorder",
+    }
     | {"strict", "dtype", "colalign"}
 )
 """Keywords, parameters and keys of styles whose values are not changed: the look of a figure, and what only checks."""
@@ -96,7 +108,7 @@ class _Finder(cst.CSTVisitor):
             yield node.with_changes(test=_negated(node.test))
         if m.matches(node, m.Expr(value=m.Call())):
             yield cst.Pass()
-        yield from _swapped_neighbours(node)
+        yield from _swapped_neighbours(node, self._left_alone)
         yield from _without_keyword(node)
         yield from _other_function(node)
 
@@ -127,7 +139,9 @@ class _Names(cst.CSTVisitor):
 
     def another_key(self, node: cst.Subscript) -> Iterator[cst.CSTNode]:
         if (key := _string_key(node)) and (other := _next(key, list(self.keys))):
-            yield node.with_changes(slice=[cst.SubscriptElement(cst.Index(cst.SimpleString(other)))])
+            text = node.slice[0].slice.value  # type: ignore[union-attr]
+            text = text.with_changes(value=text.value.replace(key, other))
+            yield node.with_changes(slice=[cst.SubscriptElement(cst.Index(text))])
 
 
 def _next(name: str, names: Sequence[str]) -> str:
@@ -136,7 +150,7 @@ def _next(name: str, names: Sequence[str]) -> str:
 
 def _string_key(node: cst.Subscript) -> str:
     if len(node.slice) == 1 and m.matches(node.slice[0].slice, m.Index(value=m.SimpleString())):
-        return node.slice[0].slice.value.value  # type: ignore[union-attr, no-any-return]
+        return node.slice[0].slice.value.raw_value  # type: ignore[union-attr, no-any-return]
     return ""
 
 
@@ -144,14 +158,15 @@ def _negated(test: cst.BaseExpression) -> cst.UnaryOperation:
     return cst.UnaryOperation(cst.Not(), test.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()]))
 
 
-def _swapped_neighbours(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
+def _swapped_neighbours(node: cst.CSTNode, left_alone: Set[cst.CSTNode]) -> Iterator[cst.CSTNode]:
     """One value stands where its neighbour should: elements, arguments, values of a dictionary, parts of a text."""
     field = {cst.Tuple: "elements", cst.List: "elements", cst.Dict: "elements", cst.Call: "args"}.get(type(node), "")
     if m.matches(node, m.Call(func=SYMMETRIC | m.Attribute(attr=SYMMETRIC))):
         return
     parts: Sequence[Any] = getattr(node, field or "parts", ()) if field or isinstance(node, cst.FormattedString) else ()
     name = "expression" if isinstance(node, cst.FormattedString) else "value"
-    places = [place for place, part in enumerate(parts) if hasattr(part, name) and not _is_look(part)]
+    changed = [place for place, part in enumerate(parts) if part not in left_alone and not _is_look(part)]
+    places = [place for place in changed if hasattr(parts[place], name)]
     for one, two in pairwise(places):
         first, second = getattr(parts[one], name), getattr(parts[two], name)
         changed = list(parts)
