@@ -18,6 +18,7 @@ from cbatch import PlanError
 from cbatch.errors import ReplayError
 from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
+from cbatch.replay.follow import follow
 from cbatch.topology import Topology
 from experiments.config.assemble import make_model, make_policy
 from experiments.config.choices import with_arguments
@@ -51,7 +52,8 @@ def _replay(run_folder: str, *overrides: str) -> int:
     cost = cost_model(hardware, make_model(settings, {}), topology, max_batch=settings["batch"])
     found = Differences(type(policy).__name__)
     try:
-        replay(file.recorded, file.requests, policy, cost, found.add)
+        # what vLLM has served is followed: our engine does not know its rules
+        (follow if file.recorded.rows else replay)(file.recorded, file.requests, policy, cost, found.add)
     except PlanError as error:
         print(f"the recorded run ended here: {error}\n")
     print(found.text(folder))

@@ -7,9 +7,12 @@ The CBATCH variable chooses the policy by the overrides of a command line: CBATC
 import os
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from cbatch import ConfigError
 from cbatch.topology import Topology
@@ -22,6 +25,8 @@ from experiments.config.composition import compose_run
 from experiments.config.error_lines import one_line
 from experiments.config.hardware import cost_model
 from experiments.config.settings import GROUPS, read_settings
+from experiments.store.decisions_file import DecisionsWriter
+from experiments.store.run_folder import CONFIG, DECISIONS
 
 VARIABLE = "CBATCH"
 
@@ -34,6 +39,7 @@ class Keys:
     """The section `vllm` of conf/vllm.yaml."""
 
     mode: Mode
+    record: str | None
 
 
 class PolicyScheduler:
@@ -73,7 +79,18 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
     settings = read_settings(config)
     policy = make_policy(config, settings, {})
     batch = settings.batch if "batch" in given else None
+    recorder = None if keys.record is None else _recorder(Path(keys.record), config, overrides)
+    adapter = Adapter(policy, keys.mode, batch=batch, patience=settings.patience, recorder=recorder)
     if "model" not in given:
-        return Adapter(policy, keys.mode, batch=batch, patience=settings.patience)
+        return adapter
     cost = cost_model(settings.hardware, make_model(config, {}), Topology(tensor_parallel), max_batch=batch)
-    return Adapter(policy, keys.mode, cost, cost.profile.ceilings.tile, batch, settings.patience)
+    return replace(adapter, cost=cost, tile=cost.profile.ceilings.tile)
+
+
+def _recorder(folder: Path, config: Mapping[str, Any], overrides: Sequence[str]) -> DecisionsWriter:
+    """Writes config.yaml, and returns what writes the decisions next to it."""
+    if (folder / DECISIONS).exists():
+        raise ConfigError(f"vllm.record={folder}: holds a recording; give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    return DecisionsWriter(folder / DECISIONS, [each for each in overrides if not each.startswith("vllm.")])

@@ -33,8 +33,8 @@ STOP_TOKEN = 1
 class Recorded(NamedTuple):
     """A run's decisions and everything that they depend on except its requests.
 
-    events: in order. times: the clock's readings after the last event. The others are as given to the engine and
-        executor.
+    events: in order. times: the clock's readings after the last event. rows: of another host, whose requests hold their place until
+        their last token is there; 0 for this package's engine. The others are as given to the engine and executor.
     """
 
     limits: Limits
@@ -44,6 +44,7 @@ class Recorded(NamedTuple):
     asynchronous: bool
     events: Sequence[Decision | StepEnd]
     times: tuple[float, ...] = ()
+    rows: int = 0
 
 
 class Answer(NamedTuple):
@@ -142,24 +143,11 @@ class ReplayPolicy:
         if recorded is None:
             raise _EndOfRecordingError
         _check_same_view(recorded, view)
-        self._report(Comparison(recorded, self._ask(view)))
+        self._report(Comparison(recorded, ask(self.policy, view)))
         return self._rebuild(recorded.decided)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.policy, name)  # on_arrival, on_step and on_finish
-
-    def _ask(self, view: View) -> Answer:
-        """Returns the other policy's plan, or why it made none."""
-        decided = Decided(())
-        try:
-            plan = self.policy.plan(view)
-            decided = read(plan)
-            check_rules(plan, view, type(self.policy).__name__)
-        except CbatchError as error:
-            return Answer(decided, str(error))
-        except Exception as error:
-            return Answer(decided, f"plan() raised {type(error).__name__}: {error}")
-        return Answer(decided, "")
 
     def _rebuild(self, decided: Decided) -> Plan:
         known = self._requests
@@ -169,6 +157,20 @@ class ReplayPolicy:
         plan.reserve = {known[id_]: tokens for id_, tokens in decided.reserve}
         plan.pad_to = decided.pad_to
         return plan
+
+
+def ask(policy: Policy, view: View) -> Answer:
+    """Returns the policy's plan, which is not carried out, or why it made none."""
+    decided = Decided(())
+    try:
+        plan = policy.plan(view)
+        decided = read(plan)
+        check_rules(plan, view, type(policy).__name__)
+    except CbatchError as error:
+        return Answer(decided, str(error))
+    except Exception as error:
+        return Answer(decided, f"plan() raised {type(error).__name__}: {error}")
+    return Answer(decided, "")
 
 
 class _EndOfRecordingError(CbatchError):

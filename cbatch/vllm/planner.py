@@ -1,5 +1,6 @@
 """Asks the policy for plans over vLLM's state, tells it what has happened, and counts where vLLM did otherwise."""
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from logging import getLogger
 from typing import Any
@@ -12,6 +13,7 @@ from cbatch.record import StepRecord
 from cbatch.request import Status
 from cbatch.vllm.plan_check import check_plan
 from cbatch.vllm.population import Population
+from cbatch.vllm.recording import Recording
 from cbatch.vllm.request import ServedRequest, served
 from cbatch.vllm.settings import Adapter, Counts
 from cbatch.vllm.view import Launched, VllmView
@@ -24,7 +26,7 @@ Clock = Callable[[], float]
 class Planner:
     """The policy's side of the adapter: knows vLLM's scheduler only as what `VllmView` reads."""
 
-    def __init__(self, adapter: Adapter, scheduler: Any, limits: Limits, clock: Clock) -> None:
+    def __init__(self, adapter: Adapter, scheduler: Any, limits: Limits, clock: Clock, asynchronous: bool) -> None:
         policy = adapter.policy
         check_policy(policy, limits)
         self.mode, self.clock, self.counts = adapter.mode, clock, Counts()
@@ -33,13 +35,20 @@ class Planner:
         self._policy, self._name, self._patience = policy, type(policy).__name__, adapter.patience
         self._progress_at = 0.0
         self._num_preempted = 0
-        self._arriving: list[ServedRequest] = []  # to be announced before the next plan
+        self._arriving: deque[ServedRequest] = deque()  # to be announced before the next plan
         self._ended: list[ServedRequest] = []
+        recorder, rows = adapter.recorder, scheduler.max_num_running_reqs
+        self._recording = None if recorder is None else Recording(recorder, self.view, rows, asynchronous)
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = (
             optional_method(policy, name) for name in ("on_arrival", "on_tokens", "on_step", "on_finish")
         )
 
     # -- before an iteration -------------------------------------------------------------------------------------------
+
+    def submit(self, request: ServedRequest) -> None:
+        self.population.by_id[request.vllm_id] = request
+        if self._recording is not None:
+            self._recording.arrived(request)
 
     def show(self, request: ServedRequest) -> None:
         """The request can be planned from now on."""
@@ -59,11 +68,20 @@ class Planner:
         self._num_preempted += 1
         if not planned:
             self._arriving.append(request)
+        if self._recording is not None:
+            self._recording.preempted(request)
 
-    def plan(self) -> Plan | None:
-        """Returns the policy's plan for this iteration; None if it failed and the mode lets vLLM decide instead."""
+    def plan(self, paused: bool) -> Plan | None:
+        """Returns the policy's plan for this iteration; None if it failed and the mode lets vLLM decide instead.
+
+        paused: vLLM has been told to stop, and decides by itself.
+        """
         population, view = self.population, self.view
         view.now = self.clock()
+        if self._recording is not None:
+            self._recording.look()
+        if paused:
+            return None
         try:
             self._announce()
             if not (population.waiting or population.running):
@@ -77,7 +95,8 @@ class Planner:
             if self.mode == "strict":
                 raise
             self.counts.fallbacks += 1
-            _log.warning("vLLM decides this iteration by its own rule (%d so far): %s", self.counts.fallbacks, error)
+            _warn_at_times(self.counts.fallbacks, "vLLM decides iterations by its own rule (%d so far): %s", error)
+            self._arriving.extend(population.waiting)  # the policy may have taken them for admitted
             return None
         return plan
 
@@ -89,12 +108,15 @@ class Planner:
         planned = {} if plan is None else plan_counts(plan)
         if plan is not None and planned != scheduled:
             self._compare(planned, scheduled)
-        if not scheduled:
-            return
-        if plan is None or self.mode == "shadow":
+        carried_out = None if self.mode == "shadow" else plan
+        if carried_out is None:
             requests = [population.by_id[id_] for id_ in scheduled]
         else:
-            requests = [request for request in served(plan.requests) if request.vllm_id in scheduled]
+            requests = [request for request in served(carried_out.requests) if request.vllm_id in scheduled]
+        if self._recording is not None:
+            self._recording.launched(carried_out, requests, scheduled)
+        if not scheduled:
+            return
         num_decodes = 0 if self._on_step is ignore else sum(request in population.decoding for request in requests)
         population.advance(requests, view.now)
         population.leave_ending()
@@ -115,6 +137,9 @@ class Planner:
             if granted < count and self.mode != "shadow":
                 counts.short += 1
                 counts.short_tokens += count - granted
+                _warn_at_times(
+                    counts.short, "vLLM granted fewer tokens than planned (%d times so far), to request %s", id_
+                )
             if not granted and (request := self.population.by_id.get(id_)) and request.status is Status.WAITING:
                 self._arriving.append(request)
 
@@ -130,6 +155,8 @@ class Planner:
         view.last_ended_at = received_at
         if requests:
             self._progress_at = received_at
+        if self._recording is not None:
+            self._recording.ended(launched, started, received_at, self._ended)
         try:
             if self._on_tokens is not ignore and requests:
                 self._call(self._on_tokens, requests)
@@ -141,7 +168,15 @@ class Planner:
 
     def end(self, source: Any, rejected: str | None) -> None:
         """vLLM has ended a request, which the policy hears of after its tokens."""
-        self._ended.append(self.population.end(source, rejected, self.clock()))
+        ended = self.population.end(source, rejected, self.clock())
+        self._ended.append(ended)
+        if self._recording is not None:
+            self._recording.finished(ended)
+
+    def close(self) -> None:
+        _log.info("cbatch: %s", self.counts)
+        if self._recording is not None:
+            self._recording.close()
 
     def _tell_ended(self, launched: Launched | None = None) -> None:
         ended, self._ended = self._ended, []
@@ -161,9 +196,8 @@ class Planner:
 
     def _announce(self) -> None:
         self._tell_ended()
-        arriving, self._arriving = self._arriving, []
-        for request in arriving:
-            if request.status is Status.WAITING:
+        while self._arriving:
+            if (request := self._arriving.popleft()).status is Status.WAITING:
                 self._call(self._on_arrival, request)
 
     def _failed(self, error: CbatchError) -> None:
@@ -193,6 +227,12 @@ class Planner:
             raise
         except BaseException as error:
             raise policy_raised(self._where, method, error) from error
+
+
+def _warn_at_times(number: int, message: str, what: object) -> None:
+    """Logs the 1st, 10th, 100th ... time."""
+    if set(str(number)[1:]) <= {"0"} and str(number)[0] == "1":
+        _log.warning(message, number, what)
 
 
 def plan_counts(plan: Plan) -> dict[str, int]:

@@ -5,7 +5,6 @@ update_from_output()    vLLM takes the tokens in; the policy hears of them
 """
 
 import time
-from logging import getLogger
 from typing import Any
 
 from vllm import __version__ as vllm_version
@@ -22,8 +21,6 @@ from cbatch.vllm.request import ServedRequest
 from cbatch.vllm.settings import Adapter, Counts
 from cbatch.vllm.steering import Steering
 from cbatch.vllm.support import check_features, check_seams, check_state
-
-_log = getLogger("vllm.cbatch")
 
 
 def make_scheduler(adapter: Adapter, vllm_config: Any, clock: Clock | None = None, **arguments: Any) -> Scheduler:
@@ -56,7 +53,7 @@ class _Policed:
         check_state(self, vllm_version)
         batch = min(adapter.batch or self.max_num_running_reqs, self.max_num_running_reqs)
         limits = Limits(batch, self.max_num_scheduled_tokens, self.max_model_len, tile=adapter.tile)
-        self._planner = Planner(adapter, self, limits, clock)
+        self._planner = Planner(adapter, self, limits, clock, isinstance(self, AsyncScheduler))
         self._steering = Steering(self)
         self._next_id = 0
         self._refused: list[tuple[int, str, str]] = []  # client, request and reason, to be told with the next output
@@ -72,7 +69,7 @@ class _Policed:
             return
         now, planner = self._planner.clock(), self._planner
         served = ServedRequest.of(request, self._next_id, now, self.max_model_len, self._num_cached)
-        planner.population.by_id[request.request_id] = served
+        planner.submit(served)
         self._next_id += 1
         if request.resumable:
             self._refuse(served, "cbatch cannot schedule streamed input")
@@ -83,7 +80,7 @@ class _Policed:
         planner = self._planner
         if self.skipped_waiting:
             self._look_at_blocked()
-        plan = planner.plan() if self._pause_state == PauseState.UNPAUSED else None
+        plan = planner.plan(self._pause_state != PauseState.UNPAUSED)
         if plan is None or planner.mode == "shadow":
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         else:
@@ -118,7 +115,7 @@ class _Policed:
         return outputs
 
     def shutdown(self: Any) -> None:
-        _log.info("cbatch: %s", self.counts)
+        self._planner.close()
         super().shutdown()  # type: ignore[misc]
 
     # -- seams of vLLM's scheduler -------------------------------------------------------------------------------------

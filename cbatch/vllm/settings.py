@@ -1,11 +1,14 @@
 """What the adapter needs to know beside the policy, and what it counts."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 from cbatch.cost import BatchShape, CostModel
 from cbatch.errors import ConfigError
 from cbatch.policy import Policy
+from cbatch.replay.counterfactual import Recorded
+from cbatch.replay.decisions import Decision, StepEnd
+from cbatch.request_spec import RequestSpec
 from cbatch.stall import PATIENCE, Patience
 
 Mode = Literal["strict", "fallback", "shadow"]
@@ -18,6 +21,20 @@ class _NotGiven:
         )
 
 
+class Recorder(Protocol):
+    """Where records go: `experiments.store.decisions_file.DecisionsWriter` writes them to a file."""
+
+    def begin(self, recorded: Recorded) -> None: ...
+
+    def request(self, spec: RequestSpec) -> None: ...
+
+    def event(self, event: Decision | StepEnd) -> None: ...
+
+    def finish(self, id_: int, num_output_tokens: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """mode: what follows from a plan that is illegal or an error of the policy.
@@ -26,7 +43,8 @@ class Adapter:
     fallback   vLLM decides that iteration by its own rule; counted and logged
     shadow     vLLM decides every iteration; the policy is asked, and where it would decide otherwise is counted
 
-    cost: for `View.cost`. tile, batch: for `View.limits`; batch: None for vLLM's own (`--max-num-seqs`). patience: how long a policy may leave requests waiting while nothing is computed.
+    cost: for `View.cost`. tile, batch: for `View.limits`; batch: None for vLLM's own (`--max-num-seqs`). patience: how long a policy
+    may leave requests waiting while nothing is computed. recorder: of what vLLM decides.
     """
 
     policy: Policy
@@ -35,6 +53,7 @@ class Adapter:
     tile: int = 1
     batch: int | None = None
     patience: Patience = PATIENCE
+    recorder: Recorder | None = None
 
 
 @dataclass

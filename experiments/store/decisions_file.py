@@ -4,6 +4,7 @@
     {"request": ...}    a request of the workload, by the fields of `cbatch.RequestSpec`
     {"plan": ...}       a `cbatch.replay.decisions.Decision`, by its fields
     {"step": ...}       a `cbatch.replay.decisions.StepEnd`, by its fields
+    {"finish": ...}     the output tokens of a request that vLLM has served
     {"end": ...}        the clock's last readings; missing if the run did not finish
 
 With the policy and the cost model that config.yaml describes, it suffices to replay the run without the workload's files,
@@ -24,6 +25,7 @@ from cbatch.errors import ReplayError, ResultsError
 from cbatch.replay.counterfactual import STOP_TOKEN, Recorded
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.request import spec_of
+from cbatch.request_spec import RequestSpec
 from cbatch.validation import read
 
 _OMITTED = {"prompt", "sampling", "stop_tokens"}
@@ -38,32 +40,71 @@ class DecisionsFile(NamedTuple):
     overrides: list[str]
 
 
+class DecisionsWriter:
+    """Writes the lines of a file as things happen; closed at the end, or cut off where its process ends.
+
+    Raises:
+        ResultsError: from every method, if the file cannot be written, or a request's `extra` holds what JSON cannot.
+    """
+
+    def __init__(self, path: Path, overrides: Sequence[str] = ()) -> None:
+        self._path, self._overrides = path, overrides
+        with _writing(path):
+            self._file = gzip.open(path, "wt", encoding="utf-8", compresslevel=4)  # noqa: SIM115 - closed by `close`
+
+    def begin(self, recorded: Recorded) -> None:
+        """recorded: everything but the events."""
+        run = {key: value for key, value in recorded._asdict().items() if key not in ("events", "times")}
+        if not recorded.rows:
+            del run["rows"]
+        self._write(run={**run, "limits": asdict(recorded.limits), "overrides": list(self._overrides)})
+
+    def request(self, spec: RequestSpec) -> None:
+        try:
+            fields = asdict(replace(spec, prompt=None))
+            kept = {name: value for name, value in fields.items() if name not in _OMITTED and value != {}}
+            self._write(request={**kept, "can_stop": bool(spec.stop_tokens)})
+        except (TypeError, ValueError) as error:  # asdict copies `extra`, which may hold anything
+            problem = f"request {spec.id}: extra cannot be written as JSON ({error})"
+            raise ResultsError(f"{self._path}: {problem}; give plain values, or set decisions=false") from error
+
+    def event(self, event: Decision | StepEnd) -> None:
+        self._write(**_line(event))
+
+    def finish(self, id_: int, num_output_tokens: int) -> None:
+        """A request whose length its spec does not tell has ended."""
+        self._write(finish={"id": id_, "num_output_tokens": num_output_tokens})
+
+    def close(self, times: Sequence[float] | None = None) -> None:
+        """times: the clock's last readings, if the run has finished."""
+        if times is not None:
+            self._write(end=times)
+        with _writing(self._path):
+            self._file.close()
+
+    def _write(self, **line: Any) -> None:
+        with _writing(self._path):  # inside a call of the policy: its error would name the policy
+            self._file.write(json.dumps(line) + "\n")
+
+
 @contextmanager
 def write_decisions(
     path: Path, engine: Engine, requests: Sequence[Request], overrides: Sequence[str]
 ) -> Iterator[None]:
     """Writes the decisions that an engine makes inside the `with` to a file, up to an error if there is one."""
-    with _writing(path), gzip.open(path, "wt", encoding="utf-8", compresslevel=4) as file:
-
-        def write(**line: Any) -> None:
-            with _writing(path):  # inside a call of the policy: its error would name the policy
-                file.write(json.dumps(line) + "\n")
-
-        pool = engine.state.pool
-        run = {"limits": asdict(engine.limits), "num_blocks": pool.num_blocks, "block_size": pool.block_size}
-        run |= {"num_stages": engine.executor.num_stages, "asynchronous": engine.asynchronous}
-        write(run={**run, "overrides": list(overrides)})
+    writer, times = DecisionsWriter(path, overrides), None
+    pool, executor = engine.state.pool, engine.executor
+    try:
+        writer.begin(
+            Recorded(engine.limits, pool.num_blocks, pool.block_size, executor.num_stages, engine.asynchronous, ())
+        )
         for request in requests:
-            try:
-                fields = asdict(replace(spec_of(request), prompt=None))
-                kept = {name: value for name, value in fields.items() if name not in _OMITTED and value != {}}
-                write(request={**kept, "can_stop": bool(request.stop_tokens)})
-            except (TypeError, ValueError) as error:  # asdict copies `extra`, which may hold anything
-                problem = f"request {request.id}: extra cannot be written as JSON ({error})"
-                raise ResultsError(f"{path}: {problem}; give plain values, or set decisions=false") from error
-        with record_decisions(engine, lambda event: write(**_line(event))) as recording:
+            writer.request(spec_of(request))
+        with record_decisions(engine, writer.event) as recording:
             yield
-        write(end=recording.take_times())
+        times = recording.take_times()
+    finally:
+        writer.close(times)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ def main(
     `policies` are overrides as in the CBATCH variable, several separated by ";". In each round vLLM's own rule and every policy
     serve the same three pieces of work: 32 and 256 equal requests of 256 prompt tokens, and mixed requests, all queued at once.
     """
-    os.environ |= ENVIRONMENT
+    os.environ |= ENVIRONMENT | {"VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}  # counting GPUs has loaded the driver
     spec, sides = load_spec(model), [VLLM, *policies.split(";")]
     hardware, driver = graphics_card()
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.error import URLError
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from cbatch import CbatchError
@@ -142,9 +142,11 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         try:
             with urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
                 return
-        except (URLError, OSError):
+        except HTTPError as error:
+            raise CbatchError(f"vllm serve answers /health with {error.code}; see its log {log}") from error
+        except OSError:  # it does not listen yet
             time.sleep(0.5)
-    raise CbatchError(f"vllm serve ended: {log.read_text()[-3000:]}")
+    raise CbatchError(f"vllm serve ended with status {process.returncode}; see its log {log}")
 
 
 def _row(found: dict[str, float]) -> str:

@@ -1,0 +1,61 @@
+"""Records what a policy saw and what vLLM did, as decisions that `cbatch.replay.follow` takes up again."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from cbatch.plan import Plan
+from cbatch.replay.counterfactual import Recorded
+from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, look
+from cbatch.request import FinishReason, spec_of
+from cbatch.vllm.request import ServedRequest, served
+from cbatch.vllm.settings import Recorder
+from cbatch.vllm.view import Launched, VllmView
+
+
+class Recording:
+    """The decision of each iteration is what vLLM scheduled, not what was planned: they differ where grants are smaller."""
+
+    def __init__(self, recorder: Recorder, view: VllmView, rows: int, asynchronous: bool) -> None:
+        """rows: requests that vLLM serves at once."""
+        self._recorder, self._view = recorder, view
+        self._seen: Seen | None = None
+        self._preempted: list[int] = []
+        kv, limits = view.kv, view.limits
+        recorder.begin(Recorded(limits, kv.num_blocks, kv.block_size, 1, asynchronous, (), (), rows))
+
+    def arrived(self, request: ServedRequest) -> None:
+        self._recorder.request(spec_of(request))
+
+    def look(self) -> None:
+        """An iteration is about to be planned."""
+        self._seen = look(self._view)
+        self._preempted.clear()
+
+    def preempted(self, request: ServedRequest) -> None:
+        self._preempted.append(request.id)
+
+    def launched(self, plan: Plan | None, requests: Sequence[ServedRequest], scheduled: Mapping[str, int]) -> None:
+        """requests: that vLLM has scheduled, with tokens by its id. plan: which it carried out; None if it decided itself."""
+        assert self._seen is not None
+        plan = plan or Plan()
+        entries = tuple((request.id, scheduled[request.vllm_id]) for request in requests)
+        reserve = tuple(
+            (each.id, count) for each, count in zip(served(plan.reserve), plan.reserve.values(), strict=True)
+        )
+        reject = tuple((request.id, why) for request, why in plan.reject)
+        decided = Decided(entries, tuple(self._preempted), reject, reserve, note=plan.note)
+        seen = self._seen
+        waits = seen.num_in_flight and (
+            seen.waiting or seen.running
+        )  # with nothing in flight, vLLM asks again all the time
+        if entries or decided.preempt or reject or waits:
+            self._recorder.event(Decision(self._view.iteration, self._seen, decided, (self._view.now,)))
+
+    def ended(self, launched: Launched, started: float, received_at: float, finished: Iterable[ServedRequest]) -> None:
+        stopped = tuple(request.id for request in finished if request.finish_reason is FinishReason.STOP)
+        self._recorder.event(StepEnd(launched.index, started, received_at, stopped, (received_at,)))
+
+    def finished(self, request: ServedRequest) -> None:
+        self._recorder.finish(request.id, request.num_output_tokens)
+
+    def close(self) -> None:
+        self._recorder.close()
