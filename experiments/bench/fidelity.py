@@ -3,6 +3,7 @@
     python -m experiments.bench fidelity path=TRACE                           # serve (needs a GPU), simulate, compare
     python -m experiments.bench fidelity measured=results/h200/fidelity.npz   # simulate and compare only
     python -m experiments.bench fidelity path=TRACE cases=held name=held_out  # runs that had no part in the profile
+    python -m experiments.bench fidelity measured=a.npz,b.npz stamp=on        # of two cards; writes the errors into the profile
 
 Real runs are kept in a file, to which later ones are added (`cases=` chooses). Besides the figures of each run, every
 iteration of the real ones is predicted from its shape, which tells errors of the cost model from errors in the order of
@@ -10,6 +11,8 @@ events.
 """
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +21,8 @@ from cbatch.sim.profile_file import PROFILES, load_profile
 from cbatch.validation import whole
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases
-from experiments.fidelity.compare import brief_error, compare, error_line, pair, show
+from experiments.fidelity.compare import brief_error, compare, error_line, on_card, pair, show
+from experiments.fidelity.runs import ServedRun
 from experiments.profile.tables import write_profile
 from experiments.store.benchmark_file import write
 
@@ -27,7 +31,7 @@ Requests = Annotated[int, whole(1, unit="number of requests")]
 
 def main(
     path: str = "",
-    measured: str = "",
+    measured: tuple[str, ...] = (),
     cases: str = "",
     policies: str = "",
     pd: Requests = 144,
@@ -43,6 +47,7 @@ def main(
 
     Args:
         path: a trace file; real runs are measured, and added to those in `measured`.
+        measured: files of kept runs, each of a card, separated by commas; with `path` at most one.
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
         pd, trace, poisson, held: requests of each case.
         name: of the files that are written.
@@ -54,20 +59,24 @@ def main(
     if not path and not measured:
         serve, keep = "path=azure_llm_2023_conv.csv.gz", "measured=results/h200/fidelity.npz"
         raise ConfigError(f"fidelity: give a trace to serve on a GPU, {serve}, or kept runs, {keep}")
+    if path and len(measured) > 1:
+        raise ConfigError(f"measured={','.join(measured)}: runs are added to one file; give path= without the others")
     profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
-    kept = Path(measured) if measured else Path(folder) / hardware / f"{name}.npz"
-    about, runs = kept_runs.load(kept) if kept.is_file() or not path else ({}, [])
+    files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
+    kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]
     if path:
         from experiments.fidelity.serve import serve_cases  # loads torch
 
         numbers = {"pd": pd, "trace": trace, "poisson": poisson, "held": held}
-        for about, served in serve_cases(chosen, path, numbers, tuple(runs)):
-            kept_runs.save(kept, about, runs := served)
-        print(f"written: {kept}")
-    runs.sort(key=lambda run: [case.name for case in CASES].index(run.settings["case"]))
+        for about, served in serve_cases(chosen, path, numbers, tuple(kept[0][1])):
+            kept_runs.save(files[0], about, served)
+            kept = [(about, served)]
+        print(f"written: {files[0]}")
+    runs = _by_card([found for _, found in kept])
     result = compare([pair(run, profile) for run in runs], profile)
     show(result)
-    written = write(name, about["hardware"], {"measured": about, **result}, Path(folder))
+    origins = [about for about, _ in kept]
+    written = write(name, origins[0]["hardware"], {"measured": origins, **result}, Path(folder))
     print(f"written: {written}")
     from experiments.plots import fidelity as plot  # loads matplotlib
     from experiments.plots.style import save
@@ -77,6 +86,19 @@ def main(
         models = sorted({run.settings["model"] for run in runs})
         compared = {"models": models, "loops": ["async"], "gpus": 1, "brief": brief_error(result)}
         _stamp(PROFILES / f"{hardware}.json", error_line(result), compared)
+
+
+def _by_card(cards: Sequence[Sequence[ServedRun]]) -> list[ServedRun]:
+    """Returns all runs in the order of `CASES`; if they are of several cards, the names of their cases say which."""
+    order = [case.name for case in CASES]
+    runs = [sorted(found, key=lambda run: order.index(run.settings["case"])) for found in cards]
+    if len(runs) == 1:
+        return runs[0]
+    return [
+        replace(run, settings={**run.settings, "case": on_card(run.settings["case"], card)})
+        for card, found in enumerate(runs, 1)
+        for run in found
+    ]
 
 
 def _stamp(path: Path, error: str, compared: dict[str, Any]) -> None:

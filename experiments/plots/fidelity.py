@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
 from cbatch import ConfigError
+from experiments.fidelity.compare import CLOSED
 from experiments.plots.style import add_heading, line_style, new_figure, print_style
 
 BENCHMARK = "fidelity.json"
@@ -54,9 +55,11 @@ def draw(folder: Path, name: str = BENCHMARK) -> Figure:
         _draw_errors(errors, shown, result["targets"])
     above[0].set_ylabel("simulated")
     below[0].set_ylabel("error of simulation")
-    measured = result["measured"]
-    bands = ", ".join(f"{name} {target:.0%}" for name, target in result["targets"].items())
-    origin = f"measured on {measured['hardware']}, {measured['date']}; grey: target errors: {bands}"
+    measured = result["measured"] if isinstance(result["measured"], list) else [result["measured"]]
+    where = f"{len(measured)} x {measured[0]['hardware']}" if len(measured) > 1 else measured[0]["hardware"]
+    named = [name for _, quantities, _ in PANELS for name in quantities]
+    bands = ", ".join(f"{name} {result['targets'][name]:.0%}" for name in named)
+    origin = f"measured on {where}, {measured[0]['date']}; grey: target errors: {bands}"
     lines = "lines: range of the error when all iteration times change by up to 1%"
     heading = f"Simulated (profile {result['profile']}) against measured"
     add_heading(figure, heading, f"{origin}\n{lines}", _handles(policies, list(result["cases"])))
@@ -66,7 +69,7 @@ def draw(folder: Path, name: str = BENCHMARK) -> Figure:
 def _points(result: dict[str, Any], policies: list[str]) -> Iterator[Point]:
     for case, runs in enumerate(result["cases"].values()):
         for policy, found in runs.items():
-            for name in result["targets"]:
+            for name in (name for name in result["targets"] if name not in CLOSED or found.get("load") is None):
                 style = {"color": line_style(policies.index(policy))["color"], "marker": line_style(case)["marker"]}
                 style |= {"markersize": 4, "linestyle": "none", "markeredgewidth": 0.8}
                 hollow = {"markerfacecolor": "none"} if name.endswith("P99") else {}
