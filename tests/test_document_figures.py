@@ -120,14 +120,27 @@ def ranks() -> str:
 
 
 def held_out() -> str:
-    """Errors of the runs whose requests arrive over time, on both cards."""
-    cases = [case for part in ("", "_second_card") for case in stored(f"h200/held_out{part}.json")["cases"].items()]
+    """Errors of the runs whose requests arrive over time, on all cards."""
+    cases = stored("h200/held_out.json")["cases"].items()
     runs = [run["error"] for name, policies in cases if "queued" not in name for run in policies.values()]
-    assert len(runs) == 16, "the number of runs that the sentence above names"
+    assert len(runs) == 31, "the number of runs that the sentence above names"
     names = {"TTFT mean": "mean TTFT", "TTFT P99": "P99 of TTFT", "TBT mean": "mean TBT", "TPOT mean": "mean TPOT"}
     names["end to end mean"] = "mean end-to-end latency"
     sizes = {text: [abs(run[name]) for run in runs] for name, text in names.items()}
     return " ".join(f"| {text} | {median(found):.1%} | {max(found):.1%} |" for text, found in sizes.items())
+
+
+def errors_by_card() -> str:
+    """Of the profile in use, and of the one measured with spread contexts."""
+    rows = []
+    for card in "1234":
+        cells = [
+            f"{stored(f'h200/held_out{file}.json')['cards'][card][kind]:+.1%}"
+            for kind in ("with prompts", "decodes alone")
+            for file in ("", "-spread")
+        ]
+        rows.append(f"| {card} | {' | '.join(cells)} |")
+    return " ".join(rows)
 
 
 def claims() -> str:
@@ -157,6 +170,7 @@ SENTENCES = {
     pipelines: "multi-gpu",
     ranks: "multi-gpu",
     held_out: "hardware-profiles",
+    errors_by_card: "hardware-profiles",
     claims: "papers",
     one_number_for_all_gains: "papers",
 }

@@ -304,8 +304,10 @@ def test_every_pair_of_policies_in_another_order_is_named(
 
 
 def test_the_error_of_a_profile_in_brief(result: dict[str, Any]) -> None:
+    """The median and the largest of each mean's errors."""
     result["median_error"] |= {"TPOT mean": 0.014, "TTFT mean": 0.048}
-    assert compare.brief_error(result) == "error: TPOT 1.4%, TTFT 4.8%"
+    result["largest_error"] |= {"TPOT mean": 0.062, "TTFT mean": 0.387}
+    assert compare.brief_error(result) == "error: TTFT 5-39%, TPOT 1-6%"
 
 
 def test_the_line_of_a_profile(result: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,13 +118,19 @@ def on_card(case: str, card: int) -> str:
     return f"{case}, card {card}"
 
 
+def card_of(case: str) -> tuple[str, str]:
+    """Returns a case's name without its card, and the card."""
+    name, several, card = case.rpartition(", card ")
+    return (name, card) if several else (case, "1")
+
+
 def cards(cases: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Returns the relative error of the total time of all iterations, predicted one by one, of each card and kind."""
     sums: dict[str, dict[str, list[float]]] = {}
     for case, runs in cases.items():
-        _, several, card = case.rpartition(", card ")
+        _, card = card_of(case)
         for kind, part in ((kind, part) for run in runs.values() for kind, part in run["iterations"].items()):
-            measured = sums.setdefault(card if several else "1", {}).setdefault(kind, [0.0, 0.0])
+            measured = sums.setdefault(card, {}).setdefault(kind, [0.0, 0.0])
             measured[0] += part["seconds"]
             measured[1] += part["seconds"] * (1 + part["total"])
     return {
@@ -259,6 +265,8 @@ def error_line(result: dict[str, Any]) -> str:
 
 
 def brief_error(result: dict[str, Any]) -> str:
-    """Returns the error in a few words, for `cbatch.sim.provenance.Compared`: of means, the median over the runs."""
-    found = ", ".join(f"{kind} {result['median_error'][f'{kind} mean']:.1%}" for kind in ("TPOT", "TTFT"))
-    return f"error: {found}"
+    """Returns the error in a few words, for `cbatch.sim.provenance.Compared`: of means, median and largest over the runs."""
+    median, most = (
+        {kind: 100 * result[key][f"{kind} mean"] for kind in KINDS} for key in ("median_error", "largest_error")
+    )
+    return "error: " + ", ".join(f"{kind} {median[kind]:.0f}-{most[kind]:.0f}%" for kind in ("TTFT", "TPOT"))

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
 from cbatch import ConfigError
-from experiments.fidelity.compare import CLOSED
+from experiments.fidelity.compare import CLOSED, card_of
 from experiments.plots.style import add_heading, line_style, new_figure, print_style
 
 BENCHMARK = "fidelity.json"
@@ -47,8 +47,9 @@ def draw(folder: Path, name: str = BENCHMARK) -> Figure:
         raise ConfigError(f"{path}: no such results; measure them with python -m experiments.bench fidelity")
     result = json.loads(path.read_text())
     policies = list(dict.fromkeys(policy for runs in result["cases"].values() for policy in runs))
-    points = list(_points(result, policies))
-    figure, [above, below] = new_figure(2, len(PANELS), 4.6, ratios=(3, 2))
+    workloads = list(dict.fromkeys(card_of(case)[0] for case in result["cases"]))
+    points = list(_points(result, policies, workloads))
+    figure, [above, below] = new_figure(2, len(PANELS), 5.4, ratios=(1, 1))
     for values, errors, (label, quantities, factor) in zip(above, below, PANELS, strict=True):
         shown = [point for point in points if point.quantity in quantities]
         _draw_values(values, shown, label, factor)
@@ -62,15 +63,16 @@ def draw(folder: Path, name: str = BENCHMARK) -> Figure:
     origin = f"measured on {where}, {measured[0]['date']}; grey: target errors: {bands}"
     lines = "lines: range of the error when all iteration times change by up to 1%"
     heading = f"Simulated (profile {result['profile']}) against measured"
-    add_heading(figure, heading, f"{origin}\n{lines}", _handles(policies, list(result["cases"])))
+    add_heading(figure, heading, f"{origin}\n{lines}", _handles(policies, workloads))
     return figure
 
 
-def _points(result: dict[str, Any], policies: list[str]) -> Iterator[Point]:
-    for case, runs in enumerate(result["cases"].values()):
+def _points(result: dict[str, Any], policies: list[str], workloads: list[str]) -> Iterator[Point]:
+    for case, runs in result["cases"].items():
+        shape = line_style(workloads.index(card_of(case)[0]))["marker"]
         for policy, found in runs.items():
             for name in (name for name in result["targets"] if name not in CLOSED or found.get("load") is None):
-                style = {"color": line_style(policies.index(policy))["color"], "marker": line_style(case)["marker"]}
+                style = {"color": line_style(policies.index(policy))["color"], "marker": shape}
                 style |= {"markersize": 4, "linestyle": "none", "markeredgewidth": 0.8}
                 hollow = {"markerfacecolor": "none"} if name.endswith("P99") else {}
                 values = (found[key][name] for key in ("measured", "simulated", "error", "error_range"))

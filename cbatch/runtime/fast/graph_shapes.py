@@ -63,10 +63,10 @@ class MeasuredGraphs(GraphedIteration):
 
     @torch.inference_mode()
     def _launch_seconds(self, shape: Shape) -> float:
-        """Host time of an iteration that runs operation by operation; the shortest of three."""
+        """Host time of an iteration that runs operation by operation; the shortest of nine, as another process may disturb some."""
         times: list[float] = []
         with self._current_streams():
-            for _ in range(3):
+            for _ in range(9):
                 self._put_dummies(shape)
                 begin = time.perf_counter()
                 self._run_eagerly(shape)
