@@ -16,11 +16,13 @@ from omegaconf import OmegaConf
 
 from cbatch import PlanError
 from cbatch.errors import ReplayError
+from cbatch.model import ModelSpec
 from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
 from cbatch.replay.follow import follow
 from cbatch.topology import Topology
 from experiments.config.assemble import make_model, make_policy
+from experiments.config.backends import Cpu, with_even_stages
 from experiments.config.choices import with_arguments
 from experiments.config.command_line import run, with_search_path
 from experiments.config.error_lines import CONFIG_FOLDER
@@ -34,7 +36,7 @@ _SHOWN = 12
 """Requests of a view or plan that are printed; the rest is counted."""
 
 _TOPOLOGY = ("tensor_parallel", "pipeline_stages", "replicas", "gpus_per_node")
-"""Keys of a simulated backend that the cost model in a policy's view depends on."""
+"""Keys of a backend that the cost model in a policy's view depends on."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,9 +49,8 @@ def _replay(run_folder: str, *overrides: str) -> int:
     file = read_decisions(folder / DECISIONS)
     settings = _settings(folder)
     policy = make_policy(*_policy_settings(settings, file, overrides), {})
-    topology = Topology(**{key: settings["backend"][key] for key in _TOPOLOGY if key in settings["backend"]})
     hardware = str(folder / PROFILE if (folder / PROFILE).is_file() else settings["hardware"])
-    cost = cost_model(hardware, make_model(settings, {}), topology, max_batch=settings["batch"])
+    cost = cost_model(hardware, *_predicted(settings), max_batch=settings["batch"])
     found = Differences(type(policy).__name__)
     try:
         # what vLLM has served is followed: our engine does not know its rules
@@ -60,6 +61,16 @@ def _replay(run_folder: str, *overrides: str) -> int:
     if changed := _changed_since(folder, settings):
         print(f"\nchanged since the recording: {changed}")
     return 1 if found.num_different else 0
+
+
+def _predicted(settings: dict[str, Any]) -> tuple[ModelSpec, Topology]:
+    """The model and the topology that the backend's predictions are of; on a CPU the whole model."""
+    spec, backend = make_model(settings, {}), settings["backend"]
+    if backend["_target_"].endswith(f".{Cpu.__name__}"):
+        return spec, Topology()
+    if backend.get("layers", "auto") != "auto":
+        spec = with_even_stages(spec, backend["pipeline_stages"], backend["layers"])
+    return spec, Topology(**{key: backend[key] for key in _TOPOLOGY if key in backend})
 
 
 class Differences:

@@ -268,7 +268,7 @@ def replay_of(folder: Path, *settings: str) -> Ended:
         *(("backend=sim", "batch=6", *keys) for keys in TOPOLOGIES.values()),
         ("backend=auto", "batch=20"),
         ("backend=sim", "hardware=a6000-llama-13b", "model=llama-13b"),
-        ("backend=cpu", "hardware=h200", "workload.num_requests=4", "workload.length=50"),
+        ("backend=cpu", "hardware=h200", "workload.num_requests=4", "workload.length=50", *TOPOLOGIES["both"]),
     ],
     ids=" ".join,
 )

@@ -4,6 +4,7 @@ Only the chosen backend's packages are loaded: a simulated run imports no torch.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -236,8 +237,7 @@ class Cuda(Real):
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Predicts as if all stages had as many layers as the largest."""
-        most = max(part.size for part in split_layers(spec, self.pipeline_stages, self.sizes))
-        even = replace(spec, num_layers=most * self.pipeline_stages)
+        even = with_even_stages(spec, self.pipeline_stages, self.sizes)
         return cost_model(hardware, even, self._topology, max_batch=max_batch)
 
     @property
@@ -272,6 +272,12 @@ class Cuda(Real):
         ran = executor.iteration
         counts = {"replayed_iterations": ran.num_replayed, "eager_iterations": ran.num_eager}
         return {"attention": executor.attention, **counts, **super().facts(executor, cost, asynchronous)}
+
+
+def with_even_stages(spec: ModelSpec, num_stages: int, sizes: Sequence[int] | None) -> ModelSpec:
+    """The model with as many layers in every stage as in the largest. sizes: of each stage; None: equal."""
+    most = max(part.size for part in split_layers(spec, num_stages, sizes))
+    return replace(spec, num_layers=most * num_stages)
 
 
 @dataclass(frozen=True, kw_only=True)
