@@ -79,7 +79,7 @@ class Engine:
 
     @property
     def engines(self) -> list["Engine"]:
-        """This engine; a cluster of replicas (`sim.cluster.Cluster`) has several."""
+        """This engine; a cluster of replicas (`cluster.Cluster`) has several."""
         return [self]
 
     def submit(self, requests: Iterable[Request]) -> None:

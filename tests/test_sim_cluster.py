@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 from schedules import UnitCost
 
 from cbatch import Engine, Limits, Plan, Policy, Request, RunRecord, View
+from cbatch.cluster import Cluster, LeastLoaded, Replica, RoundRobin, Router, make_router
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
-from cbatch.sim.cluster import Cluster, LeastLoaded, Replica, RoundRobin, Router, make_router
 from cbatch.sim.executor import SimExecutor
 from experiments.config.assemble import assemble
 from policies.orca import Orca

@@ -120,7 +120,7 @@ def test_every_profile_loads(name: str) -> None:
 
 def test_simulation_never_imports_torch() -> None:
     program = (
-        "import sys, cbatch.sim.executor, cbatch.sim.cluster, cbatch.sim.profile_file as p; p.load_profile('h200'); "
+        "import sys, cbatch.sim.executor, cbatch.cluster, cbatch.sim.profile_file as p; p.load_profile('h200'); "
         "import experiments.paper.closure, experiments.paper.fig12_systems; sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent.parent).returncode == 0

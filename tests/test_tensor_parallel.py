@@ -25,7 +25,7 @@ from cbatch.model import ModelSpec, Rank, split_layers
 from cbatch.runtime import cpu
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import Bounds, Shape, device_views
-from cbatch.runtime.devices import choose_devices
+from cbatch.runtime.devices import check_number, choose_devices
 from cbatch.runtime.memory import SPARE, check_memory, kv_tokens_that_fit, needs
 from cbatch.runtime.options import Options
 from cbatch.runtime.ranks import Steps, finish, lockstep
@@ -167,10 +167,21 @@ def test_each_rank_of_each_stage_takes_a_gpu(gpus: GPUs) -> None:  # noqa: F811
         ConfigError, match=r"^backend\.tensor_parallel=4 backend.pipeline_stages=2 needs 8 GPUs, and PyTorch finds 4;"
     ):
         choose_devices(2, 4)
+    with pytest.raises(ConfigError, match=r"^backend\.tensor_parallel=2 backend\.replicas=3 needs 6 GPUs, and PyTorch"):
+        check_number(1, 2, 3)
     gpus(2, unconnected=((1, 0),))
     problem = r"GPU 1 cannot access the memory of GPU 0, as backend.tensor_parallel=2 needs; choose GPUs that NVLink"
     with pytest.raises(ConfigError, match=problem):
         choose_devices(1, 2)
+
+
+def test_all_replicas_share_a_machines_memory() -> None:
+    limits, kv = Limits(4, 1024, 64), KVSize(1000, 16)
+    cpu.check_fits(LLAMA, limits, kv, 2)
+    with pytest.raises(
+        CapacityError, match=r"^1000000 replicas of model tiny-llama need .*; lower backend\.replicas, "
+    ):
+        cpu.check_fits(LLAMA, limits, kv, 1_000_000)
 
 
 def test_each_rank_needs_the_memory_of_its_share() -> None:

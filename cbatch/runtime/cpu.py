@@ -98,10 +98,10 @@ def assemble(
     return executor
 
 
-def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
-    """Raises ConfigError or CapacityError if `build` would, before weights are loaded."""
+def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, num_replicas: int = 1) -> None:
+    """Raises ConfigError or CapacityError if `build` would, so many times, before weights are loaded."""
     check_positions(spec, limits)
-    _check_memory(spec, kv.num_tokens)
+    _check_memory(spec, kv.num_tokens, num_replicas)
 
 
 def check_positions(spec: ModelSpec, limits: Limits) -> None:
@@ -118,12 +118,15 @@ def _leave_a_core_to_the_host() -> None:
     torch.set_num_threads(min(torch.get_num_threads(), max(cores - 1, 1)))
 
 
-def _check_memory(spec: ModelSpec, kv_tokens: int) -> None:
+def _check_memory(spec: ModelSpec, kv_tokens: int, num_replicas: int) -> None:
     """Refuse what this machine can never hold, where the system says how much memory it has."""
-    weights, cache = spec.weight_bytes, kv_tokens * spec.kv_bytes_per_token
+    weights, cache = num_replicas * spec.weight_bytes, num_replicas * kv_tokens * spec.kv_bytes_per_token
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     if memory is not None and weights + cache > memory:
+        several = num_replicas > 1
+        whose = f"{num_replicas} replicas of model {spec.name} need" if several else f"model {spec.name} needs"
+        fewer = "lower backend.replicas, " if several else ""
         raise CapacityError(
-            f"model {spec.name} needs {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for the KV cache, "
-            f"this machine has {memory / 1e9:.1f} GB; choose a smaller model (model=tiny) or lower kv_tokens"
+            f"{whose} {weights / 1e9:.1f} GB for weights and {cache / 1e9:.1f} GB for the KV cache, this machine has "
+            f"{memory / 1e9:.1f} GB; {fewer}choose a smaller model (model=tiny) or lower kv_tokens"
         )

@@ -19,12 +19,8 @@ def choose_devices(num_stages: int = 1, num_ranks: int = 1) -> list[list[torch.d
     Raises:
         ConfigError: there are fewer GPUs, or one cannot access the memory of another that it sends to.
     """
-    if not torch.cuda.is_available():
-        raise ConfigError("backend=cuda, but PyTorch finds no GPU; choose backend=cpu or backend=sim")
-    first, found, number = torch.cuda.current_device(), torch.cuda.device_count(), num_stages * num_ranks
-    if first + number > found:
-        problem = f"{_settings(num_stages, num_ranks)} needs {number} GPUs, and PyTorch finds {found - first}"
-        raise ConfigError(f"{problem}; lower it, or simulate the others with backend=sim")
+    check_number(num_stages, num_ranks)
+    first, number = torch.cuda.current_device(), num_stages * num_ranks
     devices = [torch.device("cuda", first + place) for place in range(number)]
     stages = [devices[place : place + num_ranks] for place in range(0, number, num_ranks)]
     for here, there in _pairs(stages):
@@ -32,8 +28,18 @@ def choose_devices(num_stages: int = 1, num_ranks: int = 1) -> list[list[torch.d
     return stages
 
 
-def _settings(num_stages: int, num_ranks: int) -> str:
-    given = {"tensor_parallel": num_ranks, "pipeline_stages": num_stages}
+def check_number(num_stages: int = 1, num_ranks: int = 1, num_replicas: int = 1) -> None:
+    """Raises ConfigError if there are fewer GPUs, from the current one on."""
+    if not torch.cuda.is_available():
+        raise ConfigError("backend=cuda, but PyTorch finds no GPU; choose backend=cpu or backend=sim")
+    number, found = num_stages * num_ranks * num_replicas, torch.cuda.device_count() - torch.cuda.current_device()
+    if number > found:
+        problem = f"{_settings(num_stages, num_ranks, num_replicas)} needs {number} GPUs, and PyTorch finds {found}"
+        raise ConfigError(f"{problem}; lower it, or simulate the others with backend=sim")
+
+
+def _settings(num_stages: int, num_ranks: int, num_replicas: int = 1) -> str:
+    given = {"tensor_parallel": num_ranks, "pipeline_stages": num_stages, "replicas": num_replicas}
     return " ".join(f"backend.{key}={value}" for key, value in given.items() if value > 1)
 
 

@@ -6,15 +6,15 @@ from typing import Any
 
 from cbatch import ConfigError, Engine, Limits, Policy, Request, Server
 from cbatch.checkpoint import spec_from_checkpoint
+from cbatch.cluster import Cluster, ReplicatedServer
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.policy_calls import check_policy
 from cbatch.results.service import NO_CLIENT
-from cbatch.sim.cluster import Cluster, ReplicatedServer
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Profile
 from cbatch.validation import nearest
-from experiments.config.backends import Auto, Backend, Runtime, Simulated
+from experiments.config.backends import Auto, Backend, Runtime
 from experiments.config.construct import construct
 from experiments.config.servers import make_server
 from experiments.config.settings import Settings, read_settings
@@ -73,7 +73,6 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
 
     requests = workload.requests(backend.vocabulary(spec))
     _check_metrics(settings, requests)
-    topology = cost.topology
     limits = _limits(settings, requests, spec, backend.tile(profile), backend.pipeline_stages, chosen)
     check_policy(policy, limits)
     kv = _kv_size(settings, backend, spec, profile, limits, chosen)
@@ -83,15 +82,22 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
         if spec.weight_bytes >= LARGE:
             kind = "random weights" if spec.path is None else f"weights from {spec.path}"
             say(f"loading {spec.name} on {backend.hardware(profile)}: {spec.weight_bytes / 1e9:.1f} GB of {kind}")
-    servers = [
-        make_server(
-            backend, spec, cost, limits, kv, options, asynchronous=runtime.asynchronous, patience=settings.patience
-        )
-        for _ in range(topology.replicas)
-    ]
-    server: Server[Any] | ReplicatedServer = servers[0]
-    if isinstance(backend, Simulated) and backend.replicas > 1:
-        server = ReplicatedServer(servers, backend.router)
+    servers: list[Server[Any]] = []
+    for replica in range(backend.replicas):
+        with backend.place(replica):
+            servers.append(
+                make_server(
+                    backend,
+                    spec,
+                    cost,
+                    limits,
+                    kv,
+                    options,
+                    asynchronous=runtime.asynchronous,
+                    patience=settings.patience,
+                )
+            )
+    server = backend.replicated(servers) if len(servers) > 1 else servers[0]
     try:
         engine = server.engine(policy, requests)
     except BaseException:

@@ -5,14 +5,16 @@ Only the chosen backend's packages are loaded: a simulated run imports no torch.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
-from cbatch import ConfigError, Executor, Limits
+from cbatch import ConfigError, Executor, Limits, Server
+from cbatch.cluster import Executors, ReplicatedServer, make_router
 from cbatch.kv import KVSize, blocks_for
+from cbatch.live_cluster import LiveCluster
 from cbatch.model import ModelSpec, split_layers
 from cbatch.runtime.options import AttentionName, Options
-from cbatch.sim.cluster import make_router
 from cbatch.sim.cost import Outside, ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime, Profile
@@ -59,6 +61,8 @@ class Backend(ABC):
     name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block.
     predicts_with: profile for the predictions of policies where no settings name one.
     pipeline_stages: consecutive parts of the model; that many iterations are in flight.
+    replicas: copies of the model, each with its own queue. router: assigns requests to them: round_robin, least_loaded,
+        or an object with the method of `cbatch.cluster.Router`.
     """
 
     name: ClassVar[str]
@@ -66,6 +70,8 @@ class Backend(ABC):
     block_size: ClassVar[int] = 16
     predicts_with: ClassVar[str] = "h200"
     pipeline_stages: int
+    replicas: int
+    router: Any
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Returns the cost model for policies; its topology is the run's."""
@@ -97,6 +103,14 @@ class Backend(ABC):
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor: ...
 
+    def place(self, replica: int) -> AbstractContextManager[Any]:
+        """Returns the place of a replica, inside which its executor is built."""
+        return nullcontext()
+
+    def replicated(self, servers: Sequence[Server[Any]]) -> ReplicatedServer:
+        """Returns a server of all replicas."""
+        return ReplicatedServer(servers, self.router)
+
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         """Returns facts about a run that has ended: which kernels ran, where predicted times come from."""
         return {"predictions": cost.provenance()}
@@ -108,7 +122,6 @@ class Simulated(Backend):
 
     host_seconds: host time per iteration; "auto": the profile's.
     tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.topology.Topology`.
-    router: assigns requests to replicas: round_robin, least_loaded, or an object with the method of `cbatch.sim.cluster.Router`.
     outside: "mark" counts iterations outside the measured range, "error" refuses them.
     """
 
@@ -167,9 +180,12 @@ class Real(Backend):
     tensor_parallel: Degree = 1
     pipeline_stages: Degree = 1
     layers: Sizes = "auto"
+    replicas: Degree = 1
+    router: Any = "round_robin"
 
     def __post_init__(self) -> None:
         check(self, "backend.")
+        object.__setattr__(self, "router", make_router(self.router))
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
@@ -181,8 +197,12 @@ class Real(Backend):
         return super().cost(hardware, spec, max_batch)
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
-        topology = {"tensor_parallel": self.tensor_parallel, "pipeline_stages": self.pipeline_stages}
+        keys = ("tensor_parallel", "pipeline_stages", "replicas")
+        topology = {key: getattr(self, key) for key in keys}
         return {"topology": topology, **super().facts(executor, cost, asynchronous)}
+
+    def replicated(self, servers: Sequence[Server[Any]]) -> ReplicatedServer:
+        return ReplicatedServer(servers, self.router, LiveCluster)
 
     def _with_topology(self, options: Options) -> Options:
         return replace(options, layers=self.sizes, tensor_parallel=self.tensor_parallel)
@@ -208,7 +228,7 @@ class Cpu(Real):
     def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
         from cbatch.runtime import cpu
 
-        cpu.check_fits(spec, limits, kv)
+        cpu.check_fits(spec, limits, kv, self.replicas)
 
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
@@ -220,7 +240,7 @@ class Cpu(Real):
 
 @dataclass(frozen=True, kw_only=True)
 class Cuda(Real):
-    """Real tokens on this machine's GPU, or a GPU for each rank of each pipeline stage.
+    """Real tokens on this machine's GPU, or a GPU for each rank of each pipeline stage of each replica.
 
     attention: of prompt chunks: "flash4", "triton", or "auto" for the faster one that fits.
     """
@@ -244,6 +264,11 @@ class Cuda(Real):
     def _topology(self) -> Topology:
         return Topology(self.tensor_parallel, self.pipeline_stages)
 
+    def place(self, replica: int) -> AbstractContextManager[Any]:
+        import torch
+
+        return torch.cuda.device(torch.cuda.current_device() + replica * self.tensor_parallel * self.pipeline_stages)
+
     def hardware(self, profile: Profile) -> str:
         import torch
 
@@ -258,7 +283,9 @@ class Cuda(Real):
 
     def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
         from cbatch.runtime import gpu
+        from cbatch.runtime.devices import check_number
 
+        check_number(self.pipeline_stages, self.tensor_parallel, self.replicas)
         gpu.check_fits(spec, limits, kv, self._with_topology(Options()))
 
     def executor(
@@ -269,9 +296,10 @@ class Cuda(Real):
         return gpu.build(spec, limits, kv, replace(self._with_topology(options), attention=self.attention))
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
-        ran = executor.iteration
-        counts = {"replayed_iterations": ran.num_replayed, "eager_iterations": ran.num_eager}
-        return {"attention": executor.attention, **counts, **super().facts(executor, cost, asynchronous)}
+        each = executor.each if isinstance(executor, Executors) else [executor]
+        names = {"replayed_iterations": "num_replayed", "eager_iterations": "num_eager"}
+        counts = {key: sum(getattr(one.iteration, name) for one in each) for key, name in names.items()}
+        return {"attention": each[0].attention, **counts, **super().facts(executor, cost, asynchronous)}
 
 
 def with_even_stages(spec: ModelSpec, num_stages: int, sizes: Sequence[int] | None) -> ModelSpec:

@@ -25,8 +25,8 @@ import numpy as np
 from tabulate import tabulate
 
 from cbatch import Limits, Policy, Request, Server, Step
+from cbatch.cluster import Cluster, RoundRobin
 from cbatch.kv import KVSize
-from cbatch.sim.cluster import Cluster, RoundRobin
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.importers.vidur import read_links

@@ -1,6 +1,7 @@
 """Replicas of one model, each with its own engine, behind a router.
 
-A request is routed when it arrives, after every replica has been simulated up to that time.
+In simulation a request is routed when it arrives, after every replica has been simulated up to that time. Where time is real,
+replicas serve at the same time: `live_cluster`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -114,9 +115,9 @@ class Cluster:
 
     def __init__(self, engines: Sequence[Engine], router: Router) -> None:
         self.engines = list(engines)
-        self.replicas = [Replica(engine) for engine in self.engines]
+        self.replicas: Sequence[Replica] = [Replica(engine) for engine in self.engines]
         self.router = router
-        self.executor = _Executors([engine.executor for engine in engines])
+        self.executor = Executors([engine.executor for engine in engines])
         self.record = RunRecord()
         self._requests: list[Request] = []
 
@@ -154,31 +155,39 @@ class Cluster:
         return index(chosen)
 
 
-class _Executors:
+class Executors:
     """The executors of all replicas, with those methods of one that are called after a run."""
 
-    def __init__(self, executors: Sequence[Any]) -> None:
-        self._executors = executors
+    def __init__(self, each: Sequence[Any]) -> None:
+        self.each = each
+
+    @property
+    def vocabulary(self) -> Any:
+        return self.each[0].vocabulary
 
     def now(self) -> float:
-        return float(max(executor.now() for executor in self._executors))
+        return float(max(executor.now() for executor in self.each))
 
     def accounts(self) -> list[StageAccount]:
         """Returns the accounts of all stages, replica by replica."""
-        return [account for executor in self._executors for account in executor.accounts()]
+        return [account for executor in self.each for account in executor.accounts()]
 
     def close(self) -> None:
-        for executor in self._executors:
+        for executor in self.each:
             executor.close()
 
 
 @dataclass(frozen=True, eq=False)
 class ReplicatedServer:
     """Serves like a `Server`, on one server per replica behind a router. Each replica has a copy of the policy,
-    and each run a copy of the router."""
+    and each run a copy of the router.
+
+    cluster: `LiveCluster` where time is real.
+    """
 
     servers: Sequence[Server[Executor]]
     router: Router
+    cluster: Callable[[Sequence[Engine], Router], Cluster] = Cluster
 
     def engine(self, policy: Policy, requests: Iterable[Request] = (), *, asynchronous: bool | None = None) -> Cluster:
         """As `Server.engine`."""
@@ -186,7 +195,7 @@ class ReplicatedServer:
         engines = [
             server.engine(copy, asynchronous=asynchronous) for server, copy in zip(self.servers, policies, strict=True)
         ]
-        cluster = Cluster(engines, deepcopy(self.router))
+        cluster = self.cluster(engines, deepcopy(self.router))
         cluster.submit(requests)
         return cluster
 
@@ -196,7 +205,10 @@ class ReplicatedServer:
 
 
 def merge(records: Sequence[RunRecord]) -> RunRecord:
-    """Returns one record of all replicas: steps renumbered in the order in which their tokens were received."""
+    """Returns one record of all replicas: steps renumbered in the order in which their tokens were received.
+
+    Times of copies and stages, which are a replica's own, stay in its record.
+    """
     whole = RunRecord()
     steps = (zip(record.steps, record.receivers, strict=True) for record in records)
     in_order = sorted(chain.from_iterable(steps), key=lambda step: step[0].received_at)

@@ -1,0 +1,108 @@
+"""Replicas in real time: each engine serves on a thread of its own, and the thread that calls `run` routes arrivals.
+
+    caller     sleeps until t1 | routes what arrives at t1 | sleeps until t2 ...
+    replica    serves until t1 | takes what was routed to it | serves until t2 ...
+
+A replica takes its requests when its iteration under way has ended, as an engine alone does, and waits for no other replica.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import contextmanager
+from itertools import groupby
+from queue import SimpleQueue
+from threading import Thread
+
+from cbatch.cluster import Cluster, Replica, Router, merge
+from cbatch.engine import Engine
+from cbatch.record import RunRecord
+from cbatch.request import Request
+
+
+class LiveReplica(Replica):
+    """A replica on a thread of its own. Counters are those of the moment in which they are read.
+
+    served: its record once all requests have ended, or the exception that ended it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.served: Future[RunRecord] = Future()
+        self._routed: SimpleQueue[Sequence[Request] | None] = SimpleQueue()
+        self._thread: Thread | None = None
+
+    @property
+    def num_unfinished(self) -> int:
+        return len(self.requests)  # the engine's own count lacks those that it has not taken yet
+
+    def submit(self) -> None:
+        """Hands the requests taken to the replica's thread; for `LiveCluster`."""
+        self._routed.put(self._new)
+        self._new, self._outstanding = [], None
+
+    def start(self, arrivals: Sequence[float]) -> None:
+        """Serves from now on. arrivals: times at which `submit` will be called."""
+        self._thread = Thread(target=self._run, args=(arrivals,), name="replica", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, whose executor is closed, before its requests have ended."""
+        self._routed.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def _run(self, arrivals: Sequence[float]) -> None:
+        try:
+            self.served.set_result(self._serve(arrivals))
+        except BaseException as error:
+            self.served.set_exception(error)
+
+    def _serve(self, arrivals: Sequence[float]) -> RunRecord:
+        for time in arrivals:
+            self._engine.run_until(time)
+            requests = self._routed.get()
+            if requests is None:
+                return self._engine.record
+            self._engine.submit(requests)
+        return self._engine.run()
+
+
+class LiveCluster(Cluster):
+    """A `Cluster` whose replicas serve at the same time."""
+
+    replicas: Sequence[LiveReplica]
+
+    def __init__(self, engines: Sequence[Engine], router: Router) -> None:
+        super().__init__(engines, router)
+        self.replicas = [LiveReplica(engine) for engine in self.engines]
+
+    def run(self, on_step: Callable[[Engine], None] = lambda engine: None) -> RunRecord:
+        """See `Cluster`. An exception in one replica, or here, ends all."""
+        groups = groupby(self._requests, key=lambda request: request.arrival_time)
+        arrivals = [(time, list(requests)) for time, requests in groups]
+        with self._serving([time for time, _ in arrivals]):
+            for time, requests in arrivals:
+                self._wait(time - self.executor.now())
+                self._route(requests)
+            self._wait(None)
+        self.record = merge([replica.served.result() for replica in self.replicas])
+        return self.record
+
+    def _wait(self, seconds: float | None) -> None:
+        """Waits until all replicas have served everything, or for some time; raises what a replica has raised."""
+        timeout = None if seconds is None else max(seconds, 0.0)
+        for future in wait([replica.served for replica in self.replicas], timeout, FIRST_EXCEPTION).done:
+            future.result()
+
+    @contextmanager
+    def _serving(self, arrivals: Sequence[float]) -> Iterator[None]:
+        self.executor.now()  # starts all clocks
+        for replica in self.replicas:
+            replica.start(arrivals)
+        try:
+            yield
+        except BaseException:
+            self.executor.close()
+            for replica in self.replicas:
+                replica.stop()
+            raise

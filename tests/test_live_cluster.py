@@ -1,0 +1,125 @@
+"""Replicas in real time: each serves by itself, the router sees what is, and a failure of one ends all."""
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from schedules import UnitCost
+from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
+
+from cbatch import Engine, Limits, Plan, Policy, Request, View
+from cbatch.cluster import RoundRobin, Router
+from cbatch.errors import PolicyError
+from cbatch.live_cluster import LiveCluster
+from policies.orca import Orca
+
+LIMITS = Limits(max_batch=3, max_tokens=64, max_request_tokens=64)
+LONG = 60.0
+"""Seconds that no wait of a working cluster takes."""
+
+
+def replica(policy: Policy) -> Engine:
+    executor = make_executor(LLAMA, LIMITS, 40, 8)
+    return Engine(policy, executor, LIMITS, UnitCost(), num_blocks=40, block_size=8)
+
+
+def serve(policies: list[Policy], requests: list[Request], router: Router) -> LiveCluster:
+    cluster = LiveCluster([replica(policy) for policy in policies], router)
+    cluster.submit(requests)
+    try:
+        cluster.run()
+    finally:
+        cluster.executor.close()
+    return cluster
+
+
+def asked(*arrivals: float) -> list[Request]:
+    """Request i is reference i and arrives at `arrivals[i]`."""
+    made = [
+        reference.request(id_, LONGEST_OUTPUT)
+        for id_, reference in enumerate(greedy_references(LLAMA)[: len(arrivals)])
+    ]
+    return [
+        Request(one.id, one.num_prompt_tokens, one.max_new_tokens, prompt=one.prompt, arrival_time=time)
+        for one, time in zip(made, arrivals, strict=True)
+    ]
+
+
+class Waits(Orca):
+    """Plans nothing before the event is set."""
+
+    def __init__(self, event: threading.Event) -> None:
+        super().__init__()
+        self.event = event
+
+    def plan(self, view: View) -> Plan:
+        assert self.event.wait(LONG), "the other replica goes on meanwhile"
+        return super().plan(view)
+
+
+class Tells(Orca):
+    """Sets the event when the first of its requests has ended, or does something else then."""
+
+    def __init__(self, tell: Callable[[], object]) -> None:
+        super().__init__()
+        self.on_finish = lambda request: tell()
+
+
+def test_every_request_has_its_tokens_and_arrives_when_it_does() -> None:
+    requests = asked(0, 0, 0, 0, 0.05, 0.1, 0.1)
+    cluster = serve([Orca(), Orca()], requests, RoundRobin())
+    expected = [reference.output for reference in greedy_references(LLAMA)[: len(requests)]]
+    assert [request.output for request in requests] == expected
+    assert [sorted(request.id for request in engine.record.requests) for engine in cluster.engines] == [
+        [0, 2, 4, 6],
+        [1, 3, 5],
+    ]
+    assert all(request.admitted_at >= request.arrival_time for request in requests)
+    steps = cluster.record.steps
+    assert [step.iteration for step in steps] == list(
+        range(sum(len(engine.record.steps) for engine in cluster.engines))
+    )
+    assert [step.received_at for step in steps] == sorted(step.received_at for step in steps)
+
+
+def test_a_replica_does_not_wait_for_another() -> None:
+    """The first plans nothing before a request of the second has ended."""
+    told = threading.Event()
+    serve([Waits(told), Tells(told.set)], asked(0, 0), RoundRobin())
+
+
+def test_a_replica_takes_requests_while_another_is_under_way() -> None:
+    """The second one's later request is served although the first one's iteration does not end before."""
+    second = threading.Event()
+    ended: list[int] = []
+
+    def tell() -> None:
+        ended.append(1)
+        if len(ended) == 2:
+            second.set()
+
+    serve([Waits(second), Tells(tell)], asked(0, 0, 0.01, 0.01), RoundRobin())
+
+
+def test_a_request_counts_for_the_router_from_the_moment_it_is_routed() -> None:
+    cluster = LiveCluster([replica(Orca())], RoundRobin())
+    [first], request = cluster.replicas, asked(0)[0]
+    first.take(request)
+    assert (first.num_unfinished, first.num_waiting, first.outstanding_tokens) == (1, 1, request.max_tokens)
+    first.submit()
+    assert (first.num_unfinished, first.num_waiting, first.outstanding_tokens) == (1, 1, request.max_tokens)
+    cluster.executor.close()
+
+
+class Fails(Orca):
+    def plan(self, view: View) -> Plan:
+        raise ValueError("no idea")
+
+
+def test_an_exception_in_one_replica_ends_all_at_once() -> None:
+    """Not only when the last request, of an hour later, has arrived."""
+    cluster = LiveCluster([replica(Orca()), replica(Fails())], RoundRobin())
+    cluster.submit(asked(0, 0, 3600))
+    with pytest.raises(PolicyError, match=r"policy Fails, iteration 0: plan.* no idea"):
+        cluster.run()
+    assert not any(thread.name == "replica" for thread in threading.enumerate())
