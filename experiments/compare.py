@@ -1,94 +1,59 @@
-"""`python -m experiments.compare A B ... [metric=KEY]`: ratios and differences with 95% intervals, on the same replications.
+"""`python -m experiments.compare A B ... [key=value ...]`: ratios and differences with 95% intervals, on the same replications.
 
-A, B, ...: folders of runs or of capacity searches, or one folder of a sweep over both; the first is what others are compared with. Or
-policies, which are run first, with 20 seeds unless seeds=N is given: every other key=value goes to `experiments.run`.
+A, B, ...: folders of runs or of capacity searches, or one folder of a sweep over both. Or policies, with arguments in
+parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is given: other keys go to `experiments.run`.
 
     python -m experiments.compare multirun/noise metric=ttft_seconds.p99
-    python -m experiments.compare multirun/caps
-    python -m experiments.compare orca sarathi_serve workload=open_loop workload.num_requests=2000 seeds=20
+    python -m experiments.compare multirun/rates baseline=sarathi_serve runs=rate=8
+    python -m experiments.compare orca 'sarathi_serve(chunking=fixed)' workload=open_loop workload.num_requests=2000 seeds=20
 
-Runs that differ only in the seed are replications of one thing. Two things served the same requests if their workloads differ in
-nothing else: then replications are compared in pairs, by seed, which takes out most of the noise. metric: a figure of summary.json.
+  metric=KEY         a figure of summary.json instead of those of tables; may be given several times
+  baseline=POLICY    what others are compared with; without it, what is given first
+  runs=TEXT          only runs whose folder names or command lines contain this
+
+Runs that differ only in the seed are replications of one thing. Things are compared with the baseline that has the same settings
+but for the policy's: in a sweep of request rates, at each rate. Two things served the same requests if their workloads
+differ in nothing else: then replications are compared in pairs, by seed, which takes out most of the noise.
 """
 
 import json
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from tabulate import tabulate
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments import run as run_command
 from experiments.capacity.folder import CAPACITY, as_run, capacity_folders
+from experiments.config.choices import option_names
 from experiments.config.command_line import run
-from experiments.store.intervals import t_quantile
-from experiments.store.runs import Run, label_runs, label_seeds, read_runs
+from experiments.store.intervals import Compared, compare
+from experiments.store.runs import Run, label_runs, label_seeds, seed_keys
+from experiments.store.selection import choose_runs, say, select_runs
 from experiments.store.text import COLUMNS, flat, format_number
 from experiments.sweep import sweep_folder
 
+_OPTIONS = ("metric", "baseline", "runs")
 _CAPACITY = {"capacity [requests/s]": ("capacity.requests_per_second", 1.0)}
-_POWER = 0.84  # standard errors for a chance of 80% that the difference is seen
 _MOST = 1_000_000  # replications
 
 
 class Thing(NamedTuple):
-    """What is compared. figures: values by replication, by key. served: equal for things that served the same requests."""
+    """What is compared.
+
+    figures: values by replication, by key. served: equal for things that served the same requests. settings: those that are not
+    the policy's.
+    """
 
     label: str
-    figures: Mapping[str, Mapping[int, float]]
+    figures: Mapping[str, Mapping[Any, float]]
     served: str
-
-
-class Compared(NamedTuple):
-    """ratio, difference: of the second thing to the first: the value and the ends of its interval. needed: replications that would show it."""
-
-    ratio: tuple[float, float, float]
-    difference: tuple[float, float, float]
-    number: int
-    paired: bool
-    needed: float
-
-    @property
-    def apart(self) -> bool:
-        return not self.difference[1] <= 0 <= self.difference[2]
-
-
-def compare(first: Mapping[int, float], second: Mapping[int, float], paired: bool) -> Compared:
-    """Compares means over replications. paired: those with the same number served the same requests.
-
-    The ratio's interval is that of its logarithm, to first order (the delta method).
-
-    Raises:
-        ConfigError: fewer than two replications.
-    """
-    common = sorted(first.keys() & second.keys())
-    a, b = np.array(list(first.values())), np.array(list(second.values()))
-    if paired := paired and len(common) > 1:
-        a, b = np.array([first[key] for key in common]), np.array([second[key] for key in common])
-    number = min(len(a), len(b))
-    if number < 2:
-        raise ConfigError("one replication has no interval; run both with seeds=20, or give folders with several seeds")
-    difference, error = float(b.mean() - a.mean()), _error(a, b, paired)
-    t = t_quantile(number)
-    ends = difference - t * error, difference + t * error
-    ratio = float(b.mean() / a.mean()) if a.mean() else math.nan
-    relative = t * _error(a / a.mean(), b / b.mean(), paired) if ratio > 0 else math.nan
-    needed = number * ((t + _POWER) * error / difference) ** 2 if difference else math.inf
-    bounds = (ratio * math.exp(-relative), ratio * math.exp(relative))
-    return Compared((ratio, *bounds), (difference, *ends), number, paired, needed if error else number)
-
-
-def _error(a: Any, b: Any, paired: bool) -> float:
-    """The standard error of the difference of two means."""
-    if paired:
-        return float((b - a).std(ddof=1)) / math.sqrt(len(a))
-    return math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
+    settings: str = ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -97,25 +62,33 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _compare(*arguments: str) -> int | None:
-    names = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
-    options = [argument for argument in arguments if argument not in names]
-    metrics = [option.removeprefix("metric=") for option in options if option.startswith("metric=")]
-    others = [option for option in options if not option.startswith("metric=")]
-    folders = [Path(name) for name in names if Path(name).is_dir()]
+    names = [given for given in arguments if "=" not in given.partition("(")[0] or Path(given).exists()]
+    options = [given for given in arguments if given not in names]
+    own = {key: [text for name, _, text in map(_parts, options) if name == key] for key in _OPTIONS}
+    others = [option for option in options if _parts(option)[0] not in _OPTIONS]
+    folders, first = [Path(name) for name in names if Path(name).is_dir()], own["baseline"]
+    for key in ("baseline", "runs"):
+        if len(own[key]) > 1:
+            raise ConfigError(f"compare: {key} is given twice, as {own[key][0]} and as {own[key][1]}; give it once")
     if len(folders) < len(names):
-        if folders or len(names) < 2:
-            missing = next((name for name in names if not Path(name).is_dir()), "")
+        missing = next(name for name in names if not Path(name).is_dir())
+        policies = [] if folders or "/" in missing.partition("(")[0] else option_names("policy", ",".join(names))
+        if len(policies) < 2:
             raise ConfigError(f"compare {missing}: no such folder; give folders of runs, or at least two policies")
         sweep = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_compare"
         if status := _run_policies(names, others, sweep):
             return status
-        folders = [sweep_folder(sweep)]
+        folders, first = [sweep_folder(sweep)], [*first, *policies]
     elif others:
         raise ConfigError(
-            f"compare: {others[0]} is for policies that are run first; for folders give metric=KEY or nothing"
+            f"compare: {others[0]} is for policies that are run first; for folders give metric=, baseline= or runs="
         )
-    print(report(things_of(folders), metrics))
+    print(report(things_of(folders, "".join(own["runs"]), first), own["metric"]))
     return None
+
+
+def _parts(option: str) -> tuple[str, str, str]:
+    return option.partition("=")
 
 
 def _run_policies(policies: Sequence[str], options: Sequence[str], sweep: str) -> int:
@@ -125,36 +98,73 @@ def _run_policies(policies: Sequence[str], options: Sequence[str], sweep: str) -
     return run_command.main()
 
 
-def things_of(folders: Iterable[Path]) -> list[Thing]:
-    """What the folders hold, in their order: a capacity search each, or the runs that differ only in a seed."""
+def things_of(folders: Sequence[Path], text: str = "", first: Sequence[str] = ()) -> list[Thing]:
+    """What the folders hold, in their order: a capacity search each, or the runs that differ only in a seed.
+
+    Args:
+        text: only runs whose folder names or command lines contain this.
+        first: policies that come before the others.
+
+    Raises:
+        ConfigError: folders of both kinds, no such run, or none of the policy `first[0]`.
+    """
     searches = [as_run(found) for folder in folders for found in capacity_folders(folder)]
-    runs = [found for folder in folders if not list(folder.rglob(CAPACITY)) for found in read_runs(folder)]
+    runs = {folder: _select(folder, text) for folder in folders if not list(folder.rglob(CAPACITY))}
     if searches and runs:
+        one = next(iter(runs.values()))[0]
         raise ConfigError(
-            f"compare: {runs[0].folder} holds runs and {searches[0].folder} a capacity; give folders of one kind"
+            f"compare: {one.folder} holds runs and {searches[0].folder} a capacity; give folders of one kind"
         )
     if searches:
-        return [_search(found, label) for found, label in zip(searches, label_runs(searches), strict=True)]
+        searches = choose_runs(searches, text)
+        groups = {label: [found] for found, label in zip(searches, label_runs(searches), strict=True)}
+        return [_search(label, found) for label, [found] in _in_order(groups, first)]
+    return [_group(label, group) for label, group in _in_order(_pool_seeds(runs), first)]
+
+
+def _select(folder: Path, text: str) -> list[Run]:
+    runs, omitted = select_runs(folder, text)
+    say(omitted)
+    return runs
+
+
+def _pool_seeds(runs: Mapping[Path, Sequence[Run]]) -> dict[str, list[Run]]:
+    """The runs by label, where those of several seeds share one; a label that is in several folders names the folder too."""
+    placed = [(folder, found) for folder, own in runs.items() for found in own]
+    labels = label_seeds([found for _, found in placed])
+    places: dict[str, set[Path]] = {}
+    for (folder, _), label in zip(placed, labels, strict=True):
+        places.setdefault(label, set()).add(folder)
     groups: dict[str, list[Run]] = {}
-    for found, label in zip(runs, label_seeds(runs), strict=True):
-        groups.setdefault(label, []).append(found)
-    return [_group(label, group) for label, group in groups.items()]
+    for (folder, found), label in zip(placed, labels, strict=True):
+        groups.setdefault(label if len(places[label]) == 1 else f"{label} in {folder}", []).append(found)
+    return groups
 
 
-def _search(found: Run, label: str) -> Thing:
+def _in_order(groups: Mapping[str, list[Run]], first: Sequence[str]) -> list[tuple[str, list[Run]]]:
+    """The groups, those of the policies `first` before the others."""
+    policies = {label: str(group[0].about["policy"]) for label, group in groups.items()}
+    if first and first[0] not in policies.values():
+        raise ConfigError(f"baseline={first[0]}: no run of this policy; {nearest(first[0], set(policies.values()))}")
+    rank = {policy: place for place, policy in reversed(list(enumerate(first)))}
+    return sorted(groups.items(), key=lambda group: rank.get(policies[group[0]], len(first)))
+
+
+def _search(label: str, found: Run) -> Thing:
     values = dict(enumerate(found.summary["by_replication"]))
     served = _workload(found, [found.summary["capacity"]["requests"]])
-    return Thing(label, {key: values for key, _ in _CAPACITY.values()}, served)
+    return Thing(label, {key: values for key, _ in _CAPACITY.values()}, served, _settings(found))
 
 
 def _group(label: str, runs: Sequence[Run]) -> Thing:
-    figures: dict[str, dict[int, float]] = {}
+    figures: dict[str, dict[Any, float]] = {}
     for index, found in enumerate(runs):
-        seed = found.settings.get("workload.seed", index)
+        seed = found.settings.get("workload.seed", 0)
+        again = sum(other.settings.get("workload.seed", 0) == seed for other in runs[:index])  # measured several times
         for key, value in flat({key: part for key, part in found.summary.items() if key != "about"}):
             if isinstance(value, int | float) and math.isfinite(value):
-                figures.setdefault(key, {})[seed] = float(value)
-    return Thing(label, figures, _workload(runs[0], []))
+                figures.setdefault(key, {})[seed, again] = float(value)
+    return Thing(label, figures, _workload(runs[0], []), _settings(runs[0]))
 
 
 def _workload(found: Run, others: Sequence[Any]) -> str:
@@ -165,8 +175,17 @@ def _workload(found: Run, others: Sequence[Any]) -> str:
     return json.dumps([keys, others], sort_keys=True, default=str)
 
 
+def _settings(found: Run) -> str:
+    """All settings but the policy's and seeds."""
+    seeds = {"code", *seed_keys([found])}
+    keys = {key: value for key, value in found.effective.items() if not key.startswith("policy.") and key not in seeds}
+    return json.dumps(keys, sort_keys=True, default=str)
+
+
 def report(things: Sequence[Thing], metrics: Sequence[str]) -> str:
-    """Compares all things with the first.
+    """Compares each thing with the first one of the same settings.
+
+    If all settings differ, with the first one that served the same requests; if there is none, with the first of all.
 
     Raises:
         ConfigError: only one thing, an unknown figure, or one replication.
@@ -179,7 +198,17 @@ def report(things: Sequence[Thing], metrics: Sequence[str]) -> str:
             if key not in things[0].figures:
                 raise ConfigError(f"metric={key}: no such figure; {nearest(key, things[0].figures.keys())}")
         shown = {key: (key, 1.0) for key in metrics}
-    return "\n\n".join(_pair(things[0], other, shown) for other in things[1:])
+    for part in (lambda thing: thing.settings, lambda thing: thing.served, lambda thing: ""):
+        groups: dict[str, list[Thing]] = {}
+        for thing in things:
+            groups.setdefault(part(thing), []).append(thing)
+        if len(groups) < len(things):
+            break
+    pairs = [_pair(first, other, shown) for first, *others in groups.values() for other in others]
+    alone = [
+        f"not compared: nothing else has the settings of {only[0].label}" for only in groups.values() if not only[1:]
+    ]
+    return "\n\n".join([*pairs, *(["\n".join(alone)] if alone else [])])
 
 
 def _pair(first: Thing, second: Thing, shown: Mapping[str, tuple[str, float]]) -> str:
@@ -198,7 +227,7 @@ def _pair(first: Thing, second: Thing, shown: Mapping[str, tuple[str, float]]) -
     return f"{title}\n{tabulate(rows, ['', 'ratio', 'difference', ''], disable_numparse=True)}"
 
 
-def _scale(values: Mapping[int, float], factor: float) -> dict[int, float]:
+def _scale(values: Mapping[Any, float], factor: float) -> dict[Any, float]:
     return {number: factor * value for number, value in values.items()}
 
 

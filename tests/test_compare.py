@@ -2,16 +2,21 @@
 
 import json
 import math
+import re
+import sys
+from collections.abc import Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hand_made import ABOUT
+from hand_made import ABOUT, write_run
 from in_process import outcome
 
 from cbatch import ConfigError
-from experiments.compare import Thing, compare, main, report
+from experiments import run
+from experiments.compare import Thing, main, report
+from experiments.store.intervals import compare
 
 T4 = 2.7764
 """Standard errors of an interval with 4 degrees of freedom."""
@@ -77,6 +82,30 @@ def test_what_cannot_be_compared(things: list[Thing], said: str) -> None:
         report(things, ["x"])
 
 
+def titles(*things: tuple[str, str, str]) -> list[str]:
+    """What is compared with what, and in pairs or not. things: label, requests that they served, other settings."""
+    text = report([Thing(label, {"x": numbered(1, 2)}, *others) for label, *others in things], ["x"])
+    return [
+        line.replace(": 2 replications", "").partition(", on ")[0]
+        for line in text.splitlines()
+        if " over " in line or "not compared" in line
+    ]
+
+
+def test_the_baseline_is_the_first_of_the_same_settings() -> None:
+    """Two policies at two rates, and a third at one; then one policy at two rates and batches; then nothing shared."""
+    rates = [(f"{policy}@{rate}", rate, rate) for policy in "ab" for rate in "12"]
+    assert titles(*rates, ("c@2", "2", "2")) == [
+        "b@1 over a@1, in pairs",
+        "b@2 over a@2, in pairs",
+        "c@2 over a@2, in pairs",
+    ]
+    assert titles(*rates, ("c@3", "3", "3"))[-1] == "not compared: nothing else has the settings of c@3"
+    batches = [(f"{rate}/{batch}", rate, rate + batch) for rate in "12" for batch in "xy"]
+    assert titles(*batches) == ["1/y over 1/x, in pairs", "2/y over 2/x, in pairs"]
+    assert titles(*rates[:2]) == ["a@2 over a@1, NOT in pairs: they served different requests"]
+
+
 def printed(*arguments: str) -> str:
     ended = outcome(lambda: main(list(arguments)), [])
     return ended.complaint or ended.printed
@@ -100,3 +129,85 @@ def test_searches_are_compared_by_their_replications(tmp_path: Path) -> None:
             == "compare nowhere: no such folder; give folders of runs, or at least two policies"
         )
         assert printed("one", "other", "chunk=2").startswith("compare: chunk=2 is for policies that are run first")
+
+
+def write_sweep(folder: Path, policies: Sequence[str], rates: Sequence[int], seeds: Sequence[int] = (0, 1)) -> None:
+    """Runs of hand-made throughput: 100 * rate + 10 * seed + the place of the policy."""
+    for place, policy in enumerate(policies):
+        for rate in rates:
+            for seed in seeds:
+                given = [f"policy={policy}", f"workload.rate={rate}", f"workload.seed={seed}"]
+                about = {"policy": policy, "overrides": given}
+                settings = {"workload": {"rate": rate, "seed": seed}, "policy": {"_target_": f"policies.{policy}"}}
+                write_run(folder / ",".join(given), about, settings, speed=100.0 * rate + 10 * seed + place)
+
+
+SPEED = "metric=throughput.total_tokens_per_second"
+
+
+def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
+    """Of the policies a and b at 1 and 10 requests per second, b is faster by 1 token per second at both."""
+    write_sweep(tmp_path, ["a", "b"], [1, 10])
+    every = printed(str(tmp_path), SPEED)
+    assert re.findall(r"(.+): 2 replications, in pairs", every) == [
+        "b, rate=1 over a, rate=1",
+        "b, rate=10 over a, rate=10",
+    ]
+    assert every.count("+1 [1, 1]") == 2
+    one = printed(str(tmp_path), SPEED, "runs=rate=10", "baseline=b")
+    assert re.findall(r"(.+): 2 replications, in pairs", one) == ["a over b"]
+    assert "-1 [-1, -1]" in one
+    assert printed(str(tmp_path), "baseline=c") == "baseline=c: no run of this policy; known: a, b"
+    assert printed(str(tmp_path), "runs=a", "runs=b") == "compare: runs is given twice, as a and as b; give it once"
+
+
+def test_equal_settings_in_two_folders_are_two_things(tmp_path: Path) -> None:
+    """As before and after an edit of the framework."""
+    for name, seeds in (("before", (0, 1)), ("after", (0, 1))):
+        write_sweep(tmp_path / name, ["a"], [1], seeds)
+    with chdir(tmp_path):
+        assert "a in after over a in before: 2 replications, in pairs" in printed("before", "after", SPEED)
+
+
+def test_runs_measured_again_with_the_same_seed_are_replications(tmp_path: Path) -> None:
+    for name, speed in (("a", 1.0), ("b", 1.0)):
+        for again in range(3):
+            about = {"policy": name, "overrides": ["seed=0"]}
+            write_run(tmp_path / f"{name}{again}", about, {"workload": {"seed": 0}, "seed": 0}, speed=speed + again)
+    write_sweep(tmp_path / "c", ["c"], [1])
+    assert "b over a: 3 replications, in pairs" in printed(str(tmp_path), SPEED)
+
+
+@pytest.mark.parametrize(
+    ("given", "policies"),
+    [
+        (["vllm_v1", "orca"], ["vllm_v1", "orca"]),
+        (["sarathi", "mine.Two(budget=256, short=8)"], ["sarathi", "mine.Two(budget=256,short=8)"]),
+        (["sarathi(chunking=fixed)", "orca"], ["sarathi(chunking=fixed)", "orca"]),
+        (["mine.Two(budget=256,128)"], ["mine.Two(budget=256)", "mine.Two(budget=128)"]),
+    ],
+)
+def test_policies_are_run_first_and_the_first_is_the_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], policies: list[str]
+) -> None:
+    """With arguments as in a sweep. Folders are in the order of their names, which is another one."""
+    commands = []
+
+    def run_sweep() -> int:
+        commands.append(sys.argv[1:])
+        write_sweep(Path("multirun") / sys.argv[-1].partition("=")[2], policies, [1])
+        return 0
+
+    monkeypatch.setattr(run, "main", run_sweep)
+    with chdir(tmp_path):
+        said = printed(*given, "seeds=2", "workload=open_loop(arrivals.rate=4)", SPEED)
+    assert commands[0][:4] == ["-m", f"policy={','.join(given)}", "seeds=2", "workload=open_loop(arrivals.rate=4)"]
+    assert f"{policies[1]} over {policies[0]}: 2 replications, in pairs" in said
+    assert "+1 [1, 1]" in said
+
+
+@pytest.mark.parametrize("given", [["orca"], ["multirun/a", "multirun/b"], ["mine.Two(budget=256)"]])
+def test_one_policy_and_folders_that_do_not_exist_are_refused(tmp_path: Path, given: list[str]) -> None:
+    with chdir(tmp_path):
+        complaint = f"compare {given[0]}: no such folder; give folders of runs, or at least two policies"
+        assert printed(*given) == complaint

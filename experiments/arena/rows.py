@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from experiments.arena.cell import cell_folders, read_cell
 from experiments.capacity.folder import capacity_folders, read_capacity
-from experiments.compare import compare
-from experiments.store.intervals import Mean, mean_of
+from experiments.store.intervals import Mean, compare, mean_of
 from experiments.store.runs import ERRORS, Run, label_runs
 from experiments.store.text import flat, lengths_text, mixed_text, origin_of
 

@@ -58,11 +58,23 @@ def _plain(override: str) -> str:
     group, _, value = override.partition("=")
     if group not in GROUPS or value.partition("(")[0] in create_functions().functions:
         return override
-    pieces = [piece.strip(" '\"") for piece in _split(value)] if "(" in value or "." in value else []
+    pieces = _pieces(value) if "(" in value or "." in value else []
     if not any("(" in piece or _is_import_path(group, piece) for piece in pieces):
         return override
-    names = [name for piece in pieces for name in _store(group, piece)]
-    return f"{group}={','.join(repr(name) for name in names)}"
+    return f"{group}={','.join(repr(name) for name in option_names(group, value))}"
+
+
+def option_names(group: str, options: str) -> list[str]:
+    """Returns the names by which Hydra, and a run's results, know options that are separated by commas; stores those with arguments.
+
+    Raises:
+        ConfigError: arguments that cannot be read.
+    """
+    return [name for piece in _pieces(options) for name in _store(group, piece)]
+
+
+def _pieces(options: str) -> list[str]:
+    return [piece.strip(" '\"") for piece in _split(options)]
 
 
 def _is_import_path(group: str, option: str) -> bool:

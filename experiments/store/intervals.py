@@ -1,13 +1,16 @@
 """Intervals of means over independent replications, such as the seeds of a sweep: Student's t, and differences in pairs."""
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
 
+from cbatch import ConfigError
+
 CONFIDENCE = 0.95
+_POWER = 0.84  # standard errors for a chance of 80% that a difference is seen
 
 
 class Mean(NamedTuple):
@@ -38,3 +41,49 @@ def mean_of(values: Sequence[float]) -> Mean:
 def t_quantile(number: int) -> float:
     """Returns the standard errors by which the interval of a mean of `number` values reaches to each side."""
     return float(stdtrit(number - 1, (1 + CONFIDENCE) / 2))
+
+
+class Compared(NamedTuple):
+    """ratio, difference: of the second thing to the first: the value and the ends of its interval. needed: replications that would show it."""
+
+    ratio: tuple[float, float, float]
+    difference: tuple[float, float, float]
+    number: int
+    paired: bool
+    needed: float
+
+    @property
+    def apart(self) -> bool:
+        return not self.difference[1] <= 0 <= self.difference[2]
+
+
+def compare(first: Mapping[Any, float], second: Mapping[Any, float], paired: bool) -> Compared:
+    """Compares means over replications. paired: those with the same number served the same requests.
+
+    The ratio's interval is that of its logarithm, to first order (the delta method).
+
+    Raises:
+        ConfigError: fewer than two replications.
+    """
+    common = sorted(first.keys() & second.keys())
+    a, b = np.array(list(first.values())), np.array(list(second.values()))
+    if paired := paired and len(common) > 1:
+        a, b = np.array([first[key] for key in common]), np.array([second[key] for key in common])
+    number = min(len(a), len(b))
+    if number < 2:
+        raise ConfigError("one replication has no interval; run both with seeds=20, or give folders with several seeds")
+    difference, error = float(b.mean() - a.mean()), _error(a, b, paired)
+    t = t_quantile(number)
+    ends = difference - t * error, difference + t * error
+    ratio = float(b.mean() / a.mean()) if a.mean() else math.nan
+    relative = t * _error(a / a.mean(), b / b.mean(), paired) if ratio > 0 else math.nan
+    needed = number * ((t + _POWER) * error / difference) ** 2 if difference else math.inf
+    bounds = (ratio * math.exp(-relative), ratio * math.exp(relative))
+    return Compared((ratio, *bounds), (difference, *ends), number, paired, needed if error else number)
+
+
+def _error(a: Any, b: Any, paired: bool) -> float:
+    """The standard error of the difference of two means."""
+    if paired:
+        return float((b - a).std(ddof=1)) / math.sqrt(len(a))
+    return math.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
