@@ -1,15 +1,20 @@
 """Decisions followed without an engine: a policy sees the recorded views, and so repeats its plans at every one."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, requests
 
-from cbatch import Engine, Policy
+from cbatch import SLO, Engine, Policy, RequestSpec
 from cbatch.replay.counterfactual import Comparison, Recorded
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.replay.follow import follow
+from cbatch.request import spec_of
 from cbatch.sim.executor import SimExecutor
+from experiments.store.decisions_file import DecisionsWriter
+from experiments.store.run_folder import DECISIONS
+from experiments.workloads import TraceReplay
 
 
 def record(policy: Policy, asynchronous: bool, num_blocks: int = NUM_BLOCKS) -> Recorded:
@@ -38,3 +43,23 @@ def test_a_policy_repeats_its_plans_at_the_recorded_views(name: str, asynchronou
     assert len(found) == sum(isinstance(event, Decision) for event in recorded.events) > 30
     for comparison in found:
         assert comparison.same, (comparison.recorded, comparison.answer)
+
+
+def test_recorded_requests_are_served_again_with_their_true_lengths(tmp_path: Path) -> None:
+    """As vLLM's: its requests end by themselves, out of the order of their arrival, and one gets no token."""
+    specs = [
+        RequestSpec(0, 5, 30, arrival_time=2.0, client="a", slo=SLO(ttft=1.0)),
+        RequestSpec(1, 7, 30, arrival_time=2.5, priority=3),
+        RequestSpec(2, 9, 30, arrival_time=4.0),
+    ]
+    writer = DecisionsWriter(tmp_path / DECISIONS)
+    writer.begin(Recorded(LIMITS, 9, 4, 1, True, (), (), 8))
+    for spec in specs:
+        writer.request(spec)
+    for id_, length in ((2, 30), (1, 0), (0, 11)):
+        writer.finish(id_, length)
+    writer.close()
+    first, last = TraceReplay(path=str(tmp_path / DECISIONS)).requests(None)
+    assert (first.client, first.slo, first.max_new_tokens, first.arrival_time) == ("a", SLO(ttft=1.0), 30, 0.0)
+    assert (last.num_prompt_tokens, last.arrival_time) == (9, 2.0)
+    assert [spec_of(request).true_new_tokens for request in (first, last)] == [11, 30]

@@ -151,8 +151,11 @@ ROW = "2023-11-16 18:15:46,1,1\n"
 MOON = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
 BROKEN: list[tuple[str, str]] = [
     ("", ": the file is empty: give one with requests"),
-    ("\n", ", line 1: unknown format (''): set workload.format to one of azure, mooncake, lengths, vtc"),
-    ("a,b\n1,2\n", ", line 1: unknown format ('a,b'): set workload.format to one of azure, mooncake, lengths, vtc"),
+    ("\n", ", line 1: unknown format (''): set workload.format to one of azure, mooncake, lengths, vtc, decisions"),
+    (
+        "a,b\n1,2\n",
+        ", line 1: unknown format ('a,b'): set workload.format to one of azure, mooncake, lengths, vtc, decisions",
+    ),
     ("client,window_start_s\n", ", line 1: this file is not a trace of single requests: use workload=servegen"),
     ('{"prompt": "x"}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
     ('{"token_ids": [1]}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
@@ -251,7 +254,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "not a valid gzip file although its name ends in .gz" in message(lambda: read_trace(str(corrupt)))
     assert message(lambda: read_trace("")) == "workload.path='': give the path of a file"
     assert message(lambda: read_trace("t", "csv")) == (  # type: ignore[arg-type]
-        "workload.format=csv: give one of auto, azure, mooncake, lengths, vtc"
+        "workload.format=csv: give one of auto, azure, mooncake, lengths, vtc, decisions"
     )
 
 

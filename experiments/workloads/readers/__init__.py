@@ -16,13 +16,14 @@ __all__ = ["Format", "read_trace"]
 
 NO_COLUMNS: Mapping[str, str] = {}
 
-Format = Literal["auto", "azure", "mooncake", "lengths", "vtc"]
+Format = Literal["auto", "azure", "mooncake", "lengths", "vtc", "decisions"]
 
 _READERS: dict[str, tuple[Callable[[TextFile], Trace], tuple[str, ...]]] = {
     "azure": (formats.read_azure, formats.AZURE),
     "mooncake": (formats.read_mooncake, formats.MOONCAKE),
     "lengths": (formats.read_lengths, formats.LENGTHS),
     "vtc": (formats.read_vtc, formats.VTC[:1]),
+    "decisions": (formats.read_decisions, ('{"run":',)),
 }
 """By format: the reader, and the words of which the first line of a file has one."""
 
@@ -34,7 +35,7 @@ def read_trace(
 ) -> Trace:
     """Reads a trace file, plain or .gz. section: the one whose keys are `path` and `format`, for messages.
 
-    format: "azure", "mooncake", "lengths" or "vtc" (see `formats`); "auto" tells them apart by the first line.
+    format: "azure", "mooncake", "lengths", "vtc" or "decisions" (see `formats`); "auto" tells them apart by the first line.
     columns: further columns by the attribute that they fill; see `own_columns`.
 
     Raises:

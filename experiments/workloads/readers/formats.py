@@ -1,5 +1,7 @@
 """The formats of request traces: what is read from each, and where its published files come from.
 
+decisions  a run's decisions.jsonl.gz, as `decisions=true` and vLLM with `vllm.record` write it: the requests as they arrived, with
+           their true lengths; those that got no token are left out.
 azure      CSV with TIMESTAMP, ContextTokens, GeneratedTokens. Patel et al., "Splitwise: Efficient generative LLM inference
            using phase splitting", ISCA 2024; the traces of 2023 (conversation and code) are in the repository
            Azure/AzurePublicDataset. TIMESTAMP is a wall-clock time with 100 ns digits, read to 1 us.
@@ -16,8 +18,13 @@ vtc        CSV with arrival_s (seconds), client, prompt_tokens, output_tokens: t
 Other columns are ignored. A length of 0 is refused; no published file has one.
 """
 
+import json
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
+from cbatch.request_spec import SLO
 from experiments.workloads.readers.source import TextFile
 from experiments.workloads.readers.table import Table, read_csv, read_json_lines
 from experiments.workloads.trace import Column, Trace
@@ -25,6 +32,9 @@ from experiments.workloads.trace import Column, Trace
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 LENGTHS = ("num_prefill_tokens", "num_decode_tokens")
 MOONCAKE = ("timestamp", "input_length", "output_length")
+_SAID = ("max_new_tokens", "client", "session", "tier", "priority", "predicted_new_tokens")
+"""Fields of a `RequestSpec` that policies see, in a decisions file."""
+
 VTC = ("arrival_s", "client", "prompt_tokens", "output_tokens")
 
 
@@ -49,6 +59,42 @@ def read_vtc(file: TextFile) -> Trace:
     seconds, clients = table.amounts("arrival_s"), table.rows["client"]
     table.refuse(clients.str.strip() == "", "must be a name", "client")
     return _trace(table, *VTC[2:], arrival_time=seconds - seconds[0], fields={"client": clients.to_numpy()})
+
+
+def read_decisions(file: TextFile) -> Trace:
+    asked: dict[int, dict[str, Any]] = {}
+    lengths: dict[int, int] = {}
+    lines: dict[int, int] = {}
+    for number, line in enumerate(file.lines, 1):
+        try:
+            if line.startswith('{"request"'):
+                request = json.loads(line)["request"]
+                asked[request["id"]], lines[request["id"]] = request, number
+                lengths[request["id"]] = request["true_new_tokens"] or request["max_new_tokens"]
+            elif line.startswith('{"finish"'):
+                finish = json.loads(line)["finish"]
+                lengths[finish["id"]] = finish["num_output_tokens"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise file.fail(number, f"not as written ({error}); record the run again") from error
+    served = sorted((request["arrival_time"], id_) for id_, request in asked.items() if lengths[id_] > 0)
+    if not served:
+        raise file.fail(1, "no request received a token; record a run that serves some")
+    rows = [asked[id_] for _, id_ in served]
+    output = np.array([lengths[id_] for _, id_ in served])
+    columns = {name: _objects(row[name] for row in rows) for name in _SAID}
+    columns |= {"slo": _objects(SLO(**row["slo"]) for row in rows), "true_new_tokens": output}
+    return Trace(
+        source=file.name,
+        prompt_tokens=np.array([row["num_prompt_tokens"] for row in rows]),
+        output_tokens=output,
+        arrival_time=np.array([time for time, _ in served]) - served[0][0],
+        line=np.array([lines[id_] for _, id_ in served]),
+        fields=columns,
+    )
+
+
+def _objects(values: Iterable[Any]) -> Column:
+    return np.array([*values], object)
 
 
 def _trace(table: Table, prompt: str, output: str, **columns: Any) -> Trace:
