@@ -28,7 +28,7 @@ from cbatch.policy_calls import check_policy, ignore, line_in_policy, optional_m
 from cbatch.record import InFlight, RunRecord, StepRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
-from cbatch.stall import PATIENCE, Patience, StallWatch
+from cbatch.stall import PATIENCE, Patience, StallWatch, describe_shortage
 from cbatch.state import State
 
 
@@ -210,16 +210,23 @@ class Engine:
                 lost = f"{self.num_unfinished} requests are gone from view.waiting, which a policy must not change"
                 raise PolicyError(f"{self._where()}: {lost}; copy it, as in list(view.waiting)")
             stuck = f"empty plan with {self._held()}, nothing in flight and no arrival to come"
-            remedy = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={now:g}"
-            raise PolicyError(f"{self._where()}: {stuck}; plan a request, preempt one, or give {remedy}")
+            raise PolicyError(f"{self._where()}: {stuck}{self._why_empty(plan)}")
+
+    def _why_empty(self, plan: Plan) -> str:
+        if shortage := describe_shortage(self.view):
+            return shortage
+        refusal = self.view.refusal_of(plan)
+        why = f"; its last add granted nothing ({refusal.value})" if refusal else ""
+        remedy = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={self.view.now:g}"
+        return f"{why}; plan a request, preempt one, or give {remedy}"
 
     def _check_progress(self, now: float) -> None:
         """Raises StallError if requests wait or run, and for too long none has received a token."""
         stall = self._stall_watch.stall(now)
         if stall and (self.state.waiting or self.state.running):
             found, setting = stall
-            remedy = f"compute their tokens, or raise patience.{setting}"
-            raise StallError(f"{self._where()}: {found} with {self._held()}; {remedy}")
+            remedy = describe_shortage(self.view) or "; compute their tokens"
+            raise StallError(f"{self._where()}: {found} with {self._held()}{remedy}, or raise patience.{setting}")
 
     def _held(self) -> str:
         return f"{len(self.state.waiting)} waiting and {len(self.state.running)} running requests"

@@ -58,6 +58,7 @@ class Refusal(Enum):
     PLACES = "max_running requests are admitted"
     GONE = "the request neither waits nor runs"
     NAMED = "the plan names the request already"
-    NOT_READY = "the request has no token to compute in this iteration, or none was asked for"
+    NOT_READY = "the request has no token to compute in this iteration"
+    NONE_ASKED = "fewer than one token was asked for"
     TOKENS = "the tokens left of max_tokens do not suffice"
     BLOCKS = "the free KV blocks do not suffice"

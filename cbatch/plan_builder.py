@@ -19,8 +19,7 @@ _LEFT = ("_coming_blocks", "_free_blocks", "_places", "_rows_left", "_tokens_lef
 class PlanBuilder:
     """Fills the plan of one iteration up to the limits of batch, tokens and KV cache; it builds no illegal plan.
 
-    Every `add` grants as many tokens as fit and returns their number. A policy adds requests in the order of its
-    priorities. Nothing can be assigned to a builder.
+    A policy adds requests in the order of its priorities. Nothing can be assigned to a builder.
     """
 
     __slots__ = (*_FROM_VIEW, *_IN_PLAN, *_LEFT)
@@ -86,9 +85,10 @@ class PlanBuilder:
         return self._refusal
 
     def add(self, request: Request, num_tokens: int | None = None, *, reserve: int = 0, whole: bool = False) -> int:
-        """Compute up to `num_tokens` (default: all that are ready) further tokens of a request; returns those granted.
+        """Compute up to `num_tokens` further tokens of a request; returns those granted.
 
         Args:
+            num_tokens: default all that are ready; below 1, such as what is left of a spent budget, grants none.
             reserve: KV cache in tokens that the request must hold from now on, at most `request.max_tokens`; it is not
                 added where that does not fit.
             whole: add all `num_tokens` or nothing.
@@ -105,7 +105,7 @@ class PlanBuilder:
         ready = request.num_ready
         wanted = ready if num_tokens is None else min(num_tokens, ready)
         if wanted <= 0:
-            return self._refuse(Refusal.NOT_READY)
+            return self._refuse(Refusal.NOT_READY if ready <= 0 else Refusal.NONE_ASKED)
         wanted = _whole(wanted, "num_tokens", request)
         if whole and wanted > self._limits.max_tokens:
             most = f"exceed max_tokens={self._limits.max_tokens}; raise max_tokens, or use a chunking policy"

@@ -1,10 +1,14 @@
-"""Notices a policy that never ends: requests wait or run, and for too long none of them receives a token."""
+"""Notices a policy that never ends: requests wait or run, and for too long none of them receives a token.
+
+Also says whether a full KV cache is the cause.
+"""
 
 from dataclasses import dataclass
 from math import inf
 from sys import maxsize
 
 from cbatch.errors import ConfigError
+from cbatch.view import View
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +62,12 @@ class StallWatch:
         if idle > patience.seconds:
             return f"no token for {idle:g} s", "seconds"
         return None
+
+
+def describe_shortage(view: View) -> str:
+    """Returns text for an error, "; ...", if no running request finds the KV blocks for its next token; else nothing."""
+    kv, running = view.kv, view.running
+    if not running or any(kv.num_lacking(one, one.num_computed + 1) <= kv.num_free for one in running):
+        return ""
+    held = f"the running ones hold {kv.num_blocks - kv.num_free} of {kv.num_blocks} KV blocks, and each needs one more"
+    return f"; {held}: preempt one of them, or set blocks aside on admission, add(request, ..., reserve=request.max_tokens)"

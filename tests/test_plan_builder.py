@@ -248,8 +248,16 @@ def test_add_says_why_it_grants_nothing() -> None:
     engine = make_engine(Scripted(first, second), limits, num_blocks=3)
     engine.submit(Request(id_, 4, 4) for id_ in range(3))
     engine.run()
-    of_first = [Refusal.GONE, Refusal.NOT_READY, None, Refusal.NAMED, Refusal.BLOCKS, None, Refusal.ROWS]
+    of_first = [Refusal.GONE, Refusal.NONE_ASKED, None, Refusal.NAMED, Refusal.BLOCKS, None, Refusal.ROWS]
     assert found == [*of_first, Refusal.PLACES, None]
+
+
+def test_an_empty_plan_whose_adds_were_refused_says_why() -> None:
+    engine = make_engine(Scripted(lambda plan, view: plan.add(view.waiting[0], -5)), Limits(2, 12, 40))
+    engine.submit([Request(0, 4, 4)])
+    cause = r"empty plan with 1 waiting .*; its last add granted nothing \(fewer than one token was asked for\); plan a"
+    with pytest.raises(PolicyError, match=cause):
+        engine.run()
 
 
 def test_a_prompt_that_must_be_whole_is_refused_for_lack_of_tokens() -> None:

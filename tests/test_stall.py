@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from schedules import UnitCost, make_engine
 
-from cbatch import CbatchError, ConfigError, Engine, Limits, Plan, Request, RunRecord, Server, View
+from cbatch import CbatchError, ConfigError, Engine, Limits, Plan, PolicyError, Request, RunRecord, Server, View
 from cbatch.errors import StallError
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
@@ -71,6 +71,32 @@ def test_a_policy_that_never_ends_is_stopped(policy: object, message: str, async
     if not asynchronous:  # otherwise the iteration's number differs by the one in flight
         assert str(caught.value).startswith(message)
     assert "compute their tokens, or raise patience." in str(caught.value)
+
+
+class Chunks:
+    """Begins every prompt and reserves nothing; asks again after `then` seconds if it has nothing to compute."""
+
+    def __init__(self, then: float | None = None) -> None:
+        self.then = then
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        for request in [*view.running, *view.waiting]:
+            plan.add(request, 4)
+        return plan.build(wake_at=self.then and view.now + self.then)
+
+
+@pytest.mark.parametrize(("then", "says"), [(None, "no arrival to come"), (1.0, "no token for 21 s with")])
+def test_a_deadlock_over_the_kv_cache_is_called_one(then: float | None, says: str) -> None:
+    """Three blocks: each of two prompts takes one, the first one another; then it decodes and needs the third as well."""
+    server = Server(SimExecutor(UnitCost()), LIMITS, UnitCost(), KVSize(3, 4), False, Patience(20))
+    with pytest.raises(PolicyError) as caught:
+        server.serve(Chunks(then), [Request(0, 8, 3), Request(1, 8, 3)])
+    assert says in str(caught.value)
+    cause = (
+        "; the running ones hold 3 of 3 KV blocks, and each needs one more: preempt one of them, or set blocks aside"
+    )
+    assert cause in str(caught.value) and "reserve=request.max_tokens)" in str(caught.value)
 
 
 def test_a_policy_that_is_slow_ends_with_more_patience() -> None:

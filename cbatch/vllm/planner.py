@@ -11,6 +11,7 @@ from cbatch.plan import Plan
 from cbatch.policy_calls import check_policy, ignore, line_in_policy, optional_method, policy_raised
 from cbatch.record import StepRecord
 from cbatch.request import Status
+from cbatch.stall import describe_shortage
 from cbatch.vllm.plan_check import check_plan
 from cbatch.vllm.population import Population
 from cbatch.vllm.recording import Recording
@@ -211,7 +212,9 @@ class Planner:
         if not (self.view.in_flight or plan.preempt or plan.reject) and idle > self._patience.seconds:
             held = f"{len(self.population.waiting)} waiting and {len(self.population.running)} running requests"
             remedy = "compute their tokens, or raise patience.seconds"
-            raise StallError(f"{self._where}: no token for {idle:g} s with {held}; {remedy}")
+            raise StallError(
+                f"{self._where}: no token for {idle:g} s with {held}{describe_shortage(self.view)}; {remedy}"
+            )
 
     @property
     def _where(self) -> str:
