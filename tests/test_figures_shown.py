@@ -233,12 +233,21 @@ def test_rows_of_one_label_are_a_mean_with_its_interval() -> None:
     summaries = [make_summary(make_record()) for _ in range(3)]
     for summary, rate in zip(summaries, (1.0, 3.0, 7.0), strict=True):
         summary["throughput"]["requests_per_second"] = rate
+    summaries[2]["run"]["counted_requests"] = 1  # of a row of one run, which says nothing of percentiles
     lines = sweep_text(list(zip(("two", "two", "one"), summaries, strict=True))).splitlines()
     assert [row[:3] for row in cells("\n".join(lines[2:4]))] == [["two", "1.91", "2 ± 13"], ["one", "1.91", "7"]]
-    assert lines[-3:-1] == [
+    assert lines[4:6] == [
         "mean ± half of the 95% interval over 2 runs; percentiles are those of each run, averaged",
         "beyond a run's P99 lie 0.03 of its requests, fewer than 10: the P99s of TTFT are unreliable; serve more requests",
     ]
+
+
+def test_the_service_of_clients_in_a_report() -> None:
+    difference, jain = {"mean": 1.5, "max": 4.0}, {"mean": 0.75}
+    service = {"clients": {"ann": 5, "bob": 6}, "service_difference": difference, "jain_index": jain}
+    text = run_text(make_summary(make_record()) | {"service": service})
+    [line] = (line for line in text.splitlines() if line.startswith("service"))
+    assert line.split(maxsplit=1)[1] == "2 clients; difference 1.5 per s, at most 4; Jain's index 0.75"
 
 
 REGRET = {"latency": 1.5, "latency_bound": 4.0, "makespan": 1.25, "violations": 3, "violations_bound": 1}

@@ -116,9 +116,8 @@ def test_objectives_of_a_tier_stand_in_the_unit_of_their_panel() -> None:
     requests = pd.DataFrame({"tier": ["gold", "gold", "rest"], **columns, "slo_total_seconds": [9.0, 9.0, 9.0]})
     panels = latency_cdf.new_figure(1, 3, 1)[1][0]
     latency_cdf._finish(panels, "gold", requests)
-    assert [[list(line.get_xdata()) for line in axes.get_lines()] for axes in panels] == [
-        *([[4, 4]], [[50, 50]], [[9, 9]])
-    ]
+    drawn = [[(line.get_xdata()[0], line.get_linestyle()) for line in axes.get_lines()] for axes in panels]
+    assert drawn == [[(4, ":")], [(50, ":")], [(9, ":")]]
     panels = latency_cdf.new_figure(1, 3, 1)[1][0]
     latency_cdf._finish(panels, "gold", requests.assign(slo_ttft_seconds=[4.0, 5.0, 7.0]))
     assert [len(axes.get_lines()) for axes in panels] == [0, 1, 1]
@@ -341,6 +340,7 @@ def test_workloads_are_rows_and_their_arguments_are_no_series(tmp_path: Path) ->
         "open_loop: all requests",
     ]
     assert lines(set_rate)["prefill_first"] == ([1, 4], [0, 0])
+    assert trace.get_subplotspec().rowspan == set_rate.get_subplotspec().rowspan  # type: ignore[union-attr]
 
 
 # -- attainment against the request rate ------------------------------------------------------------------------------
@@ -370,6 +370,7 @@ def test_attainment_against_the_rate_for_all_requests_and_each_tier(tmp_path: Pa
     [mark] = (points for label, points in lines(rest).items() if label.startswith("_"))
     assert mark[1] == [0.8, 0.8]
     assert words(whole) == ("request rate [requests/s]", "attainment") and whole.get_ylim() == (0, 1.04)
+    assert whole.yaxis.get_major_formatter()(0.5) == "50%"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["orca", "sarathi"]
     assert figure.legends[0].get_title().get_text().startswith("llama-13b")
     figure = attainment.draw(tmp_path, objective="ttft", runs="orca")  # one tier has this objective

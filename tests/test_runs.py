@@ -12,7 +12,7 @@ from hand_made import ABOUT, write_run
 from cbatch import ConfigError
 from experiments.plots.series import load_rates, load_runs, load_series, summarize_series, swept
 from experiments.store.run_folder import UNFINISHED
-from experiments.store.runs import Run, label_runs
+from experiments.store.runs import Run, label_runs, label_seeds
 from experiments.store.selection import Omitted, choose_runs, drop_repeats, find_unfinished, omitted_text, select_runs
 from experiments.store.tables import load
 
@@ -80,6 +80,7 @@ def test_lists_classes_and_paths_are_short_unless_that_hides_a_difference() -> N
         *("orca, lengths=X", "orca, lengths=Y")
     ]
     assert label_runs([run(path="/a/x.csv"), run(path="/a/y.csv")]) == ["orca, path=x.csv", "orca, path=y.csv"]
+    assert label_runs([run(path="/a/x/"), run(path="/a/y/")]) == ["orca, path=x", "orca, path=y"]
     assert label_runs([run(path="/a/x.csv"), run(path="/b/x.csv")]) == ["orca, path=/a/x.csv", "orca, path=/b/x.csv"]
     assert label_runs([run(share=0.1234567), run(share=0.1234568)]) == [
         *("orca, share=0.1234567", "orca, share=0.1234568")
@@ -105,12 +106,24 @@ def test_a_policy_that_was_edited_between_two_runs_has_two_labels() -> None:
     assert first != second
 
 
+def test_the_order_of_a_runs_own_modules_is_no_difference() -> None:
+    first, second = run("Mine"), run("Mine")
+    first.summary["about"]["code"] = {"own": {"a": "1", "b": "2"}}
+    second.summary["about"]["code"] = {"own": {"b": "2", "a": "1"}}
+    assert first.effective == second.effective
+
+
 def test_what_a_run_was_made_with_is_named_where_it_differs() -> None:
-    for key in ("workload", "model", "runtime", "backend"):
-        runs = [run("orca"), run("orca")]
-        for value, each in zip("ab", runs, strict=True):
-            each.summary["about"][key] = value
-        assert label_runs(runs) == [f"orca, {key}=a", f"orca, {key}=b"]
+    runs = [run("orca"), run("orca")]
+    for value, each in zip("ab", runs, strict=True):
+        each.summary["about"].update(dict.fromkeys(("slo", "backend", "runtime", "model", "workload"), value))
+    assert label_runs(runs)[0] == "orca, workload=a, model=a, runtime=a, backend=a, slo=a"
+
+
+def test_runs_share_a_label_where_seeds_were_swept_and_otherwise_not() -> None:
+    assert label_seeds([run(workload__seed=seed) for seed in (0, 1)]) == ["orca", "orca"]
+    twice = [run(tokens=place)._replace(folder=Path(f"runs/{place}")) for place in (1, 2)]
+    assert label_seeds(twice) == ["orca, 1", "orca, 2"]
 
 
 def test_measured_repetitions_are_told_apart_by_any_difference_or_by_their_folders() -> None:
@@ -136,6 +149,7 @@ def test_a_run_that_repeats_another_is_named_with_the_reason() -> None:
         ],
     )
     assert drop_repeats([runs[0], runs[0]._replace()])[1] == [Omitted("orca,chunk=1", "each repeats another run")]
+    assert run(sweep__jobs=1).effective == run(sweep__jobs=2).effective  # how a sweep is run changes none of its runs
     other = runs[1]._replace(settings={"chunk": 2, "batch": 2})
     assert drop_repeats([runs[0], other]) == ([runs[0], other], [])
 
