@@ -12,14 +12,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cbatch import Request
+from cbatch import Limits, Request, Server
+from cbatch.kv import KVSize
+from cbatch.sim.executor import SimExecutor
 from experiments.config.assemble import make_policy
 from experiments.config.composition import compose_run
 from experiments.config.settings import read_settings
 from experiments.paper import gallery
 from experiments.paper.claims import read_claims
-from experiments.paper.figures.landscape import confidence, lars, mc_sf, past_future, served, vtc
-from experiments.paper.jobs import crossing, run_jobs
+from experiments.paper.figures.landscape import confidence, lars, mc_sf, past_future, sarathi_serve, served, vtc
+from experiments.paper.jobs import Seconds, crossing, run_jobs
 from experiments.paper.machines import Machines
 from policies.chunking import Fixed, Slack
 from policies.past_future import PastFuture
@@ -168,8 +170,51 @@ def rows(**columns: list[object]) -> pd.DataFrame:
         "optimum",
         "shortest",
     ]
-    measured += ["arrival", "covered", "true", "naive", "all", "short", "long", *served.KEYS]
+    measured += ["arrival", "covered", "true", "naive", "all", "short", "long", "delay_p50", "tbt_p99", *served.KEYS]
     return frame.assign(**{name: np.arange(1.0, len(frame) + 1) for name in measured if name not in columns})
+
+
+def test_sarathi_serves_figures_by_hand() -> None:
+    """The median delay passes 2 s at rate 3 for both; gaps pass 0.1 s at 2.5 and 1.25, 0.5 s at 1.5 for vLLM alone."""
+    rates = [1.0, 2.0, 4.0]
+    points = {
+        "Sarathi-Serve 512": [0.04, 0.05, 0.25],
+        "Sarathi-Serve 2048": [0.1, 0.2, 0.3],
+        "vLLM": [0.0, 0.4 + 0.6, 0.9],
+    }
+    data = pd.DataFrame(
+        [
+            {
+                "model": "mistral-7b",
+                "series": series,
+                "rate": rate,
+                "delay_p50": delay,
+                "tbt_p99": gap,
+                "ttft_p50": 2 * gap,
+            }
+            for series, gaps in points.items()
+            for rate, delay, gap in zip(rates, (0.0, 1.0, 3.0), gaps, strict=True)
+        ]
+    )
+    assert sarathi_serve.capacity(data, "mistral-7b", "Sarathi-Serve 512", "strict") == pytest.approx(2.5)
+    assert sarathi_serve.capacity(data, "mistral-7b", "vLLM", "strict") == pytest.approx(1.1)
+    assert sarathi_serve.capacity(data, "mistral-7b", "Sarathi-Serve 512", "relaxed") == pytest.approx(3.0)
+    gains = 2.5 / 1.1, 3.0 / 1.5
+    assert sarathi_serve.capacity_over(data, "mistral-7b", "strict", "vLLM") == pytest.approx(gains[0])
+    assert sarathi_serve.strict_over_relaxed(data, "mistral-7b", "vLLM") == pytest.approx(gains[0] / gains[1])
+    over, under = "vLLM", "Sarathi-Serve 512"
+    assert sarathi_serve.at_rate(data, "mistral-7b", "tbt_p99", over, under) == pytest.approx(1.0 / 0.05), (
+        "at 2, 0.8 x 2.5"
+    )
+
+
+def test_chunks_and_decodes_take_turns() -> None:
+    """Budget 4, A 6/3 at 0, B 3/1 at 0: chunks of 4 while nothing decodes, then in turns."""
+    asked = [Request(0, 6, 3), Request(1, 3, 2)]
+    server = Server(SimExecutor(Seconds()), Limits(4, 100, 100), Seconds(), KVSize(100, 1), asynchronous=False)
+    record = server.serve(sarathi_serve.ChunksOnly(4), asked)
+    held = [(step.num_prefill_tokens, step.num_decode_tokens) for step in record.steps]
+    assert held == [(4, 0), (4, 0), (0, 1), (1, 0), (0, 2)]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +230,7 @@ def rows(**columns: list[object]) -> pd.DataFrame:
         (served, rows(study=[*served.STUDIES], load=[0.7, 0.9], series=["a", "b"])),
         (lars, rows(load=[*lars.LOADS], order=[*lars.ORDERS])),
         (confidence, rows(load=[*confidence.LOADS])),
+        (sarathi_serve, rows(model=[*sarathi_serve.SERVERS], series=[*sarathi_serve.SERIES], rate=[0.5, 1.0, 2.0])),
     ],
 )
 def test_a_figure_is_drawn_of_any_numbers(module: Any, data: pd.DataFrame) -> None:
@@ -198,6 +244,8 @@ def test_without_traces_what_needs_them_is_left_out() -> None:
     said: list[str] = []
     assert served.measure(Machines(), said.append).empty
     assert said == ["left out: give traces=FOLDER, the published traces"]
+    assert sarathi_serve.measure(Machines(traces="some"), said.append).empty
+    assert "tables=" in said[1]
 
 
 def test_every_claim_of_the_landscape_is_of_one_of_its_figures() -> None:
