@@ -78,7 +78,7 @@ def attainment_figure(rows: Sequence[Row]) -> Any:
     for row in rows:
         panels.setdefault(f"{row.trace}, {row.slo}", []).append(row)
     names = sorted({row.policy for row in rows})
-    figure = _subplots(list(panels))
+    figure = _subplots(list(panels), len(names))
     for place, own in enumerate(panels.values()):
         for policy in names:
             points = sorted((row for row in own if row.policy == policy), key=lambda row: row.load)
@@ -101,7 +101,7 @@ def capacity_figure(found: Sequence[Capacity]) -> Any:
         panels.setdefault(each.trace, []).append(each)
     names = sorted({each.policy for each in found})
     order = sorted({each.slo for each in found}, key=lambda slo: max(each.rate for each in found if each.slo == slo))
-    figure = _subplots(list(panels))
+    figure = _subplots(list(panels), len(names))
     for place, own in enumerate(panels.values()):
         for policy in names:
             points = sorted((each for each in own if each.policy == policy), key=lambda each: order.index(each.slo))
@@ -114,13 +114,15 @@ def capacity_figure(found: Sequence[Capacity]) -> Any:
     return figure
 
 
-def _subplots(titles: Sequence[str]) -> Any:
+def _subplots(titles: Sequence[str], lines: int) -> Any:
+    """Panels for these titles, high enough for a legend of that many lines."""
     from plotly.subplots import make_subplots
 
     down = -(-len(titles) // _ACROSS)
     gap = 90 / (_HEIGHT * down)  # pixels between rows
     figure = make_subplots(down, _ACROSS, subplot_titles=titles, vertical_spacing=gap, horizontal_spacing=0.07)
-    figure.update_layout(height=_HEIGHT * down + 60, template="plotly_white", margin={"t": 40, "l": 60, "r": 20})
+    height = max(_HEIGHT * down + 60, 20 * lines + 80)
+    figure.update_layout(height=height, template="plotly_white", margin={"t": 40, "l": 60, "r": 20})
     return figure
 
 
