@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from cbatch import BatchShape, Plan, View
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
-from cbatch.sim.topology import Topology
+from cbatch.topology import Topology
 from experiments.config.presets import load_spec
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select
