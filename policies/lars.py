@@ -1,19 +1,15 @@
 """LARS, the least relative slack first, with chunks that fit a target time: Medha (Agrawal et al., arXiv 2409.17264).
 
-Relative slack is the time to spare before the first token is due (`slo.ttft`), over the time that the whole prompt takes. An
-iteration holds all decodes, then prompts of the least relative slack, each with the largest chunk that keeps the iteration's
-predicted time within `target`. At most one long prompt, which takes longer than the target by itself, is in an iteration; it
-uses no more than a share 1 - slack of the target, so that short prompts fit beside it.
-
-Ties: running first, then arrival. Differs from the paper as docs/policies/lars.md says.
+Relative slack is the time to spare before the first token is due (`slo.ttft`), over the time that the whole prompt takes. After all
+decodes come prompts of the least relative slack, with the largest chunks that keep the iteration's predicted time within `target`;
+at most one is long (longer than the target alone), with no more than a share 1 - slack of it. docs/policies/lars.md: where this differs.
 """
 
 from cbatch import BatchShape, ConfigError, Plan, PlanBuilder, Request, View
 from policies.chunking.target_time import largest_chunk
 from policies.shared.falling_queue import FallingQueue
 
-NEAREST = 64
-"""Waiting requests that a plan considers."""
+NEAREST = 64  # waiting requests that a plan considers
 
 
 class LARS:
@@ -33,8 +29,7 @@ class LARS:
         self._arrived.clear()
         plan = view.plan()
         plan.add_decodes(preempt_newest=True)
-        num_decodes = plan.num_requests
-        shape = BatchShape((), num_decodes, sum(request.num_tokens for request in plan.plan.requests))
+        shape = BatchShape((), plan.num_requests, sum(request.num_tokens for request in plan.plan.requests))
         long_taken = blocked = False
         prompts = self._by_slack(plan, view)
         for request in prompts:
@@ -51,7 +46,7 @@ class LARS:
         for request in prompts:
             if not plan.num_requests:  # the target is too short for any chunk
                 plan.add(request, view.limits.tile, reserve=request.num_tokens)
-        for request in plan.plan.requests[num_decodes:]:
+        for request in plan.plan.requests[shape.num_decodes :]:
             self._waiting.discard(request)
         for request in plan.plan.preempt:
             self._wait(request)
@@ -68,17 +63,18 @@ class LARS:
         """Relative slack of a request now."""
         whole = self._whole[request]
         left = whole * request.num_ready / request.num_tokens
-        return (request.arrival_time + (request.slo.ttft or self.ttft) - view.now - left) / whole
+        return (self._due(request) - view.now - left) / whole
+
+    def _due(self, request: Request) -> float:
+        return request.arrival_time + (request.slo.ttft or self.ttft)
 
     def _by_slack(self, plan: PlanBuilder, view: View) -> list[Request]:
         """Requests with prompt tokens left, least relative slack first: those under way, and waiting ones if there is room."""
         found = [(self.slack(request, view), 0, request.id, request) for request in view.prefilling]
-        if plan.can_admit:
-            nearest = self._waiting.least(view.now, NEAREST)
-            found += [(slack, 1, request.id, request) for slack, request in nearest]
+        nearest = self._waiting.least(view.now, NEAREST) if plan.can_admit else ()
+        found += [(slack, 1, request.id, request) for slack, request in nearest]
         return [request for *_, request in sorted(found)]
 
     def _wait(self, request: Request) -> None:
         whole = self._whole[request]
-        due = request.arrival_time + (request.slo.ttft or self.ttft)
-        self._waiting.push(request, (due - whole) / whole, 1 / whole)
+        self._waiting.push(request, (self._due(request) - whole) / whole, 1 / whole)

@@ -9,8 +9,7 @@ newest is preempted.
                 aggressive    while the prompt fits and 1% of the blocks stay free
                 conservative  while prompt and limit of all admitted requests fit
 
-Source: the paper and the code (ModelTC/lightllm, branch future_past_router; artifact WuSiYu/lightllm-ae), from which
-docs/policies/past_future.md says where this differs.
+Source: the paper and the code (ModelTC/lightllm, future_past_router); docs/policies/past_future.md says where this differs.
 """
 
 from collections.abc import Sequence
@@ -34,10 +33,9 @@ class PastFuture:
         seed: int = 0,
         history: Sequence[int] = (),
     ) -> None:
-        """
-        Args:
-            window: ended requests to draw from. reserve: share of the cache left free. draws: of each admission.
-            history: output lengths of requests that ended before the run, oldest first.
+        """window: ended requests to draw from. reserve: share of the cache left free. draws: of each admission.
+
+        history: output lengths of requests that ended before the run, oldest first.
         """
         if admission not in ADMISSIONS or window < 1 or not 0 <= reserve < 1 or draws < 1:
             given = f"{admission=}, {window=}, {reserve=}, {draws=}"
@@ -66,8 +64,8 @@ class PastFuture:
         """Whether the last of these fits beside the others. generated: output tokens of each."""
         size, newest = view.kv.num_blocks * view.kv.block_size, admitted[-1]
         if self.admission == "aggressive":
-            lacking = view.kv.blocks_for(newest.num_tokens)
-            return free_blocks - lacking >= WATERMARK * view.kv.num_blocks or len(admitted) == 1
+            left = free_blocks - view.kv.blocks_for(newest.num_tokens)
+            return left >= WATERMARK * view.kv.num_blocks or len(admitted) == 1
         if self.admission == "conservative":
             return sum(request.max_tokens for request in admitted) <= size
         held = [request.num_prompt_tokens + tokens for request, tokens in zip(admitted, generated, strict=True)]
@@ -75,9 +73,7 @@ class PastFuture:
             peak = most_held(held, [self._oracle.remaining(request) for request in admitted])
         else:
             limits = [request.max_new_tokens for request in admitted]
-            draws = (
-                draw_left(self._random, generated, limits, self._ended.ascending or limits[-1:])
-                for _ in range(self.draws)
-            )
+            ended = self._ended.ascending or limits[-1:]
+            draws = (draw_left(self._random, generated, limits, ended) for _ in range(self.draws))
             peak = max(most_held(held, left) for left in draws)
         return peak < size * (1 - self.reserve) or len(admitted) == 1

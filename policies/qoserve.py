@@ -1,15 +1,11 @@
 """QoServe (first Niyama): deadlines with a hybrid priority, chunks as large as decodes can bear, relegation (ASPLOS 2026).
 
-All decodes come first. Prompts share the chunk, which `chunking=slack` makes as large as the decodes can bear, by `order`: `hybrid`
-is deadline + alpha * tokens left, between `edf` (alpha = 0) and `srpf` (shortest remaining prompt first); `fcfs` is by arrival. A
-prompt that cannot meet its deadline any more is relegated behind all others, not rejected. Nothing is preempted.
-
-Interactive requests have the objectives `slo.ttft` and `slo.tbt`, others `slo.total`; without any, the slowest of the paper's.
-Source: the paper and the code (microsoft/sarathi-serve, branch niyama_asplos2026, deadline_scheduler.py). Differs from them as
-docs/policies/qoserve.md says.
+After all decodes, prompts share the chunk (`chunking=slack`) by `order`: `hybrid` is deadline + alpha * tokens left, between `edf`
+and `srpf` (shortest remaining prompt first); `fcfs` is by arrival. A prompt that cannot meet its deadline any more is relegated
+behind all others, not rejected. Nothing is preempted. Without objectives a request has the slowest of the paper's. Source: paper and
+code (microsoft/sarathi-serve, niyama_asplos2026, deadline_scheduler.py). docs/policies/qoserve.md says where this differs.
 """
 
-from collections.abc import Iterator
 from heapq import merge
 
 from cbatch import ConfigError, Limits, Plan, Request, StepRecord, View
@@ -35,8 +31,8 @@ class QoServe:
         """alpha: seconds per token left, of `hybrid`."""
         if order not in ORDERS or alpha < 0:
             raise ConfigError(f"policy: {order=} is one of {', '.join(ORDERS)}, {alpha=} at least 0")
-        self.chunking, self.predictor = chunking, predictor
-        self.order, self.alpha, self.relegate = order, alpha, relegate
+        self.chunking, self.predictor, self.order = chunking, predictor, order
+        self.alpha, self.relegate = alpha, relegate
         self._queue = WaitingQueue(self.urgency)
         self._relegated: set[Request] = set()
         self._times = StepTimes(FIRST_RATE, SMOOTHING)
@@ -48,7 +44,7 @@ class QoServe:
         plan = view.plan()
         plan.add_decodes()
         tokens = self.chunking.num_tokens(view, plan.num_tokens)
-        for request in self._prompts(view):
+        for request in merge(sorted(view.prefilling, key=self.urgency), self._queue.in_order(view), key=self.urgency):
             if tokens <= 0:
                 break
             if self.relegate and self._misses(request, view):
@@ -75,16 +71,10 @@ class QoServe:
 
     def urgency(self, request: Request) -> tuple[bool, float]:
         """Lower comes first."""
-        left: float = request.num_ready
-        if request.slo.ttft is None:
-            left += self.predictor.output(request)
+        left = request.num_ready + (0.0 if request.slo.ttft is not None else self.predictor.output(request))
         key = {"hybrid": deadline(request) + self.alpha * left, "edf": deadline(request), "srpf": left}
         return request in self._relegated, key.get(self.order, request.arrival_time)
 
-    def _prompts(self, view: View) -> Iterator[Request]:
-        return merge(sorted(view.prefilling, key=self.urgency), self._queue.in_order(view), key=self.urgency)
-
     def _misses(self, request: Request, view: View) -> bool:
-        if not view.is_waiting(request) or request in self._relegated:
-            return False
-        return misses(request, self.predictor.output(request), self._times.prompt_rate, view.now)
+        waits = view.is_waiting(request) and request not in self._relegated
+        return waits and misses(request, self.predictor.output(request), self._times.prompt_rate, view.now)

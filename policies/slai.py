@@ -1,12 +1,10 @@
 """SLAI: decodes at the last schedulable moment, prompts before it (Bari, Hegde, de Veciana, arXiv 2508.01002, read in abstract).
 
-A running request that has received a token must receive the next one within its objective `slo.tbt`. Its last schedulable time is
-that deadline less `offset` mean iterations. Each iteration takes, within the budget: decodes whose time has come, earliest
-first; prompts under way, least recently served first; waiting prompts, shortest first; and what is left goes to the other
-decodes. Where a decode finds no KV block, the prompt under way that would be served last is preempted, else the decode itself.
-
-Source: the authors' code (agrimUT/SLAI, sarathi/core/scheduler/slai_scheduler.py), from which docs/policies/slai.md says where this
-differs. `offset=null` is its dynamic rule: 5, and 10 from 96% of the KV cache on.
+The last schedulable time of a decode is when its next token is due (`slo.tbt`), less `offset` mean iterations. Each iteration takes,
+within the budget: decodes whose time has come, earliest first; prompts under way, least recently served first; waiting prompts,
+shortest first; then other decodes. Where a decode finds no KV block, the prompt that would be served last is preempted, else it is.
+`offset=null` is the dynamic rule: 5, and 10 from 96% of the KV cache on. Source: the authors' code (agrimUT/SLAI, slai_scheduler.py).
+Differs from it as docs/policies/slai.md says.
 """
 
 from math import inf
@@ -88,7 +86,7 @@ class Slai:
 
     def _prompt(self, request: Request, plan: PlanBuilder, view: View) -> int:
         tokens = min(request.num_ready, self.budget - plan.num_tokens)
-        if tokens > 0 and plan.add(request, tokens, reserve=request.num_tokens):
+        granted = plan.add(request, tokens, reserve=request.num_tokens) if tokens > 0 else 0
+        if granted:
             self._served[request] = view.iteration
-            return tokens
-        return 0
+        return granted

@@ -6,9 +6,8 @@ they come. A free place goes to the request whose turn it is; if that does not f
     order   vtc   the oldest of the waiting client with the smallest counter, lifted after a pause (`lift=false`: LCF)
             mdrr  the oldest of a client, as long as its `quantum` lasts, then of the next; the artifact's is KV tokens / 20
             fcfs  the oldest; with `rpm`, the paper's baseline RPM
-Running requests are never preempted: their limit is reserved at admission. Clients without a name are one client. Ties: the
-client that arrived first. Source: the paper's algorithm from secondary notes, the code (Ying1123/VTC-artifact) directly. Differs
-from that code: it looks for admissions every 10 decode steps only, computes prompts apart, and does not charge first tokens.
+Running requests are never preempted: their limit is reserved at admission. Ties: the client that arrived first. Source: the
+paper's algorithm from secondary notes, the code (Ying1123/VTC-artifact) directly. Differs as docs/policies/vtc.md says.
 """
 
 from cbatch import ConfigError, Plan, Request, View
@@ -36,9 +35,8 @@ class VTC:
         within 60 s; others are rejected. None: all.
         """
         weights = weights or {}
-        if not all(
-            isinstance(one, int | float) and one > 0 for one in (prompt_weight, output_weight, *weights.values())
-        ):
+        all_weights = (prompt_weight, output_weight, *weights.values())
+        if not all(isinstance(one, int | float) and one > 0 for one in all_weights):
             raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights are above 0")
         self.predictor, self.predict, self.charge_first = predictor, predict, charge_first
         self.prompt_weight, self.output_weight, self._limit = prompt_weight, output_weight, RateLimit(rpm)
