@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,8 @@ def test_a_run_that_repeats_another_is_named_with_the_reason() -> None:
         ],
     )
     assert drop_repeats([runs[0], runs[0]._replace()])[1] == [Omitted("orca,chunk=1", "each repeats another run")]
+    dated = [run(day=date(2026, 1, day)) for day in (1, 2, 1)]  # as YAML reads 2026-01-01
+    assert drop_repeats(dated)[0] == dated[:2]
     assert run(sweep__jobs=1).effective == run(sweep__jobs=2).effective  # how a sweep is run changes none of its runs
     other = runs[1]._replace(settings={"chunk": 2, "batch": 2})
     assert drop_repeats([runs[0], other]) == ([runs[0], other], [])
@@ -188,9 +191,12 @@ def test_unfinished_runs_are_named_with_the_reason(tmp_path: Path) -> None:
         if said is not None:
             (tmp_path / name / UNFINISHED).write_text(json.dumps(said))
     (tmp_path / "errors.log").write_bytes(b"chunk=0: chunk=0: give 1 or more\nwhole: failed\nx: p\xe9 is no path\n")
+    (tmp_path / "z").mkdir()
+    (tmp_path / "z" / "errors.log").write_text("chunk=1: no memory\n")  # another sweep's
     assert find_unfinished(tmp_path) == [
         Omitted("chunk=0", "chunk=0: give 1 or more"),
         Omitted("x", "p\ufffd is no path"),
+        Omitted("chunk=1", "no memory"),
         Omitted("failed", "no memory"),
         Omitted("lost", "did not finish"),
         Omitted("running", "is running, or was killed"),
