@@ -16,6 +16,7 @@ from cbatch.runtime import cpu
 from cbatch.runtime.devices import choose_devices
 from cbatch.runtime.memory import SPARE, check_memory, kv_tokens_that_fit, needs
 from cbatch.runtime.options import Options
+from experiments.config.presets import load_spec
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
 
@@ -150,3 +151,13 @@ def test_random_weights_are_drawn_on_the_first_gpu() -> None:
     with pytest.raises(CapacityError, match=r"GB while its random weights are drawn, but .*; choose a smaller model"):
         check_memory(spec, limits, 64, layers, [enough, enough])
     check_memory(replace(spec, path="somewhere"), limits, 64, layers, [enough, enough])
+
+
+def test_a_model_that_fits_no_gpu_is_drawn_where_it_is_kept() -> None:
+    """LLaMA-2-70B: 138 GB in all, 69 on each of two GPUs of 150 GB, by stages or by ranks."""
+    spec = load_spec("llama-2-70b")
+    for num_stages, num_ranks in ((2, 1), (1, 2)):
+        limits = Limits(32, 8192, 4096, num_stages=num_stages)
+        layers = split_layers(spec, num_stages)
+        tokens = kv_tokens_that_fit(spec, limits, layers, [int(150e9)] * num_stages, num_ranks)
+        assert 300_000 < tokens < 500_000

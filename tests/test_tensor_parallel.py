@@ -29,7 +29,7 @@ from cbatch.runtime.devices import check_number, choose_devices
 from cbatch.runtime.memory import SPARE, check_memory, kv_tokens_that_fit, needs
 from cbatch.runtime.options import Options
 from cbatch.runtime.ranks import Steps, finish, lockstep
-from cbatch.runtime.weights import shard
+from cbatch.runtime.shards import draw_shard, shard
 from cbatch.topology import share_of, split_ranks
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
@@ -91,6 +91,29 @@ def test_a_bias_of_what_is_added_up_is_added_once() -> None:
         assert first.get_submodule(f"gpt_neox.layers.0.{name}").bias is not None
         assert second.get_submodule(f"gpt_neox.layers.0.{name}").bias is None
     assert len(second.get_submodule("gpt_neox.layers.0.mlp.dense_h_to_4h").bias) == 64
+
+
+@pytest.mark.parametrize("spec", [QWEN2, NANOGPT], ids=lambda spec: spec.name)
+def test_weights_that_are_drawn_where_they_are_kept_are_the_same_whatever_the_split(spec: ModelSpec) -> None:
+    """The shares of the model drawn whole; matrices differ, of the scale that `transformers` gives them."""
+    layers = split_layers(spec, 1)
+    whole = draw_shard(spec, Rank(), layers, [CPU])
+    matrices = [weight for name, weight in whole.named_parameters() if weight.dim() > 1]
+    assert all(float(weight.std()) == pytest.approx(spec.hidden_size**-0.5, rel=0.1) for weight in matrices)
+    assert len({float(weight.flatten()[0]) for weight in matrices}) == len(matrices) - spec.tied_embeddings
+    tokens = torch.arange(12)[None]
+    whole.set_attn_implementation("eager")
+    expected = paged_weights(spec)
+    assert {name: weight.shape for name, weight in whole.named_parameters()} == {
+        name: weight.shape for name, weight in expected.named_parameters(remove_duplicate=False)
+    }
+    assert whole(tokens).logits.isfinite().all()
+    for index in range(2):
+        rank = Rank(index, 2)
+        drawn, cut = draw_shard(spec, rank, layers, [CPU]), shard(whole, spec, rank, layers, [CPU])
+        mine, other = dict(drawn.named_parameters()), dict(cut.named_parameters())
+        assert mine.keys() == other.keys() and all(torch.equal(mine[name], other[name]) for name in mine)
+        assert torch.equal(drawn.base_model.rotary_emb.inv_freq, expected.base_model.rotary_emb.inv_freq)
 
 
 # -- what they compute ------------------------------------------------------------------------------------------------

@@ -23,12 +23,13 @@ from cbatch.runtime.fast.fused_model import FAMILIES, FusedModel, can_fuse, exch
 from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes
 from cbatch.runtime.fast.peers import send
 from cbatch.runtime.iteration import EagerIteration, Send, copy
-from cbatch.runtime.memory import check_memory, kv_tokens_that_fit
+from cbatch.runtime.memory import TOO_LARGE, check_memory, kv_tokens_that_fit
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
+from cbatch.runtime.shards import draw_shard, shard
 from cbatch.runtime.slots import Devices, Slot, make_slots
 from cbatch.runtime.streams import Streams
-from cbatch.runtime.weights import load_model, move_stages, shard
+from cbatch.runtime.weights import load_model, move_stages
 from cbatch.topology import share_of, split_ranks
 from cbatch.vocabulary import Vocabulary
 
@@ -172,8 +173,10 @@ def _weights(
     spec: ModelSpec, layers: Sequence[Layers], ranks: Sequence[Rank], devices: Devices
 ) -> list[PreTrainedModel]:
     """The weights of each rank, each stage's on its GPU."""
-    whole = load_model(spec, devices[0][0] if spec.path is None else torch.device("cpu"))
     lanes = zip(*devices, strict=True)  # of each rank its GPU in each stage
+    if spec.path is None and spec.weight_bytes > TOO_LARGE:
+        return [draw_shard(spec, rank, layers, lane) for rank, lane in zip(ranks, lanes, strict=True)]
+    whole = load_model(spec, devices[0][0] if spec.path is None else torch.device("cpu"))
     if len(ranks) > 1:
         return [shard(whole, spec, rank, layers, lane) for rank, lane in zip(ranks, lanes, strict=True)]
     move_stages(whole, layers, next(lanes))

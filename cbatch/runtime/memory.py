@@ -15,6 +15,10 @@ GRAPH_SHARE = 0.5
 """Memory of the captured graphs, as a share of the activations of the largest iteration: their shapes are smaller."""
 
 
+TOO_LARGE = 100e9
+"""Bytes of weights above which random ones are drawn where they are kept, not all on the first GPU. It depends on the model,
+not on the machine, so every split of a model has the same weights."""
+
 BOX_ROWS = 512
 """Least rows of parts that ranks hold for each other: 64 rows of a product whose inputs are split into eight."""
 
@@ -64,7 +68,8 @@ def check_memory(
         _check_stage(whose, spec, limits, kv_tokens, part, left, num_ranks)
     alone = len(layers) == num_ranks == 1
     drawn = spec.weight_bytes + (needs(spec, limits, 0, layers[0], num_ranks).weights if num_ranks > 1 else 0)
-    if not alone and spec.path is None and drawn + SPARE > free[0]:
+    whole = spec.path is None and spec.weight_bytes <= TOO_LARGE
+    if whole and not alone and drawn + SPARE > free[0]:
         need = f"model {spec.name} needs {drawn / 1e9:.1f} GB while its random weights are drawn"
         remedy = "choose a smaller model, or a checkpoint by model.path"
         raise CapacityError(f"{need}, but {free[0] / 1e9:.1f} GB of the first GPU's memory are free; {remedy}")

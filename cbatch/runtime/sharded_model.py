@@ -13,7 +13,7 @@ from cbatch.runtime.ranks import Meetings, Steps
 
 
 class ShardedModel(PagedModel):
-    """Same interface as `PagedModel`, for the model that `weights.shard` makes. The modules of each layer are unchanged.
+    """Same interface as `PagedModel`, for the model that `shards.shard` makes. The modules of each layer are unchanged.
 
     Every rank has the whole residual stream, and adds the parts of all ranks to it in their order: it stays the same bits.
     """

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from typing import Any, cast
 
 import torch
@@ -10,13 +9,8 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, P
 
 from cbatch.checkpoint import spec_from_checkpoint
 from cbatch.errors import ModelError
-from cbatch.model import Layers, ModelSpec, Rank
+from cbatch.model import Layers, ModelSpec
 from cbatch.runtime.model import ATTENTION_NAME, paged_attention
-
-BY_OUTPUTS = ("q_proj", "query_key_value", "gate_proj", "up_proj", "dense_h_to_4h", "lm_head", "embed_out")
-BY_KV_HEADS = ("k_proj", "v_proj")
-BY_INPUTS = ("o_proj", "dense", "down_proj", "dense_4h_to_h")
-"""Matrices of which each rank has some outputs, those of its key-value heads, or some inputs; it has all of the others."""
 
 
 def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
@@ -46,50 +40,6 @@ def move_stages(model: PreTrainedModel, layers: Sequence[Layers], devices: Seque
             getattr(body, name).to(devices[-1])
     for part, device in zip(layers, devices, strict=True):
         body.layers[part.first : part.end].to(device)
-
-
-def shard(
-    model: PreTrainedModel, spec: ModelSpec, rank: Rank, layers: Sequence[Layers], devices: Sequence[torch.device]
-) -> PreTrainedModel:
-    """A copy of the model whose matrices are one rank's shares, each stage's on the rank's device in this stage.
-
-    Projections that are shared out by inputs give partial sums; a bias of theirs is in the first rank's.
-    """
-    places = {index: device for part, device in zip(layers, devices, strict=True) for index in range(*part[:2])}
-    embedding, head = model.get_input_embeddings(), cast(Any, model.get_output_embeddings())
-    copies: dict[int, Any] = {}
-    for name, weight in model.named_parameters():
-        parts = name.split(".")
-        number = next((int(part) for part in parts if part.isdigit()), None)
-        last = weight is not embedding.weight
-        device = places[number] if number is not None else devices[-1] if last else devices[0]
-        copies[id(weight)] = _own(_share(weight, parts[-2], parts[-1], spec, rank), device)
-    made = cast(PreTrainedModel, deepcopy(model, copies))
-    if head.weight is embedding.weight:
-        cast(Any, made.get_output_embeddings()).weight = _own(head.weight[rank.share(spec.vocab_size)], devices[-1])
-    if rank.index:
-        for name, module in made.named_modules():
-            if name.rpartition(".")[2] in BY_INPUTS:
-                module.bias = None
-    return made
-
-
-def _share(weight: torch.Tensor, module: str, kind: str, spec: ModelSpec, rank: Rank) -> torch.Tensor:
-    """The part of a parameter that a rank has. kind: "weight", [outputs, inputs], or "bias", [outputs]."""
-    if module in BY_OUTPUTS:
-        return weight[rank.share(len(weight))]
-    if module in BY_KV_HEADS:
-        heads: torch.Tensor = weight.unflatten(0, (spec.num_kv_heads, -1))
-        return heads[rank.kv_heads(spec.num_kv_heads)].flatten(0, 1)
-    if module in BY_INPUTS and kind == "weight":
-        return weight[:, rank.share(weight.shape[1])]
-    return weight
-
-
-def _own(weight: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
-    """A copy of its own, contiguous."""
-    copy = weight.detach().to(device, copy=True, memory_format=torch.contiguous_format)
-    return torch.nn.Parameter(copy, requires_grad=False)
 
 
 def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
@@ -133,6 +83,17 @@ def _random(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
     config, factory = transformers_config(spec), cast(Any, AutoModelForCausalLM)
     with _seeded(spec.seed, device), device:
         model = factory.from_config(config, dtype=getattr(torch, spec.dtype), attn_implementation=ATTENTION_NAME)
+    return cast(PreTrainedModel, model)
+
+
+def load_skeleton(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:
+    """The modules of a model with random weights, ready for inference, without memory for the weights."""
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    factory = cast(Any, AutoModelForCausalLM)
+    with torch.device("meta"):
+        model = factory.from_config(config, dtype=getattr(torch, spec.dtype), attn_implementation=ATTENTION_NAME)
+    model.eval()
+    model.requires_grad_(False)
     return cast(PreTrainedModel, model)
 
 

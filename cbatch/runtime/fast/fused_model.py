@@ -50,7 +50,7 @@ class FusedModel:
     """Same interface and tokens as `PagedModel`; in bfloat16 equal up to rounding.
 
     A pipeline changes no bit: what leaves a stage is the sum that one GPU would normalise, in float32. With an exchange it
-    computes one rank's share: `weights.shard` makes the model and `topology.share_of` the spec.
+    computes one rank's share: `shards.shard` makes the model and `topology.share_of` the spec.
     """
 
     def __init__(

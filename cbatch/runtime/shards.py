@@ -1,0 +1,98 @@
+"""One rank's share of a model's weights: slices of the whole, or drawn where they are kept."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any, cast
+from zlib import crc32
+
+import torch
+from transformers import PreTrainedModel
+
+from cbatch.model import Layers, ModelSpec, Rank
+from cbatch.runtime.weights import load_skeleton, transformers_config
+
+BY_OUTPUTS = ("q_proj", "query_key_value", "gate_proj", "up_proj", "dense_h_to_4h", "lm_head", "embed_out")
+BY_KV_HEADS = ("k_proj", "v_proj")
+BY_INPUTS = ("o_proj", "dense", "down_proj", "dense_4h_to_h")
+"""Matrices of which each rank has some outputs, those of its key-value heads, or some inputs; it has all of the others."""
+
+
+def shard(
+    model: PreTrainedModel, spec: ModelSpec, rank: Rank, layers: Sequence[Layers], devices: Sequence[torch.device]
+) -> PreTrainedModel:
+    """A copy of the model whose matrices are one rank's shares, each stage's on the rank's device in this stage.
+
+    Projections that are shared out by inputs give partial sums; a bias of theirs is in the first rank's.
+    """
+    return _share_out(model, spec, rank, layers, devices, lambda name, weight, device: weight)
+
+
+def draw_shard(
+    spec: ModelSpec, rank: Rank, layers: Sequence[Layers], devices: Sequence[torch.device]
+) -> PreTrainedModel:
+    """As `shard`, of random weights of a model that is too large for one GPU: never more than a matrix of it is whole.
+
+    Each matrix is drawn from a seed of its own where its share is kept, so it has the same values whatever the split.
+    """
+    config = transformers_config(spec)
+
+    def draw(name: str, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+        values = torch.empty(weight.shape, dtype=weight.dtype, device=device)
+        if weight.dim() == 1:
+            return values.fill_(0 if name.endswith("bias") else 1)
+        generator = torch.Generator(device).manual_seed(crc32(f"{spec.seed} {name}".encode()))
+        return values.normal_(0, config.initializer_range, generator=generator)
+
+    made = _share_out(load_skeleton(spec, config), spec, rank, layers, devices, draw)
+    body: Any = made.base_model
+    with devices[0]:
+        body.rotary_emb = type(body.rotary_emb)(config)
+    return made
+
+
+def _share_out(
+    model: PreTrainedModel,
+    spec: ModelSpec,
+    rank: Rank,
+    layers: Sequence[Layers],
+    devices: Sequence[torch.device],
+    whole: Callable[[str, torch.Tensor, torch.device], torch.Tensor],
+) -> PreTrainedModel:
+    """whole: returns the values of a parameter, of which a rank gets its share, from its name, itself and its device."""
+    places = {index: device for part, device in zip(layers, devices, strict=True) for index in range(*part[:2])}
+    embedding = cast(Any, model.get_input_embeddings()).weight
+    tied = cast(Any, model.get_output_embeddings()).weight is embedding
+    shares: dict[int, Any] = {}
+    for name, weight in model.named_parameters():
+        number = next((int(part) for part in name.split(".") if part.isdigit()), None)
+        device = places[number] if number is not None else devices[0 if weight is embedding else -1]
+        values = whole(name, weight, device)
+        shares[id(weight)] = _own(_share(values, name, spec, rank), device)
+        if tied and weight is embedding:
+            head = _own(values[rank.share(spec.vocab_size)], devices[-1])
+    made = cast(PreTrainedModel, deepcopy(model, shares))  # the modules are copied, the parameters replaced
+    if tied:
+        cast(Any, made.get_output_embeddings()).weight = head
+    for name, module in made.named_modules() if rank.index else ():
+        if name.rpartition(".")[2] in BY_INPUTS:
+            module.bias = None
+    return made
+
+
+def _share(weight: torch.Tensor, name: str, spec: ModelSpec, rank: Rank) -> torch.Tensor:
+    """The part of a parameter that a rank has: of a weight, [outputs, inputs], or a bias, [outputs]."""
+    *_, module, kind = name.split(".")
+    if module in BY_OUTPUTS:
+        return weight[rank.share(len(weight))]
+    if module in BY_KV_HEADS:
+        heads: torch.Tensor = weight.unflatten(0, (spec.num_kv_heads, -1))
+        return heads[rank.kv_heads(spec.num_kv_heads)].flatten(0, 1)
+    if module in BY_INPUTS and kind == "weight":
+        return weight[:, rank.share(weight.shape[1])]
+    return weight
+
+
+def _own(weight: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
+    """A copy of its own, contiguous."""
+    copy = weight.detach().to(device, copy=True, memory_format=torch.contiguous_format)
+    return torch.nn.Parameter(copy, requires_grad=False)
