@@ -33,6 +33,7 @@ from experiments.capacity.folder import CAPACITY, as_run, capacity_folders
 from experiments.config.choices import option_names
 from experiments.config.command_line import run
 from experiments.store.intervals import Compared, compare
+from experiments.store.notes import notes_of, tail_text
 from experiments.store.runs import Run, label_runs, label_seeds, seed_keys
 from experiments.store.selection import choose_runs, say, select_runs
 from experiments.store.text import COLUMNS, flat, format_number
@@ -47,13 +48,14 @@ class Thing(NamedTuple):
     """What is compared.
 
     figures: values by replication, by key. served: equal for things that served the same requests. settings: those that are not
-    the policy's.
+    the policy's. runs: for notes.
     """
 
     label: str
     figures: Mapping[str, Mapping[Any, float]]
     served: str
     settings: str = ""
+    runs: Sequence[Run] = ()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -153,7 +155,7 @@ def _in_order(groups: Mapping[str, list[Run]], first: Sequence[str]) -> list[tup
 def _search(label: str, found: Run) -> Thing:
     values = dict(enumerate(found.summary["by_replication"]))
     served = _workload(found, [found.summary["capacity"]["requests"]])
-    return Thing(label, {key: values for key, _ in _CAPACITY.values()}, served, _settings(found))
+    return Thing(label, {key: values for key, _ in _CAPACITY.values()}, served, _settings(found), [found])
 
 
 def _group(label: str, runs: Sequence[Run]) -> Thing:
@@ -164,7 +166,7 @@ def _group(label: str, runs: Sequence[Run]) -> Thing:
         for key, value in flat({key: part for key, part in found.summary.items() if key != "about"}):
             if isinstance(value, int | float) and math.isfinite(value):
                 figures.setdefault(key, {})[seed, again] = float(value)
-    return Thing(label, figures, _workload(runs[0], []), _settings(runs[0]))
+    return Thing(label, figures, _workload(runs[0], []), _settings(runs[0]), runs)
 
 
 def _workload(found: Run, others: Sequence[Any]) -> str:
@@ -208,7 +210,13 @@ def report(things: Sequence[Thing], metrics: Sequence[str]) -> str:
     alone = [
         f"not compared: nothing else has the settings of {only[0].label}" for only in groups.values() if not only[1:]
     ]
-    return "\n\n".join([*pairs, *(["\n".join(alone)] if alone else [])])
+    tail = _tail(things) if any("p99" in key for key, _ in shown.values()) else ""
+    notes = [tail, *notes_of(found.about for thing in things for found in thing.runs)]
+    return "\n\n".join(filter(None, [*pairs, "\n".join(alone), "\n".join(filter(None, notes))]))
+
+
+def _tail(things: Sequence[Thing]) -> str:
+    return tail_text([found.summary["run"]["counted_requests"] for found in thing.runs] for thing in things)
 
 
 def _pair(first: Thing, second: Thing, shown: Mapping[str, tuple[str, float]]) -> str:

@@ -20,10 +20,11 @@ from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.config.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.progress import progress
+from experiments.store.notes import origin_of
 from experiments.store.provenance import commit, now, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results
 from experiments.store.sources import sources_of
-from experiments.store.text import name_of, origin_of
+from experiments.store.text import name_of
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from hand_made import end, make_record, make_summary, write_run
 from test_figures import FIGURES
@@ -15,6 +14,7 @@ from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Objectives, collect_served
 from experiments.plots import table
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_rows
+from experiments.store.notes import lengths_text, origin_of, outside_text
 from experiments.store.tables import (
     load,
     load_copies,
@@ -24,18 +24,7 @@ from experiments.store.tables import (
     load_tokens,
     time_between_tokens,
 )
-from experiments.store.text import (
-    format_number,
-    format_share,
-    lengths_text,
-    name_of,
-    origin_of,
-    origin_of_row,
-    outside_text,
-    run_line,
-    run_text,
-    sweep_text,
-)
+from experiments.store.text import format_number, format_share, name_of, run_line, run_text, sweep_text
 
 
 @pytest.fixture(scope="module")
@@ -410,8 +399,6 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     parts = ("power (derived)", "host (fallback)")
     assert origin_of(simulated(0, parts)) == "SIMULATED with profile h200 (error: 5%; 2 parts unmeasured)"
     assert origin_of(simulated(0, parts[:1])).endswith("; 1 part unmeasured)")
-    row = {"simulated": True, **{f"execution.{key}": value for key, value in simulated(0)["execution"].items()}}
-    assert origin_of_row(row) == "SIMULATED with profile h200 (error: 5%)"
     long = "against 16 real runs, median error: total time 5%"
     brief = simulated(0, error=long, brief="error 5%, at most 9%")
     assert origin_of(brief) == "SIMULATED with profile h200 (error 5%, at most 9%)"
@@ -440,7 +427,7 @@ def test_results_say_whether_policies_could_see_true_output_lengths() -> None:
     assert lengths_text([hidden, unsaid]) == ""
     note = "true output lengths known to the policy, as max_new_tokens"
     assert run_text(make_summary(make_record(), known)).splitlines()[1:3] == ["measured on a computer", note]
-    assert lengths_text(pd.DataFrame([known, hidden, unsaid, known]).to_dict("records")) == f"{note}, in 2 of 4 runs"
+    assert lengths_text([known, hidden, unsaid, known]) == f"{note}, in 2 of 4 runs"
     runs = [(name, make_summary(make_record(), about)) for name, about in (("a", known), ("b", hidden))]
     assert sweep_text(runs).splitlines()[-2:] == ["measured on a computer", f"{note}, in 1 of 2 runs"]
 

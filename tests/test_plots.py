@@ -13,8 +13,9 @@ from test_schedule_chart import with_decisions
 
 from cbatch import ConfigError
 from experiments.plot import NAMES, main
-from experiments.plots import composition, lanes, latency_cdf, series, table, throughput_vs_pd
+from experiments.plots import composition, lanes, latency_cdf, table, throughput_vs_pd
 from experiments.plots.series import load_runs
+from experiments.store import selection
 from experiments.store.runs import read_runs
 from experiments.store.tables import load, load_copies, load_requests, load_steps
 
@@ -208,7 +209,7 @@ def test_bad_requests_are_one_line(
 def test_too_many_runs_are_refused(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [run, *_] = read_runs(sweep)
     found = [run._replace(settings={**run.settings, "batch": batch}) for batch in range(9)]
-    monkeypatch.setattr(series, "read_runs", lambda folder: found)
+    monkeypatch.setattr(selection, "read_runs", lambda folder: found)
     with pytest.raises(ConfigError, match="shows at most 8 runs, the folder holds 9"):
         load_runs(sweep)
 

@@ -12,6 +12,7 @@ from hand_made import ABOUT, write_run
 
 from cbatch import ConfigError
 from experiments.plots.series import load_rates, load_runs, load_series, summarize_series, swept
+from experiments.plots.style import add_title, new_figure
 from experiments.store.run_folder import UNFINISHED
 from experiments.store.runs import Run, label_runs, label_seeds
 from experiments.store.selection import Omitted, choose_runs, drop_repeats, find_unfinished, omitted_text, select_runs
@@ -292,8 +293,10 @@ def test_without_a_text_all_runs_are_shown(tmp_path: Path) -> None:
     assert [Path(folder).name for folder in load_runs(tmp_path, "batch=2")["folder"]] == ["second"]
 
 
-def test_a_plot_says_which_code_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plot_says_which_code_differs(tmp_path: Path) -> None:
     for digest in "ab":
         write_run(tmp_path / digest, {"code": {"framework": digest, "own": {}}}, {"batch": digest})
-    load_runs(tmp_path)
-    assert capsys.readouterr().err == "made by different versions of cbatch; see about.code in summary.json\n"
+    figure, _ = new_figure(1, 1, 2.0)
+    add_title(figure, load_runs(tmp_path))
+    below = figure.get_supxlabel().splitlines()
+    assert below == ["measured on a computer", "made by different versions of cbatch; see about.code in summary.json"]

@@ -88,10 +88,12 @@ def measure(
     with claimed(folder / UNFINISHED):
         rate = keys.load * highest
         values: dict[str, list[float]] = {}
+        outside = 0
         for number in range(keys.replications):
             run = assemble(replicate(run_settings, number, rate, requests))
             record = run.engine.run()
             served = collect_served(record)
+            outside += run.cost.num_outside
             figures = {**figures_of(run, record, served), "regret": regret(run.requests, served, bounds)}
             for key, value in flat(figures):
                 if key in FIGURES or (key.startswith("attainment.tiers.") and key.endswith(".share")):
@@ -100,6 +102,7 @@ def measure(
         wall, cpu = time.perf_counter() - began[0], time.process_time() - began[1]
         origin = {"slo": slo_name(command), "code": sources_of(run_settings), "wall_seconds": wall}
         about = {**about_run(run, run_settings, command), **origin}
+        about["execution"]["iterations_outside_measured_range"] = outside
         summary = {"about": about, "cell": {**cell, "cpu_seconds": cpu}, "by_replication": values}
         write_json(folder / CELL, {**summary, "settings": dict(settings)})
     return summary

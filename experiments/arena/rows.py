@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from experiments.arena.cell import cell_folders, read_cell
 from experiments.capacity.folder import capacity_folders, read_capacity
 from experiments.store.intervals import Mean, compare, mean_of
+from experiments.store.notes import notes_of
 from experiments.store.runs import ERRORS, Run, label_runs
-from experiments.store.text import flat, lengths_text, mixed_text, origin_of
+from experiments.store.text import flat
 
 _SHOWN_APART = ("load", "slo", "workload")  # columns of their own
 
@@ -60,9 +61,8 @@ def read_board(root: Path) -> Board:
     labels = label_runs(runs, {*keys, *_SHOWN_APART}, apart=False)
     rows = [_row(run, label) for run, label in zip(cells, labels, strict=False)]
     capacities = [_capacity(run, label) for run, label in zip(searches, labels[len(cells) :], strict=True)]
-    abouts = [run.about for run in runs]
-    notes = [_made(runs), *sorted(set(map(origin_of, abouts))), lengths_text(abouts), *_failed(root)]
-    return Board(_mark_best(rows), sorted(capacities, key=_order), list(filter(None, notes)))
+    notes = [_made(runs), *notes_of(run.about for run in runs), *_failed(root)]
+    return Board(_mark_best(rows), sorted(capacities, key=_order), notes)
 
 
 def _made(runs: Sequence[Run]) -> str:
@@ -73,8 +73,7 @@ def _made(runs: Sequence[Run]) -> str:
     made = (
         f"{len(runs)} simulated, {seconds:,.0f} s of processor time, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
     )
-    changed = mixed_text([run.about for run in runs])
-    return "; ".join(filter(None, [f"{made}, commit {', '.join(commits)}", changed]))
+    return f"{made}, commit {', '.join(commits)}"
 
 
 def _as_run(folder: Path, found: Mapping[str, Any] | None) -> Run:

@@ -84,6 +84,7 @@ def measure(
         search = Search(wanted, partial(_simulate, pool, work, simulations), say)
         found = search.run()
         about["wall_seconds"] = time.perf_counter() - began
+        about["execution"]["iterations_outside_measured_range"] = sum(each.outside for each in search.outcomes)
         summary = {"about": about, "capacity": figures(found, keys, search.outcomes), **_details(found, rule.criteria)}
         if run_settings["bounds"]:
             summary["regret"] = _regret(found, run_settings, rule)

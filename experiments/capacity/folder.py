@@ -117,8 +117,12 @@ def _read(path: Path, head: Mapping[str, Any], keep: bool) -> dict[Any, Outcome]
             lines.append(json.loads(line))
     if not lines or any(lines[0].get(key) != head[key] for key in (("settings",) if keep else head)):
         return {}
-    found = [Outcome._make([*line[:4], tuple(map(tuple, line[4])), *line[5:]]) for line in lines[1:]]
+    found = [_outcome(*line) for line in lines[1:]]
     return {outcome[:4]: outcome for outcome in found}
+
+
+def _outcome(rate: float, number: int, requests: int, warmup: int, counts: Sequence[Any], *others: Any) -> Outcome:
+    return Outcome(rate, number, requests, warmup, tuple(map(tuple, counts)), *others)
 
 
 def _effective(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,11 @@ _NUM_FOR_RATE = 4  # replications whose mean rate is that of a random workload
 
 
 class Outcome(NamedTuple):
-    """One simulation. counts: of each criterion. in_system: mean number of requests. seconds: of CPU time."""
+    """One simulation.
+
+    counts: of each criterion. in_system: mean number of requests. seconds: of CPU time. outside: iterations outside the
+    measured range.
+    """
 
     rate: float
     replication: int
@@ -37,6 +41,7 @@ class Outcome(NamedTuple):
     counts: tuple[Count, ...]
     in_system: float
     seconds: float
+    outside: int = 0
 
 
 @dataclass(frozen=True)
@@ -171,4 +176,6 @@ def simulate(settings: Section, rule: Rule, number: int, rate: float, num_reques
     part = select(served, first, end)
     counts = tuple(criterion.good(run.requests[first:end], part) for criterion in rule.criteria)
     in_system = rate * float(served.end_to_end.mean()) if len(served.id) else float("inf")
-    return Outcome(rate, number, num_requests, warmup, counts, in_system, time.process_time() - began)
+    return Outcome(
+        rate, number, num_requests, warmup, counts, in_system, time.process_time() - began, run.cost.num_outside
+    )

@@ -7,8 +7,9 @@ from typing import Any
 from tabulate import tabulate
 
 from experiments.capacity.folder import as_run, capacity_folders
+from experiments.store.notes import notes_of
 from experiments.store.runs import label_runs
-from experiments.store.text import format_share, lengths_text, name_of, origin_of
+from experiments.store.text import format_share, name_of
 
 Summary = Mapping[str, Any]
 
@@ -34,7 +35,7 @@ def capacity_text(summary: Summary) -> str:
         )
     )
     title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}"
-    head = filter(None, [title, origin_of(about), lengths_text([about])])
+    head = [title, *notes_of([about])]
     return "\n".join([*head, "", tabulate(rows, tablefmt="plain", disable_numparse=True), "", _curves(summary)])
 
 
@@ -99,5 +100,4 @@ def capacity_table(root: Path) -> str:
     ]
     heads = ["search", "capacity, 95% interval", "of the bound", "from"]
     table = tabulate([row[1:] for row in sorted(rows, reverse=True)], heads, disable_numparse=True)
-    abouts = [run.about for run in runs]
-    return "\n".join(filter(None, [table, *sorted(set(map(origin_of, abouts))), lengths_text(abouts)]))
+    return "\n".join([table, *notes_of(run.about for run in runs)])

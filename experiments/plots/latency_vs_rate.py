@@ -9,6 +9,7 @@ from cbatch.results.metrics import PERCENTILES
 from experiments.plots.parts import draw_rates, label_log
 from experiments.plots.series import describe_points, leave_out, load_rates
 from experiments.plots.style import add_title, new_figure, print_style
+from experiments.store.notes import tail_text
 
 _PANELS = (("TTFT", "s", "ttft_seconds", 1.0), ("TBT", "ms", "tbt_seconds", 1e3))
 
@@ -44,5 +45,7 @@ def draw(folder: Path, percentiles: tuple[int, ...] = (50, 99), runs: str = "") 
     for panel in axes[-1]:
         panel.set_xlabel("request rate [requests/s]")
     note = describe_points(frame, "rate")
-    add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0], note=note)
+    counted = [list(group) for _, group in frame.groupby(["label", "rate", "of"])["run.counted_requests"]]
+    below = tail_text(counted) if 99 in percentiles else ""
+    add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0], note=note, below=below)
     return figure

@@ -8,7 +8,7 @@ import pandas as pd
 from cbatch import ConfigError
 from experiments.plots.style import MOST_SERIES
 from experiments.store.intervals import mean_of
-from experiments.store.runs import label_runs, seed_keys
+from experiments.store.runs import Run, label_runs, seed_keys
 from experiments.store.selection import Omitted, say, select_runs
 from experiments.store.tables import as_frame, load_requests
 
@@ -30,8 +30,8 @@ def load_runs(folder: Path, text: str = "", most: int = _MOST_RUNS) -> pd.DataFr
         limit = "one run" if most == 1 else f"at most {most} runs"
         choice = "give the folder of one, or choose with runs=TEXT, a part of folder names"
         raise ConfigError(f"this plot shows {limit}, the folder holds {len(runs)}; {choice}")
-    say(omitted, runs)
-    return as_frame(runs)
+    say(omitted)
+    return _with_about(as_frame(runs), runs)
 
 
 def load_series(folder: Path, text: str, without: Iterable[str]) -> pd.DataFrame:
@@ -45,8 +45,13 @@ def load_series(folder: Path, text: str, without: Iterable[str]) -> pd.DataFrame
     if (count := frame["label"].nunique()) > MOST_SERIES:
         most = f"this plot shows at most {MOST_SERIES} series, the folder holds {count}"
         raise ConfigError(f"{most}; choose with runs=TEXT, a part of folder names")
-    say(omitted, runs)
-    return frame
+    say(omitted)
+    return _with_about(frame, runs)
+
+
+def _with_about(frame: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFrame:
+    """With a column for the notes below a plot."""
+    return frame.assign(about=pd.Series([run.about for run in runs], frame.index, dtype=object))
 
 
 def load_rates(folder: Path, text: str) -> pd.DataFrame:

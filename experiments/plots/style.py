@@ -17,8 +17,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from experiments.store.notes import notes_of
 from experiments.store.provenance import atomic_write
-from experiments.store.text import origin_of_row
 
 PAGE = 7.0  # inches: text width of a printed page
 _ORIGIN_WIDTH = 165  # characters per line of the origin's small type
@@ -108,16 +108,24 @@ def new_figure(
 
 
 def add_title(
-    figure: Figure, runs: pd.DataFrame, heading: str = "", handles: Sequence[Artist] = (), note: str = ""
+    figure: Figure,
+    runs: pd.DataFrame,
+    heading: str = "",
+    handles: Sequence[Artist] = (),
+    note: str = "",
+    below: str = "",
 ) -> None:
-    """Add a heading from what all runs share, with the legend's handles if given; below, where the times come from."""
+    """Add a heading from what all runs share, with the legend's handles if given; below, the notes on the runs.
+
+    note: ends the heading. below: a note on the figure, before the others.
+    """
     rows = [{str(key): value for key, value in row.items()} for row in runs.to_dict("records")]
     shared = [str(rows[0][key]) for key in ("model", "workload") if len({row[key] for row in rows}) == 1]
     for name, key in (("length", "workload.length"), ("batch", "limits.batch")):
         values = {row.get(key) for row in rows}
         shared += [f"{name} {value}" for value in values if len(values) == 1 and value is not None]
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
-    add_heading(figure, text, "\n".join(sorted({origin_of_row(row) for row in rows})), handles)
+    add_heading(figure, text, "\n".join(filter(None, [below, *notes_of(runs["about"])])), handles)
 
 
 def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] = ()) -> None:

@@ -12,7 +12,7 @@ from cbatch import ConfigError
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import CONFIG, WITHOUT_EFFECT, read_summary
 from experiments.store.runs import ERRORS, Run, named_options, read_runs
-from experiments.store.text import mixed_text, name_of
+from experiments.store.text import name_of
 
 
 class Omitted(NamedTuple):
@@ -45,11 +45,10 @@ def _any_in(text: str, *names: str) -> bool:
     return any(part in name for part in text.split("|") for name in names)
 
 
-def say(omitted: Iterable[Omitted], shown: Iterable[Run] = ()) -> None:
-    """Print which runs are left out, and why, and whether those shown were made by different code."""
-    for text in (omitted_text(omitted), mixed_text([run.about for run in shown])):
-        if text:
-            print(text, file=sys.stderr)
+def say(omitted: Iterable[Omitted]) -> None:
+    """Print which runs are left out, and why."""
+    if text := omitted_text(omitted):
+        print(text, file=sys.stderr)
 
 
 def find_unfinished(root: Path) -> list[Omitted]:

@@ -9,7 +9,7 @@ from tabulate import tabulate
 
 from cbatch.results.metrics import PERCENTILES
 from experiments.store.intervals import Mean, mean_of
-from experiments.store.sources import mixed
+from experiments.store.notes import notes_of, tail_text
 
 Summary = Mapping[str, Any]
 
@@ -43,12 +43,7 @@ MORE_COLUMNS = {
     "device active [%]": ("iterations.device_active_share", 100.0),
 }
 
-FEWEST_IN_TAIL = 10
-"""Requests that should lie beyond a percentile of a run: with fewer it is near the longest value, and biased."""
-
 _TIER = re.compile(r"attainment\.tiers\.(.+)\.share")
-
-_LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line with the profile's name
 
 _LATENCIES = {
     "time to first token": ("ttft_seconds", 1.0, "s"),
@@ -70,43 +65,11 @@ def name_of(about: Summary) -> str:
     return f"{about['policy']}{chunk}{kind}"
 
 
-def origin_of(about: Summary) -> str:
-    """Where the times come from, in a line: the hardware, or the profile that simulates it, with its error."""
-    if not about["simulated"]:
-        return f"measured on {about['hardware']}"
-    profile = about["execution"]
-    error = str(profile.get("error_in_brief") or profile["error"])
-    limits = [error if len(error) < _LONGEST_ERROR else "error: see summary.json"]
-    if others := profile.get("not_measured"):
-        limits.append(f"{len(others)} {'part' if len(others) == 1 else 'parts'} unmeasured")
-    return f"SIMULATED with profile {profile['profile']} ({'; '.join(limits)})"
-
-
-def origin_of_row(row: Summary) -> str:
-    """Like `origin_of`, from a row of `experiments.store.tables.load`, whose keys are flat."""
-    execution = {key.removeprefix("execution."): value for key, value in row.items() if key.startswith("execution.")}
-    return origin_of({**row, "execution": execution})
-
-
-def outside_text(abouts: Iterable[Summary]) -> str:
-    """How many simulated iterations lay outside the measured range; empty if none."""
-    outside = [about["execution"]["iterations_outside_measured_range"] for about in abouts if about["simulated"]]
-    runs = "" if len(outside) == 1 else f", in {sum(map(bool, outside))} of {len(outside)} runs"
-    return f"iterations outside the measured range: {sum(outside)}{runs}" if any(outside) else ""
-
-
-def lengths_text(abouts: Iterable[Summary]) -> str:
-    """Whether the policies could see how long outputs would be; empty if none could. abouts: or rows of `tables.load`."""
-    known = [about.get("output_lengths_known") is True for about in abouts]
-    some = "" if all(known) else f", in {sum(known)} of {len(known)} runs"
-    return f"true output lengths known to the policy, as max_new_tokens{some}" if any(known) else ""
-
-
 def run_text(summary: Summary) -> str:
     """A run in full: every metric."""
     about = summary["about"]
     title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}"
-    title = "\n".join(filter(None, [title, origin_of(about), outside_text([about]), lengths_text([about])]))
+    title = "\n".join([title, *notes_of([about])])
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
     ranks = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
     rows = [
@@ -189,12 +152,10 @@ def sweep_text(
     rows = [[label, *(_cell(own, key, factor) for key, factor in shown.values())] for label, own in groups.items()]
     aligned = ("left", *["right"] * len(shown))
     table = tabulate(rows, ["run", *shown], tablefmt=tablefmt, colalign=aligned, disable_numparse=True)
-    abouts = [summary["about"] for summary in summaries]
     end = "" if tablefmt == "simple" else "\n"  # Markdown ends a table with an empty line
-    origins = sorted(set(map(origin_of, abouts)))
-    notes = "\n".join(filter(None, [_repeats_text(list(groups.values())), notes]))
-    origins += [outside_text(abouts), lengths_text(abouts), mixed_text(abouts)]
-    return "\n".join(filter(None, [table + end, notes, *origins]))
+    tail = tail_text([row["run.counted_requests"] for row in group] for group in groups.values())
+    origins = notes_of(summary["about"] for summary in summaries)
+    return "\n".join(filter(None, [table + end, _repeats_text(groups.values()), tail, notes, *origins]))
 
 
 def _cell(rows: Sequence[Summary], key: str, factor: float) -> str:
@@ -209,21 +170,13 @@ def format_mean(found: Mean) -> str:
     return format_number(found.mean) + (f" ± {half}" if found.half > 0 else "")
 
 
-def _repeats_text(groups: Sequence[Sequence[Summary]]) -> str:
-    """What the rows of several runs show, and whether their percentiles rest on enough requests; empty without such rows."""
+def _repeats_text(groups: Iterable[Sequence[Summary]]) -> str:
+    """What the rows of several runs show; empty without such rows."""
     sizes = [len(group) for group in groups if len(group) > 1]
     if not sizes:
         return ""
     number = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    beyond = min(row["run.counted_requests"] for group in groups if len(group) > 1 for row in group) / 100
-    text = f"mean ± half of the 95% interval over {number} runs; percentiles are those of each run, averaged"
-    tail = f"\nbeyond a run's P99 lie {beyond:.3g} of its requests"
-    few = (
-        ""
-        if beyond >= FEWEST_IN_TAIL
-        else f", fewer than {FEWEST_IN_TAIL}: the P99s of TTFT are unreliable; serve more requests"
-    )
-    return text + tail + few
+    return f"mean ± half of the 95% interval over {number} runs; percentiles are those of each run, averaged"
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -233,12 +186,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def mixed_text(abouts: Iterable[Summary]) -> str:
-    """Which code differs among runs; empty if none does."""
-    different = mixed(about["code"] for about in abouts if "code" in about)
-    return f"made by different versions of {', '.join(different)}; see about.code in summary.json" if different else ""
 
 
 def format_number(value: float | None) -> str:

@@ -1,0 +1,66 @@
+"""Notes on results, the same below a run, a table, a plot and a comparison: where times come from, and what limits the figures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from experiments.store.sources import mixed
+
+About = Mapping[str, Any]
+"""The part `about` of a summary."""
+
+FEWEST_IN_TAIL = 10
+"""Requests that should lie beyond a percentile of a run: with fewer it is near the longest value, and biased."""
+
+_LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line with the profile's name
+
+
+def notes_of(abouts: Iterable[About]) -> list[str]:
+    """The notes on some results, a line each."""
+    known = list(abouts)
+    notes = (outside_text(known), lengths_text(known), mixed_text(known))
+    return [*sorted(set(map(origin_of, known))), *filter(None, notes)]
+
+
+def origin_of(about: About) -> str:
+    """Where the times come from, in a line: the hardware, or the profile that simulates it, with its error."""
+    if not about["simulated"]:
+        return f"measured on {about['hardware']}"
+    profile = about["execution"]
+    error = str(profile.get("error_in_brief") or profile["error"])
+    limits = [error if len(error) < _LONGEST_ERROR else "error: see summary.json"]
+    if others := profile.get("not_measured"):
+        limits.append(f"{len(others)} {'part' if len(others) == 1 else 'parts'} unmeasured")
+    return f"SIMULATED with profile {profile['profile']} ({'; '.join(limits)})"
+
+
+def outside_text(abouts: Iterable[About]) -> str:
+    """How many simulated iterations lay outside the measured range; empty if none."""
+    outside = [about["execution"]["iterations_outside_measured_range"] for about in abouts if about["simulated"]]
+    runs = "" if len(outside) == 1 else f", in {sum(map(bool, outside))} of {len(outside)} runs"
+    return f"iterations outside the measured range: {sum(outside)}{runs}" if any(outside) else ""
+
+
+def lengths_text(abouts: Iterable[About]) -> str:
+    """Whether the policies could see how long outputs would be; empty if none could."""
+    known = [about.get("output_lengths_known") is True for about in abouts]
+    some = "" if all(known) else f", in {sum(known)} of {len(known)} runs"
+    return f"true output lengths known to the policy, as max_new_tokens{some}" if any(known) else ""
+
+
+def mixed_text(abouts: Iterable[About]) -> str:
+    """Which code differs among runs; empty if none does."""
+    different = mixed(about["code"] for about in abouts if "code" in about)
+    return f"made by different versions of {', '.join(different)}; see about.code in summary.json" if different else ""
+
+
+def tail_text(counted: Iterable[Sequence[int]]) -> str:
+    """Whether P99s rest on enough requests; empty if no runs share a row of a table, a point or a side of a comparison.
+
+    counted: the requests that count in each of the runs that do.
+    """
+    pooled = [number for group in counted if len(group) > 1 for number in group]
+    if not pooled:
+        return ""
+    beyond = min(pooled) / 100
+    few = f", fewer than {FEWEST_IN_TAIL}: the P99s of TTFT are unreliable; serve more requests"
+    return f"beyond a run's P99 lie {beyond:.3g} of its requests" + ("" if beyond >= FEWEST_IN_TAIL else few)
