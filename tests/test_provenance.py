@@ -34,6 +34,11 @@ def test_the_commit_is_that_of_the_source_tree(monkeypatch: pytest.MonkeyPatch) 
     assert commit() == str(Path(__file__).resolve().parents[1])
 
 
+def test_where_there_is_no_git_nothing_is_said_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert store._commit_of(tmp_path) is None
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_stored_command_holds_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a path the last two parts stay, also where they hold an equals sign."""
     options = ["folder=/home/me/out", "--record=/home/me/out", "path=/home/me/traces/azure.csv.gz", "batch=2"]

@@ -115,7 +115,7 @@ def judge(target: Target, mutants: Sequence[Mutant], folder: Path) -> list[str]:
     path, began = folder / target.module, time.monotonic()
     if run_tests(folder, target.tests, keep=True) != "passed":
         raise SystemExit(f"{target.module}: its tests fail without any mutant: {' '.join(target.tests)}")
-    seconds = 20 + 10 * (time.monotonic() - began)
+    seconds = 10 + 4 * (time.monotonic() - began)
     if not (compiled := Path(cache_from_source(str(path)))).is_file():
         raise SystemExit(f"{target.module}: its tests do not import it: {' '.join(target.tests)}")
     compiled.unlink()  # a mutant may be as long, and written in the same second
