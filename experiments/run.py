@@ -24,6 +24,7 @@ from experiments.config.choices import swept_options, with_arguments
 from experiments.config.command_line import ends_with_its_reader, say_repeated
 from experiments.config.error_lines import CONFIG_FOLDER, one_line
 from experiments.config.run_options import parse_options, with_seeds
+from experiments.config.sweep_jobs import check_jobs_first
 from experiments.job import ReaderEnded, Refused, run_job
 from experiments.store.crash_report import TerminatedError, sigterm_raises
 from experiments.store.run_folder import remove_killed, run_folders
@@ -74,6 +75,7 @@ def main(command: Command = RUN) -> int:
 
 
 def _main(command: Command, claims: ExitStack) -> int:
+    check_jobs_first()
     gc.set_threshold(20_000)  # allocations; few of the settings and requests about to be made are garbage
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_job`
     began = datetime.now()

@@ -224,6 +224,25 @@ def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("swept", "message"),
+    [
+        ("policy=orca,sarathi,twoqueue.TwoQueues", "policy._target_=twoqueue.TwoQueues: twoqueue cannot be imported ("),
+        ("policy=orca,'policies.orca.Orca(budget=3)'", "policy.budget: policies.orca.Orca takes no such argument; "),
+        ("workload=closed,sharegpt", "workload.lengths.path: has no value; give workload.lengths.path=..."),
+        (
+            "backend=sim backend.router._target_=cbatch.cluster.RoundRobin,mine.Router",
+            "backend.router._target_=mine.Router: mine cannot be imported (",
+        ),
+    ],
+)
+def test_what_the_last_run_of_a_sweep_lacks_is_said_before_the_first(tmp_path: Path, swept: str, message: str) -> None:
+    done = command("run", "-m", "sweep=s", *swept.split(), "workload.num_requests=4", cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
 @pytest.mark.parametrize("launcher", ["basic", "joblib"])
 @pytest.mark.parametrize("interrupt", ["killpg", "kill"])

@@ -211,10 +211,8 @@ class Planner:
         idle = self.view.now - self._progress_at
         if not (self.view.in_flight or plan.preempt or plan.reject) and idle > self._patience.seconds:
             held = f"{len(self.population.waiting)} waiting and {len(self.population.running)} running requests"
-            remedy = "compute their tokens, or raise patience.seconds"
-            raise StallError(
-                f"{self._where}: no token for {idle:g} s with {held}{describe_shortage(self.view)}; {remedy}"
-            )
+            remedy = describe_shortage(self.view) or "; compute their tokens"
+            raise StallError(f"{self._where}: no token for {idle:g} s with {held}{remedy}, or raise patience.seconds")
 
     @property
     def _where(self) -> str:

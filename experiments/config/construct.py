@@ -32,13 +32,10 @@ def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
     """Builds the object that a section describes, and those within it. needs: attributes that it must have.
 
     Raises:
-        ConfigError: not a section, a target that cannot be imported or failed, a wrong argument, a missing attribute.
+        ConfigError: as `check_section`; a target that failed, a missing attribute.
         CbatchError: raised by the target.
     """
-    if not isinstance(config, Mapping) or not isinstance(config.get("_target_"), str):
-        given = f"{section}={shorten(config)}"
-        raise ConfigError(f"{given}: has no _target_, the class to build; give one, or choose with {section}=NAME")
-    _check(section, config)
+    config = check_section(section, config)
     target = f"{section}._target_={config['_target_']}"
     try:
         built = instantiate(dict(config), _convert_="all")
@@ -57,6 +54,19 @@ def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
             problem = f"the object has no {name}, so it is not a {section}"
             raise ConfigError(f"{target}: {problem}; choose an option with {section}=NAME")
     return built
+
+
+def check_section(section: str, config: object) -> Mapping[str, Any]:
+    """Returns a section that describes an object, whose targets can be imported and take its keys.
+
+    Raises:
+        ConfigError: not such a section, a target that cannot be imported, an unknown or a missing argument.
+    """
+    if not isinstance(config, Mapping) or not isinstance(config.get("_target_"), str):
+        given = f"{section}={shorten(config)}"
+        raise ConfigError(f"{given}: has no _target_, the class to build; give one, or choose with {section}=NAME")
+    _check(section, config)
+    return config
 
 
 def _check(path: str, config: Mapping[str, Any]) -> None:

@@ -1,0 +1,41 @@
+"""Checks every run of a sweep before the first one starts: that no required key is missing, and that all classes can be imported."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from experiments.config.construct import check_section
+
+_BUILT = ("backend", "runtime", "model", "workload", "policy")
+"""Sections of which a run builds an object."""
+
+
+def check_jobs_first() -> None:
+    """Has Hydra's sweeper check all runs before it launches any; by itself it composes them then, and looks no further.
+
+    A search is not checked: it chooses its runs one after another.
+    """
+    Sweeper.validate_batch_is_legal = _check_batch  # type: ignore[method-assign, assignment]
+
+
+def check_job(config: DictConfig) -> None:
+    """Checks the settings of one run, which a sweeper has composed.
+
+    Raises:
+        ConfigError: as `check_section`.
+        MissingMandatoryValue: a required key has no value.
+    """
+    with open_dict(config):
+        del config["hydra"]
+    settings: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    for section in _BUILT:
+        check_section(section, settings[section])
+
+
+def _check_batch(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:
+    assert sweeper.hydra_context is not None and sweeper.config is not None
+    loader = sweeper.hydra_context.config_loader
+    for overrides in batch:
+        check_job(loader.load_sweep_config(sweeper.config, list(overrides)))
