@@ -76,6 +76,15 @@ def test_every_format_plain_and_compressed_named_and_detected(tmp_path: Path, fo
         assert trace.line[0] == (1 if format == "mooncake" else 2)
 
 
+def test_a_table_of_lengths_may_have_arrival_times(tmp_path: Path) -> None:
+    """As Vidur's of the Azure traces; `queued` still leaves them out."""
+    path = tmp_path / "vidur.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n2.5,374,44\n6.814579,396,109\n")
+    assert rows(read_trace(str(path))) == [(0.0, 374, 44), (4.314579, 396, 109)]
+    assert replayed(TraceReplay(path=str(path), speed=2)) == [(0.0, 374, 44), (2.1572895, 396, 109)]
+    assert replayed(TraceReplay(path=str(path), queued=True)) == [(0.0, 374, 44), (0.0, 396, 109)]
+
+
 def test_column_order_byte_order_mark_and_time_zone_do_not_matter(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("\ufeffGeneratedTokens,extra,TIMESTAMP,ContextTokens\n1,x,2024-05-10 00:00:00.25+00:00,2\n")
@@ -131,7 +140,7 @@ def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
     assert replayed(TraceReplay(path=str(table), queued=True)) == [(0.0, 3, 4)]
     for workload in (TraceReplay(path=str(table)), TraceReplay(path=str(table), queued=True, start=1)):
         assert message(lambda workload=workload: replayed(workload)) == (  # type: ignore[misc]
-            f"{table}: has no arrival times: set workload.queued=true without start and speed, "
+            f"{table}: has no column arrived_at with arrival times in seconds: name it so, set workload.queued=true without start and speed, "
             "or use workload=sharegpt, which draws them"
         )
 

@@ -12,6 +12,7 @@ from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.fit import Fit
 from experiments.workloads.readers import Format, read_trace
+from experiments.workloads.readers.formats import ARRIVED_AT
 from experiments.workloads.trace import Trace
 
 
@@ -50,8 +51,8 @@ class TraceReplay(Replay):
         trace = read_trace(self.path, self.format, columns=self.columns or {})
         if trace.arrival_time is None:
             if not self.queued or self.start or self.speed != 1:
-                remedy = "set workload.queued=true without start and speed, or use workload=sharegpt, which draws them"
-                raise WorkloadError(f"{self.path}: has no arrival times: {remedy}")
+                remedy = "name it so, set workload.queued=true without start and speed, or use workload=sharegpt, which draws them"
+                raise WorkloadError(f"{self.path}: has no column {ARRIVED_AT} with arrival times in seconds: {remedy}")
             return self._replay(trace, vocabulary)
         if self.start > trace.arrival_time[-1]:
             problem = f"lies after the last arrival: give at most {trace.arrival_time[-1]:g} (seconds)"

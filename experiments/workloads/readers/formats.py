@@ -5,9 +5,9 @@ decisions  a run's decisions.jsonl.gz, as `decisions=true` and vLLM with `vllm.r
 azure      CSV with TIMESTAMP, ContextTokens, GeneratedTokens. Patel et al., "Splitwise: Efficient generative LLM inference
            using phase splitting", ISCA 2024; the traces of 2023 (conversation and code) are in the repository
            Azure/AzurePublicDataset. TIMESTAMP is a wall-clock time with 100 ns digits, read to 1 us.
-lengths    CSV with num_prefill_tokens and num_decode_tokens, without arrival times. Such tables of ShareGPT and
-           arXiv-summarization (Llama-2 tokenizer) come with the simulators Vidur (microsoft/vidur, MLSys 2024) and
-           Sarathi-Serve (microsoft/sarathi-serve, OSDI 2024).
+lengths    CSV with num_prefill_tokens and num_decode_tokens, and perhaps arrived_at (seconds). Such tables of ShareGPT and
+           arXiv-summarization (Llama-2 tokenizer), which have no times, and of Azure's traces, which have, come with the
+           simulators Vidur (microsoft/vidur, MLSys 2024) and Sarathi-Serve (microsoft/sarathi-serve, OSDI 2024).
 mooncake   JSON lines with timestamp (milliseconds), input_length, output_length (tokens) and hash_ids. The trace release of
            the Mooncake paper, FAST '25, in the repository kvcache-ai/Mooncake. Timestamps lie on a grid of about 3 s
            with several requests at each instant, so shorter intervals carry no information. `hash_ids`, one for each
@@ -26,11 +26,12 @@ import numpy as np
 
 from cbatch.request_spec import SLO
 from experiments.workloads.readers.source import TextFile
-from experiments.workloads.readers.table import Table, read_csv, read_json_lines
+from experiments.workloads.readers.table import Table, header_of, read_csv, read_json_lines
 from experiments.workloads.trace import Column, Trace
 
 AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 LENGTHS = ("num_prefill_tokens", "num_decode_tokens")
+ARRIVED_AT = "arrived_at"
 MOONCAKE = ("timestamp", "input_length", "output_length")
 _SAID = ("max_new_tokens", "client", "session", "tier", "priority", "predicted_new_tokens")
 """Fields of a `RequestSpec` that policies see, in a decisions file."""
@@ -44,7 +45,11 @@ def read_azure(file: TextFile) -> Trace:
 
 
 def read_lengths(file: TextFile) -> Trace:
-    return _trace(read_csv(file, LENGTHS), *LENGTHS)
+    if ARRIVED_AT not in header_of(file):
+        return _trace(read_csv(file, LENGTHS), *LENGTHS)
+    table = read_csv(file, (*LENGTHS, ARRIVED_AT))
+    seconds = table.amounts(ARRIVED_AT)
+    return _trace(table, *LENGTHS, arrival_time=seconds - seconds[0])
 
 
 def read_mooncake(file: TextFile) -> Trace:

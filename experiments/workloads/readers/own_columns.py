@@ -17,7 +17,7 @@ from cbatch.errors import WorkloadError
 from cbatch.request_spec import RequestSpec
 from cbatch.validation import nearest
 from experiments.workloads.readers.source import TextFile
-from experiments.workloads.readers.table import NUMBER, WHOLE, Table, read_csv, read_json_lines
+from experiments.workloads.readers.table import NUMBER, WHOLE, Table, header_of, read_csv, read_json_lines
 from experiments.workloads.trace import Column
 
 _TEXTS = ("client", "session", "tier")
@@ -40,7 +40,7 @@ def read_own_columns(file: TextFile, columns: Mapping[str, str]) -> dict[str, Co
                 f"workload.columns.{name}: the format fills it; choose another name, or a field: {known}"
             )
     is_json = file.lines[0].startswith("{")
-    header = [] if is_json else [name.strip('"') for name in file.lines[0].split(",")]
+    header = [] if is_json else header_of(file)
     for name, column in columns.items():
         if not is_json and column not in header:
             raise file.fail(1, f"workload.columns.{name}: no column {column!r}; {nearest(column, header)}")

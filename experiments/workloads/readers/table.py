@@ -103,6 +103,11 @@ def read_csv(file: TextFile, names: Sequence[str]) -> Table:
     return Table(file, rows)
 
 
+def header_of(file: TextFile) -> list[str]:
+    """The names of the columns of a CSV file."""
+    return [name.strip('"') for name in file.lines[0].split(",")]
+
+
 def _check_fields(file: TextFile) -> None:
     """Raise WorkloadError for a line whose number of fields is not the header's: pandas pads short lines silently."""
     bare = [re.sub(r'"[^"]*"', "quoted", line) for line in file.lines] if '"' in file.text else file.lines
