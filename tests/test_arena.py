@@ -137,7 +137,7 @@ def write_cell(policy: str, load: float, shares: Sequence[float], latency: float
         "about": about,
         "cell": {"load": load, "rate": 10 * load, "requests": 100, "cpu_seconds": 2.0},
         "by_replication": {"attainment.share": list(shares), **values},
-        "settings": {"load": load, "policy": {"_target_": policy}, "workload": {}},
+        "settings": {"load": load, "policy": {"_target_": policy}, "workload": {}, "replications": 4},
     }
     path = Path("board/cells") / f"{policy}{load}" / CELL
     path.parent.mkdir(parents=True)
@@ -146,13 +146,9 @@ def write_cell(policy: str, load: float, shares: Sequence[float], latency: float
 
 def write_capacity(policy: str, slo: str, rate: float) -> None:
     about = {**ABOUT, "policy": policy, "workload": "traces/a<b", "slo": slo}
+    settings = {"slo": {"ttft": rate}, "accuracy": rate, "replications": 200}
     found = {"requests_per_second": rate, "low": rate - 1, "high": rate + 2, "cpu_seconds": 5.0}
-    content = {
-        "about": about,
-        "capacity": found,
-        "regret": {"capacity": rate / 40},
-        "settings": {"slo": {"ttft": rate}},
-    }
+    content = {"about": about, "capacity": found, "regret": {"capacity": rate / 40}, "settings": settings}
     path = Path("board/capacity") / f"{policy}{slo}" / CAPACITY
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(content))

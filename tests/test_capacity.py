@@ -2,9 +2,12 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -382,6 +385,31 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     simulate_curve(monkeypatch, Curve(lambda rate: 0.3))
     assert said in run(**{key: value})
     assert not list(folder.iterdir())
+
+
+def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the basic launcher; each search has settings of its own, and the highest capacity comes first."""
+    seen: list[tuple[object, ...]] = []
+
+    def simulate(settings: Any, rule: Rule, number: int, rate: float, requests: int, warmup: int) -> Outcome:
+        seen.append((settings["model"]["name"], rule.slo))
+        strict = 7.0 if rule.slo.tbt == 0.05 else 9.0
+        return Curve(lambda rate: 0.01 * (rate / strict) ** 9)([(number, rate)], requests, warmup)[0]
+
+    monkeypatch.setattr(searching, "simulate", simulate)
+    keys = {**SMALL, "model": "tiny,llama-2-7b", "slo": "strict,relaxed"}
+    for key in ("output", "slo.ttft"):
+        del keys[key]
+    ended = outcome(
+        lambda: main(command.COMMAND), ["-m", "sweep=s", *(f"{key}={value}" for key, value in keys.items())]
+    )
+    slos = SLO(1.0, 0.05), SLO(5.0, 0.25)
+    assert set(seen) == set(product(("tiny", "llama-2-7b"), slos))
+    rows = [re.split(r"\s{2,}", line)[:2] for line in ended.printed.splitlines() if line.startswith("orca, ")]
+    models = {f"model={name}, slo={slo}" for name, slo in product(("tiny", "llama-2-7b"), ("strict", "relaxed"))}
+    assert {label.removeprefix("orca, ") for label, _ in rows} == models
+    assert [float(found.split(" ")[0]) for _, found in rows] == pytest.approx([9.0, 9.0, 7.0, 7.0], rel=0.01)
+    assert all("slo=relaxed" in label for label, _ in rows[:2])
 
 
 def test_what_can_be_gone_on_with_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

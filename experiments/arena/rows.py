@@ -11,7 +11,7 @@ from experiments.store.notes import notes_of
 from experiments.store.runs import ERRORS, Run, label_runs
 from experiments.store.text import flat
 
-_SHOWN_APART = ("load", "slo", "workload")  # columns of their own
+_SHOWN_APART = ("load", "slo", "workload", "accuracy", "cores")  # in columns of their own, or without effect
 
 
 class Row(NamedTuple):
@@ -56,13 +56,17 @@ def read_board(root: Path) -> Board:
     """Reads what is finished in and below a folder."""
     cells = [_as_run(folder, read_cell(folder)) for folder in cell_folders(root)]
     searches = [_as_run(folder, read_capacity(folder)) for folder in capacity_folders(root)]
+    rows = [_row(run, label) for run, label in zip(cells, _labels(cells), strict=True)]
+    capacities = [_capacity(run, label) for run, label in zip(searches, _labels(searches), strict=True)]
     runs = [*cells, *searches]
-    keys = {key for run in runs for key in run.settings if key.split(".")[0] in _SHOWN_APART}
-    labels = label_runs(runs, {*keys, *_SHOWN_APART}, apart=False)
-    rows = [_row(run, label) for run, label in zip(cells, labels, strict=False)]
-    capacities = [_capacity(run, label) for run, label in zip(searches, labels[len(cells) :], strict=True)]
     notes = [_made(runs), *notes_of(run.about for run in runs), *_failed(root)]
     return Board(_mark_best(rows), sorted(capacities, key=_order), notes)
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """The policies, and what else varies among runs of one kind that has no column of its own."""
+    keys = {key for run in runs for key in run.settings if key.split(".")[0] in _SHOWN_APART}
+    return label_runs(runs, {*keys, *_SHOWN_APART}, apart=False)
 
 
 def _made(runs: Sequence[Run]) -> str:

@@ -118,10 +118,10 @@ def _subplots(titles: Sequence[str], lines: int) -> Any:
     """Panels for these titles, high enough for a legend of that many lines."""
     from plotly.subplots import make_subplots
 
-    down = -(-len(titles) // _ACROSS)
+    down, across = -(-len(titles) // _ACROSS), min(len(titles), _ACROSS)
     gap = 90 / (_HEIGHT * down)  # pixels between rows
-    figure = make_subplots(down, _ACROSS, subplot_titles=titles, vertical_spacing=gap, horizontal_spacing=0.07)
-    height = max(_HEIGHT * down + 60, 20 * lines + 80)
+    figure = make_subplots(down, across, subplot_titles=titles, vertical_spacing=gap, horizontal_spacing=0.07)
+    height = max(_HEIGHT * down + 60, 26 * lines + 70)
     figure.update_layout(height=height, template="plotly_white", margin={"t": 40, "l": 60, "r": 20})
     return figure
 
