@@ -213,6 +213,8 @@ def test_each_rank_needs_the_memory_of_its_share() -> None:
     layer = 32 * (32 + 2 * 16) + 32 * 32 + 3 * 32 * 64
     half = needs(spec, limits, 100, layers, 2)
     assert half.weights == 2 * (2 * layer // 2 + 96 * 32 + 48 * 32)
+    tied = needs(replace(spec, tied_embeddings=True), limits, 100, layers, 2)
+    assert tied.weights == half.weights  # the embedding, and a copy of the part that is the head
     assert half.kv_cache == needs(spec, limits, 100, layers).kv_cache // 2
     assert needs(spec, limits, 100, layers, 4).kv_cache == half.kv_cache  # as many heads: they are shared
     boxes = 2 * 1024 * 32 * 2

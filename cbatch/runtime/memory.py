@@ -1,6 +1,7 @@
 """Estimates the GPU memory that an executor takes, before it is allocated."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from cbatch.errors import CapacityError
@@ -13,7 +14,6 @@ SPARE = 2e9
 
 GRAPH_SHARE = 0.5
 """Memory of the captured graphs, as a share of the activations of the largest iteration: their shapes are smaller."""
-
 
 TOO_LARGE = 100e9
 """Bytes of weights above which random ones are drawn where they are kept, not all on the first GPU. It depends on the model,
@@ -33,10 +33,10 @@ class Needs(NamedTuple):
 
 def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_ranks: int = 1) -> Needs:
     """Bytes that one rank's share of a stage's weights, of its part of the cache and of its largest iteration takes."""
-    share, size = (
-        share_of(spec, Rank(num_ranks - 1, num_ranks)),
-        DTYPE_BYTES[spec.dtype],
-    )  # the last has the larger share
+    size = DTYPE_BYTES[spec.dtype]
+    share = share_of(spec, Rank(num_ranks - 1, num_ranks))  # the last rank has the largest
+    if num_ranks > 1:  # its part of a tied head is a copy
+        share = replace(share, tied_embeddings=False)
     widths = share.linear_shapes
     # residual, normalised and attended; q, k, v and query; gates and ups and their product
     values = 3 * spec.hidden_size + 2 * widths["qkv"][1] + widths["gate_up"][1] + share.intermediate_size

@@ -45,6 +45,8 @@ def test_sizes_that_no_kernel_takes_are_refused() -> None:
         choose_attention(TINY_LLAMA, 48, CUDA)
     with pytest.raises(ConfigError, match=r"model=gpu-llama: .* this one has 80"):
         choose_attention(replace(TINY_LLAMA, head_dim=80), BLOCK_SIZE, CUDA)
+    with pytest.raises(ConfigError, match=r"model=gpu-llama: kernels on a GPU take .*; give model.dtype=float32"):
+        choose_attention(replace(TINY_LLAMA, dtype="float64"), BLOCK_SIZE, CUDA)
 
 
 FAILING_CAPTURE = """

@@ -50,6 +50,9 @@ def choose_attention(spec: ModelSpec, block_size: int, device: torch.device, wan
 
 def _check_sizes(spec: ModelSpec, block_size: int) -> None:
     """Raise ConfigError for sizes that our decode kernel, a part of every attention, does not take."""
+    if spec.dtype == "float64":
+        takes = "kernels on a GPU take floats of 16 and 32 bits"
+        raise ConfigError(f"model={spec.name}: {takes}; give model.dtype=float32, or backend=cpu")
     if spec.head_dim < LEAST_DIM or spec.head_dim.bit_count() > 1:
         takes = f"attention on a GPU takes head dimensions that are powers of two, from {LEAST_DIM} on"
         raise ConfigError(f"model={spec.name}: {takes}; this one has {spec.head_dim}")
