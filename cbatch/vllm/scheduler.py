@@ -20,7 +20,7 @@ from cbatch.vllm.planner import Clock, Planner, plan_counts
 from cbatch.vllm.request import ServedRequest
 from cbatch.vllm.settings import Adapter, Counts
 from cbatch.vllm.steering import Steering
-from cbatch.vllm.support import check_features, check_seams, check_state
+from cbatch.vllm.support import blocked_requests, check_features, check_seams, check_state, promote
 
 
 def make_scheduler(adapter: Adapter, vllm_config: Any, clock: Clock | None = None, **arguments: Any) -> Scheduler:
@@ -78,8 +78,7 @@ class _Policed:
 
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         planner = self._planner
-        if self.skipped_waiting:
-            self._look_at_blocked()
+        self._look_at_blocked()
         plan = planner.plan(self._pause_state != PauseState.UNPAUSED)
         if plan is None or planner.mode == "shadow":
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
@@ -148,10 +147,9 @@ class _Policed:
 
     def _look_at_blocked(self: Any) -> None:
         """vLLM looks at requests that wait for something else only on the way to schedule them; policies must see them before."""
-        for source in list(self.skipped_waiting):
-            blocked = self._is_blocked_waiting_status(source.status)
+        for source in blocked_requests(self):
             request = self._planner.population.by_id[source.request_id]
-            if blocked and not self._try_promote_blocked_waiting_request(source):
+            if self._is_blocked_waiting_status(source.status) and not promote(self, source):
                 self._planner.hide(request)
             else:
                 self._planner.show(request)

@@ -1,6 +1,6 @@
 """Lets vLLM's own `schedule()` carry out a plan: while it runs, it sees only what the plan names.
 
-    order, admission   `running` and `waiting` hold the planned requests only, in the order of the plan
+    order, admission   `running`, `waiting` and vLLM's queue beside it hold the planned requests only, in the order of the plan
     token counts       `_mamba_block_aligned_split`, the one hook that vLLM calls for each request with its number of tokens
     reservations       `num_lookahead_tokens` of `allocate_slots`
     preemption         `_preempt_request`, before `schedule()`
@@ -19,6 +19,7 @@ from vllm.v1.request import RequestStatus
 from cbatch.plan import Plan
 from cbatch.request import Status
 from cbatch.vllm.request import served
+from cbatch.vllm.support import side_queue
 
 
 class Steering:
@@ -26,6 +27,7 @@ class Steering:
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
+        self._side = side_queue(scheduler)
         self.counts: dict[str, int] | None = None
         self.preempted: set[str] = set()  # by the plan; for the output of the same iteration
 
@@ -45,11 +47,12 @@ class Steering:
         planned = served(plan.requests)
         newcomers = [request.source for request in planned if request.status is Status.WAITING]
         self.counts = counts
-        real = scheduler.running, scheduler.waiting, scheduler.skipped_waiting
+        real = scheduler.running, scheduler.waiting, getattr(scheduler, self._side)
         fits_whole = scheduler.scheduler_reserve_full_isl if hasattr(scheduler, "scheduler_reserve_full_isl") else None
         if not all_running:
             scheduler.running = [request.source for request in planned if request.status is Status.RUNNING]
-        scheduler.waiting, scheduler.skipped_waiting = FCFSRequestQueue(newcomers), FCFSRequestQueue()
+        scheduler.waiting = FCFSRequestQueue(newcomers)
+        setattr(scheduler, self._side, FCFSRequestQueue())
         scheduler.need_mamba_block_aligned_split = not all_ready
         scheduler.scheduler_reserve_full_isl = False
         try:
@@ -64,20 +67,21 @@ class Steering:
                 scheduler.scheduler_reserve_full_isl = fits_whole
             self._restore(*real, newcomers)
 
-    def _restore(self, running: list[Any], waiting: Any, skipped: Any, newcomers: list[Any]) -> None:
+    def _restore(self, running: list[Any], waiting: Any, side: Any, newcomers: list[Any]) -> None:
         """Shows vLLM all requests again, in the places to which it has moved them."""
         scheduler = self._scheduler
-        shown, left, put_off = scheduler.running, scheduler.waiting, scheduler.skipped_waiting
-        scheduler.waiting, scheduler.skipped_waiting = waiting, skipped
+        shown, left, put_off = scheduler.running, scheduler.waiting, getattr(scheduler, self._side)
+        scheduler.waiting = waiting
+        setattr(scheduler, self._side, side)
         if shown is not running:
             known = set(running)
             admitted = [source for source in shown if source not in known]
             scheduler.running = [source for source in running if source.status == RequestStatus.RUNNING] + admitted
         for source in newcomers:
             if source.status == RequestStatus.RUNNING or source in put_off:
-                (waiting if source in waiting else skipped).remove_request(source)
+                (waiting if source in waiting else side).remove_request(source)
         if put_off:
-            skipped.prepend_requests(put_off)
+            side.prepend_requests(put_off)
         for source in reversed([source for source in left if source.status == RequestStatus.PREEMPTED]):
             if source not in newcomers:
                 waiting.prepend_request(source)

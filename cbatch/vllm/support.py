@@ -5,7 +5,7 @@ from typing import Any
 
 from cbatch.errors import ConfigError
 
-TESTED = ("0.18.1", "0.22.1")
+TESTED = ("0.18.1", "0.22.1", "0.33.0")
 
 _SEAMS = {
     "_mamba_block_aligned_split": ("request", "num_new_tokens"),
@@ -13,7 +13,6 @@ _SEAMS = {
     "_update_after_schedule": ("scheduler_output",),
     "_free_request": ("request",),
     "_is_blocked_waiting_status": ("status",),
-    "_try_promote_blocked_waiting_request": ("request",),
     "add_request": ("request",),
     "finish_requests": ("request_ids", "finished_status"),
     "schedule": (),
@@ -21,8 +20,11 @@ _SEAMS = {
 }
 """Methods of vLLM's scheduler that the adapter calls or overrides, with the parameters that it gives."""
 
-_STATE = ("running", "waiting", "skipped_waiting", "requests", "need_mamba_block_aligned_split", "kv_cache_manager")
+_STATE = ("running", "waiting", "requests", "need_mamba_block_aligned_split", "kv_cache_manager")
 """Attributes of vLLM's scheduler that the adapter reads or replaces."""
+
+_SIDES = ("skipped_waiting", "kv_holding_waiting")  # the second since 0.33
+_PROMOTIONS = ("_try_promote_blocked_waiting_request", "_handle_blocked_waiting_request")
 
 
 def check_seams(base: type, version: str) -> None:
@@ -39,6 +41,25 @@ def check_state(scheduler: Any, version: str) -> None:
     for name in _STATE:
         if not hasattr(scheduler, name):
             raise _missing(version, name)
+    for names in (_SIDES, _PROMOTIONS):
+        if not any(hasattr(scheduler, name) for name in names):
+            raise _missing(version, " or ".join(names))
+
+
+def side_queue(scheduler: Any) -> str:
+    """The name of the queue that vLLM looks at before `waiting`."""
+    return next(name for name in _SIDES if hasattr(scheduler, name))
+
+
+def blocked_requests(scheduler: Any) -> list[Any]:
+    """vLLM's requests that wait for something else than to be computed, or did so."""
+    return list(scheduler.deferred_waiting if hasattr(scheduler, "deferred_waiting") else scheduler.skipped_waiting)
+
+
+def promote(scheduler: Any, source: Any) -> bool:
+    """Whether a request that waited for something else can be computed now; vLLM then marks it so."""
+    name = next(name for name in _PROMOTIONS if hasattr(scheduler, name))
+    return bool(getattr(scheduler, name)(source))
 
 
 def check_features(vllm_config: Any, kv_cache_config: Any) -> None:

@@ -35,6 +35,10 @@ def vllm_config(limits: Limits, num_blocks: int, block_size: int, *, asynchronou
         scheduler_reserve_full_isl=True,
         async_scheduling=asynchronous,
         policy="fcfs",
+        long_prefill_token_threshold_adaptive=False,
+        max_num_active_seqs=None,
+        prefill_schedule_interval=1,
+        watermark=0.0,
     )
     parallel = SimpleNamespace(
         decode_context_parallel_size=1,
@@ -43,18 +47,25 @@ def vllm_config(limits: Limits, num_blocks: int, block_size: int, *, asynchronou
         tensor_parallel_size=1,
         data_parallel_index=0,
         data_parallel_rank=0,
+        data_parallel_size=1,
     )
     cache = SimpleNamespace(
         num_gpu_blocks=num_blocks + 1,  # one is vLLM's null block
         block_size=block_size,
         enable_prefix_caching=prefix_cache,
         mamba_cache_mode="none",
+        enable_mamba_shared_prefix_checkpoint=False,
+        hisparse_host_num_blocks=0,
     )
     model = SimpleNamespace(
         is_encoder_decoder=False,
         max_model_len=limits.max_request_tokens,
         enable_return_routed_experts=False,
         runner_type="generate",
+        is_diffusion=False,
+        supports_multimodal_inputs=False,
+        return_sampling_mask=False,
+        uses_mrope=False,
     )
     return SimpleNamespace(
         scheduler_config=scheduler,
@@ -63,7 +74,21 @@ def vllm_config(limits: Limits, num_blocks: int, block_size: int, *, asynchronou
         model_config=model,
         lora_config=None,
         kv_events_config=None,
-        observability_config=SimpleNamespace(kv_cache_metrics=False, enable_mfu_metrics=False),
+        observability_config=SimpleNamespace(
+            kv_cache_metrics=False,
+            enable_mfu_metrics=False,
+            enable_logging_iteration_details=False,
+            per_request_spec_decode_metrics="none",
+        ),
+        aux_output_config=SimpleNamespace(enabled=False),
+        ec_manager_config=SimpleNamespace(get_encoder_cache_manager_obj=lambda: None),
+        is_mm_encoder_only=False,
+        max_concurrent_batches=2,
+        max_in_flight_tokens=2 * limits.max_tokens,
+        num_hash_lookahead_tokens=0,
+        num_lookahead_tokens=0,
+        num_prefill_lookahead_tokens=0,
+        num_speculative_tokens=0,
         kv_transfer_config=None,
         ec_transfer_config=None,
         speculative_config=None,
@@ -74,6 +99,9 @@ def vllm_config(limits: Limits, num_blocks: int, block_size: int, *, asynchronou
 class NoGrammar:
     def should_advance(self, request: Any) -> bool:
         return False
+
+    def accept_tokens(self, *given: Any) -> bool:
+        return True
 
 
 class NoImages:

@@ -15,7 +15,7 @@ from collections import UserList
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 from zipimport import zipimporter
 
@@ -76,6 +76,9 @@ _GIVEN: dict[str, Any] = {
     "vllm.envs.VLLM_USE_V2_MODEL_RUNNER": False,
     "vllm.logger.init_logger": logging.getLogger,
     "vllm.distributed.kv_events.EventPublisherFactory": _Publishers,
+    "vllm.platforms.current_platform": SimpleNamespace(
+        register_custom_kv_cache_specs=lambda config: None, is_xpu=lambda: False
+    ),
     "vllm.v1.utils.ConstantList": _ConstantList,
     "vllm.v1.utils.record_function_or_nullcontext": lambda name: nullcontext(),
     "vllm.utils.length_from_prompt_token_ids_or_embeds": lambda ids, embeds: len(ids),
