@@ -252,6 +252,7 @@ def test_iterations_of_several_cards_are_added_up_card_by_card() -> None:
 
     cases = {"pd, card 1": run(1, 0.1), "queued, card 1": run(3, -0.02), "pd, card 2": run(2, -0.5)}
     assert compare.cards(cases) == {"1": {"decodes alone": pytest.approx(0.01)}, "2": {"decodes alone": -0.5}}
+    assert (compare.card_of(compare.on_card("pd", 2)), compare.card_of("pd")) == (("pd", "2"), ("pd", "1"))
     assert compare.cards({"pd": run(1, 0.1)}) == {"1": {"decodes alone": pytest.approx(0.1)}}
 
 

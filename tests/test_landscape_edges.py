@@ -247,6 +247,13 @@ def test_of_equal_counters_the_client_that_came_first_is_next() -> None:
     assert found.schedule == "z12 | a12"
 
 
+def test_a_client_that_is_idle_and_owes_nothing_receives_no_quantum() -> None:
+    """f's quantum of 4 pays for f1, 2 + 2 * 1, exactly, and g's for g1; f receives another when f2 is there."""
+    policy = VTC(Predictor(), order="mdrr", quantum=4)
+    found = golden(policy, "f1 2/1 @0, g1 2/1 @0, f2 2/1 @5", batch=1, client={"f1": "f", "g1": "g", "f2": "f"})
+    assert found.policy.counters == {"f": 0, "g": 0}
+
+
 def test_first_come_first_served_counts_services_too() -> None:
     assert golden(VTC(Predictor(), order="fcfs"), FOUR, batch=1, **FOUR_CLIENTS).policy.counters == {"f": 16, "g": 13}
 

@@ -1,5 +1,6 @@
 """Columns of a trace become attributes of its requests, for policies; they survive a replay."""
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,10 @@ def test_results_have_them_as_columns(trace: str, tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     with pytest.raises(ConfigError, match=r"requests\.csv: is cut off or changed"):
         load_requests(tmp_path / "run")
+
+
+def test_a_value_that_json_does_not_know_is_kept_as_text() -> None:
+    assert extra_text(date(2026, 1, 2)) == '"2026-01-02"'
 
 
 @given(
