@@ -120,7 +120,7 @@ def test_without_plotly_it_says_so_before_it_simulates(folder: Path, monkeypatch
 ABOUT = {
     "chunking": None,
     "simulated": True,
-    "execution": {"profile": "h200", "error": "unknown"},
+    "execution": {"profile": "h200", "error": "unknown", "iterations_outside_measured_range": 0},
     "output_lengths_known": True,
     "overrides": [],
     "date": "2026-01-02T03:04:05",
