@@ -26,6 +26,8 @@ from experiments.capacity.replications import Outcome
 from experiments.check import search
 from experiments.check.properties import PROPERTIES
 from experiments.config import backends
+from experiments.workloads import PromptFile, ServeGen, TraceReplay
+from experiments.workloads.readers import Format
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -167,6 +169,22 @@ def test_a_document_is_followed_from_top_to_bottom(document: Path, folder: Path)
             seen_before = document != DOCUMENTS[0] and line.partition("  ")[0] in README
             if not seen_before and not any(re.match(pattern, line) for pattern in ELSEWHERE):
                 follow(line, folder)
+
+
+def test_the_files_of_requests_that_are_shown_can_be_read(tmp_path: Path) -> None:
+    """In the order of the table of formats; then prompts, and the two files of ServeGen."""
+    shown = [block for block in blocks(ROOT / "docs" / "adding.md") if block.language in ("csv", "jsonl")]
+    paths = [str(tmp_path / f"{number}.{block.language}") for number, block in enumerate(shown)]
+    for path, block in zip(paths, shown, strict=True):
+        Path(path).write_text(block.text, encoding="utf-8")
+    *traces, prompts, rates, lengths = paths
+    formats: tuple[Format, ...] = ("lengths", "azure", "vtc", "mooncake")
+    for path, format in zip(traces, formats, strict=True):
+        assert len(TraceReplay(path=path, format=format).requests(None)) == 2
+        assert TraceReplay(path=path).requests(None)[1].arrival_time > 0
+    assert [request.arrival_time for request in PromptFile(path=prompts).requests(None)] == [0, 1.5]
+    served = ServeGen(path=rates, dataset=lengths, duration=1200).requests(None)
+    assert {request.num_prompt_tokens for request in served} == {100, 900}
 
 
 @pytest.mark.parametrize("pattern", ELSEWHERE)
