@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from cbatch import ConfigError, Plan, Policy, View
+from cbatch import BatchShape, ConfigError, Plan, Policy, View
 from cbatch.stall import Patience
 from experiments.check.__main__ import _policy, main
 from experiments.check.properties import NAMES, PROPERTIES
-from experiments.check.scenario import Ask, Scenario, play
-from experiments.check.search import Found, search, tight_scenarios, tiny_scenarios
+from experiments.check.scenario import Ask, EvenCost, Scenario, play
+from experiments.check.search import Found, describe_sizes, search, tight_scenarios, tiny_scenarios
 from experiments.check.table import BEGIN, table_of
 from experiments.check.verdicts import text
 from experiments.config.composition import policy_names
@@ -307,10 +307,20 @@ def test_the_command_judges_policies_from_outside(
     monkeypatch.setattr("experiments.check.search.tiny_scenarios", few_scenarios)
     assert main(["policy=external", "policy._target_=mine_to_check.Mine", "random=0"]) == 1
     printed = capsys.readouterr().out
-    assert printed.startswith("Mine with chunk=4, ")
+    head = printed.splitlines()[0]
+    assert head.startswith("Mine with chunk=4, ")
+    assert head.endswith(" workloads: prompts of 1 to 31 tokens, outputs of 1 to 12, about 1 ms per iteration")
     assert "legal            NO   every plan keeps the rules" in printed
     assert "plan() raised ValueError: too many" in printed
     assert "kv               yes" in printed
+
+
+@pytest.mark.parametrize("chunk", [1, CHUNK])
+def test_no_workload_is_larger_than_the_verdict_says(chunk: int) -> None:
+    asks = [ask for scenario in islice(tiny_scenarios(chunk), 0, None, 3) for ask in scenario.asks]
+    assert describe_sizes(chunk).startswith(f"prompts of 1 to {max(ask.prompt for ask in asks)} tokens, ")
+    assert max(ask.output for ask in asks) <= 12
+    assert 1e-3 < EvenCost().predict(BatchShape(num_decodes=8 * chunk)) < 2e-3
 
 
 @pytest.mark.parametrize(("require", "status"), [("fair,stall_free", 0), ("bounded_tbt", 1)])

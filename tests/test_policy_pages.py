@@ -8,10 +8,17 @@ from commands import ROOT
 from PIL import Image
 
 from cbatch.replay.schedule import Doing
+from experiments.config.composition import policy_names
 from experiments.paper import schedules
 
 PAGES = ROOT / "docs" / "policies"
 PARTS = ["Decides", "Needs", "Optimises", "Differs from the paper", "Differs from the code"]
+
+
+def test_the_readme_counts_the_policies() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    counts = re.findall(r"\[(\d+) policies\]\(docs/policies\.md\)|\(docs/policies\.md\): the (\d+) that", text)
+    assert [int(first or second) for first, second in counts] == [len(policy_names())] * 2
 
 
 def test_each_policy_has_a_page_and_each_page_a_policy() -> None:

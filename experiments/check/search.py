@@ -20,6 +20,7 @@ from experiments.check.properties import OVERTAKEN_LIMIT, Property, Violation
 from experiments.check.scenario import SHORT, Ask, History, Scenario, play
 
 LARGEST_BATCH = 4
+_MOST_OUTPUT = 12  # tokens
 
 
 class Counterexample(NamedTuple):
@@ -71,6 +72,11 @@ def search(
         found[prop.name] = _search_random(policy, prop, chunk, num_random, patience)
         tick(num_random)
     return found
+
+
+def describe_sizes(chunk: int) -> str:
+    """Returns how large the workloads are, for those who choose a policy's thresholds."""
+    return f"prompts of 1 to {8 * chunk - 1} tokens, outputs of 1 to {_MOST_OUTPUT}, about 1 ms per iteration"
 
 
 def tiny_scenarios(chunk: int) -> Iterator[Scenario]:
@@ -150,7 +156,9 @@ def _scenarios(chunk: int) -> Any:
 
     @st.composite
     def scenario(draw: Any) -> Scenario:
-        ask = st.builds(Ask, prompt=st.integers(1, 5 * chunk), output=st.integers(1, 12), arrival=st.integers(0, 20))
+        ask = st.builds(
+            Ask, prompt=st.integers(1, 5 * chunk), output=st.integers(1, _MOST_OUTPUT), arrival=st.integers(0, 20)
+        )
         asks = tuple(draw(st.lists(ask, min_size=1, max_size=12)))
         batch = draw(st.integers(1, min(LARGEST_BATCH, chunk)))
         block_size = draw(st.integers(1, 2 * chunk))
