@@ -10,7 +10,7 @@ from hand_made import make_record
 from schedules import UnitCost
 from test_figures import FIGURES
 
-from cbatch import BatchShape, Request
+from cbatch import SLO, BatchShape, Request
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.profile import HostTime
 from experiments.fidelity import compare
@@ -56,6 +56,13 @@ def test_percentiles_of_another_run_have_a_rank_in_this_one() -> None:
 @pytest.fixture(scope="module")
 def served() -> ServedRun:
     return run_of(SETTINGS, RECORD, ASKED, SHAPES)
+
+
+def test_requests_are_kept_with_their_tiers_and_objectives() -> None:
+    slo = SLO(ttft=4.0, total=9.0)
+    asked = [Request(0, 5, 3, tier="gold", slo=slo), Request(1, 7, 2), Request(3, 3, 1, tier="gold", slo=slo)]
+    kept = run_of(SETTINGS, RECORD, asked, SHAPES).requests()
+    assert [(request.tier, request.slo) for request in kept] == [("gold", slo), (None, SLO()), ("gold", slo)]
 
 
 def test_a_run_is_kept_in_microseconds_from_its_first_plan(served: ServedRun) -> None:

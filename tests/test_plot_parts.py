@@ -143,7 +143,7 @@ def test_lanes_and_their_spans(panel: Axes) -> None:
     parts.lane_axes(panel, ("host", "device"), 2.0, 9.0)
     assert (panel.get_xlim(), panel.get_ylim()) == ((2, 9), (-0.6, 1.6))
     ticks = dict(zip(panel.get_yticks(), [text.get_text() for text in panel.get_yticklabels()], strict=True))
-    assert ticks == {0: "host", 1: "device"}
+    assert ticks == {0: "host", 1: "device"} and not panel.spines["left"].get_visible()
     parts.draw_spans(panel, 1, [(3.0, 2.0), (6.0, 0.5)], linewidth=0.7)
     corners = [path.vertices[:4].tolist() for path in panel.collections[0].get_paths()]
     assert corners == [[[3, 0.6], [3, 1.4], [5, 1.4], [5, 0.6]], [[6, 0.6], [6, 1.4], [6.5, 1.4], [6.5, 0.6]]]

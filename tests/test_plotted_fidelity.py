@@ -63,7 +63,14 @@ def test_simulated_values_stand_over_measured_ones(compared: Path) -> None:
     legend = figure.legends[0]
     assert [text.get_text() for text in legend.get_texts()] == ["orca", "sarathi", "trace", "pd"]
     assert legend.get_title().get_text() == "Simulated (profile h200) against measured"
-    assert "measured on NVIDIA H200, 2026-01-02; grey: target errors: total time 3%" in figure.get_supxlabel()
+    bands = "total time 3%, TTFT P50 5%, TTFT P99 10%, TBT P50 5%, TBT P99 10%"
+    says = figure.get_supxlabel().replace("\n", " ")
+    assert says.startswith(
+        f"measured on NVIDIA H200, 2026-01-02; grey: target errors: {bands} lines: range of the error"
+    )
+    content = json.loads((compared / "fidelity.json").read_text())
+    (compared / "fidelity.json").write_text(json.dumps({**content, "measured": [content["measured"]] * 2}))
+    assert fidelity.draw(compared).get_supxlabel().startswith("measured on 2 x NVIDIA H200, 2026-01-02; ")
 
 
 def test_axes_reach_over_all_points(compared: Path) -> None:

@@ -17,9 +17,9 @@ from experiments.plots.style import add_heading, line_style, new_figure, print_s
 BENCHMARK = "fidelity.json"
 
 PANELS = (
-    ("total time [s]", {"total time"}, 1.0),
-    ("time to first token [s]", {"TTFT P50", "TTFT P99"}, 1.0),
-    ("time between tokens [ms]", {"TBT P50", "TBT P99"}, 1e3),
+    ("total time [s]", ("total time",), 1.0),
+    ("time to first token [s]", ("TTFT P50", "TTFT P99"), 1.0),
+    ("time between tokens [ms]", ("TBT P50", "TBT P99"), 1e3),
 )
 """Title, metrics, and factor of their unit."""
 
