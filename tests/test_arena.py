@@ -115,6 +115,11 @@ def test_without_plotly_it_says_so_before_it_simulates(folder: Path, monkeypatch
     assert not list(folder.iterdir())
 
 
+def test_without_the_traces_it_says_so_once(folder: Path) -> None:
+    assert arena("policy=orca").startswith("traces=traces: no such folder; give the one with the published traces")
+    assert not list(folder.iterdir())
+
+
 # -- the pages --------------------------------------------------------------------------------------------------------
 
 ABOUT = {

@@ -5,6 +5,7 @@ adds to it. The pages show all that the folder of the sweep holds.
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -46,6 +47,7 @@ def arena(arguments: list[str]) -> int:
         return main(COMMAND)
     try:
         web.check_plotly()
+        _check_traces(given)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -62,6 +64,15 @@ def arena(arguments: list[str]) -> int:
         print(write_text(folder / "arena.md", markdown.page(board, _TITLE)))
         print(write_text(folder / "arena.html", web.page(board, _TITLE)))
     return status
+
+
+def _check_traces(given: Mapping[str, str]) -> None:
+    """Raises ConfigError, once and not for every cell, if the traces are not where they are looked for."""
+    folder, asked = given.get("traces", "traces"), given.get("workload", "traces/")
+    if "traces/" in asked and not Path(folder).is_dir():
+        raise ConfigError(
+            f"traces={folder}: no such folder; give the one with the published traces, or other workload="
+        )
 
 
 def _without(keys: tuple[str, ...], arguments: list[str]) -> list[str]:
