@@ -36,7 +36,7 @@ from experiments.store.intervals import Compared, compare
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.runs import Run, label_runs, label_seeds, seed_keys
 from experiments.store.selection import choose_runs, say, select_runs
-from experiments.store.text import COLUMNS, flat, format_number
+from experiments.store.text import COLUMNS, flat, format_number, policy_name
 from experiments.sweep import sweep_folder
 
 _OPTIONS = ("metric", "baseline", "runs")
@@ -145,7 +145,8 @@ def _pool_seeds(runs: Mapping[Path, Sequence[Run]]) -> dict[str, list[Run]]:
 
 def _in_order(groups: Mapping[str, list[Run]], first: Sequence[str]) -> list[tuple[str, list[Run]]]:
     """The groups, those of the policies `first` before the others."""
-    policies = {label: str(group[0].about["policy"]) for label, group in groups.items()}
+    first = [policy_name(policy) for policy in first]
+    policies = {label: policy_name(group[0].about["policy"]) for label, group in groups.items()}
     if first and first[0] not in policies.values():
         raise ConfigError(f"baseline={first[0]}: no run of this policy; {nearest(first[0], set(policies.values()))}")
     rank = {policy: place for place, policy in reversed(list(enumerate(first)))}

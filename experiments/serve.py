@@ -182,7 +182,7 @@ def about_run(run: Run, settings: Mapping[str, Any], command: Command) -> dict[s
         "policy": option_name(choices, "policy", policy),
         "policy_target": policy["_target_"],
         "chunking": chunking,
-        "chunk": settings["chunk"] if chunks and "chunk" in policy["chunking"] else None,
+        "chunk": _chunk(settings, choices),
         "workload": option_name(choices, "workload", settings["workload"]),
         "model": run.spec.name,
         "runtime": choices.get("runtime", "async" if settings["runtime"]["asynchronous"] else "sync"),
@@ -205,6 +205,14 @@ def about_run(run: Run, settings: Mapping[str, Any], command: Command) -> dict[s
         "commit": commit(),
         "versions": versions(),
     }
+
+
+def _chunk(settings: Mapping[str, Any], choices: Mapping[str, str]) -> Any:
+    """`chunk` if the policy reads it: its chunks have this size, or a built-in policy's token budget is this one."""
+    policy, own = settings["policy"], "." in choices.get("policy", ".") or choices.get("policy") == "external"
+    if policy.get("chunking") is not None:
+        return settings["chunk"] if "chunk" in policy["chunking"] else None
+    return settings["chunk"] if not own and policy.get("budget") == settings["chunk"] else None
 
 
 def _stages(record: RunRecord) -> dict[str, Any]:

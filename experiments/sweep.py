@@ -121,6 +121,8 @@ def sweep_folder(sweep: str) -> Path:
 
 
 def how_to_resume(sweep: str, num_finished: int) -> str:
+    if not num_finished:
+        return f"no run had finished; the same command with sweep={sweep} runs them"
     return (
         f"runs finished: {num_finished}, in {sweep_folder(sweep)}; the same command with sweep={sweep} runs the others"
     )

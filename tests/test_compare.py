@@ -202,7 +202,8 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
     with chdir(tmp_path):
         said = printed(*given, "seeds=2", "workload=open_loop(arrivals.rate=4)", SPEED)
     assert commands[0][:4] == ["-m", f"policy={','.join(given)}", "seeds=2", "workload=open_loop(arrivals.rate=4)"]
-    assert f"{policies[1]} over {policies[0]}: 2 replications, in pairs" in said
+    base, other = (policy.removeprefix("mine.") for policy in policies)
+    assert f"{other} over {base}: 2 replications, in pairs" in said
     assert "+1 [1, 1]" in said
 
 

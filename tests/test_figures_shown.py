@@ -377,7 +377,10 @@ def test_shares_are_percentages(value: float | None, text: str) -> None:
 @pytest.mark.parametrize(
     ("policy", "chunking", "chunk", "name"),
     [
-        ("orca", None, 256, "orca"),
+        ("orca", None, None, "orca"),
+        ("vllm_v1", None, 256, "vllm_v1 256"),
+        ("package.mine.Two(share=0.5)", None, None, "Two(share=0.5)"),
+        ("sarathi(chunking=fixed)", "Fixed", 256, "sarathi(chunking=fixed) 256"),
         ("sarathi", "tile_aligned", 256, "sarathi 256"),
         ("sarathi", "fixed", 256, "sarathi 256, fixed"),
         ("sarathi", "pd_aware", None, "sarathi, pd_aware"),

@@ -37,6 +37,7 @@ from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.progress import progress
 from experiments.run import main
+from experiments.serve import Command, about_run
 from experiments.store.csv_tables import has_rows, write_csv
 from experiments.store.run_folder import open_run_folder, read_finished
 from experiments.store.tables import load, load_requests, load_steps, load_tokens, time_between_tokens
@@ -89,6 +90,15 @@ class TestConfiguration:
     def test_every_workload_without_a_file(self, workload: str) -> None:
         run = executed("backend=sim", f"workload={workload}", "workload.num_requests=10")
         assert len(run.requests) == 10
+
+    @pytest.mark.parametrize(
+        ("policy", "chunk"),
+        [("vllm_v1", 128), ("sarathi_serve", 128), ("orca", None), ("vllm_v1 policy.budget=64", None)],
+    )
+    def test_a_chunk_that_is_a_token_budget_is_told(self, policy: str, chunk: int | None) -> None:
+        settings = composed("backend=sim", *f"policy={policy}".split(), "chunk=128", *QUICK)
+        about = about_run(assemble(settings), settings, Command({"policy": policy.split()[0]}))
+        assert about["chunk"] == chunk
 
     @pytest.mark.parametrize("check", ["off", "poison", "races"])
     def test_real_tokens_on_the_cpu_from_a_small_model(self, check: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hand_made import ABOUT, write_run
 
 from cbatch import ConfigError
-from experiments.plots.series import load_rates, load_runs, load_series, summarize_series, swept
+from experiments.plots.series import coincide_text, load_rates, load_runs, load_series, summarize_series, swept
 from experiments.plots.style import add_title, new_figure
 from experiments.store.run_folder import UNFINISHED
 from experiments.store.runs import Run, label_runs, label_seeds
@@ -218,6 +218,35 @@ def test_runs_are_chosen_by_the_names_of_their_own_folders_or_by_their_overrides
         choose_runs(runs, "sweep")
     with pytest.raises(ConfigError, match=r"there are a, b, c, d, e \.\.\.$"):
         choose_runs([run(name) for name in "abcdef"], "x")
+
+
+def test_a_number_chooses_no_longer_one() -> None:
+    runs = [run("orca", f"rate={rate}", "x=1") for rate in (4, 40, 4.5)]
+    assert choose_runs(runs, "rate=4") == runs[:1] and choose_runs(runs, "rate=4.5|rate=40") == runs[1:]
+    assert choose_runs(runs, "rate=") == runs
+
+
+def test_lines_that_coincide_are_named() -> None:
+    """a and c are equal at both x; b has the same values at another x."""
+    rows = [
+        (label, x, y)
+        for label, xs in (("a", (1, 2)), ("b", (1, 3)), ("c", (1, 2)))
+        for x, y in zip(xs, (5, 6), strict=True)
+    ]
+    frame = pd.DataFrame(rows, columns=["label", "x", "y"])
+    assert coincide_text(frame, ["x", "y"]) == "a and c coincide"
+    assert coincide_text(frame.assign(y=range(6)), ["x", "y"]) == ""
+    assert coincide_text(frame, ["y"]) == "a and b and c coincide"
+
+
+def test_labels_of_a_frame_pool_seeds(tmp_path: Path) -> None:
+    """As in tables, so that the mean of a group is one over seeds."""
+    for policy in "ab":
+        for seed in (0, 1):
+            settings = {"seed": seed, "workload": {"seed": seed}}
+            write_run(tmp_path / f"{policy}{seed}", {"policy": policy}, settings, speed=1.0 + seed)
+    means = load(tmp_path).groupby("label")["throughput.total_tokens_per_second"].mean()
+    assert means.to_dict() == {"a": 1.5, "b": 1.5}
 
 
 def test_a_run_whose_table_was_cut_off_is_not_read(tmp_path: Path) -> None:

@@ -83,6 +83,19 @@ def test_iterations_in_flight_leave_no_gaps() -> None:
     assert doing(found) == ["pdd", "ppddd"]
 
 
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [(1.0, "prefill, with its tokens"), (0.16, "prefill, with its tokens where they fit"), (0.01, "prefill")],
+)
+def test_the_legend_says_whether_cells_have_their_numbers(width: float, said: str) -> None:
+    """Nine iterations, of 0.1 inch each at a width of 0.16: room for one digit, and one prompt of 10 tokens."""
+    requests = list(asked("A 10/4 @0, B 2/9 @0").values())
+    engine = make_engine(SarathiServe(Fixed(16)), Limits(4, 16, AMPLE, tile=1))
+    found = run(engine, requests)
+    handles = schedule.draw_schedule(plt.figure().add_subplot(), found, requests, width=width)
+    assert handles[0].get_label() == said
+
+
 def test_the_chart_has_a_coloured_cell_for_each_request_and_iteration() -> None:
     engine, requests = preempting()
     found = run(engine, requests)

@@ -11,6 +11,7 @@ from hand_made import make_record, make_summary
 from cbatch import ConfigError
 from experiments.config.run_options import with_seeds
 from experiments.plots.series import describe_points, summarize_series
+from experiments.store.intervals import Mean, log_ends, share_ends
 from experiments.store.text import sweep_text
 
 HALF = 12.706 * math.sqrt(2) / math.sqrt(2)
@@ -41,6 +42,12 @@ def summary(throughput: float, counted: int) -> dict[str, Any]:
     made["throughput"]["total_tokens_per_second"] = throughput
     made["run"]["counted_requests"] = counted
     return made
+
+
+def test_intervals_of_latencies_and_shares_stay_where_these_can_be() -> None:
+    assert log_ends(Mean(2.0, 3.0, 2)) == pytest.approx((2 * math.exp(-1.5), 2 * math.exp(1.5)))
+    assert log_ends(Mean(0.0, 0.0, 2)) == (0.0, 0.0)
+    assert share_ends(Mean(0.75, 0.5, 2)) == (0.25, 1.0) and share_ends(Mean(0.25, 0.5, 2)) == (0.0, 0.75)
 
 
 def test_a_table_has_a_row_for_the_runs_of_several_seeds() -> None:

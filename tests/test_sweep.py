@@ -24,6 +24,7 @@ from experiments.job import folder_name, may_exist, objective_of, run_job
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import remove_killed
 from experiments.store.tables import load
+from experiments.sweep import how_to_resume
 
 GRID = ("-m", "sweep=grid", "policy=orca,sarathi", "chunk=128,256", *QUICK)
 
@@ -241,6 +242,11 @@ def test_what_the_last_run_of_a_sweep_lacks_is_said_before_the_first(tmp_path: P
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_sweep_without_a_run_names_no_folder() -> None:
+    """It removes its folder."""
+    assert how_to_resume("early", 0) == "no run had finished; the same command with sweep=early runs them"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")

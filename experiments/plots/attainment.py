@@ -10,8 +10,9 @@ from matplotlib.ticker import PercentFormatter
 
 from cbatch import ConfigError
 from experiments.plots.parts import draw_rates
-from experiments.plots.series import describe_points, leave_out, load_rates
+from experiments.plots.series import coincide_text, describe_points, leave_out, load_rates
 from experiments.plots.style import add_title, new_figure, print_style
+from experiments.store.intervals import share_ends
 
 _SHARES = {"joint": "share", "ttft": "ttft_share", "tbt": "tbt_share", "total": "total_share"}
 _MOST_ACROSS = 4  # panels of a page's width
@@ -50,7 +51,7 @@ def draw(folder: Path, objective: str = "joint", goal: float = 0.9, runs: str = 
     for place, block in enumerate(blocks):
         panels = [panel for row in axes[down * place : down * (place + 1)] for panel in row]
         for panel, (of, column, title) in zip(panels, block, strict=False):
-            draw_rates(panel, frame[frame["of"] == of], column, labels)
+            draw_rates(panel, frame[frame["of"] == of], column, labels, ends=share_ends)
             panel.set(title=title, xlabel="request rate [requests/s]")
         for panel in panels[len(block) :]:
             panel.set_axis_off()
@@ -58,7 +59,8 @@ def draw(folder: Path, objective: str = "joint", goal: float = 0.9, runs: str = 
         _finish(panels, goal)
     heading = "" if objective == "joint" else f"Objective {objective}"
     handles = axes[0][0].get_legend_handles_labels()[0]
-    add_title(figure, frame, heading, handles, note=describe_points(frame, "rate"))
+    below = coincide_text(frame, ["of", "rate", *titles])
+    add_title(figure, frame, heading, handles, note=describe_points(frame, "rate"), below=below)
     return figure
 
 

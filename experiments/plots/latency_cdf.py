@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cbatch import ConfigError
 from experiments.plots.parts import label_log
-from experiments.plots.series import load_series
+from experiments.plots.series import coincide_text, load_series
 from experiments.plots.style import add_title, line_style, new_figure, print_style
 from experiments.store.selection import Omitted, say
 from experiments.store.tables import load_requests, time_between_tokens
@@ -19,6 +19,8 @@ from experiments.store.tables import load_requests, time_between_tokens
 _MOST_POINTS = 1000  # per curve: a million gaps would make a PDF that no viewer opens
 _NAMES = ("time to first token [s]", "time between tokens [ms]", "end-to-end latency [s]")
 _OBJECTIVES = (("slo_ttft_seconds", 1.0), ("slo_tbt_seconds", 1e3), ("slo_total_seconds", 1.0))  # column and factor
+
+_FIGURES = ("ttft_seconds.", "tbt_seconds.", "end_to_end_seconds.")
 
 Values = NDArray[np.float64]
 
@@ -49,7 +51,10 @@ def draw(folder: Path, tiers: bool = False, runs: str = "") -> Figure:
                 _draw_distribution(panel, values, str(label), index)
     for tier, panels in zip(rows, axes, strict=True):
         _finish(panels, tier, pd.concat(requests.values()))
-    add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0])
+    sizes = frame.groupby("label").size()
+    note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"
+    below = coincide_text(frame, [column for column in map(str, frame) if column.startswith(_FIGURES)])
+    add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0], note=note, below=below)
     return figure
 
 

@@ -7,8 +7,9 @@ from matplotlib.figure import Figure
 from cbatch import ConfigError
 from cbatch.results.metrics import PERCENTILES
 from experiments.plots.parts import draw_rates, label_log
-from experiments.plots.series import describe_points, leave_out, load_rates
+from experiments.plots.series import coincide_text, describe_points, leave_out, load_rates
 from experiments.plots.style import add_title, new_figure, print_style
+from experiments.store.intervals import log_ends
 from experiments.store.notes import tail_text
 
 _PANELS = (("TTFT", "s", "ttft_seconds", 1.0), ("TBT", "ms", "tbt_seconds", 1e3))
@@ -18,7 +19,7 @@ _PANELS = (("TTFT", "s", "ttft_seconds", 1.0), ("TBT", "ms", "tbt_seconds", 1e3)
 def draw(folder: Path, percentiles: tuple[int, ...] = (50, 99), runs: str = "") -> Figure:
     """A row of panels for each workload and percentile, a line for each policy and whatever else varies.
 
-    Of several seeds, the line is the mean, and a band its 95% interval.
+    Of several seeds, the line is the mean, and a band its 95% interval, that of the logarithm.
 
     Args:
         percentiles: of 50, 90, 95 and 99.
@@ -37,7 +38,7 @@ def draw(folder: Path, percentiles: tuple[int, ...] = (50, 99), runs: str = "") 
     for (workload, rank), panels in zip(rows, axes, strict=True):
         own = frame[frame["of"] == workload]
         for panel, (name, unit, metric, factor) in zip(panels, _PANELS, strict=True):
-            draw_rates(panel, own, f"{metric}.p{rank}", dict.fromkeys(frame["label"]), factor)
+            draw_rates(panel, own, f"{metric}.p{rank}", dict.fromkeys(frame["label"]), factor, log_ends)
             panel.set(yscale="log", ylabel=f"{name} P{rank} [{unit}]")
             label_log(panel.yaxis)
         if len(rows) > len(percentiles):
@@ -46,6 +47,7 @@ def draw(folder: Path, percentiles: tuple[int, ...] = (50, 99), runs: str = "") 
         panel.set_xlabel("request rate [requests/s]")
     note = describe_points(frame, "rate")
     counted = [list(group) for _, group in frame.groupby(["label", "rate", "of"])["run.counted_requests"]]
-    below = tail_text(counted) if 99 in percentiles else ""
+    notes = [coincide_text(frame, ["of", "rate", *metrics]), tail_text(counted) if 99 in percentiles else ""]
+    below = "\n".join(filter(None, notes))
     add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0], note=note, below=below)
     return figure

@@ -12,8 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter, StrMethodFormatter
 from numpy.typing import NDArray
 
-from experiments.plots.series import summarize_series
+from experiments.plots.series import Ends, summarize_series
 from experiments.plots.style import fill_style, line_style, new_figure, paper_style
+from experiments.store.intervals import linear_ends
 
 
 class Facet(NamedTuple):
@@ -143,9 +144,14 @@ def draw_series(panel: Axes, points: pd.DataFrame, x: str, label: str, index: in
         panel.fill_between(points[x], points["low"], points["high"], color=style["color"], alpha=0.2, linewidth=0)
 
 
-def draw_rates(panel: Axes, data: pd.DataFrame, column: str, labels: Iterable[str], factor: float = 1.0) -> None:
-    """A line for each label: column * factor against the request rate. data: rows of `series.load_rates`."""
-    points = summarize_series(data.assign(shown=data[column] * factor), "rate", "shown")
+def draw_rates(
+    panel: Axes, data: pd.DataFrame, column: str, labels: Iterable[str], factor: float = 1.0, ends: Ends = linear_ends
+) -> None:
+    """A line for each label: column * factor against the request rate.
+
+    data: rows of `series.load_rates`. ends: as in `series.summarize_series`.
+    """
+    points = summarize_series(data.assign(shown=data[column] * factor), "rate", "shown", ends)
     for index, label in enumerate(labels):
         draw_series(panel, points[points.index == label], "rate", label, index)
     panel.set_xlim(0, 1.06 * data["rate"].max())  # the last markers are whole

@@ -28,7 +28,7 @@ _STYLES: Mapping[Doing, Mapping[str, Any]] = {
     Doing.PAUSED: {"facecolor": IDLE, "hatch": "//////", "edgecolor": "#888888", "linewidth": 0.0},
     Doing.PREEMPTED: {"facecolor": "#222222"},
 }
-_LABELS = {Doing.PREFILL: "prefill, with its tokens", Doing.PAUSED: "paused, with its KV cache"}
+_LABELS = {Doing.PAUSED: "paused, with its KV cache"}
 
 
 @print_style()
@@ -53,10 +53,12 @@ def draw(folder: Path, runs: str = "", first: int = 0, iterations: int = 60) -> 
     if num > _MOST_REQUESTS:
         asked = f"{first=} {iterations=}: {num} requests"
         raise ConfigError(f"{asked}, of which at most {_MOST_REQUESTS} can be shown; choose fewer iterations")
-    figure, [[panel]] = new_figure(1, 1, 1.0 + 0.17 * num)
+    figure, [[panel]] = new_figure(1, 1, 1.3 + 0.17 * max(num, 4))
     handles = draw_schedule(panel, schedule, file.requests)
-    panel.set_ylabel("request: prompt/output tokens")
-    add_title(figure, shown, str(shown.iloc[0]["label"]), handles)
+    panel.set_ylabel("request:\nprompt/output tokens")
+    last = min(first + iterations, whole.num_iterations)
+    note = "" if last - first == whole.num_iterations else f"iterations {first} to {last - 1} of {whole.num_iterations}"
+    add_title(figure, shown, str(shown.iloc[0]["label"]), handles, note)
     return figure
 
 
@@ -84,12 +86,27 @@ def draw_schedule(
     columns = [iteration for row in rows.values() for iteration in row]
     begin, end = min(columns), max(columns) + 1
     lane_axes(panel, labels[::-1], begin - 0.5, end - 0.5)
+    cell_inches = 0.85 * width * PAGE / (end - begin)
     for place, row in enumerate(rows.values()):
-        _draw_row(panel, len(rows) - 1 - place, row, 0.85 * width * PAGE / (end - begin))
+        _draw_row(panel, len(rows) - 1 - place, row, cell_inches)
     panel.set_xlabel("iteration")
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     present = {cell.doing for row in rows.values() for cell in row.values()}
-    return [Patch(label=_LABELS.get(doing, doing), **style) for doing, style in _STYLES.items() if doing in present]
+    legend = {**_LABELS, Doing.PREFILL: _prefill_label(rows, cell_inches)}
+    return [Patch(label=legend.get(doing, doing), **style) for doing, style in _STYLES.items() if doing in present]
+
+
+def _prefill_label(rows: Mapping[int, Mapping[int, Cell]], cell_inches: float) -> str:
+    """Says whether the cells of prefills have their numbers of tokens."""
+    cells = [cell for row in rows.values() for cell in row.values() if cell.doing is Doing.PREFILL]
+    num_fitting = sum(_fits(str(cell.tokens), cell_inches) for cell in cells)
+    if not num_fitting:
+        return "prefill"
+    return "prefill, with its tokens" + ("" if num_fitting == len(cells) else " where they fit")
+
+
+def _fits(text: str, cell_inches: float) -> bool:
+    return len(text) * _DIGIT < cell_inches
 
 
 def _name(request: Request) -> str:
@@ -103,5 +120,5 @@ def _draw_row(panel: Axes, lane: int, row: Mapping[int, Cell], cell_inches: floa
         draw_spans(panel, lane, spans, **{"linewidth": 0.0, **style})
     for iteration, cell in row.items():
         text = {Doing.PREFILL: str(cell.tokens), Doing.PREEMPTED: "x"}.get(cell.doing, "")
-        if text and len(text) * _DIGIT < cell_inches:
+        if text and _fits(text, cell_inches):
             panel.text(iteration, lane, text, ha="center", va="center", fontsize=6, color="white")

@@ -1,13 +1,13 @@
 """Labels of the runs of a sweep that a plot shows, and averages over repeated ones."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from cbatch import ConfigError
 from experiments.plots.style import MOST_SERIES
-from experiments.store.intervals import mean_of
+from experiments.store.intervals import Mean, linear_ends, mean_of
 from experiments.store.runs import Run, label_runs, seed_keys
 from experiments.store.selection import Omitted, say, select_runs
 from experiments.store.tables import as_frame, load_requests
@@ -31,7 +31,7 @@ def load_runs(folder: Path, text: str = "", most: int = _MOST_RUNS) -> pd.DataFr
         choice = "give the folder of one, or choose with runs=TEXT, a part of folder names"
         raise ConfigError(f"this plot shows {limit}, the folder holds {len(runs)}; {choice}")
     say(omitted)
-    return _with_about(as_frame(runs), runs)
+    return _with_about(as_frame(runs).assign(label=label_runs(runs)), runs)
 
 
 def load_series(folder: Path, text: str, without: Iterable[str]) -> pd.DataFrame:
@@ -102,12 +102,18 @@ def leave_out(frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
     return frame
 
 
-def summarize_series(frame: pd.DataFrame, x: str, y: str) -> pd.DataFrame:
-    """Mean of column y over the repeated runs at each x, and its 95% interval, by label and ascending x: columns x, mean, low, high."""
+Ends = Callable[[Mean], tuple[float, float]]
+
+
+def summarize_series(frame: pd.DataFrame, x: str, y: str, ends: Ends = linear_ends) -> pd.DataFrame:
+    """Mean of column y over the repeated runs at each x, and its 95% interval, by label and ascending x: columns x, mean, low, high.
+
+    ends: of the interval, by the scale on which it is one.
+    """
     rows = []
     for (label, place), values in frame.groupby(["label", x], sort=True)[y]:
         found = mean_of(values.tolist())
-        low, high = found.ends if found.number > 1 else (found.mean, found.mean)
+        low, high = ends(found) if found.number > 1 else (found.mean, found.mean)
         rows.append({"label": label, x: place, "mean": found.mean, "low": low, "high": high})
     return pd.DataFrame(rows).set_index("label")
 
@@ -117,3 +123,12 @@ def describe_points(frame: pd.DataFrame, x: str) -> str:
     sizes = frame.groupby(["label", x]).size()
     number = f"{sizes.min()}" if sizes.min() == sizes.max() else f"up to {sizes.max()}"
     return f"mean and 95% interval of {number} runs per point" if sizes.max() > 1 else ""
+
+
+def coincide_text(frame: pd.DataFrame, columns: Iterable[str]) -> str:
+    """Which labels have the same lines: equal values of these columns in their runs, in the same order; empty if none do."""
+    shown = frame[list(columns)]
+    same: dict[str, list[str]] = {}
+    for label, rows in shown.groupby(frame["label"], sort=False):
+        same.setdefault(rows.to_json(orient="values", double_precision=15), []).append(str(label))
+    return "; ".join(f"{' and '.join(labels)} coincide" for labels in same.values() if len(labels) > 1)

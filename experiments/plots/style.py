@@ -22,6 +22,17 @@ from experiments.store.provenance import atomic_write
 
 PAGE = 7.0  # inches: text width of a printed page
 _ORIGIN_WIDTH = 165  # characters per line of the origin's small type
+_SHARED = {
+    "rate": "workload.arrivals.rate",
+    "speed": "workload.speed",
+    "rate scale": "workload.rate_scale",
+    "P:D": "workload.pd_ratio",
+    "length": "workload.length",
+    "batch": "limits.batch",
+}
+"""Settings that a heading names if all runs share them: what they are called, and their keys."""
+_USUAL = {"speed": 1.0, "rate scale": 1.0}
+"""Values that a heading does not name."""
 _LEGEND_WIDTH = 125  # characters per line of a legend
 
 PREFILL, DECODE, PADDING, HOST, IDLE, COPY = "#0072B2", "#E69F00", "#BBBBBB", "#444444", "#F2F2F2", "#009E73"
@@ -121,9 +132,10 @@ def add_title(
     """
     rows = [{str(key): value for key, value in row.items()} for row in runs.to_dict("records")]
     shared = [str(rows[0][key]) for key in ("model", "workload") if len({row[key] for row in rows}) == 1]
-    for name, key in (("length", "workload.length"), ("batch", "limits.batch")):
+    for name, key in _SHARED.items():
         values = {row.get(key) for row in rows}
-        shared += [f"{name} {value}" for value in values if len(values) == 1 and value is not None]
+        told = len(values) == 1 and not values & {None, _USUAL.get(name)}
+        shared += [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for value in values if told]
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
     add_heading(figure, text, "\n".join(filter(None, [below, *notes_of(runs["about"])])), handles)
 

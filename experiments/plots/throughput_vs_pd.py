@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.plots.parts import apart, draw_series, log_x
-from experiments.plots.series import describe_points, leave_out, load_series, summarize_series, swept
+from experiments.plots.series import coincide_text, describe_points, leave_out, load_series, summarize_series, swept
 from experiments.plots.style import add_title, new_figure, print_style
 
 RATIOS, SPEED = ("workload.pd_ratio", "workload.lengths.pd_ratio"), "throughput.total_tokens_per_second"
@@ -41,7 +41,8 @@ def draw(folder: Path, baseline: str = "request_level", runs: str = "") -> Figur
         _draw_lines(axes[1], points, labels, ratio, points[ratio].map(speeds))
         axes[1].axhline(1.0, color="#555555", linewidth=0.5)
         axes[1].set_ylabel(fill(f"throughput over {bases[0]}", 30))
-    add_title(figure, frame, handles=axes[0].get_legend_handles_labels()[0], note=describe_points(frame, ratio))
+    note, below = describe_points(frame, ratio), coincide_text(frame, [ratio, SPEED])
+    add_title(figure, frame, handles=axes[0].get_legend_handles_labels()[0], note=note, below=below)
     return figure
 
 

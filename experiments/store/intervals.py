@@ -29,6 +29,23 @@ class Mean(NamedTuple):
         return Mean(factor * self.mean, factor * self.half, self.number)
 
 
+def linear_ends(found: Mean) -> tuple[float, float]:
+    """The ends of a mean's interval."""
+    return found.ends
+
+
+def log_ends(found: Mean) -> tuple[float, float]:
+    """The ends for positive values: those of the logarithm's interval, to first order (the delta method)."""
+    factor = math.exp(found.half / found.mean) if found.mean > 0 else 1.0
+    return found.mean / factor, found.mean * factor
+
+
+def share_ends(found: Mean) -> tuple[float, float]:
+    """The ends for shares, cut at 0 and 1."""
+    low, high = found.ends
+    return max(low, 0.0), min(high, 1.0)
+
+
 def mean_of(values: Sequence[float]) -> Mean:
     """The mean of independent values, with the t interval; NaN values are left out."""
     known = np.array([value for value in values if not math.isnan(value)], dtype=float)

@@ -1,6 +1,7 @@
 """Which runs of a folder are shown: those that a text chooses, repeated ones once, and which others are left out, and why."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
@@ -42,7 +43,9 @@ def choose_runs(runs: Sequence[Run], text: str) -> list[Run]:
 
 
 def _any_in(text: str, *names: str) -> bool:
-    return any(part in name for part in text.split("|") for name in names)
+    """Whether a text chooses one of the names: rate=4 is no part of rate=40 or rate=4.5."""
+    whole = [re.escape(part) + (r"(?!\.?\d)" if part[-1:].isdigit() else "") for part in text.split("|")]
+    return any(re.search(part, name) for part in whole for name in names)
 
 
 def say(omitted: Iterable[Omitted]) -> None:

@@ -57,12 +57,17 @@ _LATENCIES = {
 
 
 def name_of(about: Summary) -> str:
-    """A run's name in tables and legends: the policy, with its chunk if it has one."""
-    if about["chunking"] is None:
-        return str(about["policy"])
+    """A run's name in tables and legends: the policy, an own one by its class, with its chunk if it has one."""
+    policy = policy_name(about["policy"])
     chunk = "" if about["chunk"] is None else f" {about['chunk']}"
-    kind = "" if about["chunking"] == "tile_aligned" else f", {about['chunking']}"
-    return f"{about['policy']}{chunk}{kind}"
+    usual = about["chunking"] in (None, "tile_aligned") or "chunking=" in policy
+    return f"{policy}{chunk}" if usual else f"{policy}{chunk}, {about['chunking']}"
+
+
+def policy_name(option: str) -> str:
+    """An option of the group `policy`, with a class in place of its import path."""
+    path, bracket, arguments = option.partition("(")
+    return f"{path.rpartition('.')[2]}{bracket}{arguments}"
 
 
 def run_text(summary: Summary) -> str:
