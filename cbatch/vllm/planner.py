@@ -103,17 +103,19 @@ class Planner:
 
     # -- an iteration was scheduled ------------------------------------------------------------------------------------
 
-    def launched(self, plan: Plan | None, scheduled: Mapping[str, int]) -> None:
-        """vLLM has scheduled this many tokens, by its ids. plan: what the policy planned."""
+    def launched(self, plan: Plan | None, planned: Mapping[str, int], scheduled: Mapping[str, int]) -> None:
+        """vLLM has scheduled this many tokens, by its ids. plan, planned: the policy's, and its tokens by vLLM's ids."""
         view, population = self.view, self.population
-        planned = {} if plan is None else plan_counts(plan)
-        if plan is not None and planned != scheduled:
+        as_planned = planned == scheduled
+        if plan is not None and not as_planned:
             self._compare(planned, scheduled)
         carried_out = None if self.mode == "shadow" else plan
         if carried_out is None:
             requests = [population.by_id[id_] for id_ in scheduled]
         else:
-            requests = [request for request in served(carried_out.requests) if request.vllm_id in scheduled]
+            requests = served(carried_out.requests)
+            if not as_planned:
+                requests = [request for request in requests if request.vllm_id in scheduled]
         if self._recording is not None:
             self._recording.launched(carried_out, requests, scheduled)
         if not scheduled:

@@ -80,14 +80,15 @@ class _Policed:
         planner = self._planner
         self._look_at_blocked()
         plan = planner.plan(self._pause_state != PauseState.UNPAUSED)
+        planned = {} if plan is None else plan_counts(plan)
         if plan is None or planner.mode == "shadow":
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         else:
-            output = self._carry_out(plan, *args, **kwargs)
-        planner.launched(plan, output.num_scheduled_tokens)
+            output = self._carry_out(plan, planned, *args, **kwargs)
+        planner.launched(plan, planned, output.num_scheduled_tokens)
         return output
 
-    def _carry_out(self: Any, plan: Plan, *args: Any, **kwargs: Any) -> Any:
+    def _carry_out(self: Any, plan: Plan, planned: dict[str, int], *args: Any, **kwargs: Any) -> Any:
         for request, why in plan.reject:
             self._refuse(request, why)
         steering, population = self._steering, self._planner.population
@@ -95,7 +96,7 @@ class _Policed:
         decodes_only = plan.requests == population.decoding.members
         num_running = sum(request in population.running for request in plan.requests) if not decodes_only else len(plan)
         all_running = num_running == len(population.running)
-        with steering.shown(plan, plan_counts(plan), all_ready=decodes_only, all_running=all_running):
+        with steering.shown(plan, planned, all_ready=decodes_only, all_running=all_running):
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self._add_preempted(output)
         steering.preempted.clear()
