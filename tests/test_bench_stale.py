@@ -96,6 +96,7 @@ def test_later_commits_that_touch_a_results_code_are_counted(
         ("results/cpu/coverage.json", {"benchmark": "coverage"}, "experiments/store/intervals.py", "cbatch/runtime"),
         ("results/h200/fidelity.json", {"benchmark": "fidelity"}, "experiments/fidelity", "tests/test_fuzz.py"),
         ("results/cpu/fuzz.json", {"benchmark": "fuzz"}, "tests/test_fuzz.py", "cbatch/sim"),
+        ("results/cpu/mutants.json", {"benchmark": "mutants"}, "tests", "cbatch/runtime"),
         ("results/cpu/host.json", {"benchmark": "host"}, "policies", "cbatch/runtime"),
         (
             "results/cpu/random_schedules.json",

@@ -335,6 +335,13 @@ def test_a_share_of_the_cache_stays_free(reserve: float, first: str) -> None:
     assert found.schedule.split(" | ")[0] == first
 
 
+@pytest.mark.parametrize(("memory", "first"), [(13, "A10"), (14, "A10 B1")])
+def test_the_peak_is_that_before_the_first_end(memory: int, first: str) -> None:
+    """A and B hold 11 and 2 tokens after one iteration, at A's end; B alone holds 3 at its own."""
+    found = golden(PastFuture("optimum", reserve=0), "A 10/1 @0, B 1/2 @0", memory=memory)
+    assert found.schedule.split(" | ")[0] == first
+
+
 @pytest.mark.parametrize(("prompt", "first"), [(59, "A40 B59"), (60, "A40")])
 def test_the_aggressive_admission_leaves_one_percent_of_the_blocks(prompt: int, first: str) -> None:
     found = golden(PastFuture("aggressive"), f"A 40/2 @0, B {prompt}/2 @0", memory=100)

@@ -26,6 +26,7 @@ CODE = {
     "fidelity": (*SIM, "cbatch/runtime", "experiments/fidelity"),
     "fuzz": (*TESTED, "tests/test_fuzz.py"),
     "host": ENGINE,
+    "mutants": ("cbatch", "policies", "experiments", "tests"),
     "paper": (*SIM, "experiments/paper"),
     "peers": ("experiments/bench/peers",),
     "random_schedules": (*RUNTIME, "tests/test_random_schedules.py", "tests/support"),
