@@ -80,7 +80,7 @@ def test_the_requests_of_all_seeds_are_one_distribution_with_a_band(tmp_path: Pa
         write_run(tmp_path / f"{seed}", settings={"seed": seed, "workload": workload}, speed=seed)
     figure = latency_cdf.draw(tmp_path)
     first = figure.axes[0]
-    assert figure.legends[0].get_title().get_text() == "llama-13b, closed, rate 4, batch 4 (2 runs per line)"
+    assert figure.legends[0].get_title().get_text() == "llama-13b, closed, batch 4, rate 4 (2 runs per line)"
     [(x, y)] = lines(first).values()
     assert (x, y) == (pytest.approx([2.5, 2.5, 2.75, 2.75, 9.5, 9.5]), pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1]))
     axes = latency_cdf.new_figure(1, 1, 1)[1][0][0]

@@ -23,12 +23,12 @@ from experiments.store.provenance import atomic_write
 PAGE = 7.0  # inches: text width of a printed page
 _ORIGIN_WIDTH = 165  # characters per line of the origin's small type
 _SHARED = {
+    "length": "workload.length",
+    "batch": "limits.batch",
     "rate": "workload.arrivals.rate",
     "speed": "workload.speed",
     "rate scale": "workload.rate_scale",
     "P:D": "workload.pd_ratio",
-    "length": "workload.length",
-    "batch": "limits.batch",
 }
 """Settings that a heading names if all runs share them: what they are called, and their keys."""
 _USUAL = {"speed": 1.0, "rate scale": 1.0}
@@ -128,7 +128,7 @@ def add_title(
 ) -> None:
     """Add a heading from what all runs share, with the legend's handles if given; below, the notes on the runs.
 
-    note: ends the heading. below: a note on the figure, before the others.
+    note: ends the heading. below: a note on the figure, after the others.
     """
     rows = [{str(key): value for key, value in row.items()} for row in runs.to_dict("records")]
     shared = [str(rows[0][key]) for key in ("model", "workload") if len({row[key] for row in rows}) == 1]
@@ -137,7 +137,7 @@ def add_title(
         told = len(values) == 1 and not values & {None, _USUAL.get(name)}
         shared += [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for value in values if told]
     text = ": ".join(filter(None, [heading, ", ".join(shared)])) + (f" ({note})" if note else "")
-    add_heading(figure, text, "\n".join(filter(None, [below, *notes_of(runs["about"])])), handles)
+    add_heading(figure, text, "\n".join(filter(None, [*notes_of(runs["about"]), below])), handles)
 
 
 def add_heading(figure: Figure, heading: str, origin: str, handles: Sequence[Artist] = ()) -> None:

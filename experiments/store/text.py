@@ -59,7 +59,7 @@ _LATENCIES = {
 def name_of(about: Summary) -> str:
     """A run's name in tables and legends: the policy, an own one by its class, with its chunk if it has one."""
     policy = policy_name(about["policy"])
-    chunk = "" if about["chunk"] is None else f" {about['chunk']}"
+    chunk = "" if about.get("chunk") is None else f" {about['chunk']}"
     usual = about["chunking"] in (None, "tile_aligned") or "chunking=" in policy
     return f"{policy}{chunk}" if usual else f"{policy}{chunk}, {about['chunking']}"
 
