@@ -68,7 +68,11 @@ def installed(built: Path) -> Path:
 
 
 def imported() -> set[str]:
-    """The packages that the three import, anywhere; Triton and attention kernels come with a GPU's PyTorch and `.[gpu]`."""
+    """The packages that the three import, anywhere.
+
+    Triton and attention kernels come with a GPU's PyTorch and `.[gpu]`, tokenizers with transformers; vLLM is the one that
+    loads cbatch.vllm.
+    """
     found: set[str] = set()
     for file in (path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -76,7 +80,7 @@ def imported() -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.partition(".")[0])
-    return found - {*sys.stdlib_module_names, *PACKAGES, "triton", "flash_attn"}
+    return found - {*sys.stdlib_module_names, *PACKAGES, "triton", "flash_attn", "tokenizers", "vllm"}
 
 
 def test_every_package_that_is_imported_is_installed_by_pip() -> None:

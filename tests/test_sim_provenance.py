@@ -101,12 +101,12 @@ def test_a_result_lists_the_entries_that_were_not_measured(
 @pytest.mark.parametrize(
     ("model", "topology", "asynchronous", "stated"),
     [
-        ("llama-13b", Topology(), True, True),
-        ("llama-13b", Topology(), None, True),  # single iterations
-        ("llama-13b", Topology(), False, False),
-        ("llama-2-7b", Topology(), True, False),
-        ("llama-13b", Topology(tensor_parallel=4), True, False),
-        ("llama-13b", Topology(replicas=2), True, False),
+        ("llama-3.1-8b", Topology(), True, True),
+        ("llama-3.1-8b", Topology(), None, True),  # single iterations
+        ("llama-3.1-8b", Topology(), False, False),
+        ("llama-13b", Topology(), True, False),
+        ("llama-3.1-8b", Topology(tensor_parallel=4), True, False),
+        ("llama-3.1-8b", Topology(replicas=2), True, False),
     ],
 )
 def test_an_error_is_stated_only_where_it_was_established(
