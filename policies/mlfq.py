@@ -1,12 +1,10 @@
 """Skip-join multi-level feedback queue: FastServe (Wu et al., arXiv 2305.05920; NSDI 2026), pausing and recomputing.
 
-Queue p has a quantum of q0 * 2^p seconds. A request joins the first queue whose quantum holds its prefill (`skip_join`; otherwise
-queue 0), and moves to the tail of the next one when the iterations that it took part in have used up the quantum.
-Each iteration takes the first requests of the highest queues; the others pause and keep their KV cache. Where that is full, the
-request at the tail of the lowest queue is preempted and recomputed; a waiting one blocks the other waiting ones. After
-`promote_after` seconds without service a request of a lower queue moves to the tail of queue 0. Pausing needs places: give
-`max_running` above `batch`. Source: the code (LLMServe/FastServe, fastserve/scheduler.py); the paper from secondary notes.
-Differs from both as docs/policies/mlfq.md says.
+Queue p has a quantum of q0 * 2^p seconds. A request joins the first whose quantum holds its prefill (`skip_join`; otherwise queue 0),
+and moves to the tail of the next when its iterations have used up the quantum. Each takes the first requests of the highest
+queues; others pause and keep their KV cache (give `max_running` above `batch`). Where that is full, the tail of the lowest queue is
+preempted and recomputed; a waiting one blocks others. After `promote_after` seconds without service a request moves to the tail
+of queue 0. Source: the code (LLMServe/FastServe, fastserve/scheduler.py). docs/policies/mlfq.md says where this differs.
 """
 
 from collections import OrderedDict
@@ -26,7 +24,7 @@ class MLFQ:
         self._arrived: list[Request] = []
         self._num_joined = 0
         self._place: dict[Request, tuple[int, int]] = {}  # number of the queue, and of the joining
-        self._waiting = WaitingQueue(lambda request: self._place[request])
+        self._waiting = WaitingQueue(self._place_of)
         self._used: dict[Request, float] = {}  # seconds of the quantum
         self._served_at: OrderedDict[Request, float] = OrderedDict()  # longest ago first; not of promoted ones
 
@@ -52,6 +50,9 @@ class MLFQ:
         del self._place[request], self._used[request]
         self._served_at.pop(request, None)
 
+    def _place_of(self, request: Request) -> tuple[int, int]:
+        return self._place[request]
+
     def _first_queue(self, request: Request, view: View) -> int:
         seconds = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
         return next(number for number in count() if self.quantum * 2**number >= seconds)
@@ -75,6 +76,5 @@ class MLFQ:
             self._used[request] += seconds
             self._served_at[request] = view.now
             self._served_at.move_to_end(request)
-            number = self._place[request][0]
-            if self._used[request] > self.quantum * 2**number:
+            if self._used[request] > self.quantum * 2 ** (number := self._place[request][0]):
                 self._join(request, number + 1)
