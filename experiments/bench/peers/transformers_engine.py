@@ -1,6 +1,6 @@
 """Continuous batching of `transformers` (5.17), as it is by default: captured graphs and asynchronous batching where it finds them useful.
 
-Only what the work asks for is set. Attention is paged, by the newest flash-attention that is installed, else PyTorch's.
+Only what the work asks for is set. Attention is paged, by flash-attention 3 or 2 if it is installed, else PyTorch's.
 """
 
 import time
@@ -68,7 +68,8 @@ class TransformersEngine:
 
 
 def _attention(utils: Any) -> str:
-    for version in (4, 3, 2):
+    """Not flash-attn-4: 5.17 gives it an int as lengths of keys, which 4.0.0b36 does not take (H200, 2026-11-22)."""
+    for version in (3, 2):
         if getattr(utils, f"is_flash_attn_{version}_available")():
             return f"flash_attention_{version}"
     return "sdpa"
