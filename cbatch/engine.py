@@ -17,14 +17,14 @@ from typing import Any
 
 from cbatch.cost import CostModel
 from cbatch.engine_view import EngineView
-from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError, StallError, WorkloadError
+from cbatch.errors import PolicyError, StallError, WorkloadError
 from cbatch.executor import Executor
 from cbatch.kv import BlockPool, CountingPool
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
 from cbatch.policy import Policy
-from cbatch.policy_calls import check_policy, ignore, line_in_policy, optional_method, policy_raised
+from cbatch.policy_calls import call_at, check_policy, ignore, optional_method
 from cbatch.record import InFlight, RunRecord, StepRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
@@ -238,14 +238,7 @@ class Engine:
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
         """Call the policy; an exception in it becomes an error that names the policy."""
-        try:
-            return method(argument)
-        except PlanError as error:  # a call of the plan builder that no plan may contain
-            raise PlanError(f"{self._where()}, {error}{line_in_policy(error)}") from error
-        except (CbatchError, Interruption, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            raise policy_raised(self._where(), method, error) from error
+        return call_at(self._where, method, argument)
 
     def _where(self) -> str:
         return f"policy {self.policy_name}, iteration {self.state.iteration}"

@@ -5,7 +5,7 @@ from pathlib import Path
 from traceback import extract_tb
 from typing import Any
 
-from cbatch.errors import CbatchError, Interruption, PolicyError
+from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError
 from cbatch.limits import Limits
 from cbatch.policy import Policy
 
@@ -37,6 +37,18 @@ def call(where: str, method: Callable[..., Any], *arguments: Any) -> Any:
         raise
     except BaseException as error:
         raise policy_raised(where, method, error) from error
+
+
+def call_at(where: Callable[[], str], method: Callable[[Any], Any], argument: Any) -> Any:
+    """The same in the middle of a run; `where` is asked only for an error, which a call of the plan builder may be, too."""
+    try:
+        return method(argument)
+    except PlanError as error:  # a call of the plan builder that no plan may contain
+        raise PlanError(f"{where()}, {error}{line_in_policy(error)}") from error
+    except (CbatchError, Interruption, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        raise policy_raised(where(), method, error) from error
 
 
 def policy_raised(where: str, method: Callable[..., Any], error: BaseException) -> PolicyError:

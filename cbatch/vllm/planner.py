@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Mapping
 from logging import getLogger
 from typing import Any
 
-from cbatch.errors import CbatchError, Interruption, PlanError, StallError
+from cbatch.errors import CbatchError, StallError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.policy_calls import check_policy, ignore, line_in_policy, optional_method, policy_raised
+from cbatch.policy_calls import call_at, check_policy, ignore, optional_method
 from cbatch.record import StepRecord
 from cbatch.request import Status
 from cbatch.stall import describe_shortage
@@ -222,14 +222,7 @@ class Planner:
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
         """Calls the policy; an exception in it becomes an error that names the policy."""
-        try:
-            return method(argument)
-        except PlanError as error:  # a call of the plan builder that no plan may contain
-            raise PlanError(f"{self._where}, {error}{line_in_policy(error)}") from error
-        except (CbatchError, Interruption, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            raise policy_raised(self._where, method, error) from error
+        return call_at(lambda: self._where, method, argument)
 
 
 def _warn_at_times(number: int, message: str, what: object) -> None:

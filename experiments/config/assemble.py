@@ -14,7 +14,8 @@ from cbatch.results.service import NO_CLIENT
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Profile
 from cbatch.validation import nearest
-from experiments.config.backends import Auto, Backend, Runtime
+from experiments.config.backend import Backend
+from experiments.config.backends import Auto, Runtime
 from experiments.config.construct import construct
 from experiments.config.servers import make_server
 from experiments.config.settings import Settings, read_settings

@@ -3,11 +3,10 @@
 Only the chosen backend's packages are loaded: a simulated run imports no torch.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from cbatch import ConfigError, Executor, Limits, Server
 from cbatch.cluster import Executors, ReplicatedServer, make_router
@@ -20,6 +19,7 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime, Profile
 from cbatch.topology import Degree, Topology, split_ranks
 from cbatch.validation import Give, Switch, check, not_negative
+from experiments.config.backend import Backend
 from experiments.config.hardware import CPU, cost_model
 from experiments.config.this_machine import count_gpus, cpu_name
 from experiments.workloads import Vocabulary
@@ -53,67 +53,6 @@ class Runtime:
     def options(self, *, times_copies: bool) -> Options:
         """Returns what executors of real tokens need to know of these settings."""
         return Options(check=self.check, compiled=self.compile, graphs=self.graphs, times_copies=times_copies)
-
-
-class Backend(ABC):
-    """A place to run; the defaults are those of real tokens.
-
-    name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block.
-    predicts_with: profile for the predictions of policies where no settings name one.
-    pipeline_stages: consecutive parts of the model; that many iterations are in flight.
-    replicas: copies of the model, each with its own queue. router: assigns requests to them: round_robin, least_loaded,
-        or an object with the method of `cbatch.cluster.Router`.
-    """
-
-    name: ClassVar[str]
-    simulated: ClassVar[bool] = False
-    block_size: ClassVar[int] = 16
-    predicts_with: ClassVar[str] = "h200"
-    pipeline_stages: int
-    replicas: int
-    router: Any
-
-    def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
-        """Returns the cost model for policies; its topology is the run's."""
-        return cost_model(hardware, spec, max_batch=max_batch)
-
-    @abstractmethod
-    def hardware(self, profile: Profile) -> str:
-        """Returns the name of the hardware that the figures hold for."""
-
-    def tile(self, profile: Profile) -> int:
-        """Returns the tile of matrix products in tokens; 1: unknown."""
-        return profile.ceilings.tile
-
-    def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
-        """Returns the model's vocabulary; None in simulation, which has no tokens."""
-        from cbatch.vocabulary import Vocabulary
-
-        return Vocabulary(spec)
-
-    @abstractmethod
-    def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
-        """Returns the default size of the KV cache in tokens, and the reason for it."""
-
-    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:  # noqa: B027 - simulation loads nothing
-        """Raises an error if the executor cannot be built, before weights are loaded."""
-
-    @abstractmethod
-    def executor(
-        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
-    ) -> Executor: ...
-
-    def place(self, replica: int) -> AbstractContextManager[Any]:
-        """Returns the place of a replica, inside which its executor is built."""
-        return nullcontext()
-
-    def replicated(self, servers: Sequence[Server[Any]]) -> ReplicatedServer:
-        """Returns a server of all replicas."""
-        return ReplicatedServer(servers, self.router)
-
-    def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
-        """Returns facts about a run that has ended: which kernels ran, where predicted times come from."""
-        return {"predictions": cost.provenance()}
 
 
 @dataclass(frozen=True, kw_only=True)

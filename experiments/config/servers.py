@@ -11,7 +11,8 @@ from cbatch.model import ModelSpec
 from cbatch.runtime.options import Options
 from cbatch.sim.cost import ProfileCost
 from cbatch.stall import PATIENCE, Patience
-from experiments.config.backends import Backend, Cpu, Cuda
+from experiments.config.backend import Backend
+from experiments.config.backends import Cpu, Cuda
 
 
 def make_server(

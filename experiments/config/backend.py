@@ -1,0 +1,77 @@
+"""What a place to run is asked for; `backends` has the three that `backend=` chooses from."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+from cbatch import Executor, Limits, Server
+from cbatch.cluster import ReplicatedServer
+from cbatch.kv import KVSize
+from cbatch.model import ModelSpec
+from cbatch.runtime.options import Options
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.profile import Profile
+from experiments.config.hardware import cost_model
+from experiments.workloads import Vocabulary
+
+
+class Backend(ABC):
+    """A place to run; the defaults are those of real tokens.
+
+    name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block.
+    predicts_with: profile for the predictions of policies where no settings name one.
+    pipeline_stages: consecutive parts of the model; that many iterations are in flight.
+    replicas: copies of the model, each with its own queue. router: assigns requests to them: round_robin, least_loaded,
+        or an object with the method of `cbatch.cluster.Router`.
+    """
+
+    name: ClassVar[str]
+    simulated: ClassVar[bool] = False
+    block_size: ClassVar[int] = 16
+    predicts_with: ClassVar[str] = "h200"
+    pipeline_stages: int
+    replicas: int
+    router: Any
+
+    def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
+        """Returns the cost model for policies; its topology is the run's."""
+        return cost_model(hardware, spec, max_batch=max_batch)
+
+    @abstractmethod
+    def hardware(self, profile: Profile) -> str:
+        """Returns the name of the hardware that the figures hold for."""
+
+    def tile(self, profile: Profile) -> int:
+        """Returns the tile of matrix products in tokens; 1: unknown."""
+        return profile.ceilings.tile
+
+    def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
+        """Returns the model's vocabulary; None in simulation, which has no tokens."""
+        from cbatch.vocabulary import Vocabulary
+
+        return Vocabulary(spec)
+
+    @abstractmethod
+    def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
+        """Returns the default size of the KV cache in tokens, and the reason for it."""
+
+    def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:  # noqa: B027 - simulation loads nothing
+        """Raises an error if the executor cannot be built, before weights are loaded."""
+
+    @abstractmethod
+    def executor(
+        self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
+    ) -> Executor: ...
+
+    def place(self, replica: int) -> AbstractContextManager[Any]:
+        """Returns the place of a replica, inside which its executor is built."""
+        return nullcontext()
+
+    def replicated(self, servers: Sequence[Server[Any]]) -> ReplicatedServer:
+        """Returns a server of all replicas."""
+        return ReplicatedServer(servers, self.router)
+
+    def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
+        """Returns facts about a run that has ended: which kernels ran, where predicted times come from."""
+        return {"predictions": cost.provenance()}
