@@ -2,6 +2,7 @@
 
 import gc
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -71,6 +72,8 @@ def vllm_rig(pytestconfig: pytest.Config) -> ModuleType:
     folder = pytestconfig.getoption("--vllm")
     if folder is None or not (wheels := vllm_sources.find_wheels(Path(folder))):
         pytest.skip(f"--vllm={folder}: give a folder with a wheel of vLLM (tests/support/vllm_sources.py)")
+    if missing := [name for name in ("msgspec", "cachetools") if find_spec(name) is None]:
+        pytest.fail(f"--vllm: vLLM's scheduler imports {' and '.join(missing)}: pip install {' '.join(missing)}")
     vllm_sources.load(wheels)
     import vllm_rig
 
