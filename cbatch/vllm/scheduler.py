@@ -58,6 +58,10 @@ class _Policed:
         self._next_id = 0
         self._refused: list[tuple[int, str, str]] = []  # client, request and reason, to be told with the next output
 
+    def leave(self: Any) -> None:
+        """The policy is followed no longer: its counts are logged, its recording ends."""
+        self._planner.close()
+
     @property
     def counts(self: Any) -> Counts:
         return self._planner.counts  # type: ignore[no-any-return]
@@ -115,7 +119,7 @@ class _Policed:
         return outputs
 
     def shutdown(self: Any) -> None:
-        self._planner.close()
+        self.leave()
         super().shutdown()  # type: ignore[misc]
 
     # -- seams of vLLM's scheduler -------------------------------------------------------------------------------------

@@ -29,13 +29,14 @@ def main(
     model: str = "llama-3.1-8b",
     repeats: Count = 2,
     requests: Count = 256,
+    record: str = "",
     name: str = "vllm",
     folder: str = "results",
 ) -> None:
     """Measures and prints; writes NAME.json after each round.
 
     `policies` are overrides as in the CBATCH variable, several separated by ";". In each round vLLM's own rule and every policy
-    serve the same three pieces of work: 32 and 256 equal requests of 256 prompt tokens, and mixed requests, all queued at once.
+    serve the same three pieces of work: 32 and 256 equal requests of 256 prompt tokens, and mixed requests, all queued at once. `record` is a folder for recordings of vLLM's own rule, one of each work.
     """
     os.environ |= ENVIRONMENT | {"VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}  # counting GPUs has loaded the driver
     spec, sides = load_spec(model), [VLLM, *policies.split(";")]
@@ -60,6 +61,11 @@ def main(
                 name, hardware, {**stamped, "settings": engine.settings, "figures": found, **measured}, Path(folder)
             )
         _report(found, measured["host"])
+        for work, asked in works.items() if record else ():
+            engine.serve_by(
+                f"{SAME_RULE} vllm.mode=shadow vllm.record={Path(record).resolve() / work.replace(' ', '-')}", asked
+            )
+        engine.serve_by(VLLM, works["32 decodes"][:1])  # ends the last recording
         engine.close()
     print(f"written: {written}")
 

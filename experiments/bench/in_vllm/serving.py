@@ -7,14 +7,15 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from cbatch import CbatchError
+from experiments.bench.in_vllm.client import OUTPUT, PROMPT, RATIO, SLO, Client
 from experiments.bench.in_vllm.model import write_model
 from experiments.bench.in_vllm.offline import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM
 from experiments.bench.peers.measure import graphics_card
@@ -22,8 +23,8 @@ from experiments.bench.peers.vllm_engine import ENVIRONMENT, MEMORY_SHARE
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import write
+from experiments.workloads import TraceReplay
 
-PROMPT, OUTPUT, RATIO = 1024, 200, 0.8
 POLICIES = ";".join(
     (
         SAME_RULE,
@@ -32,7 +33,6 @@ POLICIES = ";".join(
         f"policy=longest_first chunk={BUDGET}",
     )
 )
-KEPT = ("completed", "request_throughput", "output_throughput", "total_token_throughput")
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 
 
@@ -41,6 +41,8 @@ def main(
     shares: str = "0.6,0.9",
     seconds: Count = 20,
     capacity: float = 0.0,
+    trace: str = "",
+    record: str = "",
     model: str = "llama-3.1-8b",
     port: Count = 8000,
     name: str = "vllm-serving",
@@ -49,64 +51,45 @@ def main(
     """Measures and prints; writes NAME.json after each run of the client.
 
     `policies` as for benchmark vllm. `capacity` is in requests per second; 0 measures it first: all requests at once, vLLM's own rule.
-    `shares` of it are offered for about `seconds` each.
+    `shares` of it are offered for about `seconds` each: requests of random lengths at random times or, given a `trace`, its first
+    requests when they came, faster or slower as the share asks. `record` is a folder for recordings of vLLM's own rule at each share.
     """
     spec = load_spec(model)
     hardware, driver = graphics_card()
     about = {"model": spec.name, "batch": BATCH, "budget": BUDGET, "prompt": PROMPT, "output": OUTPUT, "ratio": RATIO}
-    about |= {"driver": driver, "version": metadata.version("vllm"), "environment": ENVIRONMENT}
+    about |= {"trace": Path(trace).name, "slo": SLO, "driver": driver, "version": metadata.version("vllm")}
+    about["environment"] = ENVIRONMENT
     figures: dict[str, dict[str, dict[str, float]]] = {}
+    os.environ |= ENVIRONMENT
     with TemporaryDirectory() as temporary:
         write_model(spec, Path(temporary))
         with _server(Path(temporary), port, Path(folder)):
-            client = _Client(Path(temporary), port)
-            client.run(VLLM, float("inf"), BATCH)  # warms up
+            client = Client(Path(temporary), port)
+            client.run(VLLM, float("inf"), 32)  # warms up
             if not capacity:
                 capacity = client.run(VLLM, float("inf"), 2 * BATCH)["request_throughput"]
             print(f"capacity: {capacity:.2f} requests/s", flush=True)
-            for share in map(float, shares.split(",")):
-                rate = share * capacity
-                for side in (VLLM, *policies.split(";")):
-                    found = client.run(side, rate, round(rate * seconds))
-                    figures.setdefault(side, {})[f"{share:g}"] = found
-                    print(f"{share:4.2f} {side:50} {_row(found)}", flush=True)
+            for share in shares.split(","):
+                rate = float(share) * capacity
+                sides = [VLLM, *policies.split(";")]
+                sides += (
+                    [f"{SAME_RULE} vllm.mode=shadow vllm.record={Path(record).resolve() / share}"] if record else []
+                )
+                for side in sides:
+                    found = _offer(client, side, rate, round(rate * seconds), trace)
+                    figures.setdefault(side, {})[share] = found
+                    print(f"{share:4} {side:50} {_row(found)}", flush=True)
                     written = write(name, hardware, {**about, "capacity": capacity, "figures": figures}, Path(folder))
+            client.run(VLLM, float("inf"), 1)  # ends the last recording
     print(f"written: {written}")
 
 
-class _Client:
-    """`vllm bench serve`, a process for each run."""
-
-    def __init__(self, folder: Path, port: int) -> None:
-        self._folder, self._port = folder, port
-
-    def run(self, side: str, rate: float, number: int) -> dict[str, float]:
-        """Returns what it reports of `number` requests at `rate` per second."""
-        extra = {"vllm_xargs": {"cbatch": side, "slo_ttft": 1.0, "slo_tbt": 0.05}}
-        options = {
-            "backend": "openai",
-            "model": self._folder,
-            "port": self._port,
-            "dataset-name": "random",
-            "random-input-len": PROMPT,
-            "random-output-len": OUTPUT,
-            "random-range-ratio": RATIO,
-            "num-prompts": number,
-            "request-rate": rate,
-            "seed": 1,
-            "temperature": 0,
-            "extra-body": json.dumps(extra),
-            "result-dir": self._folder,
-            "result-filename": "result.json",
-            "percentile-metrics": "ttft,tpot,itl,e2el",
-        }
-        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-        command = [*COMMAND, "bench", "serve", *words, "--ignore-eos", "--save-result", "--disable-tqdm"]
-        done = subprocess.run(command, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
-        if done.returncode:
-            raise CbatchError(f"vllm bench serve failed: {done.stderr.strip()[-3000:]}")
-        result: dict[str, Any] = json.loads((self._folder / "result.json").read_text())
-        return {key: value for key, value in result.items() if key in KEPT or key.endswith("_ms")}
+def _offer(client: Client, side: str, rate: float, number: int, trace: str) -> dict[str, float]:
+    if not trace:
+        return client.run(side, rate, number)
+    lengths = TraceReplay(path=trace, num_requests=number, max_length=LONGEST, too_long="clip")
+    last = lengths.requests(None)[-1].arrival_time
+    return client.replay(side, replace(lengths, speed=last * rate / number).requests(None))
 
 
 @contextmanager
@@ -125,7 +108,7 @@ def _server(model: Path, port: int, folder: Path) -> Iterator[None]:
     }
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     folder.mkdir(parents=True, exist_ok=True)
-    variables = {**os.environ, **ENVIRONMENT, "CBATCH_TIMES": str(folder.resolve() / "vllm-times.json")}
+    variables = {**os.environ, "CBATCH_TIMES": str(folder.resolve() / "vllm-times.json")}
     with (folder / "vllm-serve.log").open("w") as log:
         command = [*COMMAND, "serve", str(model), *words, "--no-enable-prefix-caching"]
         process = subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)

@@ -73,6 +73,7 @@ class _Turns:
     def _change(self, wanted: str) -> None:
         start = time.monotonic()
         overrides = ["policy=vllm_v1"] if wanted == VLLM else shlex.split(wanted)
+        self._scheduler.leave()
         size = self._scheduler.vllm_config.parallel_config.tensor_parallel_size
         self._scheduler.follow(make_adapter(overrides, size), lambda: time.monotonic() - start)
         self._current = wanted

@@ -1,0 +1,78 @@
+"""vLLM's own client, `vllm bench serve` (0.22), run in this process: its imports take longer than most runs.
+
+It has no arrival times of its own but Poisson ones; for those of a trace, its generator of requests is replaced.
+"""
+
+import asyncio
+import io
+import json
+import time
+from argparse import ArgumentParser
+from collections.abc import AsyncIterator, Sequence
+from contextlib import redirect_stdout
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from cbatch import CbatchError, Request
+
+PROMPT, OUTPUT, RATIO = 1024, 200, 0.8
+SLO = {"slo_ttft": 1.0, "slo_tbt": 0.05}
+KEPT = ("completed", "request_throughput", "output_throughput", "total_token_throughput")
+
+
+class Client:
+    """Of a server on this machine that serves the model in `folder`."""
+
+    def __init__(self, folder: Path, port: int) -> None:
+        self._folder, self._port = folder, port
+        self._module: Any = import_module("vllm.benchmarks.serve")
+        self._parser = ArgumentParser()
+        self._module.add_cli_args(self._parser)
+
+    def run(self, side: str, rate: float, number: int) -> dict[str, float]:
+        """Returns what it reports of `number` requests of random lengths at `rate` per second, in milliseconds and per second."""
+        lengths = {"random-input-len": PROMPT, "random-output-len": OUTPUT, "random-range-ratio": RATIO}
+        return self._run(side, number, {"dataset-name": "random", "request-rate": rate, **lengths})
+
+    def replay(self, side: str, requests: Sequence[Request]) -> dict[str, float]:
+        """The same for requests of these lengths that arrive when they say, in seconds since the first."""
+        path = self._folder / "trace.jsonl"
+        prompts = (" ".join(f"t{request.id % 1000}" for _ in range(request.num_prompt_tokens)) for request in requests)
+        rows = (
+            {"prompt": text, "output_tokens": each.max_new_tokens} for text, each in zip(prompts, requests, strict=True)
+        )
+        path.write_text("\n".join(map(json.dumps, rows)))
+
+        async def at_its_time(chosen: Sequence[Any], rate: float, *_: Any) -> AsyncIterator[tuple[Any, float]]:
+            began = time.perf_counter() - requests[0].arrival_time
+            for sample, request in zip(chosen, requests, strict=True):
+                await asyncio.sleep(max(began + request.arrival_time - time.perf_counter(), 0.0))
+                yield sample, rate
+
+        with patch.object(self._module, "get_request", at_its_time):
+            return self._run(
+                side, len(requests), {"dataset-name": "custom", "dataset-path": path, "custom-output-len": -1}
+            )
+
+    def _run(self, side: str, number: int, options: dict[str, Any]) -> dict[str, float]:
+        options |= {
+            "backend": "openai",
+            "model": self._folder,
+            "port": self._port,
+            "num-prompts": number,
+            "seed": 1,
+            "temperature": 0,
+            "extra-body": json.dumps({"vllm_xargs": {"cbatch": side, **SLO}}),
+            "percentile-metrics": "ttft,tpot,itl,e2el",
+        }
+        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        flags = ["--ignore-eos", "--disable-tqdm", "--disable-shuffle", "--skip-chat-template"]
+        with redirect_stdout(io.StringIO()) as printed:
+            result = self._module.main(self._parser.parse_args([*words, *flags]))
+        if result["completed"] < number:
+            raise CbatchError(
+                f"vllm bench serve completed {result['completed']} of {number} requests: {printed.getvalue()[-2000:]}"
+            )
+        return {key: value for key, value in result.items() if key in KEPT or key.endswith("_ms")}
