@@ -62,6 +62,7 @@ class Client:
             "model": self._folder,
             "port": self._port,
             "num-prompts": number,
+            "num-warmups": 1,  # the scheduler takes up the policy
             "seed": 1,
             "temperature": 0,
             "extra-body": json.dumps({"vllm_xargs": {"cbatch": side, **SLO}}),
