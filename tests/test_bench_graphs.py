@@ -98,7 +98,7 @@ def test_graphs_are_captured_again_in_the_order_and_pools_asked_for(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
     of = GraphedIteration.__new__(GraphedIteration)
-    of._eager = of.cache = None  # type: ignore[assignment]
+    of._eager = of.caches = None  # type: ignore[assignment]
     of._streams = [None]  # type: ignore[list-item]
     of._slots = (0, 1)  # type: ignore[assignment]
     found = Recorded(of, [Shape(size, size, 4) for size in (1, 2, 8)], graph_memory.WAYS[way])

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.power import GpuClock, PowerLimit
 from cbatch.sim.profile import HostTime, Profile
 from cbatch.sim.profile_file import load_profile
+from cbatch.topology import Topology
 from experiments.profile import host
 from experiments.profile.__main__ import main
 from experiments.profile.batches import (
@@ -31,11 +33,18 @@ from experiments.profile.batches import (
     uneven,
 )
 from experiments.profile.fitted import FittedLaboratory, features, fit
-from experiments.profile.kernels import shares
+from experiments.profile.kernels import Shares, shares
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.measure import measure, mixed_bases
-from experiments.profile.tables import graphs_table, model_tables, read_existing, rows_table, write_profile
-from experiments.profile.transfers import link_times
+from experiments.profile.tables import (
+    UNCOMPARED,
+    graphs_table,
+    model_tables,
+    put_model,
+    read_existing,
+    rows_table,
+    write_profile,
+)
 
 LIMITS = Limits(8, 4096, 2048, tile=64)
 CAPTURED = (64, 128, 256)
@@ -108,15 +117,20 @@ def laboratory(rows: int = LIMITS.max_batch, power: PowerLimit | None = None) ->
     return Laboratory(Server(Clockwork(rows, power), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
 
 
-def profile_of(folder: Path, lab: Laboratory, small: Laboratory) -> Profile:
-    """A file measured on the clockwork, loaded again."""
+def tables_of(lab: Laboratory, small: Laboratory) -> dict[str, Any]:
+    """The tables of what is measured on the clockwork, and of graphs for two requests."""
     found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None)
     bases = {2: mixed_bases(small, captured_edges(RANGES), found.chunks), 8: found.mixed}
 
-    def share(size: float) -> object:
+    def share(size: float) -> Shares:
         return shares([("nvjet", 7.0), ("_add_norm_kernel", 1.0), ("nvjet", 2.0)])
 
-    tables = model_tables(found, share, share, 8, {"captured_rows": rows_table(bases)})  # type: ignore[arg-type]
+    return model_tables(found, share, share, 8, {"captured_rows": rows_table(bases)})
+
+
+def profile_of(folder: Path, lab: Laboratory, small: Laboratory) -> Profile:
+    """A file measured on the clockwork, loaded again."""
+    tables = tables_of(lab, small)
     data = {
         "name": "x",
         "hardware": "x",
@@ -179,6 +193,35 @@ def test_the_clock_is_seen_to_follow_the_power() -> None:
     assert [max(curve.seconds) for curve in (steady.gain, steady.loss, steady.decode_loss)] == pytest.approx(
         [0.0] * 3, abs=1e-9
     )
+
+
+def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees(tmp_path: Path) -> None:
+    """On two GPUs the clockwork is as fast as on one: nothing is halved, and no all-reduce is added."""
+    one, lab = profile_of(tmp_path, laboratory(), laboratory(2)), laboratory()
+    data, host = read_existing(tmp_path / "x.json"), {"sync": {"seconds": 1.0, "seconds_per_request": 0.0}}
+    data["models"][SPEC.name]["from"] = "measured first"
+    put_model(data, SPEC, "measured on two", tables_of(lab, laboratory(2)), host, 2)
+    write_profile(tmp_path / "x.json", data)
+    profile = load_profile(str(tmp_path / "x.json"))
+    two = ProfileCost(profile, SPEC, Topology(2))
+    for batch, seconds in lab.measured.items():
+        assert two.predict(batch.shape()) == pytest.approx(seconds, rel=2e-4), batch
+        assert ProfileCost(profile, SPEC).predict(batch.shape()) == ProfileCost(one, SPEC).predict(batch.shape())
+    assert two.parts(BatchShape((), 8, 8)).communication == 0 and two.estimated == ()
+    assert (two.origins()["linear"], ProfileCost(profile, SPEC).origins()["linear"]) == (
+        "measured on two",
+        "measured first",
+    )
+    assert "all_reduce.2" not in two.origins() and two.origins()["exchange"] == "measured within linear and other"
+    assert (profile.error, profile.sync_host.seconds) == ("x", 0.0)
+    put_model(data, SPEC, "measured again", tables_of(lab, laboratory(2)), host | {"async": host["sync"]}, 1)
+    write_profile(tmp_path / "x.json", data)
+    profile = load_profile(str(tmp_path / "x.json"))
+    assert [ProfileCost(profile, SPEC, Topology(degree)).origins()["linear"] for degree in (1, 2)] == [
+        "measured again",
+        "measured on two",
+    ]
+    assert (profile.error, profile.sync_host.seconds) == (UNCOMPARED, 1.0)
 
 
 def test_with_the_clock_too_the_parts_add_up(tmp_path: Path) -> None:
@@ -369,6 +412,8 @@ def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         (["model=llama-9"], "model=llama-9: no such model"),
         (["model=tiny", "backend=tpu"], "backend=tpu is unknown; give cuda or cpu"),
         (["model=tiny", "batch=0", "backend=cpu"], "batch=0: give a whole number, at least 2"),
+        (["model=tiny", "backend=cpu", "tensor_parallel=2"], "tensor_parallel is measured on GPUs; give backend=cuda"),
+        (["model=tiny", "tensor_parallel=3"], "tensor_parallel=3 does not divide the 4 attention heads of model=tiny"),
         (["model=tiny", "bach=4"], "bach: no such key; did you mean batch?"),
         (["tiny"], "option 'tiny' is not of the form key=value"),
         (
@@ -380,10 +425,3 @@ def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         error = capsys.readouterr().err
         assert says in error and error.count("\n") == 1
     assert main([]) == 2 and main(["--help"]) == 0
-
-
-def test_links_between_processes_are_timed() -> None:
-    found = link_times("gloo", 2, sizes=(1024, 4096))
-    assert set(found["all_reduce"]) == {"2"} and found["all_reduce"]["2"]["bytes"] == [1024, 4096]
-    assert all(seconds > 0 for seconds in [*found["all_reduce"]["2"]["seconds"], *found["within_node"]["seconds"]])
-    assert link_times("gloo", 1) == {}

@@ -92,7 +92,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
             make(models, send=_sender(devices)),
             [slot.stages[stage] for slot in slots],
             cast(CudaStream, stream).streams,
-            models[0].cache,
+            [model.cache for model in models],
             shapes,
         )
         for stage, (models, stream) in enumerate(zip(stages, compute, strict=True))

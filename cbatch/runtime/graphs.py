@@ -62,7 +62,7 @@ class GraphedIteration:
     """Replays a captured graph where a step fits one, and runs the others operation by operation. See `Iteration`.
 
     report: what the captures have cost.
-    cache: the first rank's part.
+    caches: each rank's part.
     graphs: by shape and slot, one for each rank.
     num_replayed, num_eager: iterations so far.
     """
@@ -72,7 +72,7 @@ class GraphedIteration:
         eager: EagerIteration,
         slots: Sequence[StageSlot],
         streams: Sequence[torch.cuda.Stream],
-        cache: PagedCache,
+        caches: Sequence[PagedCache],
         shapes: Sequence[Shape],
     ) -> None:
         """Capture every shape for every slot.
@@ -88,7 +88,7 @@ class GraphedIteration:
         """
         self._eager, self._slots, self._streams = eager, slots, streams
         self._stream = streams[0]
-        self.cache = cache
+        self.caches = caches
         self.graphs: dict[tuple[Shape, int], list[Captured]] = {}
         self.num_replayed = self.num_eager = 0
         self.report = self._capture_all(sorted(shapes, key=lambda shape: shape.num_tokens, reverse=True))
@@ -166,7 +166,7 @@ class GraphedIteration:
     def _work(self, shape: Shape) -> Work:
         """The upper bounds of an iteration of this shape."""
         max_query_len = 1 if is_decode(shape) else shape.num_tokens
-        bounds = Bounds(max_query_len, shape.num_blocks * self.cache.size.block_size, max_chunks(shape))
+        bounds = Bounds(max_query_len, shape.num_blocks * self.caches[0].size.block_size, max_chunks(shape))
         return Work(shape, bounds, sampling=False)
 
     def _guard(self, shape: Shape, operation: Callable[[Shape], None]) -> None:
@@ -188,7 +188,7 @@ class GraphedIteration:
 
     def _put_dummies(self, shape: Shape) -> None:
         """Fill the first slot's inputs with padding."""
-        slot, size = self._slots[0], self.cache.size
+        slot, size = self._slots[0], self.caches[0].size
         for stream in self._streams:
             stream.synchronize()
         pack_dummies(shape, size.num_blocks, size.block_size, host_views(slot.host_array, shape))

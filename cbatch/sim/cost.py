@@ -100,7 +100,7 @@ class ProfileCost:
         self.estimated = self.operations.estimated
         self._layers = topology.share(spec).num_layers  # of a stage
         self._all_reduce: Seconds | None = None
-        if topology.tensor_parallel > 1:
+        if topology.tensor_parallel > 1 and self.operations.exchange is None:
             self._all_reduce, estimated = profile.links.all_reduce_of(topology.tensor_parallel, profile.name)
             self.estimated += ("all_reduce",) * estimated
         self._links = [
@@ -174,7 +174,7 @@ class ProfileCost:
         profile, topology = self.profile, self.topology
         stages = range(topology.pipeline_stages - 1)
         links = ["between_nodes" if topology.leaves_node(stage) else "within_node" for stage in stages]
-        if topology.tensor_parallel > 1 and "all_reduce" not in self.estimated:
+        if self._all_reduce and "all_reduce" not in self.estimated:
             links.append(f"all_reduce.{topology.tensor_parallel}")
         found = {name: profile.entries.get(f"links.{name}", profile.source) for name in links}
         estimated = dict.fromkeys(self.estimated, f"{FALLBACK}: not measured for {self.spec.name}")
@@ -226,8 +226,11 @@ class ProfileCost:
     def _compute_token_times(self, tables: _Tables, num_tokens: int) -> _TokenTimes:
         layers, embedding = self._layers, self.operations.embedding
         message = num_tokens * self._hidden_bytes
-        all_reduces = 2 * layers * self._all_reduce.at(message) if self._all_reduce else 0.0
-        messages = [*self._links, *([self._all_reduce] if self._all_reduce else [])]
+        exchanges = layers * measured.at(num_tokens) if (measured := self.operations.exchange) else 0.0
+        messages = list(self._links)
+        if self._all_reduce:
+            exchanges = 2 * layers * self._all_reduce.at(message)
+            messages.append(self._all_reduce)
         mixed = tables is self._mixed
         linear = layers * tables.linear.at(num_tokens)
         other = layers * tables.other.at(num_tokens)
@@ -242,7 +245,7 @@ class ProfileCost:
             linear,
             other,
             pace,
-            all_reduces,
+            exchanges,
             embedding.at(num_tokens),
             tuple(link.at(message) for link in self._links),
             all(part.covers(num_tokens) for part in (tables.linear, tables.other, embedding))

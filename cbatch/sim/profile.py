@@ -98,6 +98,7 @@ class Measured:
     linear, other: seconds of one layer's matrix products and small operations, against tokens.
     attention: of one layer.
     embedding: of the whole model, against tokens. head: output head and sampling, against requests.
+    exchange: of one layer's parts between the ranks, against tokens; None: two all-reduces over the profile's links.
     decode_only: iterations without prompts, if measured separately; linear, other and head then exclude them.
     captured_rows: effect of the largest batch on captured iterations. captured_graphs: None: nothing is padded.
     power: how the time of an iteration depends on the iterations before it.
@@ -109,6 +110,7 @@ class Measured:
     other: PiecewiseLinear | None = None
     embedding: PiecewiseLinear | None = None
     head: PiecewiseLinear | None = None
+    exchange: PiecewiseLinear | None = None
     decode_only: DecodeOnly | None = None
     captured_rows: CapturedRows | None = None
     captured_graphs: CapturedGraphs | None = None
@@ -135,6 +137,7 @@ class Operations:
     other: Seconds
     embedding: Seconds
     head: Seconds
+    exchange: PiecewiseLinear | None
     decode_only: DecodeOnly | None
     captured_rows: CapturedRows | None
     captured_graphs: CapturedGraphs | None
@@ -216,6 +219,7 @@ class Profile:
             other=measured.other or other,
             embedding=measured.embedding or embedding,
             head=measured.head or head_product(share, ceilings),
+            exchange=measured.exchange,
             decode_only=measured.decode_only,
             captured_rows=measured.captured_rows,
             captured_graphs=measured.captured_graphs,

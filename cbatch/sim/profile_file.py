@@ -10,7 +10,7 @@
      "links": {"all_reduce": {GPUs: {"bytes": [], "seconds": []}}, "within_node", "between_nodes", "to_device",
                "to_host": {"bytes", "seconds"}},                                                          (optional)
      "models": {NAME: {"num_layers": number, "host": as above, optional, "tensor_parallel": {DEGREE: {
-         "linear": {"tokens": [], one list of seconds per product}, "other", "embedding": {"tokens", "seconds"},
+         "linear": {"tokens": [], one list of seconds per product}, "other", "embedding", "exchange": {"tokens", "seconds"},
          "head": {"requests", "seconds"}, "chunks", "decodes", "mixed_decodes": {"sizes", "contexts", "seconds": [[]]},
          "decode_only": {"linear", "other", "head"},                                                       (optional)
          "captured_rows": {"requests": [], "tokens": [], "seconds": [[]]},                                 (optional)
@@ -168,13 +168,14 @@ def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:
 
 def _measured(node: Node, layer: float) -> Measured:
     """layer: one layer's share of the seconds in the file."""
-    tables = "linear other embedding head chunks decodes mixed_decodes decode_only captured_rows captured_graphs power"
+    tables = "linear other embedding exchange head chunks decodes mixed_decodes decode_only captured_rows captured_graphs power"
     node.only(*tables.split())
     return Measured(
         linear=node.optional("linear", lambda table: _linear(table).scaled(layer)),
         attention=_attention(node, layer),
         other=node.optional("other", lambda table: _by_tokens(table).scaled(layer)),
         embedding=node.optional("embedding", _by_tokens),
+        exchange=node.optional("exchange", lambda table: _by_tokens(table).scaled(layer)),
         head=node.optional("head", _by_requests),
         decode_only=node.optional("decode_only", lambda table: _decode_only(table, layer)),
         captured_rows=node.optional(

@@ -91,14 +91,14 @@ def kernel_share(server: Server[Any], requests: Any, asynchronous: bool) -> floa
     return covered_share(trace.kernels)
 
 
-def window(trace: KernelTrace) -> Callable[[Engine], None]:
-    """Returns a function that starts and stops the trace at the edges of the window."""
+def window(trace: KernelTrace, edges: tuple[int, int] = WINDOW) -> Callable[[Engine], None]:
+    """Returns a function that starts and stops the trace at these iterations."""
 
     def on_step(engine: Engine) -> None:
         iteration = engine.view.iteration
-        if iteration == WINDOW[0]:
+        if iteration == edges[0]:
             trace.start()
-        elif iteration == WINDOW[1]:
+        elif iteration == edges[1]:
             trace.stop()
 
     return on_step

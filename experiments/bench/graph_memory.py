@@ -45,7 +45,7 @@ class Recaptured(GraphedIteration):
         self._way = way
         self.tokens: list[int] = []
         self.used: list[int] = []
-        super().__init__(of._eager, of._slots, of._streams, of.cache, shapes)
+        super().__init__(of._eager, of._slots, of._streams, of.caches, shapes)
 
     def _capture_all(self, shapes: Sequence[Shape]) -> CaptureReport:
         for shape in shapes:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cbatch import ConfigError, Limits, Policy, Request
+from cbatch import ConfigError, Limits, Policy, Request, Server
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.results.stages import account_stages
@@ -36,6 +36,7 @@ POLICIES: Policies = {
 }
 SHORTEST, LONGEST, THETA, PD_RATIO = 1024, 4096, 0.4, 10
 BLOCK_SIZE = 128
+WARM_UP_TOKENS = 16
 
 
 def main(
@@ -99,12 +100,19 @@ def _measure(
     backend: Cuda, spec: ModelSpec, limits: Limits, chosen: Policies, lengths: Lengths, repeats: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     server = real_server(backend, spec, limits)
-    server.serve(Orca(), equal_requests(limits.max_running, 64, 16, spec.vocab_size))
+    warm_up(server, spec)
     for name, runs in compare(server, chosen, lambda: make_requests(lengths, spec.vocab_size), repeats):
         yield name, _figures(runs.spread("tokens_per_second"), runs.served[0], runs.eager, account_stages(runs.record))
     server.close()
     del server
     release_memory()
+
+
+def warm_up(server: Server[Any], spec: ModelSpec) -> None:
+    """Serves whole prompts whose first iterations are as large as any: they take the memory, which the first run would pay for."""
+    limits = server.limits
+    prompt = min(limits.max_tokens // limits.max_batch, LONGEST - WARM_UP_TOKENS)
+    server.serve(Orca(), equal_requests(limits.max_running, prompt, WARM_UP_TOKENS, spec.vocab_size))
 
 
 def _simulate(

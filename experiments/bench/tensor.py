@@ -1,29 +1,34 @@
 """Tensor parallelism, on GPUs or simulated: the requests of `bench pipeline` and a batch of decodes, by number of GPUs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from cbatch import ConfigError, Limits, Server
+from cbatch import ConfigError, Limits, Request, Server
 from cbatch.kv import KVSize, blocks_for
 from cbatch.model import ModelSpec
 from cbatch.runtime.devices import choose_devices
 from cbatch.runtime.options import Options
-from experiments.bench.pipeline import LONGEST, POLICIES, Policies, device_of, make_requests, zipf_lengths
+from experiments.bench.async_loop import window
+from experiments.bench.pipeline import LONGEST, POLICIES, Policies, device_of, make_requests, warm_up, zipf_lengths
 from experiments.bench.serving import MakeServer, Runs, chunked, compare, repeat
 from experiments.config.backends import Cuda, Simulated
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
 from experiments.config.servers import equal_requests, make_server, real_server, release_memory
+from experiments.profile.kernel_trace import KernelTrace, covered_share
 from experiments.store.benchmark_file import write
-from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 from policies.sarathi_serve import SarathiServe
 
 WARM_UP_TOKENS = 64
+TRACED = (16, 46)
+"""Iterations of another run of `WARM_UP_TOKENS` whose kernels are traced."""
+
 CHOICES = {**POLICIES, **chunked(SarathiServe, "sarathi_serve", 384)}
 
 
@@ -75,8 +80,13 @@ def main(
             for policy, runs in serve_requests(make, load_spec(model), batch, requests, chosen, repeats):
                 note(number, f"{model}, {policy}", figures_of(runs))
         if "decode" in work:
-            runs = decode(make, load_spec(decode_model), batch, prompt, new, repeats)
-            note(number, f"{decode_model}, {prompt} + {new}", figures_of(runs))
+            found = decode(make, load_spec(decode_model), batch, prompt, new, repeats)
+            note(number, f"{decode_model}, {prompt} + {new}", found)
+            kernels = ", ".join(f"{share:.2%}" for share in found["kernel_shares"])
+            print(
+                f"    decodes alone {found['ms_per_decode']:.3f} ms; GPUs with a kernel: {kernels or 'simulated'}",
+                flush=True,
+            )
 
 
 def make_server_on(hardware: str, ranks: int, spec: ModelSpec, limits: Limits, options: Options) -> Server[Any]:
@@ -94,23 +104,36 @@ def serve_requests(
 ) -> Iterator[tuple[str, Runs]]:
     lengths = zipf_lengths(number)
     server = make(spec, Limits(batch, 32768, LONGEST), Options())
-    server.serve(Orca(), equal_requests(batch, 64, 16, spec.vocab_size))
+    warm_up(server, spec)
     yield from compare(server, chosen, lambda: make_requests(lengths, spec.vocab_size), repeats)
     server.close()
     del server
     release_memory()
 
 
-def decode(make: MakeServer, spec: ModelSpec, batch: int, prompt: int, new: int, repeats: int) -> Runs:
-    """Serve one batch; its prompts are one iteration, larger than any graph."""
+def decode(make: MakeServer, spec: ModelSpec, batch: int, prompt: int, new: int, repeats: int) -> dict[str, Any]:
+    """Serve one batch; its prompts are one iteration, larger than any graph.
+
+    Returns `figures_of` the runs, the median milliseconds of decodes alone, and on GPUs `kernel_shares` of another run.
+    """
     limits = Limits(batch, max(batch * prompt, 2048), prompt + new)
     server = make(spec, limits, Options(graphs="decode"))
     server.serve(PrefillFirst(), equal_requests(batch, prompt, WARM_UP_TOKENS, spec.vocab_size))
     runs = repeat(server, PrefillFirst, lambda: equal_requests(batch, prompt, new, spec.vocab_size), repeats)
+    again = equal_requests(batch, prompt, WARM_UP_TOKENS, spec.vocab_size)
+    shares = kernel_shares(server, again) if server.executor.needs_tokens else []
     server.close()
     del server
     release_memory()
-    return runs
+    ended = [step.ended for step in runs.record.steps if not step.num_prefill_tokens]
+    return {**figures_of(runs), "ms_per_decode": float(np.median(np.diff(ended))) * 1e3, "kernel_shares": shares}
+
+
+def kernel_shares(server: Server[Any], requests: Sequence[Request]) -> list[float]:
+    """Share of `TRACED` in which each GPU runs at least one kernel or copy."""
+    trace = KernelTrace()
+    server.serve(PrefillFirst(), requests, on_step=window(trace, TRACED))
+    return [covered_share(kernels) for _, kernels in sorted(trace.on_gpu.items())]
 
 
 def figures_of(runs: Runs) -> dict[str, Any]:

@@ -11,10 +11,12 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
+from cbatch.errors import ConfigError
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.profile_file import PROFILES, load_profile
+from cbatch.topology import Degree, Topology, split_ranks
 from cbatch.validation import whole
 from experiments.config.hardware import cpu_profile
 from experiments.config.presets import load_spec
@@ -24,8 +26,17 @@ from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import TILES, Machine, build, device_memory, hardware_name
 from experiments.profile.measure import Iterations, Report, measure, mixed_bases
-from experiments.profile.tables import UNCOMPARED, graphs_table, model_tables, read_existing, rows_table, write_profile
-from experiments.profile.transfers import ceilings, copy_times, link_times
+from experiments.profile.tables import (
+    UNCOMPARED,
+    graphs_table,
+    model_tables,
+    put_links,
+    put_model,
+    read_existing,
+    rows_table,
+    write_profile,
+)
+from experiments.profile.transfers import ceilings, copy_times
 from experiments.store.benchmark_file import slug
 from experiments.store.provenance import commit, today, versions
 
@@ -41,6 +52,7 @@ def profile(
     batch: tuple[Size, ...] = (16, 128),
     max_tokens: Size = 16384,
     longest: Size = 8192,
+    tensor_parallel: Degree = 1,
     backend: str = "cuda",
     output: str = "",
 ) -> Path:
@@ -51,7 +63,13 @@ def profile(
     """
     specs = [load_spec(name) for name in model]
     batches = sorted(set(batch))
+    for spec in specs:
+        split_ranks(spec, tensor_parallel)
+    if tensor_parallel > 1 and backend == "cpu":
+        raise ConfigError("profile: tensor_parallel is measured on GPUs; give backend=cuda, or leave it out")
     limits = {"max_tokens": max_tokens, "longest": longest}
+    if tensor_parallel > 1:
+        limits["tensor_parallel"] = tensor_parallel
     return [_one(spec, batches, limits, backend, output, report) for spec in specs][-1]
 
 
@@ -69,8 +87,10 @@ def _one(
     """Measures one model into the existing file."""
     hardware = hardware_name(backend)
     path = Path(output) if output else PROFILES / f"{slug(hardware)}.json"
+    degree = limits.get("tensor_parallel", 1)
     origin = _origin(spec, limits, backend, batches, hardware)
     data = read_existing(path) or _blank(hardware, backend, path.stem, origin)
+    put_links(data, origin, _transfers(backend, spec, report))
     make = partial(build, backend, spec, **limits)
     machine = make(batch=batches[-1])
     with closing(machine.server):
@@ -79,11 +99,12 @@ def _one(
         found = measure(laboratory, machine.decode_sizes, machine.mixed_ranges, report, power_limited=backend == "cuda")
         report("batches between the measured ones")
         between = _between(laboratory, machine)
-        report("host time")
-        host = {loop: _host(machine, spec, loop == "async") for loop in ("sync", "async")}
-        report("shares of kernels, copies")
+        host = {}
+        if degree == 1:
+            report("host time")
+            host = {loop: _host(machine, spec, loop == "async") for loop in ("sync", "async")}
+        report("shares of kernels")
         alone, mixed = _shares(laboratory, machine, found, on_gpu=backend == "cuda")
-        data.setdefault("links", {}).update(_transfers(backend, origin, report))
         decode_sizes, ranges, measured = machine.decode_sizes, machine.mixed_ranges, laboratory.measured
     del laboratory, machine  # their memory is the next machine's
     smaller = [_captured_by(make(batch=number), spec, found, report) for number in batches[:-1] if ranges]
@@ -93,19 +114,9 @@ def _one(
         "captured_graphs": graphs_table(decode_sizes, *(shorter for shorter, _ in smaller), ranges),
     }
     tables = model_tables(found, alone, mixed, batches[-1], graphs)
-    models = data.setdefault("models", {})
-    models[spec.name] = {
-        "from": f"{origin}; {_limits_text(spec, limits, batches)}",
-        "num_layers": spec.num_layers,
-        "host": host,
-        "tensor_parallel": {"1": tables},
-    }
-    first = next(name for name, model in models.items() if "host" in model)
-    data["host"] = {"from": f"fallback: of {first}, for models without their own", **models[first]["host"]}
-    data["error"] = UNCOMPARED
-    data.pop("compared", None)
+    put_model(data, spec, f"{origin}; {_limits_text(spec, limits, batches)}", tables, host, degree)
     write_profile(path, data)
-    _compare(path, spec, measured, between, report)
+    _compare(ProfileCost(load_profile(str(path)), spec, Topology(degree)), measured, between, report)
     report(f"written: {path}")
     return path
 
@@ -156,14 +167,21 @@ def _next_of(known: dict[int, Shares], size: float) -> Shares:
     return known[sizes[min(bisect_left(sizes, size), len(sizes) - 1)]]
 
 
-def _transfers(backend: str, origin: str, report: Report) -> dict[str, Any]:
+def _transfers(backend: str, spec: ModelSpec, report: Report) -> dict[str, Any]:
+    """Times copies and, where GPUs can access each other's memory, links."""
     if backend != "cuda":
         return {}
+    # its kernels are written in Triton, which machines without a GPU lack
+    from experiments.profile.links import link_times
+
     num_gpus = torch.cuda.device_count()
-    if num_gpus > 1:
-        report(f"links of {num_gpus} GPUs")
-    found = {**copy_times(torch.device("cuda")), **link_times("nccl", num_gpus)}
-    return {link: {"from": origin, **times} for link, times in found.items()}
+    report(f"copies, and links of {num_gpus} GPUs" if num_gpus > 1 else "copies")
+    found: dict[str, Any] = {**copy_times(torch.device("cuda"))}
+    try:
+        found |= link_times(spec, num_gpus)
+    except ConfigError as error:
+        report(f"links are not measured: {error}")
+    return found
 
 
 def _captured_by(
@@ -177,9 +195,8 @@ def _captured_by(
         )
 
 
-def _compare(path: Path, spec: ModelSpec, measured: dict[Batch, float], between: list[Batch], report: Report) -> None:
+def _compare(cost: ProfileCost, measured: dict[Batch, float], between: list[Batch], report: Report) -> None:
     """Prints the errors of predictions from the written file."""
-    cost = ProfileCost(load_profile(str(path)), spec)
     errors = {batch: cost.predict(batch.shape()) / seconds - 1 for batch, seconds in measured.items()}
     for batch in between:
         report(f"between: {_words(batch)}: measured {measured[batch] * 1e3:.3f} ms, predicted {errors[batch]:+.1%}")

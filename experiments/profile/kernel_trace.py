@@ -21,11 +21,11 @@ class Kernel(NamedTuple):
 class KernelTrace:
     """Records from `start` to `stop`, or inside a `with` block.
 
-    kernels: what ran, in order of start; filled by `stop`.
+    on_gpu: what each GPU ran, in order of start, by its number; filled by `stop`.
     """
 
     def __init__(self) -> None:
-        self.kernels: list[Kernel] = []
+        self.on_gpu: dict[int, list[Kernel]] = {}
         self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
 
     def start(self) -> None:
@@ -36,11 +36,15 @@ class KernelTrace:
         torch.cuda.synchronize()
         self._profiler.stop()
         detach_cupti_at_exit()
-        self.kernels = sorted(
-            Kernel(event.time_range.start, event.time_range.end, event.name)
-            for event in self._profiler.events() or []
-            if event.device_type == torch.profiler.DeviceType.CUDA
-        )
+        events = [each for each in self._profiler.events() or [] if each.device_type == torch.profiler.DeviceType.CUDA]
+        for event in sorted(events, key=lambda event: event.time_range.start):
+            kernel = Kernel(event.time_range.start, event.time_range.end, event.name)
+            self.on_gpu.setdefault(event.device_index, []).append(kernel)
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """What the current GPU ran."""
+        return self.on_gpu.get(torch.cuda.current_device(), [])
 
     def __enter__(self) -> "KernelTrace":
         self.start()

@@ -48,26 +48,31 @@ def hardware_name(backend: str) -> str:
     return torch.cuda.get_device_name()
 
 
-def build(backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest: int) -> Machine:
+def build(
+    backend: str, spec: ModelSpec, *, batch: int, max_tokens: int, longest: int, tensor_parallel: int = 1
+) -> Machine:
     """Builds a machine on "cuda" or "cpu". batch, max_tokens: limits of an iteration. longest: tokens of a request.
+
+    tensor_parallel: GPUs that share every layer.
 
     Raises:
         ConfigError: see `hardware_name`. CapacityError: the model does not fit.
     """
     name = hardware_name(backend)
     limits = Limits(batch, max_tokens, min(longest, spec.max_positions), tile=TILES[backend])
-    return _gpu(name, spec, limits) if backend == "cuda" else _cpu(name, spec, limits)
+    return _gpu(name, spec, limits, tensor_parallel) if backend == "cuda" else _cpu(name, spec, limits)
 
 
-def _gpu(name: str, spec: ModelSpec, limits: Limits) -> Machine:
+def _gpu(name: str, spec: ModelSpec, limits: Limits, tensor_parallel: int) -> Machine:
     from cbatch.runtime.fast.graph_shapes import decode_sizes
 
     release_memory()
-    server = real_server(Cuda(), spec, limits)
+    server = real_server(Cuda(tensor_parallel=tensor_parallel), spec, limits)
     iteration = server.executor.iteration
-    for pages in (iteration.cache.keys, iteration.cache.values):
-        pages.normal_()  # about as large as a model's own keys and values; zeros compute faster
-    torch.cuda.synchronize()
+    for cache in iteration.caches:
+        for pages in (cache.keys, cache.values):
+            pages.normal_()  # about as large as a model's own keys and values; zeros compute faster
+        torch.cuda.synchronize(cache.keys.device)
     return Machine(name, server, decode_sizes(limits.max_batch), iteration.ranges, server.executor.attention)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch.errors import ProfileError
+from cbatch.model import ModelSpec
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile_file import profile_text
@@ -44,6 +45,48 @@ def model_tables(
     if found.power is not None:
         tables["power"] = _power(found.power)
     return tables | {key: table for key, table in graphs.items() if table is not None}
+
+
+def put_links(data: dict[str, Any], origin: str, found: Mapping[str, Any]) -> None:
+    """Puts copies and links into a profile's content, beside all-reduces between other numbers of GPUs."""
+    links = data.setdefault("links", {})
+    for name, times in found.items():
+        if name == "all_reduce":
+            links[name] = links.get(name, {}) | {count: {"from": origin, **curve} for count, curve in times.items()}
+        else:
+            links[name] = {"from": origin, **times}
+
+
+def put_model(
+    data: dict[str, Any],
+    spec: ModelSpec,
+    origin: str,
+    tables: dict[str, Any],
+    host: dict[str, dict[str, float]],
+    tensor_parallel: int,
+) -> None:
+    """Puts the tables of one degree into a profile's content, beside the model's other degrees.
+
+    The host time, and the error that the profile states, are those of single GPUs.
+    """
+    models = data.setdefault("models", {})
+    model = models.setdefault(spec.name, {"from": origin, "num_layers": spec.num_layers, "tensor_parallel": {}})
+    if tensor_parallel > 1:
+        within = {
+            "from": "measured within linear and other",
+            "tokens": tables["embedding"]["tokens"],
+            "seconds": [0, 0],
+        }
+        tables = {"from": origin, **tables, "exchange": within}
+    else:
+        for other in model["tensor_parallel"].values():
+            other.setdefault("from", model.get("from", data["source"]))
+        model |= {"from": origin, "host": host}
+        first = next(name for name, known in models.items() if "host" in known)
+        data["host"] = {"from": f"fallback: of {first}, for models without their own", **models[first]["host"]}
+        data["error"] = UNCOMPARED
+        data.pop("compared", None)
+    model["tensor_parallel"][str(tensor_parallel)] = tables
 
 
 def graphs_table(decodes: Sequence[int], *machines: Sequence[tuple[int, int]]) -> dict[str, Any] | None:

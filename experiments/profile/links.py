@@ -1,0 +1,144 @@
+"""Times what GPUs give each other, by the kernels of the runtime: hand-overs between stages, exchanges between ranks.
+
+Operations are enqueued while the first GPU pauses, so that the host's launches are hidden. The first ones are not timed.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from cbatch.limits import Limits
+from cbatch.model import Layers, ModelSpec
+from cbatch.runtime.devices import choose_devices, synchronize
+from cbatch.runtime.fast.exchange import Meeting, push
+from cbatch.runtime.fast.fused_model import exchanges_of
+from cbatch.runtime.fast.fused_ops import add_norm
+from cbatch.runtime.fast.peers import send
+from experiments.profile.transfers import Curve
+
+TOKENS = (1, 8, 32, 64, 256, 1024, 4096, 16384)
+NUM_IN_TURN = 32
+"""Operations that are timed together; an even number, so that the last hand-over ends where the first began."""
+
+REPEATS = 5
+PAUSE_CYCLES = 20_000_000
+"""About 10 ms."""
+
+
+class RankBuffers(NamedTuple):
+    """What one rank adds up: its part of a product and the residual stream, [tokens, hidden] each, on its stream.
+
+    meetings: with the other ranks, used in turn.
+    """
+
+    stream: torch.cuda.Stream
+    part: torch.Tensor
+    residual: torch.Tensor
+    weight: torch.Tensor
+    meetings: tuple[Meeting, Meeting]
+
+
+def link_times(spec: ModelSpec, num_gpus: int) -> dict[str, Any]:
+    """Times hand-overs between two GPUs, and exchanges between 2, 4, ... of them; nothing for a single GPU.
+
+    Returns {"within_node": curve, "all_reduce": {GPUs: curve}}, as in a profile's file, against the bytes of hidden states.
+
+    Raises:
+        ConfigError: a GPU cannot access another's memory.
+    """
+    if num_gpus < 2:
+        return {}
+    counts = [2**power for power in range(1, num_gpus.bit_length())]
+    exchanges = {str(count): _curve(spec, exchange_seconds(spec, count)) for count in counts}
+    return {"within_node": _curve(spec, hand_over_seconds(spec)), "all_reduce": exchanges}
+
+
+def hand_over_seconds(spec: ModelSpec) -> list[float]:
+    """From the end of a stage's last layer to the start of the next stage, for each of `TOKENS`: a store, and events."""
+    devices = [device for [device] in choose_devices(2)]
+    streams = [torch.cuda.Stream(device) for device in devices]
+
+    def hand_over(place: int, hidden: torch.Tensor, arriving: torch.Tensor) -> None:
+        with torch.cuda.stream(streams[place]):
+            send(hidden, arriving)
+        streams[1 - place].wait_event(streams[place].record_event())
+
+    found = []
+    for tokens in TOKENS:
+        hidden = [_zeros(spec, tokens, device) for device in devices]
+        arriving = [_zeros(spec, tokens, device).float() for device in reversed(devices)]
+        synchronize([devices])
+        found.append(
+            _seconds([partial(hand_over, place, hidden[place], arriving[place]) for place in (0, 1)], streams[0])
+        )
+    return found
+
+
+def exchange_seconds(spec: ModelSpec, num_ranks: int) -> list[float]:
+    """By how much longer ranks take to add up a product than one GPU alone, for each of `TOKENS`."""
+    [devices] = choose_devices(1, num_ranks)
+    made = exchanges_of(spec, Limits(2, TOKENS[-1], TOKENS[-1]), Layers(0, 1, 2), devices)
+    streams = [torch.cuda.Stream(device) for device in devices]
+    synchronize([devices])
+    for exchange in made:
+        exchange.start()
+    found = []
+    for tokens in TOKENS:
+        ranks = [
+            RankBuffers(
+                stream,
+                _zeros(spec, tokens, device),
+                _zeros(spec, tokens, device),
+                torch.ones(spec.hidden_size, device=device),
+                (exchange.meeting(0), exchange.meeting(1)),
+            )
+            for exchange, stream, device in zip(made, streams, devices, strict=True)
+        ]
+        synchronize([devices])
+        together = _seconds([partial(_add_together, ranks, turn) for turn in (0, 1)], streams[0])
+        alone = _seconds([partial(_add, rank) for rank in ranks[:1]], streams[0])
+        found.append(max(together - alone, 0.0))
+    return found
+
+
+def _add_together(ranks: Sequence[RankBuffers], turn: int) -> None:
+    for rank in ranks:
+        with torch.cuda.stream(rank.stream):
+            push(rank.part, rank.meetings[turn], dependent=True)
+    for rank in ranks:
+        _add(rank, rank.meetings[turn])
+
+
+def _add(rank: RankBuffers, meeting: Meeting | None = None) -> None:
+    with torch.cuda.stream(rank.stream):
+        add_norm(rank.part[None], rank.residual, rank.weight, 1e-5, dependent=True, meeting=meeting)
+
+
+def _zeros(spec: ModelSpec, tokens: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros((tokens, spec.hidden_size), dtype=getattr(torch, spec.dtype), device=device)
+
+
+def _seconds(operations: Sequence[Callable[[], None]], stream: torch.cuda.Stream) -> float:
+    """Returns what one of the operations takes that are enqueued in turn; `stream` waits for the last of them."""
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    times = []
+    for _ in range(REPEATS):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(PAUSE_CYCLES)
+        for operation in operations:
+            operation()
+        began.record(stream)
+        for number in range(NUM_IN_TURN):
+            operations[number % len(operations)]()
+        ended.record(stream)
+        ended.synchronize()
+        times.append(began.elapsed_time(ended) / 1e3 / NUM_IN_TURN)
+    return float(median(times))
+
+
+def _curve(spec: ModelSpec, seconds: Sequence[float]) -> Curve:
+    size = spec.hidden_size * getattr(torch, spec.dtype).itemsize
+    return {"bytes": [tokens * size for tokens in TOKENS], "seconds": [float(f"{value:.4g}") for value in seconds]}

@@ -1,0 +1,90 @@
+"""Replicas on GPUs of their own, and stages of several ranks: the tokens of `generate`."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_models import LIMITS, TINY_LLAMA, TINY_QWEN3, with_same_weights
+from schedules import UnitCost
+from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, serve
+from tiny_models import LONGEST_OUTPUT, Reference, greedy_references
+
+from cbatch import Server
+from cbatch.cluster import ReplicatedServer, RoundRobin
+from cbatch.live_cluster import LiveCluster
+from cbatch.model import ModelSpec
+from cbatch.runtime import gpu
+from cbatch.runtime.options import Options
+from experiments.profile.links import TOKENS, link_times
+
+FOUND = torch.cuda.device_count()
+pytestmark = pytest.mark.skipif(FOUND < 2, reason=f"needs 2 GPUs, this machine has {FOUND}")
+four_gpus = pytest.mark.skipif(FOUND < 4, reason=f"needs 4 GPUs, this machine has {FOUND}")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+def expected_of(references: list[Reference]) -> list[list[int]]:
+    return [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
+
+
+def serve_by_replicas(spec: ModelSpec, options: Options, num_gpus: int) -> None:
+    """Two replicas of `num_gpus` each: every request has its tokens, and both serve half of them at the same time."""
+    references = greedy_references(TINY_LLAMA)
+    with ExitStack() as opened:
+        servers = []
+        for replica in range(2):
+            with torch.cuda.device(replica * num_gpus):
+                executor = gpu.build(spec, LIMITS, KV, options)
+            opened.callback(executor.close)
+            assert executor.iteration.caches[0].keys.device.index == replica * num_gpus
+            servers.append(Server(executor, LIMITS, UnitCost(), KV, True))
+        for policy in ("prefill_first", "sarathi"):
+            requests = [
+                reference.request(index, 1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)
+            ]
+            cluster = ReplicatedServer(servers, RoundRobin(), LiveCluster).engine(POLICIES[policy](), requests)
+            cluster.run()
+            assert [request.output for request in requests] == expected_of(references), policy
+            one, other = (engine.record.steps for engine in cluster.engines)
+            assert abs(len(cluster.engines[0].record.requests) - len(requests) / 2) <= 0.5
+            assert one[0].planned_at < other[-1].received_at and other[0].planned_at < one[-1].received_at
+
+
+@pytest.mark.parametrize("graphs", ["off", "all"])
+def test_replicas_serve_on_gpus_of_their_own(graphs: str, checkpoints: Path) -> None:
+    serve_by_replicas(with_same_weights(TINY_LLAMA, checkpoints), Options(graphs=graphs), 1)  # type: ignore[arg-type]
+
+
+@four_gpus
+def test_replicas_of_two_ranks(checkpoints: Path) -> None:
+    serve_by_replicas(with_same_weights(TINY_LLAMA, checkpoints), Options(tensor_parallel=2), 2)
+
+
+@four_gpus
+@pytest.mark.parametrize("graphs", ["off", "all"])
+@pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
+def test_stages_of_two_ranks(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
+    references, limits = greedy_references(spec), replace(LIMITS, num_stages=2)
+    options = Options(graphs=graphs, check="poison", tensor_parallel=2)  # type: ignore[arg-type]
+    executor = gpu.build(with_same_weights(spec, checkpoints), limits, KV, options)
+    for name, make in POLICIES.items():
+        for num_blocks in (AMPLE, SCARCE):
+            tokens, _ = serve(executor, make(), references, num_blocks, asynchronous=True, limits=limits)
+            assert tokens == expected_of(references), f"{name}, {num_blocks} blocks"
+    executor.close()
+
+
+def test_links_are_timed() -> None:
+    """Against the bytes of 16-bit hidden states: microseconds for a token, and more for as many as fill a GPU."""
+    spec = replace(TINY_LLAMA, hidden_size=4096, dtype="bfloat16")
+    found = link_times(spec, 2)
+    for curve in (found["within_node"], found["all_reduce"]["2"]):
+        assert curve["bytes"] == [tokens * 8192 for tokens in TOKENS]
+        assert 5e-7 < curve["seconds"][0] < 1e-4 and 2e-4 < curve["seconds"][-1] < 1e-2
+    assert link_times(spec, 1) == {}
