@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_models import BLOCK_SIZE, LARGE, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
+from schedules import UnitCost
 from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, serve
 from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, sampled_references
 
-from cbatch import Limits
+from cbatch import Limits, Request, Server
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.model import Layers, ModelSpec
@@ -23,6 +24,7 @@ from cbatch.runtime.fast.fused_ops import add_norm
 from cbatch.runtime.fast.linear import Product
 from cbatch.runtime.options import Options
 from cbatch.runtime.ranks import Steps, finish, lockstep
+from experiments.bench.tensor import kernel_shares
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, this machine has {torch.cuda.device_count()}"
@@ -169,6 +171,15 @@ def test_the_residual_stream_has_the_same_bits_on_both_ranks(monkeypatch: pytest
     assert len(seen[0]) == len(seen[1]) > 50
     assert all(torch.equal(one.cpu(), other.cpu()) for one, other in zip(seen[0], seen[1], strict=True))
     executor.close()
+
+
+def test_kernels_of_both_gpus_are_traced(checkpoints: Path) -> None:
+    limits = Limits(4, 256, 128, tile=32)
+    executor = gpu.build(with_same_weights(TINY_LLAMA, checkpoints), limits, KV, TWO)
+    server = Server(executor, limits, UnitCost(), KV, True)
+    shares = kernel_shares(server, [Request(id_, 20, 64, prompt=[id_ + 1] * 20) for id_ in range(4)])
+    executor.close()
+    assert len(shares) == RANKS and all(0.1 < share <= 1 for share in shares)
 
 
 def test_what_cannot_be_shared_out_is_one_line() -> None:
