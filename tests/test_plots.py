@@ -4,6 +4,7 @@ import inspect
 from importlib import import_module
 from itertools import takewhile
 from pathlib import Path
+from shutil import copytree, ignore_patterns
 
 import numpy as np
 import pytest
@@ -163,8 +164,9 @@ def test_the_command_writes_files(
         write_run(tmp_path / f"{rate}", settings={"workload": {"arrivals": {"rate": rate}}})
     if name == "schedule":
         with_decisions(tmp_path / "small")
+    copytree(Path(__file__).parents[1] / "results" / "h200-x2", tmp_path / "pipelines", ignore=ignore_patterns("plots"))
     of_rates = {"latency_vs_rate": tmp_path, "attainment": tmp_path, "service": tmp_path / "1"}
-    of_rates |= {"schedule": tmp_path / "small"}
+    of_rates |= {"schedule": tmp_path / "small", "bubbles": tmp_path / "pipelines"}
     folder = {"throughput_vs_pd": sweep, "table": sweep, **of_rates}.get(name, one)
     assert main([name, str(folder)]) == 0
     written = [Path(line) for line in capsys.readouterr().out.splitlines() if line.startswith(str(folder))]
