@@ -19,6 +19,9 @@ from cbatch import CbatchError, Request
 
 PROMPT, OUTPUT, RATIO = 1024, 200, 0.8
 SLO = {"slo_ttft": 1.0, "slo_tbt": 0.05}
+Rows = list[str]
+"""A line for each request: seconds since the first was sent, prompt tokens, output tokens."""
+
 KEPT = ("completed", "request_throughput", "output_throughput", "total_token_throughput")
 
 
@@ -31,12 +34,12 @@ class Client:
         self._parser = ArgumentParser()
         self._module.add_cli_args(self._parser)
 
-    def run(self, side: str, rate: float, number: int) -> dict[str, float]:
-        """Returns what it reports of `number` requests of random lengths at `rate` per second, in milliseconds and per second."""
+    def run(self, side: str, rate: float, number: int) -> tuple[dict[str, float], Rows]:
+        """Returns what it reports of `number` requests of random lengths at `rate` per second, in milliseconds and per second; and the requests."""
         lengths = {"random-input-len": PROMPT, "random-output-len": OUTPUT, "random-range-ratio": RATIO}
         return self._run(side, number, {"dataset-name": "random", "request-rate": rate, **lengths})
 
-    def replay(self, side: str, requests: Sequence[Request]) -> dict[str, float]:
+    def replay(self, side: str, requests: Sequence[Request]) -> tuple[dict[str, float], Rows]:
         """The same for requests of these lengths that arrive when they say, in seconds since the first."""
         path = self._folder / "trace.jsonl"
         prompts = (" ".join(f"t{request.id % 1000}" for _ in range(request.num_prompt_tokens)) for request in requests)
@@ -56,7 +59,7 @@ class Client:
                 side, len(requests), {"dataset-name": "custom", "dataset-path": path, "custom-output-len": -1}
             )
 
-    def _run(self, side: str, number: int, options: dict[str, Any]) -> dict[str, float]:
+    def _run(self, side: str, number: int, options: dict[str, Any]) -> tuple[dict[str, float], Rows]:
         options |= {
             "backend": "openai",
             "model": self._folder,
@@ -69,11 +72,14 @@ class Client:
             "percentile-metrics": "ttft,tpot,itl,e2el",
         }
         words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
-        flags = ["--ignore-eos", "--disable-tqdm", "--disable-shuffle", "--skip-chat-template"]
+        flags = ["--ignore-eos", "--save-detailed", "--disable-tqdm", "--disable-shuffle", "--skip-chat-template"]
         with redirect_stdout(io.StringIO()) as printed:
             result = self._module.main(self._parser.parse_args([*words, *flags]))
         if result["completed"] < number:
             raise CbatchError(
                 f"vllm bench serve completed {result['completed']} of {number} requests: {printed.getvalue()[-2000:]}"
             )
-        return {key: value for key, value in result.items() if key in KEPT or key.endswith("_ms")}
+        sent = [time - min(result["start_times"]) for time in result["start_times"]]
+        rows = sorted(zip(sent, result["input_lens"], result["output_lens"], strict=True))
+        figures = {key: float(value) for key, value in result.items() if key in KEPT or key.endswith("_ms")}
+        return figures, [f"{time:.4f} {prompt} {output}" for time, prompt, output in rows]

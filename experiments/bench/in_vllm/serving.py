@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from cbatch import CbatchError
-from experiments.bench.in_vllm.client import OUTPUT, PROMPT, RATIO, SLO, Client
+from experiments.bench.in_vllm.client import OUTPUT, PROMPT, RATIO, SLO, Client, Rows
 from experiments.bench.in_vllm.model import write_model
 from experiments.bench.in_vllm.offline import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM
 from experiments.bench.peers.measure import graphics_card
@@ -60,6 +60,7 @@ def main(
     about |= {"trace": Path(trace).name, "slo": SLO, "driver": driver, "version": metadata.version("vllm")}
     about["environment"] = ENVIRONMENT
     figures: dict[str, dict[str, dict[str, float]]] = {}
+    sent: dict[str, Rows] = {}
     os.environ |= ENVIRONMENT
     with TemporaryDirectory() as temporary:
         write_model(spec, Path(temporary))
@@ -67,7 +68,7 @@ def main(
             client = Client(Path(temporary), port)
             client.run(VLLM, float("inf"), 32)  # warms up
             if not capacity:
-                capacity = client.run(VLLM, float("inf"), 2 * BATCH)["request_throughput"]
+                capacity = client.run(VLLM, float("inf"), 2 * BATCH)[0]["request_throughput"]
             print(f"capacity: {capacity:.2f} requests/s", flush=True)
             for share in shares.split(","):
                 rate = float(share) * capacity
@@ -76,15 +77,17 @@ def main(
                     [f"{SAME_RULE} vllm.mode=shadow vllm.record={Path(record).resolve() / share}"] if record else []
                 )
                 for side in sides:
-                    found = _offer(client, side, rate, round(rate * seconds), trace)
+                    found, rows = _offer(client, side, rate, round(rate * seconds), trace)
+                    sent.setdefault(share, rows)
                     figures.setdefault(side, {})[share] = found
                     print(f"{share:4} {side:50} {_row(found)}", flush=True)
-                    written = write(name, hardware, {**about, "capacity": capacity, "figures": figures}, Path(folder))
+                    about |= {"capacity": capacity, "figures": figures, "requests": sent}
+                    written = write(name, hardware, about, Path(folder))
             client.run(VLLM, float("inf"), 1)  # ends the last recording
     print(f"written: {written}")
 
 
-def _offer(client: Client, side: str, rate: float, number: int, trace: str) -> dict[str, float]:
+def _offer(client: Client, side: str, rate: float, number: int, trace: str) -> tuple[dict[str, float], Rows]:
     if not trace:
         return client.run(side, rate, number)
     lengths = TraceReplay(path=trace, num_requests=number, max_length=LONGEST, too_long="clip")
