@@ -7,6 +7,11 @@
     tensor_parallel   GPUs that share every layer; tables of other degrees are kept
     backend      cuda, or cpu for the plain runtime    output   the file; by default that of the hardware, in cbatch/sim/profiles
 
+`python -m experiments.profile engine=vllm model=NAME recordings=FOLDER,...`: a profile of vLLM, from iterations that it recorded
+(docs/vllm.md), without a GPU.
+
+    hardware     profile of the card, for its memory and ceilings     output  the file; by default HARDWARE-vllm, in cbatch/sim/profiles
+
 `python -m experiments.profile show hardware=NAME` prints where each entry of a profile comes from.
 
 The file keeps the other models' tables. Interpolated times are compared with batches measured in between, and printed.
@@ -20,6 +25,8 @@ from functools import partial
 from experiments.config.command_line import keyword_arguments, run
 from experiments.profile.show import show
 
+VLLM = "engine=vllm"
+
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
@@ -29,6 +36,12 @@ def main(arguments: Sequence[str]) -> int:
 def _profile(*options: str) -> None:
     if options[0] == "show":
         show(**keyword_arguments(show, options[1:], "profile show"))
+        return
+    if VLLM in options:
+        from experiments.profile.recorded import profile_recordings  # loads scipy
+
+        recorded = partial(profile_recordings, _reporter())
+        recorded(**keyword_arguments(recorded, [each for each in options if each != VLLM], "profile"))
         return
     from experiments.profile.command import profile  # loads torch
 

@@ -3,6 +3,7 @@
 import json
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from importlib import import_module, metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,7 +37,8 @@ def main(
     """Measures and prints; writes NAME.json after each round.
 
     `policies` are overrides as in the CBATCH variable, several separated by ";". In each round vLLM's own rule and every policy
-    serve the same three pieces of work: 32 and 256 equal requests of 256 prompt tokens, and mixed requests, all queued at once. `record` is a folder for recordings of vLLM's own rule, one of each work.
+    serve the same three pieces of work: 32 and 256 equal requests of 256 prompt tokens, and mixed requests, all queued at once. `record` is a folder for
+    recordings of iterations of every size, for `experiments.profile engine=vllm`.
     """
     os.environ |= ENVIRONMENT | {"VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn"}  # counting GPUs has loaded the driver
     spec, sides = load_spec(model), [VLLM, *policies.split(";")]
@@ -61,10 +63,8 @@ def main(
                 name, hardware, {**stamped, "settings": engine.settings, "figures": found, **measured}, Path(folder)
             )
         _report(found, measured["host"])
-        for work, asked in works.items() if record else ():
-            engine.serve_by(
-                f"{SAME_RULE} vllm.mode=shadow vllm.record={Path(record).resolve() / work.replace(' ', '-')}", asked
-            )
+        for number, (side, asked) in enumerate(_coverage(spec) if record else ()):
+            engine.serve_by(f"{side} vllm.record={Path(record).resolve() / str(number)}", asked)
         engine.serve_by(VLLM, works["32 decodes"][:1])  # ends the last recording
         engine.close()
     print(f"written: {written}")
@@ -98,6 +98,16 @@ def _works(spec: ModelSpec, number: int) -> dict[str, list[Request]]:
         "256 decodes": equal_requests(256, 256, 256, spec.vocab_size),
         "mixed": mixed,
     }
+
+
+def _coverage(spec: ModelSpec) -> Iterator[tuple[str, list[Request]]]:
+    """Yields sides and requests: 256 decodes and ever fewer, of short and long contexts; prompts in chunks of several sizes."""
+    for prompt in (64, 768):
+        equal = equal_requests(BATCH, prompt, 1, spec.vocab_size)
+        yield SAME_RULE, [Request(each.id, prompt, 3 * (each.id + 1), prompt=each.prompt) for each in equal]
+    for chunk in (64, 128, 256, 384, 512, 768, 1024, 1536):
+        number = max(4, 24 * chunk // 1024)
+        yield f"policy=sarathi_serve chunk={chunk}", equal_requests(number, 1024, 48, spec.vocab_size)
 
 
 def _figure(work: str, requests: list[Request], seconds: float) -> float:

@@ -1,0 +1,185 @@
+"""A profile of another engine, from recordings of it: what its iterations took, by their requests and tokens.
+
+    iteration with prompts = base (tokens)   + pairs of tokens in the attention of prompts + context that decodes read
+    decodes alone          = base (requests) + context that decodes read
+
+A base is linear between knots, the other two are a price each; all are fitted by least squares of relative errors, none below 0. What the
+engine's host adds to iterations that follow one another is in them, so the profile has no host time beside them.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from cbatch import BatchShape, ConfigError
+from cbatch.replay.decisions import Decision, StepEnd
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.profile_file import PROFILES, load_profile
+from experiments.config.presets import load_spec
+from experiments.profile.tables import DIGITS, UNCOMPARED, write_profile
+from experiments.store.decisions_file import read_decisions
+from experiments.store.provenance import commit, today
+from experiments.store.run_folder import DECISIONS
+
+KNOTS = (2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 8192, 16384)
+FEWEST = 8
+"""Iterations between two knots."""
+
+OUTLIER = 6.0
+"""Iterations whose error is this many times the median are left out: a collection of garbage, another process."""
+
+Floats = NDArray[np.float64]
+Iterations = dict[BatchShape, list[float]]
+
+
+def profile_recordings(
+    report: Callable[[str], None], model: str, recordings: tuple[str, ...], hardware: str = "h200", output: str = ""
+) -> Path:
+    """Writes the profile; `experiments.profile.__main__` explains the options.
+
+    Raises:
+        ConfigError: too few iterations, or an option that cannot be used. ReplayError: a recording that cannot be read.
+    """
+    spec = load_spec(model)
+    files = [path for folder in recordings for path in sorted(Path(folder).rglob(DECISIONS))]
+    measured = [each for path in files for each in iterations(path)]
+    alone, mixed = ([each for each in measured if bool(each[0].chunks) == prompts] for prompts in (False, True))
+    if min(len(alone), len(mixed)) < 10 * FEWEST:
+        found = (
+            f"{len(alone)} iterations of decodes alone and {len(mixed)} with prompts in {len(files)} files {DECISIONS}"
+        )
+        raise ConfigError(f"recordings={','.join(recordings)}: {found}; record at least {10 * FEWEST} of each")
+    card = json.loads((PROFILES / f"{hardware}.json").read_text())
+    origin = f"measured by python -m experiments.profile engine=vllm model={model}; {today()}; commit {commit() or 'unknown'}; {card['hardware']}; "
+    origin += f"{len(measured)} iterations of vLLM in {len(files)} recordings"
+    none = {"seconds": 0.0, "seconds_per_request": 0.0}
+    host = {"from": "measured within other times", "sync": none, "async": none}
+    path = Path(output) if output else PROFILES / f"{hardware}-vllm.json"
+    content = {
+        "name": path.stem,
+        "hardware": f"{card['hardware']}, vLLM",
+        "source": origin,
+        "error": UNCOMPARED,
+        **{key: card[key] for key in ("memory_bytes", "ceilings")},
+        "host": host,
+        "models": {
+            spec.name: {"from": origin, "num_layers": spec.num_layers, "tensor_parallel": {"1": tables(alone, mixed)}}
+        },
+    }
+    write_profile(path, content)
+    cost = ProfileCost(load_profile(str(path)), spec)
+    for name, kind in (("decodes alone", alone), ("with prompts", mixed)):
+        errors = np.abs([cost.predict(shape) / seconds - 1 for shape, seconds in kind])
+        report(
+            f"{len(kind)} iterations, {name}: predicted within {np.median(errors):.1%} (median), {np.quantile(errors, 0.9):.1%} (P90)"
+        )
+    report(f"written: {path}")
+    return path
+
+
+def iterations(path: Path) -> Iterator[tuple[BatchShape, float]]:
+    """Yields the recorded iterations that began when the one before them ended, so that no wait for requests is in them."""
+    file = read_decisions(path)
+    lengths = {request.id: request.num_prompt_tokens for request in file.requests}
+    shapes: dict[int, BatchShape] = {}
+    ended = -1.0
+    for event in file.recorded.events:
+        if isinstance(event, Decision):
+            computed = {id_: count for id_, count, _ in event.seen.running}
+            parts = [
+                (count, computed.get(id_, 0), computed.get(id_, 0) >= lengths[id_])
+                for id_, count in event.decided.entries
+            ]
+            contexts = [before + 1 for _, before, decodes in parts if decodes]
+            chunks = tuple((count, before) for count, before, decodes in parts if not decodes)
+            shapes[event.iteration] = BatchShape(chunks, len(contexts), sum(contexts))
+        elif isinstance(event, StepEnd):
+            if event.started == ended:
+                yield shapes[event.iteration], event.ended - event.started
+            ended = event.ended
+
+
+def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[BatchShape, float]]) -> dict[str, Any]:
+    """Returns the tables of a profile's file. alone, mixed: iterations without prompts and with, and their seconds."""
+    decodes, prompts = fit(alone), fit(mixed)
+    shapes = [shape for shape, _ in (*alone, *mixed)]
+    most = max(shape.num_decodes for shape in shapes)
+    context = max(shape.decode_context / shape.num_decodes for shape in shapes if shape.num_decodes)
+    chunks = [chunk for shape in shapes for chunk in shape.chunks]
+    sizes = [*(size for size in KNOTS if size < max(count for count, _ in chunks)), max(count for count, _ in chunks)]
+    before = [0, max(1, *(context for _, context in chunks))]
+    return {
+        **_base(prompts),
+        "embedding": {"tokens": [1, prompts.sizes[-1]], "seconds": [0, 0]},
+        "decode_only": _base(decodes),
+        "chunks": _grid(sizes, before, lambda size, context: prompts.per_pair * pairs(size, context)),
+        "decodes": _grid([1, most], [1, int(context)], lambda number, context: decodes.per_context * number * context),
+        "mixed_decodes": _grid(
+            [1, most], [1, int(context)], lambda number, context: prompts.per_context * number * context
+        ),
+    }
+
+
+class Prices(NamedTuple):
+    """Seconds of the base at each size, per pair of tokens, and per token of context."""
+
+    sizes: list[int]
+    base: list[float]
+    per_pair: float
+    per_context: float
+
+
+def fit(measured: Sequence[tuple[BatchShape, float]]) -> Prices:
+    """Returns the prices, without outliers of a first fit."""
+    shapes, seconds = [shape for shape, _ in measured], np.array([seconds for _, seconds in measured])
+    tokens = np.array([shape.num_tokens for shape in shapes])
+    knots = _knots(tokens)
+    attention = [[sum(pairs(*chunk) for chunk in shape.chunks), shape.decode_context] for shape in shapes]
+    rows = np.hstack([np.array([np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]).T, attention])
+    rows /= seconds[:, None]
+    scale = np.maximum(rows.max(axis=0), 1e-30)  # tokens and pairs of tokens differ by orders of magnitude
+    prices, _ = nnls(rows / scale, np.ones(len(rows)))
+    errors = np.abs(rows @ (prices / scale) - 1)
+    kept = rows[errors <= OUTLIER * np.median(errors) + 1e-9]
+    prices = nnls(kept / scale, np.ones(len(kept)))[0] / scale
+    base = np.maximum(prices[:-2], 1e-6)
+    return Prices(knots, base.tolist(), float(prices[-2]), float(prices[-1]))
+
+
+def pairs(tokens: int, context: int) -> float:
+    """Returns how many pairs the attention of a chunk has, with this context before it."""
+    return tokens * (context + (tokens + 1) / 2)
+
+
+def _knots(tokens: NDArray[Any]) -> list[int]:
+    """Returns the sizes between which there are enough iterations, from the smallest to the largest."""
+    least, most = int(tokens.min()), int(tokens.max())
+    knots = [least]
+    for size in (*(size for size in KNOTS if least < size < most), most):
+        if np.count_nonzero((tokens > knots[-1]) & (tokens <= size)) >= FEWEST:
+            knots.append(size)
+    return [*knots[:-1], most] if len(knots) > 1 else [least, max(most, least + 1)]
+
+
+def _base(prices: Prices) -> dict[str, Any]:
+    nothing = {"seconds": [0, 0]}
+    ends = [prices.sizes[0], prices.sizes[-1]]
+    return {
+        "linear": {"tokens": prices.sizes, "iteration": _rounded(prices.base)},
+        "other": {"tokens": ends, **nothing},
+        "head": {"requests": ends, **nothing},
+    }
+
+
+def _grid(sizes: Sequence[int], contexts: Sequence[int], seconds: Callable[[int, int], float]) -> dict[str, Any]:
+    rows = [_rounded(seconds(size, context) for context in contexts) for size in sizes]
+    return {"sizes": list(sizes), "contexts": list(contexts), "seconds": rows}
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [float(f"{value:.{DIGITS}g}") for value in values]
