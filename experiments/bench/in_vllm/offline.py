@@ -107,7 +107,7 @@ def _coverage(spec: ModelSpec) -> Iterator[tuple[str, list[Request]]]:
         yield SAME_RULE, [Request(each.id, prompt, 3 * (each.id + 1), prompt=each.prompt) for each in equal]
     for chunk in (64, 128, 256, 384, 512, 768, 1024, 1536):
         number = max(4, 24 * chunk // 1024)
-        yield f"policy=sarathi_serve chunk={chunk}", equal_requests(number, 1024, 48, spec.vocab_size)
+        yield f"policy=sarathi_serve chunk={chunk} batch=48", equal_requests(number, 1024, 48, spec.vocab_size)
 
 
 def _figure(work: str, requests: list[Request], seconds: float) -> float:
