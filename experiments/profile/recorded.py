@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from cbatch import BatchShape, ConfigError
-from cbatch.replay.decisions import Decision, StepEnd
+from cbatch.replay.decisions import Decision
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.config.presets import load_spec
@@ -83,24 +83,22 @@ def profile_recordings(
 
 
 def iterations(path: Path) -> Iterator[tuple[BatchShape, float]]:
-    """Yields the recorded iterations that began when the one before them ended, so that no wait for requests is in them."""
+    """Yields the recorded iterations, and the seconds since the end of the one before them, while requests were running."""
     file = read_decisions(path)
     lengths = {request.id: request.num_prompt_tokens for request in file.requests}
     shapes: dict[int, BatchShape] = {}
-    ended = -1.0
+    ended = 0.0
     for event in file.recorded.events:
         if isinstance(event, Decision):
             computed = {id_: count for id_, count, _ in event.seen.running}
-            parts = [
-                (count, computed.get(id_, 0), computed.get(id_, 0) >= lengths[id_])
-                for id_, count in event.decided.entries
-            ]
-            contexts = [before + 1 for _, before, decodes in parts if decodes]
-            chunks = tuple((count, before) for count, before, decodes in parts if not decodes)
-            shapes[event.iteration] = BatchShape(chunks, len(contexts), sum(contexts))
-        elif isinstance(event, StepEnd):
-            if event.started == ended:
-                yield shapes[event.iteration], event.ended - event.started
+            parts = [(count, computed.get(id_, 0), lengths[id_]) for id_, count in event.decided.entries]
+            contexts = [before + 1 for _, before, prompt in parts if before >= prompt]
+            chunks = tuple((count, before) for count, before, prompt in parts if before < prompt)
+            if computed:
+                shapes[event.iteration] = BatchShape(chunks, len(contexts), sum(contexts))
+        else:
+            if event.iteration in shapes:
+                yield shapes.pop(event.iteration), event.ended - ended
             ended = event.ended
 
 

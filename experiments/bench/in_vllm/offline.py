@@ -4,6 +4,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from importlib import import_module, metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,9 +47,9 @@ def main(
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     stamped = {"model": spec.name, "batch": BATCH, "budget": BUDGET, "requests": requests, "driver": driver}
     stamped["engine"] = {"name": "vLLM", "version": metadata.version("vllm"), "environment": ENVIRONMENT}
-    with TemporaryDirectory() as temporary:
+    with TemporaryDirectory() as temporary, ExitStack() as stack:
         os.environ["CBATCH_TIMES"] = times = str(Path(temporary) / "times.json")
-        engine = start(spec, Path(temporary))
+        engine = stack.enter_context(closing(start(spec, Path(temporary))))
         works = _works(spec, requests)
         for side in sides:
             engine.serve_by(side, works["32 decodes"])  # warms up
@@ -67,7 +68,6 @@ def main(
         for number, (side, asked) in enumerate(_coverage(spec) if record else ()):
             engine.serve_by(f"{side} vllm.record={Path(record).resolve() / str(number)}", asked)
         engine.serve_by(VLLM, works["32 decodes"][:1])  # ends the last recording
-        engine.close()
     print(f"written: {written}")
 
 

@@ -5,7 +5,6 @@ Each request names in `vllm_xargs` (`SamplingParams.extra_args`) what is to serv
 in the scheduler is timed for each in the same way, and written to the file that CBATCH_TIMES names whenever no request is left.
 """
 
-import json
 import os
 import shlex
 import time
@@ -15,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from cbatch.vllm import make_scheduler
+from experiments.store.provenance import write_json
 from experiments.vllm import make_adapter
 
 ARGUMENT, VLLM, FILE = "cbatch", "vllm", "CBATCH_TIMES"
@@ -91,4 +91,4 @@ class _Turns:
             }
             for name, numbers in self._seconds.items()
         }
-        Path(path).write_text(json.dumps({"host": host, "counts": self._counts}))
+        write_json(Path(path), {"host": host, "counts": self._counts})
