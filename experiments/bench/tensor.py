@@ -120,7 +120,7 @@ def decode(make: MakeServer, spec: ModelSpec, batch: int, prompt: int, new: int,
     server = make(spec, limits, Options(graphs="decode"))
     server.serve(PrefillFirst(), equal_requests(batch, prompt, WARM_UP_TOKENS, spec.vocab_size))
     runs = repeat(server, PrefillFirst, lambda: equal_requests(batch, prompt, new, spec.vocab_size), repeats)
-    again = equal_requests(batch, prompt, WARM_UP_TOKENS, spec.vocab_size)
+    again = equal_requests(batch, min(prompt, WARM_UP_TOKENS), WARM_UP_TOKENS, spec.vocab_size)
     shares = kernel_shares(server, again) if server.executor.needs_tokens else []
     server.close()
     del server
