@@ -28,6 +28,7 @@ BENCHMARKS = {
     "vllm": "vLLM by its own rule and under policies, on one engine in turns: throughput and host time",
     "vllm_serving": "the same as a server, driven by `vllm bench serve` at shares of its capacity",
     "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",
+    "capacity": "capacities with real tokens beside simulated ones, by policy; for kept runs, measured=FILE (no GPU needed)",
     "stale": "which stored results are older than the code they are evidence of, from git's history (no GPU needed)",
     "report": "docs/performance.md and docs/lanes, written from what was measured (no GPU needed)",
 }

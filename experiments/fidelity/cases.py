@@ -4,7 +4,7 @@ Those of `HELD_OUT` had no part in building the profile: other rows of the trace
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from cbatch import ConfigError, Policy, Request
 from cbatch.request import spec_of
+from cbatch.request_spec import SLO
 from experiments.config.command_line import beginning_with
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, TraceLengths, TraceReplay, Workload
 from experiments.workloads.annotate import Limit
@@ -71,7 +72,9 @@ class Case:
     arrivals: of an open loop: "recorded", scaled to the load, or gamma-distributed intervals with this coefficient of
         variation; 1 is Poisson.
     capacity_of: the case whose requests per second under `SERVE` are the capacity.
+    rate: requests per second of an open loop, instead of that share of a measured capacity.
     start: seconds into the trace at which the requests begin. held_out: hides output lengths, adds `TIERS`.
+    slo: objectives of both tiers instead of their own.
     kv_blocks: most blocks of the KV cache; None: as many as the batch can use, if there is room.
     """
 
@@ -83,8 +86,10 @@ class Case:
     load: float | None = None
     arrivals: Arrivals = 1.0
     capacity_of: str = "trace"
+    rate: float | None = None
     start: float = 0.0
     held_out: bool = False
+    slo: SLO | None = None
     kv_blocks: int | None = None
 
     def fits(self, other: "Case") -> bool:
@@ -132,14 +137,16 @@ def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float 
     number = numbers[case.name.split()[0]]
     if case.name == "pd":
         return ClosedBatch(length=1024, pd_ratio=14, batch=case.batch, num_requests=number)
-    rate = None
-    if case.load is not None and capacity is not None:
+    rate = case.rate
+    if rate is None and case.load is not None and capacity is not None:
         rate = case.load * capacity
-    elif case.load is not None:
+    elif rate is None and case.load is not None:
         problem = f"arrives at a share of the capacity, which case {case.capacity_of} measures"
         raise ConfigError(f"fidelity: case {case.name!r} {problem}; add {case.capacity_of} to cases")
     if case.held_out:
-        return HeldOut(path=path, num_requests=number, start=case.start, rate=rate, arrivals=case.arrivals)
+        tiers = TIERS if case.slo is None else {tier: {"share": 0.5, "slo": asdict(case.slo)} for tier in TIERS}
+        held = HeldOut(path=path, num_requests=number, start=case.start, rate=rate, arrivals=case.arrivals)
+        return replace(held, tiers=tiers)
     if rate is None:
         return TraceReplay(path=path, num_requests=number, queued=True)
     arrivals = GammaArrivals(rate=rate)

@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from cbatch import BatchShape, Limits, RunRecord, Server
+from cbatch import BatchShape, Limits, Request, RunRecord, Server
 from cbatch.kv import KVSize
 from cbatch.sim.cost import ProfileCost, StageTimes
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import Profile
 from experiments.config.presets import load_spec
+from experiments.fidelity.card import AS_MEASURED, CardSpeed, card_speed
 from experiments.fidelity.cases import POLICIES
 from experiments.fidelity.runs import ServedRun, figures, percentile_ranks
 from experiments.store.provenance import today
@@ -46,31 +47,37 @@ class Pair(NamedTuple):
 
 
 class Nudged(ProfileCost):
-    """Iteration times of the profile, scaled by a factor."""
+    """Iteration times of the profile, scaled by a factor and to the speed of a card."""
 
-    def __init__(self, run: ServedRun, profile: Profile, factor: float = 1.0) -> None:
+    def __init__(self, run: ServedRun, profile: Profile, factor: float = 1.0, speed: CardSpeed = AS_MEASURED) -> None:
         super().__init__(profile, load_spec(run.settings["model"]), max_batch=run.settings["batch"])
-        self.factor = factor
+        self.factor, self.speed = factor, speed
 
     def execute(self, shape: BatchShape) -> StageTimes:
-        times = super().execute(shape)
-        return times._replace(compute=times.compute * self.factor, head=times.head * self.factor)
+        times, factor = super().execute(shape), self.factor * self.speed.factor(shape)
+        return times._replace(compute=times.compute * factor, head=times.head * factor)
 
 
-def pair(run: ServedRun, profile: Profile) -> Pair:
+def pair(run: ServedRun, profile: Profile, speed: CardSpeed = AS_MEASURED) -> Pair:
     """Simulates a real run."""
-    record = simulate(run, profile)
-    nudged = [figures(simulate(run, profile, factor)) for factor in NUDGES]
+    record = simulate(run, profile, 1.0, speed)
+    nudged = [figures(simulate(run, profile, factor, speed)) for factor in NUDGES]
     return Pair(run, figures(record), percentile_ranks(record, run.figures), nudged)
 
 
-def simulate(run: ServedRun, profile: Profile, factor: float = 1.0) -> RunRecord:
-    """Simulates the same requests under the same policy and limits, in the asynchronous loop."""
-    settings, cost = run.settings, Nudged(run, profile, factor)
+def simulate(
+    run: ServedRun,
+    profile: Profile,
+    factor: float = 1.0,
+    speed: CardSpeed = AS_MEASURED,
+    requests: list[Request] | None = None,
+) -> RunRecord:
+    """Simulates the same requests, or others, under the same policy and limits, in the asynchronous loop."""
+    settings, cost = run.settings, Nudged(run, profile, factor, speed)
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
     executor = SimExecutor(cost, profile.host(True, settings["model"]))
     server = Server(executor, limits, cost, KVSize(settings["num_blocks"], settings["block_size"]))
-    return server.serve(POLICIES[settings["policy"]](), run.requests())
+    return server.serve(POLICIES[settings["policy"]](), run.requests() if requests is None else requests)
 
 
 def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
@@ -160,6 +167,15 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
             sums = {"number": int(chosen.sum()), "seconds": float(seconds)}
             found[name] = {**sums, "total": float(total), "median": float(median)}
     return found
+
+
+def speed_of(runs: Iterable[ServedRun], profile: Profile) -> CardSpeed:
+    """Returns the speed of the card that served these runs."""
+    found = [(run.shapes(), run) for run in runs]
+    return card_speed(
+        (shapes, run.device_seconds(), device_seconds(Nudged(run, profile), shapes, run.pauses()))
+        for shapes, run in found
+    )
 
 
 def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iterable[float]) -> NDArray[np.float64]:

@@ -72,7 +72,7 @@ def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: 
     limits = server.limits
     tokens = {"tile": limits.tile, "max_tokens": limits.max_tokens, "longest": limits.max_request_tokens}
     sizes = {"batch": limits.max_batch, **tokens, **server.kv._asdict()}
-    settings = {"case": case.name, "policy": policy, "model": spec.name, **sizes, "load": case.load}
+    settings = {"case": case.name, "policy": policy, "model": spec.name, **sizes, "load": case.load, "rate": case.rate}
     prompt, output = min(WARM_UP[0], limits.max_request_tokens - WARM_UP[1]), WARM_UP[1]
     server.serve(POLICIES[policy](), equal_requests(limits.max_batch, prompt, output, vocabulary.size))
     asked = requests.requests(vocabulary)

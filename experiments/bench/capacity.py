@@ -1,0 +1,199 @@
+"""Capacities of policies with real tokens beside simulated ones, on the same requests, and the error of simulation there.
+
+    python -m experiments.bench capacity path=TRACE                          # serve (needs a GPU), simulate, compare
+    python -m experiments.bench capacity path=TRACE serve=off                # only the rates that would be served
+    python -m experiments.bench capacity measured=results/h200/capacity.npz  # simulate and compare kept runs
+
+A capacity is the highest rate at which a share of the requests (`attainment`) meet `ttft` and `tbt`, on one stretch of a trace:
+its lengths in their order, with Poisson arrivals that a rate only stretches. It is searched in simulation; then the same requests
+are served with real tokens at `shares` of it. `experiments.capacity` gives the interval over many stretches. Runs of other
+requests, queued, tell the speed of the card: with it the same is simulated once more.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from tabulate import tabulate
+
+from cbatch import ConfigError
+from cbatch.kv import blocks_for
+from cbatch.request_spec import SLO
+from cbatch.sim.profile import Profile
+from cbatch.sim.profile_file import load_profile
+from cbatch.validation import Switch, positive, whole
+from experiments.capacity.estimate import Shares
+from experiments.config.command_line import beginning_with
+from experiments.fidelity import runs as kept_runs
+from experiments.fidelity.cases import POLICIES, SERVE, Case, workload
+from experiments.fidelity.compare import Pair, compare, on_card, pair, show, simulate, speed_of
+from experiments.fidelity.runs import ServedRun, figures
+from experiments.store.benchmark_file import write
+
+_BLOCK, _TILE = 128, 128  # of the GPU backend
+_NARROW, _RATES, _SPAN = 1.1, 9, 1.15  # bracket; rates around its middle, and the outermost over it
+_AT_ONCE = 1e4  # requests per second
+
+Seconds = Annotated[float, positive("seconds")]
+Number = Annotated[int, whole(20, unit="number of requests")]
+
+
+def main(
+    path: str = "",
+    measured: tuple[str, ...] = (),
+    policies: str = "sarathi_serve;prefill_first;past_future",
+    shares: tuple[float, ...] = (0.95, 1.0, 1.05),
+    requests: Number = 400,
+    queued: Number = 300,
+    ttft: Seconds = 1.0,
+    tbt: Seconds = 0.25,
+    attainment: Annotated[float, positive("0.9 for 90%")] = 0.9,
+    model: str = "llama-3.1-8b",
+    batch: Annotated[int, whole(1)] = 48,
+    hardware: str = "h200",
+    serve: Switch = True,
+    backend: str = "cuda",
+    name: str = "capacity",
+    folder: str = "results",
+) -> None:
+    """Searches the capacities in simulation, serves around them, compares; writes NAME.npz and NAME.json.
+
+    Args:
+        path: a trace to serve. measured: files of kept runs instead, each of a card.
+        policies: beginnings of names, separated by ";". shares: of the simulated capacity, at which to serve.
+        requests: of each run. queued: of those that tell the card's speed.
+        hardware: profile to simulate with. serve: off prints the rates and ends. backend: cpu serves small models.
+
+    Raises:
+        ConfigError: neither a trace nor measured runs, or no GPU.
+    """
+    if not path and not measured:
+        serve_it, kept_ones = "path=azure_llm_2023_conv.csv.gz", "measured=results/h200/capacity.npz"
+        raise ConfigError(f"capacity: give a trace to serve on a GPU, {serve_it}, or kept runs, {kept_ones}")
+    profile, files = load_profile(hardware), [Path(file) for file in measured]
+    if path:
+        sizes, slo, numbers = (model, batch, 16384), SLO(ttft, tbt), {"card,": queued, "capacity,": requests}
+        cases = [Case("card, queued", *sizes, (SERVE, "orca", "vllm_v1, 2048 tokens"), start=600, held_out=True)]
+        chosen = [
+            Case(f"capacity, {policy}", *sizes, (policy,), start=1500, held_out=True, slo=slo)
+            for policy in beginning_with("policies", policies, POLICIES)
+        ]
+        search = partial(_simulated_capacity, path=path, numbers=numbers, attainment=attainment, profile=profile)
+        with ProcessPoolExecutor(min(len(chosen), os.cpu_count() or 1)) as pool:
+            for case, found in zip(chosen, pool.map(search, chosen), strict=True):
+                print(f"{case.name}: {found:.2f} requests/s simulated", flush=True)
+                cases += [
+                    replace(case, name=f"{case.name} at {share:.0%}", load=share, rate=round(share * found, 3))
+                    for share in shares
+                ]
+        if not serve:
+            return
+        files = [Path(folder) / hardware / f"{name}.npz"]
+        _serve(cases, path, numbers, files[0], backend)
+    kept = [kept_runs.load(file) for file in files]
+    result = _results([found for _, found in kept], attainment, profile)
+    about = {"measured": [each for each, _ in kept], "attainment": attainment}
+    print(f"written: {write(name, kept[0][0]['hardware'], about | result, Path(folder))}")
+
+
+def _simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainment: float, profile: Profile) -> float:
+    """Doubles or halves the rate to a bracket, bisects it, and simulates rates around its middle."""
+
+    def share(rate: float) -> float:
+        asked = workload(replace(case, rate=rate), path, numbers, None).requests(None)
+        longest = max(request.max_tokens for request in asked)
+        kv = {"num_blocks": case.batch * blocks_for(longest, _BLOCK), "block_size": _BLOCK, "tile": _TILE}
+        sizes = {"model": case.model, "batch": case.batch, "max_tokens": case.max_tokens, "longest": longest}
+        run = ServedRun({"policy": case.policies[0], **sizes, **kv}, {}, {})
+        return figures(simulate(run, profile, requests=asked))["attainment"]
+
+    low = high = 1.0
+    while share(high) >= attainment:
+        low, high = high, 2 * high
+        if high > _AT_ONCE:
+            remedy = "raise requests=, or set a shorter ttft= or tbt="
+            raise ConfigError(f"{case.name}: even if all requests arrive at once the objectives are met; {remedy}")
+    while share(low) < attainment:
+        low, high = low / 2, low
+        if low < 1 / _AT_ONCE:
+            raise ConfigError(f"{case.name}: no rate meets the objectives; set a longer ttft= or tbt=")
+    while high > _NARROW * low:
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if share(middle) >= attainment else (low, middle)
+    rates = np.sqrt(low * high) * np.geomspace(1 / _SPAN, _SPAN, _RATES)
+    return _crossing(rates.tolist(), [share(rate) for rate in rates], numbers["capacity,"], attainment)
+
+
+def _crossing(rates: Sequence[float], shares: Sequence[float], requests: int, attainment: float) -> float:
+    asked = np.full((1, len(rates)), float(requests))
+    return Shares(np.array(rates), asked * np.array(shares), asked, attainment).crossing()
+
+
+def _serve(cases: list[Case], path: str, numbers: dict[str, int], file: Path, backend: str) -> None:
+    """Serves the cases and keeps the runs; first those with the longest request, for which the server is built."""
+    from experiments.fidelity.serve import serve_cases  # loads torch
+
+    def longest(case: Case) -> int:
+        return max(request.max_tokens for request in workload(case, path, numbers, 1.0).requests(None))
+
+    for about, served in serve_cases(sorted(cases, key=longest, reverse=True), path, numbers, (), backend):
+        kept_runs.save(file, about, served)
+    print(f"written: {file}")
+
+
+def _results(cards: Sequence[Sequence[ServedRun]], attainment: float, profile: Profile) -> dict[str, Any]:
+    """Returns capacities by policy, and the errors of all runs: as simulated with the profile, and at the card's speed."""
+    ways: dict[str, list[Pair]] = {"profile": [], "card": []}
+    speeds = []
+    for number, runs in enumerate(cards, 1):
+        speed = speed_of([run for run in runs if run.settings["rate"] is None], profile)
+        speeds.append(speed._asdict())
+        for run in sorted((run for run in runs if run.settings["rate"]), key=lambda run: float(run.settings["rate"])):
+            name = on_card(run.name[0], number) if len(cards) > 1 else run.name[0]
+            run = replace(run, settings={**run.settings, "case": name})
+            ways["profile"].append(pair(run, profile))
+            ways["card"].append(pair(run, profile, speed))
+    errors = {way: compare(pairs, profile) for way, pairs in ways.items()}
+    for way, found in errors.items():
+        print(f"\n==== iteration times of the {way}")
+        show(found)
+    capacities = {
+        policy: _capacity(policy, ways, attainment)
+        for policy in dict.fromkeys(found.run.name[1] for found in ways["card"])
+    }
+    print(tabulate([[policy, *found.values()] for policy, found in capacities.items()], _HEADS, floatfmt=".4g"))
+    return {"capacities": capacities, "speed": speeds, "errors": errors}
+
+
+_HEADS = (
+    "policy",
+    "simulated",
+    "rates",
+    "attained",
+    "simulated",
+    "at the card's speed",
+    "capacity",
+    "simulated",
+    "card's",
+)
+
+
+def _capacity(policy: str, ways: Mapping[str, Sequence[Pair]], attainment: float) -> dict[str, Any]:
+    """Returns what was attained at each rate, and the crossing of `attainment`; None beyond the rates."""
+    runs = {way: [found for found in pairs if found.run.name[1] == policy] for way, pairs in ways.items()}
+    first, rates = runs["profile"][0].run.settings, [found.run.settings["rate"] for found in runs["profile"]]
+    attained = {
+        "measured": [found.run.figures["attainment"] for found in runs["profile"]],
+        **{way: [found.simulated["attainment"] for found in pairs] for way, pairs in runs.items()},
+    }
+    crossings = {
+        way: _crossing(rates, shares, len(runs["profile"][0].run.columns["request.prompt"]), attainment)
+        for way, shares in attained.items()
+    }
+    known = {f"capacity, {way}": value if 0 < value < np.inf else None for way, value in crossings.items()}
+    return {"searched": first["rate"] / first["load"], "rates": rates, **attained, **known}
