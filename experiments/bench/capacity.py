@@ -83,7 +83,7 @@ def main(
             Case(f"capacity, {policy}", *sizes, (policy,), start=1500, held_out=True, slo=slo)
             for policy in beginning_with("policies", policies, POLICIES)
         ]
-        search = partial(_simulated_capacity, path=path, numbers=numbers, attainment=attainment, profile=profile)
+        search = partial(simulated_capacity, path=path, numbers=numbers, attainment=attainment, profile=profile)
         with ProcessPoolExecutor(min(len(chosen), os.cpu_count() or 1)) as pool:
             for case, found in zip(chosen, pool.map(search, chosen), strict=True):
                 print(f"{case.name}: {found:.2f} requests/s simulated", flush=True)
@@ -101,8 +101,12 @@ def main(
     print(f"written: {write(name, kept[0][0]['hardware'], about | result, Path(folder))}")
 
 
-def _simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainment: float, profile: Profile) -> float:
-    """Doubles or halves the rate to a bracket, bisects it, and simulates rates around its middle."""
+def simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainment: float, profile: Profile) -> float:
+    """Bisects the rate to a bracket, and simulates rates around its middle; requests per second.
+
+    Raises:
+        ConfigError: no rate or every rate meets the objectives.
+    """
 
     def share(rate: float) -> float:
         asked = workload(replace(case, rate=rate), path, numbers, None).requests(None)
@@ -112,24 +116,20 @@ def _simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainme
         run = ServedRun({"policy": case.policies[0], **sizes, **kv}, {}, {})
         return figures(simulate(run, profile, requests=asked))["attainment"]
 
-    low = high = 1.0
-    while share(high) >= attainment:
-        low, high = high, 2 * high
-        if high > _AT_ONCE:
-            remedy = "raise requests=, or set a shorter ttft= or tbt="
-            raise ConfigError(f"{case.name}: even if all requests arrive at once the objectives are met; {remedy}")
-    while share(low) < attainment:
-        low, high = low / 2, low
-        if low < 1 / _AT_ONCE:
-            raise ConfigError(f"{case.name}: no rate meets the objectives; set a longer ttft= or tbt=")
+    if share(_AT_ONCE) >= attainment:
+        remedy = "raise requests=, or set a shorter ttft= or tbt="
+        raise ConfigError(f"{case.name}: even if all requests arrive at once the objectives are met; {remedy}")
+    low, high = 1 / _AT_ONCE, _AT_ONCE
     while high > _NARROW * low:
         middle = float(np.sqrt(low * high))
         low, high = (middle, high) if share(middle) >= attainment else (low, middle)
+    if low == 1 / _AT_ONCE:
+        raise ConfigError(f"{case.name}: no rate meets the objectives; set a longer ttft= or tbt=")
     rates = np.sqrt(low * high) * np.geomspace(1 / _SPAN, _SPAN, _RATES)
-    return _crossing(rates.tolist(), [share(rate) for rate in rates], numbers["capacity,"], attainment)
+    return crossing(rates.tolist(), [share(rate) for rate in rates], numbers["capacity,"], attainment)
 
 
-def _crossing(rates: Sequence[float], shares: Sequence[float], requests: int, attainment: float) -> float:
+def crossing(rates: Sequence[float], shares: Sequence[float], requests: int, attainment: float) -> float:
     asked = np.full((1, len(rates)), float(requests))
     return Shares(np.array(rates), asked * np.array(shares), asked, attainment).crossing()
 
@@ -192,7 +192,7 @@ def _capacity(policy: str, ways: Mapping[str, Sequence[Pair]], attainment: float
         **{way: [found.simulated["attainment"] for found in pairs] for way, pairs in runs.items()},
     }
     crossings = {
-        way: _crossing(rates, shares, len(runs["profile"][0].run.columns["request.prompt"]), attainment)
+        way: crossing(rates, shares, len(runs["profile"][0].run.columns["request.prompt"]), attainment)
         for way, shares in attained.items()
     }
     known = {f"capacity, {way}": value if 0 < value < np.inf else None for way, value in crossings.items()}
