@@ -27,6 +27,7 @@ BENCHMARKS = {
     "trace": "throughput on a recorded trace, by policy",
     "vllm": "vLLM by its own rule and under policies, on one engine in turns: throughput and host time",
     "vllm_serving": "the same as a server, driven by `vllm bench serve` at shares of its capacity",
+    "vllm_simulated": "the runs of vllm_serving beside simulations with a profile of vLLM (no GPU needed)",
     "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",
     "capacity": "capacities with real tokens beside simulated ones, by policy; for kept runs, measured=FILE (no GPU needed)",
     "stale": "which stored results are older than the code they are evidence of, from git's history (no GPU needed)",
@@ -35,7 +36,13 @@ BENCHMARKS = {
 
 WITHOUT_GPU = "(no GPU needed)"
 
-MODULES = {"async": "async_loop", "report": "performance", "vllm": "in_vllm.offline", "vllm_serving": "in_vllm.serving"}
+MODULES = {
+    "async": "async_loop",
+    "report": "performance",
+    "vllm": "in_vllm.offline",
+    "vllm_serving": "in_vllm.serving",
+    "vllm_simulated": "in_vllm.simulated",
+}
 """Modules of benchmarks whose names are not module names."""
 
 
