@@ -7,7 +7,8 @@ The CBATCH variable chooses the policy by the overrides of a command line: CBATC
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from cbatch import ConfigError
+from cbatch.sim.cost import ProfileCost
 from cbatch.topology import Topology
 from cbatch.validation import nearest, read
 from cbatch.vllm import Adapter, make_scheduler
@@ -40,6 +42,7 @@ class Keys:
 
     mode: Mode
     record: str | None
+    simulate: bool
 
 
 class PolicyScheduler:
@@ -48,15 +51,22 @@ class PolicyScheduler:
     def __new__(cls, *, vllm_config: Any, **arguments: Any) -> Any:
         if os.getcwd() not in sys.path:
             sys.path.append(os.getcwd())  # for a policy in a file, as `python -m` does it
-        overrides = shlex.split(os.environ.get(VARIABLE, ""))
-        try:
+        with variable() as overrides:
             adapter = make_adapter(overrides, vllm_config.parallel_config.tensor_parallel_size)
             return make_scheduler(adapter, vllm_config, **arguments)
-        except Exception as error:
-            message = one_line(error, overrides, name="vllm")
-            if message is None:
-                raise
-            raise ConfigError(f"{VARIABLE}={shlex.join(overrides)!r}: {message}") from None
+
+
+@contextmanager
+def variable() -> Iterator[list[str]]:
+    """Yields the overrides that CBATCH holds; errors of the user become one line that begins with it."""
+    overrides = shlex.split(os.environ.get(VARIABLE, ""))
+    try:
+        yield overrides
+    except Exception as error:
+        message = one_line(error, overrides, name="vllm")
+        if message is None:
+            raise
+        raise ConfigError(f"{VARIABLE}={shlex.join(overrides)!r}: {message}") from None
 
 
 def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
@@ -67,15 +77,9 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
     Raises:
         CbatchError: an override that cannot be used; the message says which and why.
     """
-    given = values_by_key(overrides)
-    check_given_once(overrides, GROUPS)
-    for key in given:
-        if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
-            raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
+    given, keys, config = _compose(overrides)
     if "policy" not in given:
         raise ConfigError("policy: is missing; give policy=NAME")
-    config = dict(compose_run(*overrides, name="vllm"))
-    keys = read(Keys, config.pop("vllm"), "vllm.")
     settings = read_settings(config)
     policy = make_policy(config, settings, {})
     batch = settings.batch if "batch" in given else None
@@ -85,6 +89,25 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
         return adapter
     cost = cost_model(settings.hardware, make_model(config, {}), Topology(tensor_parallel), max_batch=batch)
     return replace(adapter, cost=cost, tile=cost.profile.ceilings.tile)
+
+
+def predictions(overrides: Sequence[str], batch: int) -> ProfileCost:
+    """Returns what predicts iterations of at most `batch` requests on one GPU. Raises CbatchError as `make_adapter`."""
+    given, _, config = _compose(overrides)
+    if "model" not in given:
+        raise ConfigError("model: is missing; give model=NAME, and hardware=NAME of a profile")
+    return cost_model(read_settings(config).hardware, make_model(config, {}), max_batch=batch)
+
+
+def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Keys, dict[str, Any]]:
+    """Returns the given values by key, the section `vllm`, and every other key."""
+    given = values_by_key(overrides)
+    check_given_once(overrides, GROUPS)
+    for key in given:
+        if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
+            raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
+    config = dict(compose_run(*overrides, name="vllm"))
+    return given, read(Keys, config.pop("vllm"), "vllm."), config
 
 
 def _recorder(folder: Path, config: Mapping[str, Any], overrides: Sequence[str]) -> DecisionsWriter:

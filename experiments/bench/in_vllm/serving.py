@@ -5,9 +5,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -64,8 +65,9 @@ def main(
     os.environ |= ENVIRONMENT
     with TemporaryDirectory() as temporary:
         write_model(spec, Path(temporary))
-        with _server(Path(temporary), port, Path(folder)):
-            client = Client(Path(temporary), port)
+        with _server(Path(temporary), port, Path(folder)) as wait:
+            client = Client(Path(temporary), port)  # imports vLLM while the server starts
+            wait()
             client.run(VLLM, float("inf"), 32)  # warms up
             if not capacity:
                 capacity = client.run(VLLM, float("inf"), 2 * BATCH)[0]["request_throughput"]
@@ -96,8 +98,8 @@ def _offer(client: Client, side: str, rate: float, number: int, trace: str) -> t
 
 
 @contextmanager
-def _server(model: Path, port: int, folder: Path) -> Iterator[None]:
-    """`vllm serve` until the end of the `with`; its log is kept in the folder."""
+def _server(model: Path, port: int, folder: Path) -> Iterator[Callable[[], None]]:
+    """`vllm serve` until the end of the `with`; its log is kept in the folder. Yields what waits until it answers."""
     options = {
         "port": port,
         "dtype": "bfloat16",
@@ -116,8 +118,7 @@ def _server(model: Path, port: int, folder: Path) -> Iterator[None]:
         command = [*COMMAND, "serve", str(model), *words, "--no-enable-prefix-caching"]
         process = subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)
         try:
-            _wait(process, port, folder / "vllm-serve.log")
-            yield
+            yield partial(_wait, process, port, folder / "vllm-serve.log")
         finally:
             process.terminate()
             process.wait(30)

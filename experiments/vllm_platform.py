@@ -1,0 +1,69 @@
+"""A platform of vLLM without a device, for `experiments.vllm_executor`; vLLM finds it by the entry point `vllm.platform_plugins`."""
+
+import os
+import shlex
+from typing import Any
+
+import torch
+from vllm.platforms.interface import Platform, PlatformEnum
+
+MEMORY = 1 << 40
+"""Bytes that vLLM may ask for at start; the executor says how many there are for the KV cache."""
+
+
+def register() -> str | None:
+    """Returns the name of the platform if CBATCH asks for it: it would take the place of a CPU's."""
+    words = shlex.split(os.environ.get("CBATCH", ""))
+    return f"{__name__}.NoDevice" if "vllm.simulate=true" in words else None
+
+
+class NoDevice(Platform):  # type: ignore[misc]
+    """What vLLM asks before it has an executor."""
+
+    _enum = PlatformEnum.OOT
+    device_name = device_type = "cpu"
+    dispatch_key = "CPU"
+    dist_backend = "gloo"
+    device_control_env_var = "CBATCH_DEVICES"
+    supported_dtypes = (torch.bfloat16, torch.float16, torch.float32)
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return "simulated"
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return MEMORY
+
+    @classmethod
+    def inference_mode(cls) -> Any:
+        return torch.no_grad()
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        if vllm_config.cache_config.block_size is None:
+            vllm_config.cache_config.block_size = 16
+
+    @classmethod
+    def import_kernels(cls) -> None: ...
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        return False
+
+    @classmethod
+    def is_async_output_supported(cls, enforce_eager: bool | None) -> bool:
+        return True
+
+    @classmethod
+    def get_attn_backend_cls(cls, *args: Any, **kwargs: Any) -> str:
+        return "vllm.v1.attention.backends.cpu_attn.CPUAttentionBackend"
+
+    @classmethod
+    def update_block_size_for_backend(cls, vllm_config: Any) -> None: ...
+
+    @classmethod
+    def manual_seed_all(cls, seed: int) -> None: ...
+
+    @classmethod
+    def set_device(cls, device: Any) -> None: ...
