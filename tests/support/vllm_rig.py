@@ -159,6 +159,7 @@ class Rig:
         params = SamplingParams(
             max_tokens=request.max_new_tokens,
             ignore_eos=True,
+            temperature=0.0,
             stop_token_ids=[] if stop_token is None else [stop_token],
             extra_args={name: value for name, value in {**given, **extra}.items() if value is not None},
         )
