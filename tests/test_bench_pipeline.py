@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from cbatch import ConfigError
+from cbatch import ConfigError, Limits
 from experiments.bench import pipeline, tensor
 from experiments.config.backends import Cpu
 from experiments.config.presets import load_spec
 from experiments.config.servers import real_server
+from policies.orca import Orca
 
 
 def test_lengths_are_those_that_peers_served() -> None:
@@ -25,6 +26,19 @@ def test_lengths_are_those_that_peers_served() -> None:
     assert lengths == pipeline.zipf_lengths(192)
     requests = pipeline.make_requests(lengths[:3], 96)
     assert [(request.num_prompt_tokens, request.max_new_tokens) for request in requests] == lengths[:3]
+
+
+@pytest.mark.parametrize(("batch", "prompt"), [(16, 2048), (2, 4080)])
+def test_the_first_iteration_of_the_warm_up_is_as_large_as_any(batch: int, prompt: int) -> None:
+    """32,768 tokens, as far as requests may be that long: what it allocates, a run that is measured does not."""
+    served: list[Any] = []
+    limits = Limits(batch, 32768, pipeline.LONGEST, num_stages=2)
+    pipeline.warm_up(
+        SimpleNamespace(limits=limits, serve=lambda *arguments: served.extend(arguments)), load_spec("tiny")
+    )  # type: ignore[arg-type]
+    policy, requests = served
+    assert isinstance(policy, Orca) and len(requests) == 2 * batch
+    assert {request.num_prompt_tokens for request in requests} == {prompt}
 
 
 def as_if_on_gpus(monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType) -> None:
