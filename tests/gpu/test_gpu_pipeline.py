@@ -16,7 +16,7 @@ from cbatch.errors import CapacityError
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime import gpu
-from cbatch.runtime.devices import choose_devices
+from cbatch.runtime.devices import CudaClock, choose_devices
 from cbatch.runtime.fast.argmax import argmax
 from cbatch.runtime.fast.peers import send
 from cbatch.runtime.options import Options
@@ -135,6 +135,20 @@ def test_both_gpus_work_at_the_same_time() -> None:
     steps = record.steps[10:-10]
     overlapping = sum(later.started < step.ended for step, later in pairwise(steps))
     assert overlapping > 0.9 * len(steps)
+
+
+def test_clocks_agree_on_the_time_of_an_event() -> None:
+    """Of two clocks of a GPU, and of one each: an event that waits for another GPU's is not earlier."""
+    [here], [there] = choose_devices(2)
+    streams = [torch.cuda.Stream(device) for device in (here, there)]
+    clocks = [CudaClock(here), CudaClock(here), CudaClock(there)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in streams]
+    events[0].record(streams[0])
+    streams[1].wait_event(events[0])
+    events[1].record(streams[1])
+    events[1].synchronize()
+    first, again, after = (clock.time_of(event) for clock, event in zip(clocks, (events[0], *events), strict=True))
+    assert abs(again - first) < 5e-5 and -5e-5 < after - first < 5e-4
 
 
 def test_a_gpu_short_of_memory_is_named() -> None:
