@@ -29,8 +29,10 @@ def _check(plan: Plan, view: VllmView, rules: Rules) -> None:
             raise _IllegalError
     if plan.requests:
         rules.check_limits(num_newcomers, num_tokens)
-    reserved = {plan.requests[place]: tokens for place, tokens in rules.reserved_tokens().items()}
     lacking = view.num_lacking_a_block(decodes) if decodes else 0
+    reserved = (
+        {plan.requests[place]: tokens for place, tokens in rules.reserved_tokens().items()} if plan.reserve else {}
+    )
     for request, count in others.items():
         lacking += view.kv.num_lacking(request, max(request.num_computed + count, reserved.get(request, 0)))
     if lacking > view.kv.num_free + (rules.blocks_coming_free() if plan.preempt else 0):
@@ -42,6 +44,8 @@ def _members(plan: Plan, view: VllmView) -> tuple[list[Request], dict[Request, i
     decodes = view.decodes
     num_decodes = len(decodes)
     begins = plan.requests[:num_decodes] == decodes and plan.num_tokens[:num_decodes] == [1] * num_decodes
+    if begins and len(plan.requests) == num_decodes and not plan.reserve:
+        return decodes, {}, 0
     if not begins or any(request in view.decoding for request in plan.reserve):
         decodes, num_decodes = [], 0
     rest = plan.requests[num_decodes:]

@@ -79,6 +79,7 @@ class Planner:
         """
         population, view = self.population, self.view
         view.now = self.clock()
+        view.look_again()
         if self._recording is not None:
             self._recording.look()
         if paused:
@@ -106,6 +107,7 @@ class Planner:
     def launched(self, plan: Plan | None, planned: Mapping[str, int], scheduled: Mapping[str, int]) -> None:
         """vLLM has scheduled this many tokens, by its ids. plan, planned: the policy's, and its tokens by vLLM's ids."""
         view, population = self.view, self.population
+        view.look_again()
         as_planned = planned == scheduled
         if plan is not None and not as_planned:
             self._compare(planned, scheduled)

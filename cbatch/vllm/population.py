@@ -1,6 +1,5 @@
 """The requests that vLLM serves: which wait, run and decode, kept from what its scheduler does."""
 
-from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -32,8 +31,10 @@ class Population:
         request.num_recomputed_tokens += request.source.num_computed_tokens
         self.wait(request)
 
-    def advance(self, scheduled: Iterable[ServedRequest], now: float) -> None:
+    def advance(self, scheduled: list[ServedRequest], now: float) -> None:
         """Follow an iteration that vLLM has scheduled, its requests in the order of the plan."""
+        if scheduled == self.decoding.members:
+            return
         for request in scheduled:
             if request.status is Status.WAITING:
                 self._admit(request, now)
@@ -43,7 +44,8 @@ class Population:
 
     def leave_ending(self) -> None:
         """Requests whose last token is in flight have none left to compute."""
-        for request in [request for request in served(self.decoding.members) if request.ends]:
+        decodes = served(self.decoding.members)
+        for request in [each for each in decodes if each.source.num_computed_tokens >= each.ends_at]:
             self._leave(request)
 
     def end(self, source: Any, rejected: str | None, now: float) -> ServedRequest:

@@ -13,12 +13,16 @@ _SLO = {"slo_ttft": "ttft", "slo_tbt": "tbt", "slo_total": "total"}
 
 
 class ServedRequest(Request):
-    """source: vLLM's request; None once it has ended. num_cached: tokens of a waiting request that the prefix cache holds."""
+    """source: vLLM's request; None once it has ended. num_cached: tokens of a waiting request that the prefix cache holds.
 
-    __slots__ = ("_first_token_at", "_last_token_at", "num_cached", "source", "vllm_id")
+    ends_at: once this many tokens are computed or in flight, its last token by length is being sampled.
+    """
+
+    __slots__ = ("_first_token_at", "_last_token_at", "ends_at", "num_cached", "source", "vllm_id")
 
     source: Any
     vllm_id: str
+    ends_at: int
     num_cached: Callable[["ServedRequest"], int]
     _first_token_at: float | None
     _last_token_at: float | None
@@ -29,6 +33,7 @@ class ServedRequest(Request):
     ) -> "ServedRequest":
         request = cls.from_spec(spec_from(source, id_, now, max_model_len))
         request.source, request.vllm_id, request.num_cached = source, source.request_id, num_cached
+        request.ends_at = request.max_tokens - 1
         request._first_token_at = request._last_token_at = None
         return request
 
@@ -59,11 +64,6 @@ class ServedRequest(Request):
     @property
     def last_token_at(self) -> float | None:
         return self._last_token_at
-
-    @property
-    def ends(self) -> bool:
-        """Whether the iterations in flight compute all that it needs: its last token by length is being sampled."""
-        return bool(self.source.num_computed_tokens >= self.max_tokens - 1)
 
     def receive(self, now: float) -> None:
         """It has received a token."""

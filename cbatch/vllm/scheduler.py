@@ -99,8 +99,8 @@ class _Policed:
         steering.preempt(plan)
         decodes_only = plan.requests == population.decoding.members
         num_running = sum(request in population.running for request in plan.requests) if not decodes_only else len(plan)
-        all_running = num_running == len(population.running)
-        with steering.shown(plan, planned, all_ready=decodes_only, all_running=all_running):
+        every = {"all_running": num_running == len(population.running), "none_new": num_running == len(plan)}
+        with steering.shown(plan, planned, all_ready=decodes_only, **every):
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self._add_preempted(output)
         steering.preempted.clear()

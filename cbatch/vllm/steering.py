@@ -38,29 +38,37 @@ class Steering:
             self._scheduler._preempt_request(request.source, time.monotonic())
 
     @contextmanager
-    def shown(self, plan: Plan, counts: dict[str, int], *, all_ready: bool, all_running: bool) -> Iterator[None]:
+    def shown(
+        self, plan: Plan, counts: dict[str, int], *, all_ready: bool, all_running: bool, none_new: bool
+    ) -> Iterator[None]:
         """vLLM sees the plan inside the `with`.
 
-        counts: tokens by vLLM's id. all_ready: every planned request computes all that is ready. all_running: every request that runs is planned.
+        counts: tokens by vLLM's id. all_ready: every planned request computes all that is ready. all_running: every request that runs is
+            planned. none_new: none of them waits.
         """
         scheduler = self._scheduler
-        planned = served(plan.requests)
-        newcomers = [request.source for request in planned if request.status is Status.WAITING]
+        newcomers = [] if none_new else [each.source for each in served(plan.requests) if each.status is Status.WAITING]
         self.counts = counts
         real = scheduler.running, scheduler.waiting, getattr(scheduler, self._side)
         fits_whole = scheduler.scheduler_reserve_full_isl if hasattr(scheduler, "scheduler_reserve_full_isl") else None
         if not all_running:
-            scheduler.running = [request.source for request in planned if request.status is Status.RUNNING]
+            scheduler.running = [each.source for each in served(plan.requests) if each.status is Status.RUNNING]
         scheduler.waiting = FCFSRequestQueue(newcomers)
         setattr(scheduler, self._side, FCFSRequestQueue())
         scheduler.need_mamba_block_aligned_split = not all_ready
         scheduler.scheduler_reserve_full_isl = False
+        if plan.reserve:
+            self._reserve(
+                {
+                    request.vllm_id: tokens
+                    for request, tokens in zip(served(plan.reserve), plan.reserve.values(), strict=True)
+                }
+            )
         try:
-            with self._reserved(
-                dict(zip([each.vllm_id for each in served(plan.reserve)], plan.reserve.values(), strict=True))
-            ):
-                yield
+            yield
         finally:
+            if plan.reserve:
+                del scheduler.kv_cache_manager.allocate_slots
             self.counts = None
             scheduler.need_mamba_block_aligned_split = False
             if fits_whole is not None:
@@ -86,13 +94,9 @@ class Steering:
             if source not in newcomers:
                 waiting.prepend_request(source)
 
-    @contextmanager
-    def _reserved(self, reserve: Mapping[str, int]) -> Iterator[None]:
+    def _reserve(self, reserve: Mapping[str, int]) -> None:
         """Requests with a reservation take blocks for that many tokens, as if they were to be looked ahead."""
         manager = self._scheduler.kv_cache_manager
-        if not reserve:
-            yield
-            return
         allocate: Callable[..., Any] = manager.allocate_slots
 
         def allocate_reserved(request: Any, num_new_tokens: int, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +106,3 @@ class Steering:
             return allocate(request, num_new_tokens, *args, **kwargs)
 
         manager.allocate_slots = allocate_reserved
-        try:
-            yield
-        finally:
-            del manager.allocate_slots

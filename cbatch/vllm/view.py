@@ -56,6 +56,12 @@ class VllmKVView(KVView):
     def block_size(self) -> int:
         return self._size
 
+    def num_at_border(self, decodes: Sequence[Request]) -> int:
+        """How many of these decodes fill the last of their blocks, and need another one for their next token."""
+        size, held = self._size, self._manager.req_to_blocks
+        full = [each for each in served(decodes) if not each.source.num_computed_tokens % size]
+        return sum(len(held.get(each.vllm_id, ())) * size <= each.source.num_computed_tokens for each in full)
+
     @property
     def num_blocks(self) -> int:
         return int(self._pool.num_gpu_blocks) - 1  # one is vLLM's null block
@@ -85,7 +91,7 @@ class VllmView(View):
     def __init__(self, scheduler: Any, population: Population, limits: Limits, cost: CostModel) -> None:
         self.now = 0.0
         self.limits, self.cost = limits, cost
-        self.kv: KVView = VllmKVView(scheduler, self)
+        self.kv: VllmKVView = VllmKVView(scheduler, self)
         self.waiting: Sequence[Request] = population.waiting
         self.running: Requests = population.running
         self.decoding: Requests = population.decoding
@@ -93,6 +99,7 @@ class VllmView(View):
         self.in_flight: deque[Launched] = deque()  # oldest first
         self.last_ended_at = 0.0
         self._scheduler, self._population = scheduler, population
+        self._lacking: int | None = None  # blocks, of all decodes, while a plan is made
 
     @property
     def num_in_flight(self) -> int:
@@ -135,6 +142,12 @@ class VllmView(View):
 
     def num_lacking_a_block(self, decodes: Sequence[Request]) -> int:
         """How many of these decodes need a block for their next token."""
-        size = self.kv.block_size
-        at_a_border = [each for each in served(decodes) if not each.source.num_computed_tokens % size]
-        return sum(self.kv.num_lacking(request, request.num_computed + 1) for request in at_a_border)
+        if decodes is not self.decodes:
+            return self.kv.num_at_border(decodes)
+        if self._lacking is None:
+            self._lacking = self.kv.num_at_border(decodes)
+        return self._lacking
+
+    def look_again(self) -> None:
+        """vLLM's state has changed, or is about to."""
+        self._lacking = None
