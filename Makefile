@@ -16,11 +16,12 @@ run: $(INSTALLED)
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/gpu
 
-# Compiled layers by Inductor, 3,840 random workloads, 10,000 random schedules and 20,000 spoiled inputs; DRAW=N draws other schedules
+# Compiled layers by Inductor, 3,840 random workloads, 1,000 of each steady policy with and without leaps, 10,000 random schedules and 20,000 spoiled inputs; DRAW=N draws other schedules
 # and inputs. Intervals of 2,000 repetitions against known truths, lower bounds against 2,000 exact optima. Faults planted in figures
 # and options, each of which a test must notice. vLLM's scheduler, from its wheels: 1,000 random runs in each mode.
 test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/test_tokens.py tests/test_runtime_model.py --workloads=96 --compiler=inductor -n 2
+	$(BIN)/python -m pytest tests/test_leaps.py --workloads=1000 -n 2
 	$(BIN)/python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/test_fuzz.py --fuzz=20000 --record=results $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/test_coverage.py --repetitions=1000

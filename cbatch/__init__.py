@@ -7,6 +7,7 @@ from cbatch.cost import BatchShape, CostModel
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError
 from cbatch.executor import Executor, Step, StepResult
+from cbatch.leap import is_steady
 from cbatch.limits import Limits
 from cbatch.plan import Plan, Refusal
 from cbatch.plan_builder import PlanBuilder
@@ -21,4 +22,4 @@ from cbatch.view import View
 __all__ = ["Engine", "Executor", "Limits", "RunRecord", "Server", "Step", "StepRecord", "StepResult"]
 __all__ += ["BatchShape", "CostModel", "KVView", "Plan", "PlanBuilder", "Policy", "Refusal", "View"]
 __all__ += ["SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status"]
-__all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError"]
+__all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "is_steady"]

@@ -18,14 +18,15 @@ from typing import Any
 from cbatch.cost import CostModel
 from cbatch.engine_view import EngineView
 from cbatch.errors import PolicyError, StallError, WorkloadError
-from cbatch.executor import Executor
+from cbatch.executor import Executor, Step, StepResult
 from cbatch.kv import BlockPool, CountingPool
+from cbatch.leap import blocks_used, is_steady, num_repeats, repeats
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
 from cbatch.policy import Policy
 from cbatch.policy_calls import call_at, check_policy, ignore, optional_method
-from cbatch.record import InFlight, RunRecord, StepRecord
+from cbatch.record import InFlight, RunRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
 from cbatch.stall import PATIENCE, Patience, StallWatch, describe_shortage
@@ -68,6 +69,7 @@ class Engine:
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
         self.num_unfinished = 0
         self._stall_watch = StallWatch(patience)
+        self._latest: InFlight | None = None  # the latest turn's iteration, if its plan only computes
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
@@ -91,19 +93,26 @@ class Engine:
         self.num_unfinished += len(new)
 
     def run(self, on_step: Callable[["Engine"], None] = lambda engine: None) -> RunRecord:
-        """Serve until every request has ended. `on_step` is called after each turn of the loop (progress bars)."""
+        """Serve until every request has ended. `on_step` is called after each turn of the loop or leap over several
+        (progress bars)."""
+        turn = self._turn()
         while self.num_unfinished or self._in_flight:
-            self.step()
+            turn()
             on_step(self)
         assert self.state.pool.num_used == 0, "every KV block is free when nothing runs"
         return self.record
 
     def run_until(self, time: float) -> None:
         """Serve until `time`, when more requests may be submitted, or until every request has ended."""
-        self._next_submission = time
+        self._next_submission, turn = time, self._turn()
         while self.num_unfinished and self.executor.now() < time:
-            self.step()
+            turn()
         self._next_submission = inf
+
+    def _turn(self) -> Callable[[], None]:
+        """Returns `step`, or what leaps over turns where the policy is steady and nobody looks at each iteration."""
+        unseen = self._on_tokens is self._on_step is ignore and not self.state.table.carries
+        return self._leap_or_step if unseen and self._call(is_steady, self.policy) else self.step
 
     def step(self) -> None:
         """One turn of the loop."""
@@ -128,6 +137,7 @@ class Engine:
         """Plan the next iteration and hand it to the device. Returns None if the policy plans nothing."""
         planned_at = self._arrivals()
         plan = self._call(self.policy.plan, self.view)
+        self._latest = None
         checked = check_plan(plan, self.state, self.view, self.policy_name)
         for request in plan.preempt:
             self.state.preempt(request)
@@ -142,28 +152,60 @@ class Engine:
         self._stall_watch.note_launch()
         state = self.state
         step = state.apply(checked, planned_at)
-        handle = self.executor.launch(step)
         counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
         self._num_preempted = 0
+        launched = self._launch(step, planned_at, counts)
+        if not plan.preempt and not plan.reject:
+            self._latest = launched
+        return launched
+
+    def _launch(self, step: Step, planned_at: float, counts: tuple[int, int, int, int]) -> InFlight:
+        handle = self.executor.launch(step)
         return InFlight(step, handle, (planned_at, self.executor.now()), counts)
+
+    def _leap_or_step(self) -> None:
+        """Take the turns of the loop that repeat the latest one; without any, one turn."""
+        foreseen, arrival, received_at = self.foresee(), self._next_arrival(), self.executor.now()
+        if self._latest is None or not foreseen or received_at >= arrival:
+            return self.step()
+        first, (_, _, num_waiting, num_running) = self._latest.step, self._latest.state
+        receivers = self.state.table.id[first.rows]
+        try:
+            for num_blocks in foreseen:
+                if (planned_at := self.executor.now()) >= arrival:
+                    break
+                step = self._latest.step.again()
+                self._latest = self._launch(step, planned_at, (0, num_blocks, num_waiting, num_running))
+                self._in_flight.append(self._latest)
+                oldest = self._in_flight.popleft()
+                result, waited_at, received_at = self._wait(oldest)
+                self.record.add(oldest, result, waited_at, received_at, self.executor.now(), receivers)
+        finally:
+            self.state.repeat(first, self._latest.step.index - first.index, received_at)
+            self._stall_watch.note_progress(received_at)
+
+    def foresee(self, *, ends: bool = False) -> list[int]:
+        """Returns the KV blocks in use after each of the next iterations that a steady policy plans like the latest.
+
+        ends: that in which a request ends is among them; it cannot be leapt over.
+        """
+        latest = self._latest
+        if latest is None or len(self._in_flight) != self._depth or not repeats(latest, self.state):
+            return []
+        return blocks_used(latest.step, self.state, num_repeats(latest.step, self.state) + ends)
+
+    def _wait(self, launched: InFlight) -> tuple[StepResult, float, float]:
+        """Returns the result, and when the host began and ended to wait for it."""
+        waited_at = self.executor.now()
+        result = self.executor.wait(launched.handle)
+        return result, waited_at, self.executor.now()
 
     def _complete(self, launched: InFlight) -> None:
         """Wait for the oldest step in flight and absorb its tokens."""
         step = launched.step
-        waited_at = self.executor.now()
-        result = self.executor.wait(launched.handle)
-        received_at = self.executor.now()
+        result, waited_at, received_at = self._wait(launched)
         absorbed = self.state.absorb(step, result.tokens, received_at)
-        times = (*launched.times, waited_at, received_at, self.executor.now(), result.started, result.ended)
-        num_tokens, num_decodes = step.num_batch_tokens, step.num_decode_tokens
-        num_prefill, num_padding = num_tokens - num_decodes, (result.num_computed_tokens or step.pad_to) - num_tokens
-        batch = (len(step.rows), num_prefill, num_decodes, num_padding, len(absorbed.receivers))
-        record = StepRecord(step.index, *times, *batch, *launched.state, step.note)
-        self.record.add_step(record, absorbed.receivers)
-        if result.copies is not None:
-            self.record.copies.append(result.copies)
-        if result.stages is not None:
-            self.record.stages.append(result.stages)
+        record = self.record.add(launched, result, waited_at, received_at, self.executor.now(), absorbed.receivers)
         if self._on_tokens is not ignore and len(absorbed.receivers):
             self._call(self._on_tokens, [step.requests[place] for place in absorbed.places.tolist()])
         if self._on_step is not ignore:
@@ -183,6 +225,9 @@ class Engine:
             self._arrive(pending.popleft())
         return now
 
+    def _next_arrival(self) -> float:
+        return min(self._pending[0].arrival_time if self._pending else inf, self._next_submission)
+
     def _arrive(self, request: Request) -> None:
         self.state.arrive(request)
         self._call(self._on_arrival, request)
@@ -193,7 +238,7 @@ class Engine:
         `wake_at` is ignored while no request waits or runs.
         """
         state, now, pending = self.state, self.view.now, self._pending
-        arrival = min(pending[0].arrival_time if pending else inf, self._next_submission)
+        arrival = self._next_arrival()
         wake_at = inf
         if plan.wake_at is not None and plan.wake_at > now and (state.waiting or state.running):
             self._stall_watch.note_empty_plan()

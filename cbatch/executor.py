@@ -36,6 +36,7 @@ class Step:
     num_batch_tokens: tokens of the batch, and num_decode_tokens those of requests with only their newest token left.
     pad_to: tokens to pad the batch to, at least num_batch_tokens.
     table, pool: token values and block tables. Live: an executor reads them inside `launch` and never later.
+    known_shape: `shape()`, where it is known already.
     """
 
     index: int
@@ -51,9 +52,32 @@ class Step:
     table: RequestTable
     pool: BlockPool
     note: str = ""
+    known_shape: BatchShape | None = None
+
+    def again(self) -> "Step":
+        """Returns the next iteration of a batch of decodes that stays as it is."""
+        _, num_decodes, context, num_padding = self.shape()
+        return Step(
+            self.index + 1,
+            self.requests,
+            self.rows,
+            self.num_tokens,
+            self.start + ONE,
+            self.sampled,
+            self.carry,
+            self.num_batch_tokens,
+            self.num_decode_tokens,
+            self.pad_to,
+            self.table,
+            self.pool,
+            self.note,
+            BatchShape((), num_decodes, context + num_decodes, num_padding),
+        )
 
     def shape(self) -> BatchShape:
         """Returns the batch's shape for a cost model. A request that computes one token counts as a decode."""
+        if self.known_shape is not None:
+            return self.known_shape
         start = self.start.tolist()  # summing a short list is faster than a short array
         num_requests, context = len(start), sum(start) + len(start)
         num_padding = self.pad_to - self.num_batch_tokens

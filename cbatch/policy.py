@@ -30,6 +30,11 @@ class Policy(Protocol):
         on_finish(request: Request) -> None      # a request has ended
 
     The last four may change the policy's own state only.
+
+    `steady = True` in its own class (a property, if settings decide) says that a plan of one token for each running
+    request, and nothing else, stays the same until a request arrives or ends or KV blocks come free or run short. The
+    simulator then repeats it without calling `plan` (`cbatch.leap`), unless `on_tokens` or `on_step` is defined.
+    `experiments.check` finds out whether it is true.
     """
 
     def plan(self, view: View) -> Plan:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.executor import CopyTimes, StageSpans, Step
+from cbatch.executor import CopyTimes, StageSpans, Step, StepResult
 from cbatch.request import Request
 from cbatch.request_table import Ints
 
@@ -68,6 +68,29 @@ class RunRecord:
         self.receivers: list[Ints] = []  # ids of the requests that received a token, of each step
         self.copies: list[CopyTimes] = []  # of each step, if the executor times copies
         self.stages: list[StageSpans] = []  # of each step, if a pipeline computed real tokens
+
+    def add(
+        self,
+        launched: InFlight,
+        result: StepResult,
+        waited_at: float,
+        received_at: float,
+        done_at: float,
+        receivers: Ints,
+    ) -> StepRecord:
+        """Adds an iteration that has ended; returns its row. receivers: as in `add_step`."""
+        step, _, times, state = launched
+        num_tokens, num_decodes = step.num_batch_tokens, step.num_decode_tokens
+        num_prefill, num_padding = num_tokens - num_decodes, (result.num_computed_tokens or step.pad_to) - num_tokens
+        batch = (len(step.rows), num_prefill, num_decodes, num_padding, len(receivers))
+        spans = (waited_at, received_at, done_at, result.started, result.ended)
+        record = StepRecord(step.index, *times, *spans, *batch, *state, step.note)
+        self.add_step(record, receivers)
+        if result.copies is not None:
+            self.copies.append(result.copies)
+        if result.stages is not None:
+            self.stages.append(result.stages)
+        return record
 
     def add_step(self, step: StepRecord, receivers: Ints) -> None:
         """receivers: ids of the requests that received a token, [receivers]."""

@@ -214,6 +214,19 @@ class State:
             table.free(row)
         return Absorbed(receivers, places, finished)
 
+    def repeat(self, step: Step, num_times: int, now: float) -> None:
+        """Count further iterations of a batch of decodes, and as many tokens of each that came in, the last ones `now`."""
+        table, rows = self.table, step.rows
+        computed = table.computed[rows] + num_times
+        table.computed[rows] = computed
+        table.total[rows] += num_times
+        table.known[rows] += num_times
+        table.last_token_at[rows] = now
+        table.iteration += num_times
+        self.num_ended += num_times
+        table.scheduled_at[rows] = table.iteration - 1
+        self._extend(rows, *self.pool.lacking(self.pool.room[rows], computed))
+
     def _finished(self, step: Step, places: Ints, rows: Ints, tokens: Tokens | None, now: float) -> list[Request]:
         done: dict[Request, FinishReason] = {}
         table = self.table

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain
 
-from cbatch import ConfigError, Plan, Request, View
+from cbatch import ConfigError, Plan, Request, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
 from policies.shared.waiting import RankedPrompts
@@ -45,6 +45,10 @@ class LengthOrder(RankedPrompts):
         self.predictor = predictor
         self._processed = 0  # tokens of all plans so far
         self._processed_before: dict[Request, int] = {}  # the request arrived
+
+    @property
+    def steady(self) -> bool:
+        return is_steady(self.chunking) and self.order != "hrrn"
 
     def on_arrival(self, request: Request) -> None:
         super().on_arrival(request)

@@ -16,6 +16,8 @@ from policies.shared.waiting import RankedPrompts
 
 
 class LongestFirst(RankedPrompts):
+    steady = RankedPrompts.steady
+
     def __init__(self, chunking: ChunkSelector, per_prompt_token: bool = False) -> None:
         """per_prompt_token: rank by output / prompt tokens instead of output tokens."""
         super().__init__(chunking, self._rank)

@@ -12,6 +12,8 @@ from cbatch import Plan, View
 
 
 class Orca:
+    steady = True
+
     def plan(self, view: View) -> Plan:
         plan = view.plan()
         plan.add_decodes()

@@ -12,6 +12,8 @@ from cbatch import ConfigError, Plan, View
 
 
 class PrefillFirst:
+    steady = True
+
     def __init__(self, watermark: float = 0.01) -> None:
         """watermark: share of the KV blocks that an admission leaves free for the growth of running requests."""
         if not 0 <= watermark < 1:

@@ -14,6 +14,8 @@ from policies.vllm_v1 import VllmV1
 
 
 class Priority(VllmV1):
+    steady = True
+
     def __init__(self, budget: int, long_prefill: int = 0, boost: int = 0) -> None:
         super().__init__(budget, long_prefill)
         if boost < 0:

@@ -16,6 +16,8 @@ from cbatch import Plan, Request, View
 
 
 class RequestLevel:
+    steady = True
+
     def __init__(self) -> None:
         self._prompts_left: list[Request] = []  # of the batch being formed
 

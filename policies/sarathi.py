@@ -9,13 +9,17 @@ Differs from the paper: a prompt's last chunk is what is left of it, so the last
 
 from itertools import chain, islice
 
-from cbatch import Limits, Plan, Request, View
+from cbatch import Limits, Plan, Request, View, is_steady
 from policies.chunking import ChunkSelector
 
 
 class Sarathi:
     def __init__(self, chunking: ChunkSelector) -> None:
         self.chunking = chunking
+
+    @property
+    def steady(self) -> bool:
+        return is_steady(self.chunking)
 
     def check(self, limits: Limits) -> None:
         self.chunking.check(limits)

@@ -12,13 +12,17 @@ tokens. The last chunk of a prompt is not aligned to tiles.
 from collections.abc import Iterable
 from itertools import chain
 
-from cbatch import Limits, Plan, PlanBuilder, Request, View
+from cbatch import Limits, Plan, PlanBuilder, Request, View, is_steady
 from policies.chunking import ChunkSelector
 
 
 class SarathiServe:
     def __init__(self, chunking: ChunkSelector) -> None:
         self.chunking = chunking
+
+    @property
+    def steady(self) -> bool:
+        return is_steady(self.chunking)
 
     def check(self, limits: Limits) -> None:
         self.chunking.check(limits)

@@ -23,6 +23,8 @@ VICTIMS = ("last", "lcf", "cost")
 
 
 class VllmV1:
+    steady = True
+
     def __init__(self, budget: int, long_prefill: int = 0, victim: str = "last") -> None:
         """budget: tokens of an iteration. long_prefill: most tokens of one request in it; 0: no such limit."""
         check_budget(budget)

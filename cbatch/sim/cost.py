@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from cbatch.cost import BatchShape
 from cbatch.errors import ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.power import STEADY, Pace
+from cbatch.sim.power import STEADY, Pace, PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
 from cbatch.sim.roofline import Seconds
@@ -152,10 +152,7 @@ class ProfileCost:
                 remedy = "lower batch or max_tokens, or set outside=mark to extrapolate"
                 raise ProfileError(f"hardware={self.profile.name}: {problem}; {remedy}")
             self.num_outside += 1
-        times = self._times(shape, tables, token_times)
-        if self.power is None or shape.chunks:
-            return times
-        return times._replace(pace=self.power.of_decodes(shape.num_decodes, times.compute))
+        return self._times(shape, tables, token_times, self.power)
 
     def computed_tokens(self, shape: BatchShape) -> int:
         """Tokens that the GPU computes for an iteration: its own, planned padding, and up to a captured graph's."""
@@ -202,9 +199,14 @@ class ProfileCost:
             "iterations_outside_measured_range": self.num_outside,
         }
 
-    def _times(self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes) -> StageTimes:
+    def _times(
+        self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes, power: PowerLimit | None = None
+    ) -> StageTimes:
+        """power: of decodes alone; None: their pace is not asked for."""
         linear, other, pace, communication, embedding, transfers, _ = token_times
         compute = linear + other + self._layers * self._attention.seconds(shape)
+        if power is not None and not shape.chunks:
+            pace = power.of_decodes(shape.num_decodes, compute)
         num_requests = len(shape.chunks) + shape.num_decodes
         head = tables.heads.get(num_requests)
         if head is None:

@@ -86,7 +86,8 @@ class SimExecutor:
     def _at_its_clock(self, times: StageTimes, clock: GpuClock) -> StageTimes:
         """The times at the GPU's present clock. All stages do the same work, so one clock represents all."""
         clock.rest(self._now - (self._latest[-1].ended if self._latest else 0.0))
-        return times._replace(compute=times.compute - clock.run(times.pace))
+        compute, communication, embedding, head, transfers, pace = times
+        return StageTimes(compute - clock.run(pace), communication, embedding, head, transfers, pace)
 
     def _execute_on_one(self, shape: BatchShape) -> StageTimes:
         return StageTimes(self.cost.predict(shape), 0.0, 0.0, 0.0, ())

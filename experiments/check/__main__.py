@@ -12,7 +12,7 @@ takes 1 ms and 10 us per token: scale the policy's own thresholds, in tokens and
   patience.empty_plans=50, patience.seconds=3600
                       after which a run without progress counts as one that does not end
 
-The status is 0, or 1 if the policy lacks a property that it must have.
+The status is 0, or 1 if the policy lacks a property that it must have, among them `steady` if it says that it is.
 """
 
 import sys
@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from cbatch import ConfigError, Policy
+from cbatch import ConfigError, Policy, is_steady
 from cbatch.stall import Patience
 from cbatch.validation import nearest
 from experiments.check.properties import NAMES, PROPERTIES
@@ -68,7 +68,8 @@ def _check(*arguments: str) -> int:
         found = search(policy, PROPERTIES, chunk, num_random=options.num_random, patience=patience, tick=tick)
     head = f"{type(policy).__name__} with chunk={chunk}, {sum(counts):,} workloads: {describe_sizes(chunk)}"
     print(f"{head}\n\n{text(found, PROPERTIES)}")
-    needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in options.required]
+    required = {*options.required, *(["steady"] if is_steady(policy) else [])}
+    needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in required]
     return 1 if any(found[name] for name in needed) else 0
 
 

@@ -68,6 +68,14 @@ def _wavers(history: History, chunk: int) -> Violations:
         yield Violation(min(place, len(history.decisions) - 1), f"a second run decides {other and other.decided}")
 
 
+def _turns(history: History, chunk: int) -> Violations:
+    """The first plan that is not the one before, although it computes one token of each running request and nothing changed."""
+    for place in sorted(history.foreseen):
+        before, decided = (history.decisions[index].decided for index in (place - 1, place))
+        if decided != before:
+            yield Violation(place, f"{before} is followed by {decided}, although nothing has changed")
+
+
 def _starves(history: History, chunk: int) -> Violations:
     """Admissions that make an earlier, waiting request starve."""
     ahead: dict[int, set[int]] = {}  # by waiting request, the later ones that were admitted meanwhile
@@ -131,6 +139,7 @@ def _delays(history: History, chunk: int) -> Violations:
 
 
 _SAME = "deterministic: the same workload is planned the same each time"
+_STEADY = "steady: decodes alone are planned again until something changes; needed by policies that say so"
 _FAIR = f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits"
 _BUSY = "work-conserving: no iteration is empty while any waiting request would fit"
 _ITERATION_LEVEL = "admission at every iteration: no decodes alone while any waiting request would fit"
@@ -142,6 +151,7 @@ PROPERTIES = (
     Property("kv", True, _over_committed, "the KV cache is never over-committed"),
     Property("ends", True, _endless, "every run ends"),
     Property("deterministic", False, _wavers, _SAME),
+    Property("steady", False, _turns, _STEADY),
     Property("fair", False, _starves, _FAIR),
     Property("work_conserving", False, _idles, _BUSY),
     Property("iteration_level", False, _decodes_alone, _ITERATION_LEVEL),

@@ -1,6 +1,7 @@
 """Small workloads with the limits that they are served under, and the history of a policy serving one."""
 
 import copy
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -65,6 +66,7 @@ class History:
 
     error: why the run ended early; None if all requests ended.
     endless: why it was given up; empty if it was not.
+    foreseen: places of the decisions that a steady policy would not have been asked for.
     again: the plans of a second run, if there was one.
     """
 
@@ -72,6 +74,7 @@ class History:
     decisions: list[Decision]
     error: CbatchError | None
     endless: str
+    foreseen: Set[int] = frozenset()
     again: list[Decision] | None = None
 
     @cached_property
@@ -100,10 +103,13 @@ def _play(policy: Policy, scenario: Scenario, patience: Patience) -> History:
     """It is given up after many times the plans that it takes."""
     cost = EvenCost()
     decisions: list[Decision] = []
+    foreseen: set[int] = set()
     most_plans = patience.empty_plans + 5 * sum(ask.tokens for ask in scenario.asks)
 
     def hear(event: Decision | StepEnd) -> None:
         if isinstance(event, Decision):
+            if engine.foresee(ends=True):
+                foreseen.add(len(decisions))
             decisions.append(event)
             if len(decisions) > most_plans:
                 raise StallError("requests are planned and preempted again and again, and none ends")
@@ -118,10 +124,10 @@ def _play(policy: Policy, scenario: Scenario, patience: Patience) -> History:
         with record_decisions(engine, hear):
             engine.run()
     except StallError as raised:
-        return History(scenario, decisions, None, str(raised))
+        return History(scenario, decisions, None, str(raised), foreseen)
     except CbatchError as raised:
         error = raised
     except Exception as raised:
         found = f"{type(raised).__name__}: {' '.join(str(raised).split())}"
         error = PolicyError(f"the engine failed ({found}); a policy may change nothing but its own state")
-    return History(scenario, decisions, error, "")
+    return History(scenario, decisions, error, "", foreseen)

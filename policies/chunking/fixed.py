@@ -8,6 +8,8 @@ from policies.chunking.selector import ChunkSelector
 
 
 class Fixed(ChunkSelector):
+    steady = True
+
     def __init__(self, chunk: int) -> None:
         """chunk: prompt tokens per iteration, at least 1.
 

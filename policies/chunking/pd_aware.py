@@ -16,6 +16,8 @@ TYPICAL = 8
 
 
 class PDAware(ChunkSelector):
+    steady = True
+
     def __init__(self, pd_ratio: float | None = None, window: int = 32, tolerance: float = 0.05) -> None:
         """
         Args:

@@ -6,7 +6,10 @@ from cbatch import Limits, Request, View
 
 
 class ChunkSelector(ABC):
-    """Chooses the prompt tokens of each iteration. May keep state, updated by `observe`."""
+    """Chooses the prompt tokens of each iteration. May keep state, updated by `observe`.
+
+    `steady = True` in its own class says that the number stays the same until a request arrives or ends: see `Policy`.
+    """
 
     @abstractmethod
     def num_tokens(self, view: View, num_decodes: int) -> int:

@@ -8,6 +8,8 @@ from policies.chunking.fixed import Fixed
 
 
 class TileAligned(Fixed):
+    steady = True
+
     def num_tokens(self, view: View, num_decodes: int) -> int:
         return max(self.chunk - num_decodes, 0)
 

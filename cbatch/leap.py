@@ -1,0 +1,58 @@
+"""Exact leaps: iterations that repeat the latest plan, without asking a steady policy (`Policy`) for it again.
+
+    turn of the loop    plan, check, apply, launch | wait, absorb
+    leap over three                         launch | wait | launch | wait | launch | wait, count three
+
+The latest plan computes one token of each running request. It repeats until one of them ends, a request arrives, or KV blocks
+run short. Every iteration is launched and recorded as if it had been planned; only the counters advance at the end.
+"""
+
+from itertools import accumulate, takewhile
+
+from cbatch.errors import PolicyError
+from cbatch.executor import Step
+from cbatch.record import InFlight
+from cbatch.state import State
+
+MOST = 512
+"""Iterations of one leap: bounds what is computed in advance and then not used, as a request arrives."""
+
+
+def is_steady(policy: object) -> bool:
+    """Returns whether the class of a policy, or of a part of it, says that it is steady (`Policy`).
+
+    Subclasses, which may plan in another way, do not inherit it. Raises PolicyError if it is neither True nor False.
+    """
+    kind = type(policy)
+    steady = "steady" in vars(kind) and policy.steady  # type: ignore[attr-defined]
+    if not isinstance(steady, bool):
+        problem = f"steady is a {type(steady).__name__}; make it True or False, or call it something else"
+        raise PolicyError(f"{kind.__name__}: {problem}")
+    return steady
+
+
+def repeats(latest: InFlight, state: State) -> bool:
+    """Whether the latest plan computes one token of each running request, and nothing has changed since."""
+    step, unchanged = latest.step, (state.pool.num_used, len(state.waiting), len(state.decoding))
+    return step.rows is state.decoding.rows and latest.state[1:] == unchanged and len(state.running) == unchanged[-1]
+
+
+def num_repeats(step: Step, state: State) -> int:
+    """Returns how many iterations of a batch of decodes can follow this one before a request ends, at most `MOST`."""
+    table, rows = state.table, step.rows
+    left: list[int] = (table.limit[rows] - table.total[rows]).tolist()
+    if table.has_hidden_lengths:
+        left += [tokens for tokens in (table.stop[rows] - table.known[rows]).tolist() if tokens > 0]
+    return min(MOST, min(left) - 1)
+
+
+def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
+    """Returns the KV blocks in use after each of so many iterations that repeat this one, as long as there are enough."""
+    pool, rows = state.pool, step.rows
+    taken = [0] * num_iterations
+    for room in (pool.room[rows] - state.table.computed[rows]).tolist():
+        if room < num_iterations:
+            for iteration in range(room, num_iterations, pool.block_size):
+                taken[iteration] += 1
+    used = accumulate(taken, initial=pool.num_used)
+    return [*takewhile(lambda number: number <= pool.num_blocks, used)][1:]

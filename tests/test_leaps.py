@@ -1,0 +1,290 @@
+"""Leaps over iterations that a steady policy need not be asked for change nothing, to the bit, and policies are asked less.
+
+`--workloads=1000` draws as many workloads for each steady policy.
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from landscape import LANDSCAPE
+from schedules import Logged, UnitCost, make_engine
+from small_cluster import SPEC, profile
+from test_sim_power import LIMIT
+
+from cbatch import SLO, Engine, Limits, Plan, Policy, PolicyError, Request, RunRecord, Server, Step, View, is_steady
+from cbatch.cluster import Cluster, LeastLoaded
+from cbatch.kv import KVSize, blocks_for
+from cbatch.results.conservation import take_inventory
+from cbatch.sim.attention import TableAttention
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
+from cbatch.sim.profile import HostTime, Measured
+from cbatch.topology import Topology
+from experiments.check import __main__ as check
+from experiments.check.properties import NAMES, PROPERTIES
+from experiments.check.search import search
+from policies.chunking import Fixed, PDAware, Slack, TileAligned
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+from policies.sarathi_serve import SarathiServe
+
+WIDEST, LONGEST = 8, 120
+ALL_POLICIES: dict[str, Callable[[int], Policy]] = {
+    "request_level": lambda chunk: RequestLevel(),
+    "orca": lambda chunk: Orca(),
+    "prefill_first": lambda chunk: PrefillFirst(),
+    "sarathi": lambda chunk: Sarathi(Fixed(chunk)),
+    "sarathi_pd_aware": lambda chunk: Sarathi(PDAware()),
+    "sarathi_serve": lambda chunk: SarathiServe(TileAligned(8 + chunk)),
+    **LANDSCAPE,
+}
+STEADY = {name: make for name, make in ALL_POLICIES.items() if is_steady(make(8))}
+
+
+class Choosy(Orca):
+    """Rejects requests by their length, one in a plan, beside which nobody is admitted."""
+
+    steady = True
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes()
+        if refused := [each for each in view.waiting if each.max_tokens % 3 == 0]:
+            plan.reject(refused[0], "no multiples of three")
+            return plan.build()
+        for request in view.waiting:
+            if not plan.add(request, whole=True, reserve=request.max_tokens):
+                break
+        return plan.build()
+
+
+STEADY["choosy"] = lambda chunk: Choosy()
+
+
+def draw_requests(numbers: random.Random) -> list[Request]:
+    """Many at once or spread in time, some by iteration; with hidden lengths, objectives, tiers and deadlines."""
+    arrive = numbers.choice(("at once", "in time", "in bursts", "by iteration"))
+    hidden, now, found = numbers.random() < 0.4, 0.0, []
+    for index in range(numbers.randint(1, 12)):
+        if arrive == "in time" or (arrive == "in bursts" and index % 4 == 0):
+            now += numbers.expovariate(1 / numbers.choice((1e-3, 1e-2, 0.1)))
+        prompt, output = numbers.randint(1, 60), numbers.choice((1, 2, 20, 60))
+        output = numbers.randint(1, output)
+        found.append(
+            Request(
+                index,
+                prompt,
+                output,
+                arrival_time=now,
+                arrival_iteration=4 * index if arrive == "by iteration" else 0,
+                true_new_tokens=numbers.randint(1, output) if hidden else None,
+                slo=SLO(total=numbers.random() if numbers.random() < 0.5 else None),
+                priority=numbers.randint(0, 2),
+            )
+        )
+    return found
+
+
+def make_cost(numbers: random.Random) -> ProfileCost:
+    """One GPU or a pipeline; the clock may follow the power, and the tables may end below the largest batch."""
+    measured = Measured(
+        linear=PiecewiseLinear((1.0, 64.0), (1e-4, 1e-3)),
+        attention=TableAttention(
+            chunks=BilinearGrid.through([(1, 0, 1e-6), (1, 60, 2e-6), (64, 0, 1e-5), (64, 60, 3e-5)]),
+            decodes=BilinearGrid.through([(1, 1, 1e-6), (1, 70, 7e-6), (4, 2, 2e-6), (4, 40, 9e-6)]),
+        ),
+        power=LIMIT if numbers.random() < 0.5 else None,
+    )
+    stages = numbers.choice((1, 1, 1, 2))
+    return ProfileCost(profile(measured={(SPEC.name, 1): measured}), SPEC, Topology(1, stages))
+
+
+def serve(make: Callable[[int], Policy], seed: int, count: Callable[[], None]) -> list[Any]:
+    """Everything that a run tells. `count` is called for each plan."""
+    numbers = random.Random(seed)
+    requests, cost = draw_requests(numbers), make_cost(numbers)
+    block_size, batch, stages = numbers.choice((1, 3, 16)), numbers.randint(1, WIDEST), cost.topology.pipeline_stages
+    limits = Limits(batch, LONGEST + batch, LONGEST, tile=8, num_stages=stages, max_running=0)
+    longest = max(blocks_for(request.max_tokens, block_size) for request in requests)
+    kv = KVSize(longest + numbers.choice((1, 4, 1000)), block_size)
+    chunk = 8 * numbers.randint(1, 3)
+    host, asynchronous = HostTime(1e-5, numbers.choice((0.0, 1e-6, 1e-3))), numbers.random() < 0.7
+    replicas = 2 if requests[-1].arrival_iteration == 0 and numbers.random() < 0.2 else 1
+    policies = [make(chunk) for _ in range(replicas)]
+    for policy in policies:
+        policy.plan = counted(policy.plan, count)  # type: ignore[method-assign]
+    engines = [Server(SimExecutor(cost, host), limits, cost, kv, asynchronous).engine(policy) for policy in policies]
+    engine: Engine | Cluster = engines[0] if replicas == 1 else Cluster(engines, LeastLoaded())
+    engine.submit(requests)
+    record = engine.run()
+    return [tell(record), cost.num_outside, [each.executor.accounts() for each in engines]]
+
+
+def counted(plan: Callable[[View], Plan], count: Callable[[], None]) -> Callable[[View], Plan]:
+    def plan_and_count(view: View) -> Plan:
+        count()
+        return plan(view)
+
+    return plan_and_count
+
+
+def tell(record: RunRecord) -> list[object]:
+    """The steps, who received tokens when, and the requests in the order of their ends."""
+    names = [name for name in Request.__slots__ if name not in ("__weakref__", "_spec")]
+    requests = [[request.id, *(getattr(request, name) for name in names)] for request in record.requests]
+    return [record.steps, *(column.tolist() for column in record.tokens()), requests]
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_leaps_change_nothing(name: str, num_workloads: int) -> None:
+    asked = {True: 0, False: 0}
+
+    def ask(leaping: bool) -> None:
+        asked[leaping] += 1
+
+    for seed in range(num_workloads):
+        one_by_one = serve(lambda chunk: Logged(STEADY[name](chunk)), seed, partial(ask, False))
+        assert serve(STEADY[name], seed, partial(ask, True)) == one_by_one, f"workload {seed}"
+    assert asked[True] < asked[False]
+
+
+def test_policies_whose_plans_depend_on_time_or_tokens_are_not_steady() -> None:
+    told = {
+        "hrrn",
+        "trail",
+        "srpt",
+        "lars",
+        "ltr",
+        "mlfq",
+        "mc_sf",
+        "mc_benchmark",
+        "past_future",
+        "qoserve",
+        "slai",
+        "vtc",
+    }
+    assert not told & STEADY.keys()
+    assert not is_steady(Sarathi(Slack()))
+
+
+def test_a_plan_is_asked_for_where_a_decode_follows_a_prompt_and_for_the_last_token() -> None:
+    """One prompt and ten tokens, the clock at full seconds: iterations 2 to 8 repeat iteration 1."""
+    seen: list[int] = []
+    policy = Orca()
+    policy.plan = counted(lambda view: seen.append(view.iteration) or Orca.plan(policy, view), lambda: None)  # type: ignore[func-returns-value, method-assign]
+    engine = make_engine(policy, Limits(2, 10, 100))
+    engine.submit([Request(0, 3, 10)])
+    turns: list[int] = []
+    record = engine.run(lambda engine: turns.append(engine.state.iteration))
+    assert seen == [0, 1, 9]
+    assert turns == [1, 2, 9, 10]
+    assert [(step.iteration, step.ended, step.kv_blocks_used) for step in record.steps] == [
+        (number, number + 1.0, 4)
+        for number in range(10)  # reserved for 13 tokens
+    ]
+
+
+@pytest.mark.parametrize("second", [4.5, 5.0])
+def test_a_request_arrives_in_the_midst_of_a_leap(second: float) -> None:
+    """As iteration 4 is computed, or ends: it is planned for iteration 5."""
+    engine = make_engine(Orca(), Limits(2, 10, 100))
+    engine.submit([Request(0, 3, 20), Request(1, 3, 2, arrival_time=second)])
+    assert [step.num_prefill_tokens for step in engine.run().steps[:7]] == [3, 0, 0, 0, 0, 3, 0]
+
+
+def test_a_plan_that_rejects_is_not_repeated() -> None:
+    """Two requests that are rejected one after the other arrive beside one that decodes."""
+    engine = make_engine(Choosy(), Limits(2, 10, 100))
+    engine.submit([Request(0, 3, 10), *(Request(index, 3, 9, arrival_time=4.5) for index in (1, 2))])
+    assert [(request.id, request.finished_at) for request in engine.run().requests] == [(1, 5.0), (2, 6.0), (0, 10.0)]
+
+
+def test_an_executor_is_handed_the_same_steps() -> None:
+    class Seen(SimExecutor):
+        def launch(self, step: Step) -> Any:
+            steps.append((step.index, step.start.tolist(), step.num_tokens.tolist(), step.shape(), step.pad_to))
+            return super().launch(step)
+
+    seen = []
+    for policy in (Orca(), Logged(Orca())):
+        seen.append(steps := list[Any]())
+        requests = [Request(index, 3 + index, 10 + index) for index in range(3)]
+        Server(Seen(UnitCost()), Limits(2, 10, 100), UnitCost(), KVSize(50, 2)).serve(policy, requests)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("method", ["on_tokens", "on_step"])
+def test_a_policy_that_hears_of_each_iteration_is_asked_for_each(method: str) -> None:
+    heard: list[object] = []
+    policy = Orca()
+    setattr(policy, method, heard.append)
+    engine = make_engine(policy, Limits(2, 10, 100))
+    engine.submit([Request(0, 3, 10)])
+    engine.run()
+    assert len(heard) == 10
+
+
+class Heir(Orca):
+    """Inherits a plan."""
+
+
+def test_only_the_own_class_says_that_it_is_steady() -> None:
+    class Says(Orca):
+        steady = "often"
+
+    assert is_steady(Orca()) and not is_steady(Heir()) and not is_steady(Logged(Orca()))
+    engine = make_engine(Says(), Limits(2, 10, 100))
+    engine.submit([Request(0, 3, 10)])
+    with pytest.raises(PolicyError, match="Says: steady is a str; make it True or False, or call it something else"):
+        engine.run()
+
+
+def test_accounts_add_up_after_an_error_in_a_leap() -> None:
+    """The device fails at its sixth iteration, the fourth of a leap in which another is in flight."""
+
+    class Failing(SimExecutor):
+        def launch(self, step: Step) -> Any:
+            if step.index == 5:
+                raise OSError("lost")
+            return super().launch(step)
+
+    server = Server(Failing(UnitCost()), Limits(2, 10, 100), UnitCost(), KVSize(50, 2))
+    requests = [Request(0, 3, 20)]
+    engine = server.engine(SarathiServe(Fixed(4)), requests)
+    with pytest.raises(OSError, match="lost"):
+        engine.run()
+    inventory = take_inventory([engine], requests)
+    assert (inventory.iterations, inventory.in_flight) == (4, 1)
+    assert (inventory.held, requests[0].num_computed) == (4, 7)  # iterations 0 to 4 computed 3 + 4 tokens
+
+
+class Boastful(Orca):
+    """Says that it is steady, and lets a third request in only at every other iteration."""
+
+    steady = True
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes()
+        for request in view.waiting:
+            if view.running and view.iteration % 2:
+                break
+            plan.add(request, whole=True, reserve=request.max_tokens)
+        return plan.build()
+
+
+def test_a_policy_that_says_it_is_steady_and_is_not_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    steady = [prop for prop in PROPERTIES if prop.name == "steady"]
+    found = search(Boastful(), steady, 4, num_random=0)
+    assert found["steady"] is not None and "although nothing has changed" in found["steady"].violation.why
+    assert len(found["steady"].history.scenario.asks) == 2
+    monkeypatch.setattr(check, "search", lambda *args, **kwargs: {**dict.fromkeys(NAMES), **found})
+    policies = f"policy._target_={__name__}."
+    assert check.main(["policy=external", f"{policies}Boastful"]) == 1
+    assert check.main(["policy=external", f"{policies}Heir"]) == 0  # which says nothing
