@@ -1,4 +1,4 @@
-"""QoServe's ablation, SLAI's trade, FastServe's, TRAIL's and vLLM's victims: runs on a simulated H200, ratios beside the papers'.
+"""QoServe's ablation, SLAI's trade and budgets, FastServe's, TRAIL's and vLLM's victims: simulated on an H200, ratios beside the papers'.
 
 The papers' GPUs and models differ from ours (Llama-3.1-8B), so loads are shares of what this machine serves, and only ratios are
 compared. QoServe's objectives of 600 and 1,800 s are a tenth here, so that runs of minutes instead of hours can miss them.
@@ -26,7 +26,10 @@ TIERS = (
     "workload.tiers={interactive:{share:0.34,slo:{ttft:6.0}},minute:{share:0.33,slo:{total:60.0}},"
     "three:{share:0.33,slo:{total:180.0}}}"
 )
+TAUS = {0.62: 0.5, 0.42: 1.0, 0.26: 2.0}
+"""Kendall's tau of scores to the lengths of the chat trace, and the sigma of their lognormal error."""
 NOISY = "predictor=noisy predictor.share=null predictor.mae={}"
+BUDGETS = "SLAI's budget"
 PAYING = "workload.tiers={paying:{share:0.05,slo:{tbt:0.1}},others:{share:0.95,slo:{tbt:0.5}}}"
 
 
@@ -48,14 +51,16 @@ STUDIES = {
     "QoServe": Study(
         CODE,
         11.4,
-        (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4, 1.6, 2.2),
+        (0.9, 1.0, 1.1, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4),
         {
             "EDF": "policy=qoserve(order=edf,relegate=false,chunking=fixed)",
+            "SRPF": "policy=qoserve(order=srpf,relegate=false,chunking=fixed)",
+            "hybrid alone": "policy=qoserve(relegate=false,chunking=fixed)",
             "+ dynamic chunk": "policy=qoserve(order=edf,relegate=false,chunking=slack)",
             "+ relegation": "policy=qoserve(order=edf,chunking=slack)",
             "+ hybrid": "policy=qoserve(chunking=slack)",
         },
-        f"workload.num_requests=3000 predictor=history chunk=256 {TIERS}",
+        f"workload.num_requests=16000 workload.lengths.order=random predictor=history chunk=256 {TIERS}",
     ),
     "SLAI": Study(
         CHAT,
@@ -63,6 +68,13 @@ STUDIES = {
         (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4),
         {"Sarathi-Serve": "policy=sarathi_serve", "SLAI": "policy=slai"},
         f"workload.num_requests=2000 chunk=512 {PAYING}",
+    ),
+    BUDGETS: Study(
+        CHAT,
+        8.2,
+        (0.5, 0.7),
+        {f"{budget} tokens": f"policy=slai chunk={budget}" for budget in (64, 128, 256, 384, 512, 768, 1024)},
+        f"workload.num_requests=2000 {PAYING}",
     ),
     "FastServe": Study(
         CHAT,
@@ -82,6 +94,10 @@ STUDIES = {
             "SJF, exact": "policy=length_order predictor=oracle",
             "SJF, MAE 33.9": f"policy=length_order {NOISY.format(33.9)}",
             "SJF, MAE 400": f"policy=length_order {NOISY.format(400)}",
+            **{
+                f"SJF, tau {tau}": f"policy=length_order predictor=ranks predictor.sigma={sigma}"
+                for tau, sigma in TAUS.items()
+            },
         },
         "workload.num_requests=1500 batch=48 chunk=512",
     ),
@@ -97,6 +113,7 @@ STUDIES = {
 KEYS = {
     "ttft_p50": ("ttft_seconds", "p50"),
     "ttft_mean": ("ttft_seconds", "mean"),
+    "ttft_p99": ("ttft_seconds", "p99"),
     "latency": ("end_to_end_seconds", "mean"),
     "per_token": ("normalized_latency_seconds_per_token", "mean"),
     "gap_p99": ("longest_gap_seconds", "p99"),
@@ -175,6 +192,7 @@ PANELS = {
     "FastServe": ("per_token", "latency per output token [s]"),
     "TRAIL": ("latency", "mean latency [s]"),
     "vLLM": ("recomputed", "recomputed tokens"),
+    BUDGETS: ("ttft_p50", "median TTFT [s]"),
 }
 
 
@@ -182,13 +200,15 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A panel for each study, a line for each run."""
     figure, axes = new_figure(2, 3, 5.0)
     panels = [panel for row in axes for panel in row]
-    for panel, (study, (what, label)) in zip(panels, PANELS.items(), strict=False):
-        for index, (series, line) in enumerate(select(data, study=study).groupby("series", sort=False)):
-            panel.plot(line["load"], line[what], label=str(series), **line_style(index))
-        panel.set(title=study, ylabel=label, xlabel="load: share of capacity")
+    for panel, (study, (what, label)) in zip(panels, PANELS.items(), strict=True):
+        shown, lines, along = select(data, study=study), "series", "load"
+        if study == BUDGETS:
+            lines, along, shown = "load", "series", shown.assign(series=shown["series"].str.removesuffix(" tokens"))
+        for index, (name, line) in enumerate(shown.groupby(lines, sort=False)):
+            panel.plot(line[along], line[what], label=f"load {name}" if study == BUDGETS else name, **line_style(index))
+        panel.set(title=study, ylabel=label, xlabel="load: share of capacity" if along == "load" else "tokens")
         if what not in ("attained", "recomputed"):
             panel.set_yscale("log")
         panel.legend(fontsize=5)
-    panels[-1].remove()
     figure.supxlabel("Llama-3.1-8B, simulated H200; capacity: of each panel's first run", fontsize=6)
     return figure
