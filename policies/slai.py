@@ -3,11 +3,9 @@
 The last schedulable time of a decode is when its next token is due (`slo.tbt`), less `offset` mean iterations. Each iteration takes,
 within the budget: decodes whose time has come, earliest first; prompts under way, least recently served first; waiting prompts,
 shortest first; then other decodes. Where a decode finds no KV block, the prompt that would be served last is preempted, else it is.
-`offset=null` is the dynamic rule: 5, and 10 from 96% of the KV cache on. Source: the authors' code (agrimUT/SLAI, slai_scheduler.py).
-Differs from it as docs/policies/slai.md says.
+`offset=null` is the dynamic rule: 5, and 10 from 96% of the KV cache on. Source: the authors' code (agrimUT/SLAI,
+slai_scheduler.py); docs/policies/slai.md says where this differs.
 """
-
-from math import inf
 
 from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, StepRecord, View
 from policies.chunking.budget import check_budget
@@ -32,20 +30,17 @@ class Slai:
         if order not in {"spf", "fcfs"} or budget < 1 or not tbt > 0:
             raise ConfigError(f"policy: {order=} is spf or fcfs, {budget=} at least 1, {tbt=} above 0")
         self.budget, self.order, self.offset, self.by_priority = budget, order, offset, by_priority
-        self._queue = WaitingQueue(self._urgency)
-        self._last = LastTimes(tbt)
+        self._queue, self._last, self._times = WaitingQueue(self._urgency), LastTimes(tbt), StepTimes()
         self._served: dict[Request, int] = {}  # iteration of the last chunk
-        self._times = StepTimes()
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
-        self._set_times(view)
-        last = self._last.times
-        ready, _ = view.ready_decodes(len(view.decoding))
-        decodes = sorted(ready, key=lambda each: (last[each], each.id))
-        critical = [request for request in decodes if last[request] <= view.now][:MOST_CRITICAL]
+        crowded = view.kv.num_free < (1 - CROWDED) * view.kv.num_blocks
+        offset = self.offset if self.offset is not None else EARLY if crowded else LATE
+        last = self._last.update(view, offset * self._times.mean)
+        decodes = sorted(view.ready_decodes(len(view.decoding))[0], key=lambda each: (last[each], each.id))
         prompts = sorted(view.prefilling, key=lambda request: self._served.get(request, -1))
-        for request in critical:
+        for request in [each for each in decodes if last[each] <= view.now][:MOST_CRITICAL]:
             self._decode(request, plan, prompts)
         for request in prompts:
             self._prompt(request, plan, view)
@@ -69,24 +64,17 @@ class Slai:
         self._served.pop(request, None)
 
     def _urgency(self, request: Request) -> tuple[int, float]:
-        """Rank of a waiting request; the lowest comes first."""
         length_or_time = request.num_tokens if self.order == "spf" else request.arrival_time
         return -request.priority if self.by_priority else 0, length_or_time
-
-    def _set_times(self, view: View) -> None:
-        crowded = view.kv.num_free < (1 - CROWDED) * view.kv.num_blocks
-        offset = self.offset if self.offset is not None else EARLY if crowded else LATE
-        self._last.update(view, offset * self._times.mean)
 
     def _decode(self, request: Request, plan: PlanBuilder, prompts: list[Request]) -> None:
         """Preempts for it, if it must: the prompt that would be served last, or itself."""
         while not plan.add(request, 1) and plan.refusal is Refusal.BLOCKS and not plan.wait_for_blocks(request, 1):
             plan.preempt(prompts.pop() if prompts else request)
-            self._last.times[request] = -inf  # its time has come: blocks in flight are for it, not for a prompt
+            self._last.times[request] = -float("inf")  # its time has come: blocks in flight are for it
 
     def _prompt(self, request: Request, plan: PlanBuilder, view: View) -> int:
-        tokens = min(request.num_ready, self.budget - plan.num_tokens)
-        granted = plan.add(request, tokens, reserve=request.num_tokens) if tokens > 0 else 0
-        if granted:
+        left = self.budget - plan.num_tokens
+        if granted := plan.add(request, left, reserve=request.num_tokens) if left > 0 else 0:
             self._served[request] = view.iteration
         return granted

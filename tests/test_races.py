@@ -1,6 +1,7 @@
 """Checked streams report a race exactly where two conflicting accesses are not ordered, and name both."""
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,8 @@ from any_order import any_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedules import UnitCost
-from test_runtime_executor import BLOCK_SIZE, LIMITS, NUM_BLOCKS
+from test_runtime_executor import BLOCK_SIZE, LIMITS
+from test_tokens import POLICIES
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, greedy_references, paged_weights
 
 from cbatch import Engine
@@ -23,7 +25,6 @@ from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
 from cbatch.runtime.streams import Items, Operation, stream_names
 from cbatch.vocabulary import Vocabulary
-from policies.orca import Orca
 
 
 @pytest.fixture
@@ -197,15 +198,24 @@ def test_sites_of_accesses_that_can_no_longer_race_are_deleted(streams: CheckedS
     assert sum(map(len, streams.checker.history._accesses)) < 5000  # of 20,000
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
-def test_a_run_on_threads_is_free_of_races_and_makes_the_same_tokens(asynchronous: bool) -> None:
-    cache = PagedCache(LLAMA, KVSize(NUM_BLOCKS, BLOCK_SIZE), CPU)
+@pytest.mark.parametrize(("policy", "asynchronous"), [("orca", False), *((policy, True) for policy in POLICIES)])
+def test_a_run_on_threads_is_free_of_races_and_makes_the_same_tokens(policy: str, asynchronous: bool) -> None:
+    """The KV cache holds little more than the longest request may take: policies preempt, or wait for blocks."""
+    limits = replace(LIMITS, tile=1)
+    num_blocks = limits.max_request_tokens // BLOCK_SIZE + 1
+    cache = PagedCache(LLAMA, KVSize(num_blocks, BLOCK_SIZE), CPU)
     model = PagedModel(paged_weights(LLAMA), cache, ReferenceAttention())
-    executor = assemble([[model]], Vocabulary(LLAMA), LIMITS, Options(check="races"))
+    executor = assemble([[model]], Vocabulary(LLAMA), limits, Options(check="races"))
     engine = Engine(
-        Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, asynchronous=asynchronous
+        POLICIES[policy](4),
+        executor,
+        limits,
+        UnitCost(),
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        asynchronous=asynchronous,
     )
-    chosen = greedy_references(LLAMA)[:12]
+    chosen = greedy_references(LLAMA)[:6]
     requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(chosen)]
     engine.submit(requests)
     engine.run()

@@ -28,13 +28,14 @@ class LastTimes:
         self.times: dict[Request, float] = {}
         self._generated: dict[Request, int] = {}  # tokens when that was set
 
-    def update(self, view: View, ahead: float) -> None:
-        """Sets the times of decodes that have received a token. ahead: seconds by which they are computed before they are due."""
+    def update(self, view: View, ahead: float) -> dict[Request, float]:
+        """Sets the times of decodes that have received a token; returns all. ahead: seconds by which they come before they are due."""
         for request in view.decoding:
             generated = request.num_new_tokens
             if self._generated.get(request) != generated:
                 self._generated[request] = generated
                 self.times[request] = view.now + (request.slo.tbt or self.tbt) - ahead
+        return self.times
 
     def forget(self, request: Request) -> None:
         self.times.pop(request, None)
