@@ -91,16 +91,21 @@ def test_the_last_schedulable_time_is_five_mean_iterations_early_or_ten_from_96_
     policy, decode = Slai(tbt=100.0), running(0, 5, 9, 1)
     for record in (step(0.0, 2.0), step(1.0, 3.0)):
         policy.on_step(record)
-    view = view_of(decoding=[decode], kv=SimpleNamespace(num_free=free, num_blocks=100), now=7.0)
-    policy._set_times(view)
+    nothing = SimpleNamespace(plan=SimpleNamespace(preempt=()), num_tokens=0, build=lambda: None)
+    kv, none = (
+        SimpleNamespace(num_free=free, num_blocks=100),
+        {"prefilling": [], "ready_decodes": lambda most: ([], [])},
+    )
+    view = view_of(decoding=[decode], kv=kv, now=7.0, plan=lambda: nothing, **none)
+    policy.plan(view)
     assert policy._last.times == {decode: pytest.approx(7 + 100 - offset * 1.5)}
     own = running(1, 5, 9, 1, slo=SLO(tbt=30.0))
     view.decoding, view.now = [decode, own], 8.0  # type: ignore[assignment, misc]
-    policy._set_times(view)
+    policy.plan(view)
     assert policy._last.times[own] == pytest.approx(8 + 30 - offset * 1.5)
     assert policy._last.times[decode] == pytest.approx(7 + 100 - offset * 1.5), "until it has its next token"
     fixed = Slai(tbt=100.0, offset=0.0)
-    fixed._set_times(view)
+    fixed.plan(view)
     assert fixed._last.times[decode] == 108.0
 
 
