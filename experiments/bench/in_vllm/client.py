@@ -14,6 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from urllib.request import Request as HttpRequest
+from urllib.request import urlopen
 
 from cbatch import CbatchError, Request
 
@@ -65,12 +67,12 @@ class Client:
             "model": self._folder,
             "port": self._port,
             "num-prompts": number,
-            "num-warmups": 1,  # the scheduler takes up the policy
             "seed": 1,
             "temperature": 0,
             "extra-body": json.dumps({"vllm_xargs": {"cbatch": side, **SLO}}),
             "percentile-metrics": "ttft,tpot,itl,e2el",
         }
+        self._take_up(side)
         words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
         flags = ["--ignore-eos", "--save-detailed", "--disable-tqdm", "--disable-shuffle", "--skip-chat-template"]
         with redirect_stdout(io.StringIO()) as printed:
@@ -83,3 +85,12 @@ class Client:
         rows = sorted(zip(sent, result["input_lens"], result["output_lens"], strict=True))
         figures = {key: float(value) for key, value in result.items() if key in KEPT or key.endswith("_ms")}
         return figures, [f"{time:.4f} {prompt} {output}" for time, prompt, output in rows]
+
+    def _take_up(self, side: str) -> None:
+        """Sends a short request, with which the scheduler changes to this side."""
+        asked = {"model": str(self._folder), "prompt": "t1 t2", "max_tokens": 2, "vllm_xargs": {"cbatch": side}}
+        url = f"http://127.0.0.1:{self._port}/v1/completions"
+        with urlopen(
+            HttpRequest(url, json.dumps(asked).encode(), {"Content-Type": "application/json"}), timeout=60
+        ) as answer:
+            answer.read()

@@ -53,6 +53,8 @@ def main(
         works = _works(spec, requests)
         for side in sides:
             engine.serve_by(side, works["32 decodes"])  # warms up
+        for number, (side, asked) in enumerate(_coverage(spec) if record else ()):
+            engine.serve_by(f"{side} vllm.record={Path(record).resolve() / str(number)}", asked)
         for _ in range(repeats):
             for side in sides:
                 engine.serve_by(side, equal_requests(1, 16, 2, spec.vocab_size))  # the scheduler takes up the policy
@@ -65,9 +67,6 @@ def main(
                 name, hardware, {**stamped, "settings": engine.settings, "figures": found, **measured}, Path(folder)
             )
         _report(found, measured["host"])
-        for number, (side, asked) in enumerate(_coverage(spec) if record else ()):
-            engine.serve_by(f"{side} vllm.record={Path(record).resolve() / str(number)}", asked)
-        engine.serve_by(VLLM, works["32 decodes"][:1])  # ends the last recording
     print(f"written: {written}")
 
 
@@ -95,7 +94,7 @@ def _works(spec: ModelSpec, number: int) -> dict[str, list[Request]]:
     ids = [generator.integers(0, spec.vocab_size, prompt).tolist() for prompt in prompts]
     mixed = [Request(id_, prompts[id_], outputs[id_], prompt=ids[id_]) for id_ in range(number)]
     return {
-        "32 decodes": equal_requests(32, 256, 512, spec.vocab_size),
+        "32 decodes": equal_requests(32, 256, 256, spec.vocab_size),
         "256 decodes": equal_requests(256, 256, 256, spec.vocab_size),
         "mixed": mixed,
     }
@@ -103,9 +102,9 @@ def _works(spec: ModelSpec, number: int) -> dict[str, list[Request]]:
 
 def _coverage(spec: ModelSpec) -> Iterator[tuple[str, list[Request]]]:
     """Yields sides and requests: 256 decodes and ever fewer, of short and long contexts; prompts in chunks of several sizes."""
-    for prompt in (64, 768):
+    for prompt in (64, 512):
         equal = equal_requests(BATCH, prompt, 1, spec.vocab_size)
-        yield SAME_RULE, [Request(each.id, prompt, 3 * (each.id + 1), prompt=each.prompt) for each in equal]
+        yield SAME_RULE, [Request(each.id, prompt, 2 * (each.id + 1), prompt=each.prompt) for each in equal]
     for chunk in (64, 128, 256, 384, 512, 768, 1024, 1536):
         number = max(4, 24 * chunk // 1024)
         yield f"policy=sarathi_serve chunk={chunk} batch=48", equal_requests(number, 1024, 48, spec.vocab_size)

@@ -43,7 +43,7 @@ def main(
     seconds: Count = 20,
     capacity: float = 0.0,
     trace: str = "",
-    record: str = "",
+    traced: str = "0.75",
     model: str = "llama-3.1-8b",
     port: Count = 8000,
     name: str = "vllm-serving",
@@ -52,8 +52,8 @@ def main(
     """Measures and prints; writes NAME.json after each run of the client.
 
     `policies` as for benchmark vllm. `capacity` is in requests per second; 0 measures it first: all requests at once, vLLM's own rule.
-    `shares` of it are offered for about `seconds` each: requests of random lengths at random times or, given a `trace`, its first
-    requests when they came, faster or slower as the share asks. `record` is a folder for recordings of vLLM's own rule at each share.
+    `shares` of it are offered for about `seconds` each, as requests of random lengths at random times; and, given a `trace`, the shares
+    `traced`, as its first requests when they came, faster or slower as the share asks.
     """
     spec = load_spec(model)
     hardware, driver = graphics_card()
@@ -72,20 +72,16 @@ def main(
             if not capacity:
                 capacity = client.run(VLLM, float("inf"), 2 * BATCH)[0]["request_throughput"]
             print(f"capacity: {capacity:.2f} requests/s", flush=True)
-            for share in shares.split(","):
-                rate = float(share) * capacity
-                sides = [VLLM, *policies.split(";")]
-                sides += (
-                    [f"{SAME_RULE} vllm.mode=shadow vllm.record={Path(record).resolve() / share}"] if record else []
-                )
-                for side in sides:
-                    found, rows = _offer(client, side, rate, round(rate * seconds), trace)
-                    sent.setdefault(share, rows)
-                    figures.setdefault(side, {})[share] = found
-                    print(f"{share:4} {side:50} {_row(found)}", flush=True)
+            loads = [*shares.split(","), *(f"trace {share}" for share in traced.split(",") if trace)]
+            for load in loads:
+                rate = float(load.split()[-1]) * capacity
+                for side in (VLLM, *policies.split(";")):
+                    found, rows = _offer(client, side, rate, round(rate * seconds), trace if "trace" in load else "")
+                    sent.setdefault(load, rows)
+                    figures.setdefault(side, {})[load] = found
+                    print(f"{load:10} {side:50} {_row(found)}", flush=True)
                     about |= {"capacity": capacity, "figures": figures, "requests": sent}
                     written = write(name, hardware, about, Path(folder))
-            client.run(VLLM, float("inf"), 1)  # ends the last recording
     print(f"written: {written}")
 
 
