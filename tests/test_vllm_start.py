@@ -8,6 +8,7 @@ import pytest
 from cbatch import BatchShape, ConfigError, Limits, Plan, PlanError, PolicyError, Request, View
 
 LIMITS = Limits(4, 64, 60)
+FULL = ("FullAttentionSpec", {"block_size": 4, "num_kv_heads": 1, "head_size": 8, "dtype": "float16"})
 
 
 class Greedy:
@@ -88,6 +89,30 @@ def test_features_that_no_plan_describes(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         start(vllm_rig, monkeypatch, "policy=orca", **change)
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([FULL, FULL], "2 KV cache groups"),
+        ([("MambaSpec", {"block_size": 4, "shapes": ((1,),), "dtypes": ("float16",)})], "a KV cache of MambaSpec"),
+        ([], "0 KV cache groups"),
+    ],
+)
+def test_kinds_of_kv_cache_that_no_view_describes(
+    groups: Any, said: str, vllm_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.v1 import kv_cache_interface as kinds
+
+    built = [
+        kinds.KVCacheGroupSpec([str(place)], getattr(kinds, kind)(**given))
+        for place, (kind, given) in enumerate(groups)
+    ]
+    monkeypatch.setattr(
+        vllm_rig, "KVCacheConfig", lambda blocks, tensors, _: kinds.KVCacheConfig(blocks, tensors, built)
+    )
+    with pytest.raises(ConfigError, match=f"cbatch cannot schedule vLLM with {said}"):
+        start(vllm_rig, monkeypatch, "policy=orca")
 
 
 def test_a_seam_that_a_version_lacks(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

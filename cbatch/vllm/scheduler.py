@@ -125,9 +125,21 @@ class _Policed:
     # -- seams of vLLM's scheduler -------------------------------------------------------------------------------------
 
     def _mamba_block_aligned_split(self: Any, request: Any, num_new_tokens: int, *computed: int) -> int:
-        """Called for each request that vLLM is about to schedule: limits its tokens to those planned."""
+        """Called for each request that vLLM is about to schedule: limits its tokens to those planned.
+
+        None of a newcomer: its blocks are to be fetched from elsewhere, and at 0 vLLM would not begin to. It takes room for one more.
+        """
         counts = self._steering.counts
+        if computed and not num_new_tokens:
+            return 1
         return num_new_tokens if counts is None else min(num_new_tokens, counts[request.request_id])
+
+    def _try_schedule_encoder_inputs(
+        self: Any, request: Any, computed: int, num_new_tokens: int, *budget: Any, **eagle: Any
+    ) -> Any:
+        """Called before the method above: only images that the planned tokens reach are encoded."""
+        count = self._mamba_block_aligned_split(request, num_new_tokens)
+        return super()._try_schedule_encoder_inputs(request, computed, count, *budget, **eagle)  # type: ignore[misc]
 
     def _preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         planned = request.request_id in self._steering.preempted

@@ -9,6 +9,7 @@ TESTED = ("0.18.1", "0.22.1", "0.33.0")
 
 _SEAMS = {
     "_mamba_block_aligned_split": ("request", "num_new_tokens"),
+    "_try_schedule_encoder_inputs": ("request", "num_new_tokens"),
     "_preempt_request": ("request", "timestamp"),
     "_update_after_schedule": ("scheduler_output",),
     "_free_request": ("request",),

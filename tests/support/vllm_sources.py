@@ -69,6 +69,12 @@ class _ConstantList(UserList[Any]):
         return self.data.copy()
 
 
+def _images_between(features: list[Any], start: int, end: int) -> tuple[int, int]:
+    """Places of the first image that ends after `start`, and of the first that begins at `end` or later."""
+    places = [each.mm_position for each in features]
+    return sum(each.offset + each.length <= start for each in places), sum(each.offset < end for each in places)
+
+
 _GIVEN: dict[str, Any] = {
     "vllm.v1.attention.backends.registry.MambaAttentionBackendEnum": type("Backends", (), {"MAMBA2": 0}),
     "vllm.v1.serial_utils.PydanticMsgspecMixin": type("PydanticMsgspecMixin", (), {}),
@@ -79,6 +85,7 @@ _GIVEN: dict[str, Any] = {
     "vllm.platforms.current_platform": SimpleNamespace(
         register_custom_kv_cache_specs=lambda config: None, is_xpu=lambda: False
     ),
+    "vllm.multimodal.utils.get_mm_features_in_window": _images_between,
     "vllm.v1.utils.ConstantList": _ConstantList,
     "vllm.v1.utils.record_function_or_nullcontext": lambda name: nullcontext(),
     "vllm.utils.length_from_prompt_token_ids_or_embeds": lambda ids, embeds: len(ids),

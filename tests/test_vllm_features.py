@@ -1,0 +1,117 @@
+"""What vLLM does beside scheduling goes on under a policy: adapters, images, KV blocks from elsewhere, grammars."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cbatch import Limits, Request
+from policies.chunking import Fixed
+from policies.orca import Orca
+from policies.sarathi_serve import SarathiServe
+
+LIMITS = Limits(4, 64, 60)
+
+
+def rig_of(vllm_rig: Any, policy: Any, **given: Any) -> Any:
+    from cbatch.vllm import Adapter
+
+    return vllm_rig.Rig(Adapter(policy), LIMITS, 60, 4, **given)
+
+
+def add(rig: Any, *requests: Request, **attributes: Any) -> None:
+    for request in requests:
+        made = rig.request(request)
+        for name, value in attributes.items():
+            setattr(made, name, value)
+        rig.scheduler.add_request(made)
+
+
+def serve(rig: Any) -> list[dict[str, int]]:
+    """Returns the tokens of each iteration, by request."""
+    scheduled = []
+    while rig.scheduler.has_requests():
+        output = rig.schedule()
+        if output.num_scheduled_tokens:
+            scheduled.append(output.num_scheduled_tokens)
+        rig.update()
+    return scheduled
+
+
+def test_a_request_beyond_the_adapters_that_fit_waits_and_is_counted(vllm_rig: Any) -> None:
+    """max_loras=1: the policy plans both requests, vLLM admits the second when the first has ended."""
+    rig = rig_of(vllm_rig, Orca())
+    rig.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    for id_ in range(2):
+        add(rig, Request(id_, 10, 3), lora_request=SimpleNamespace(lora_int_id=id_ + 1))
+    assert serve(rig) == [{"0": 10}, {"0": 1}, {"0": 1}, {"1": 10}, {"1": 1}, {"1": 1}]
+    assert rig.scheduler.counts.short == 3
+
+
+class Image:
+    """Tokens 20 to 29 of a prompt."""
+
+    offset, length = 20, 10
+
+    def get_num_embeds(self) -> int:
+        return self.length
+
+    def get_embeds_indices_in_range(self, begin: int, end: int) -> tuple[int, int]:
+        return begin, end
+
+
+def test_an_image_is_encoded_when_the_plan_reaches_it(vllm_rig: Any) -> None:
+    """vLLM would compute the prompt at once, and so encode its image in the first iteration."""
+    from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+
+    rig = rig_of(vllm_rig, SarathiServe(Fixed(16)))
+    scheduler = rig.scheduler
+    scheduler.max_num_encoder_input_tokens, scheduler.encoder_cache_manager = 32, EncoderCacheManager(32)
+    scheduler.scheduler_config.disable_chunked_mm_input = False
+    feature = SimpleNamespace(mm_position=Image(), identifier="image", modality="image", mm_hash="image", data=None)
+    add(rig, Request(0, 40, 2), mm_features=[feature])
+    encoded = []
+    while scheduler.has_requests():
+        output = rig.schedule()
+        encoded.append((output.total_num_scheduled_tokens, output.scheduled_encoder_inputs))
+        rig.update()
+    assert encoded == [(16, {}), (16, {"0": [0]}), (8, {}), (1, {}), (0, {})]
+
+
+class Elsewhere:
+    """A KV connector that holds the first 8 tokens of every prompt. asynchronous: vLLM waits for them."""
+
+    def __init__(self, asynchronous: bool) -> None:
+        self.asynchronous = asynchronous
+
+    def get_num_new_matched_tokens(self, request: Any, computed: int) -> tuple[int, bool]:
+        return 8 - computed, self.asynchronous
+
+    def request_finished(self, request: Any, blocks: Any) -> tuple[bool, None]:
+        return False, None
+
+    def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
+        return ()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["at once", "later"])
+def test_blocks_that_a_connector_brings_need_not_be_computed(asynchronous: bool, vllm_rig: Any) -> None:
+    """A request whose blocks are on their way is hidden from the policy until they are there."""
+    rig = rig_of(vllm_rig, Orca())
+    rig.scheduler.connector = Elsewhere(asynchronous)
+    add(rig, Request(0, 20, 2))
+    first = rig.schedule()
+    if asynchronous:
+        assert not first.num_scheduled_tokens
+        rig.in_flight.clear()
+        assert not rig.schedule().num_scheduled_tokens and not rig.scheduler._planner.population.waiting
+        rig.in_flight.clear()
+        rig.scheduler.finished_recving_kv_req_ids.add("0")
+        first = rig.schedule()
+    assert first.num_scheduled_tokens == {"0": 12}
+    rig.update()
+    assert serve(rig) == [{"0": 1}]
+    assert rig.scheduler.counts.short == 1
