@@ -1,6 +1,7 @@
 """Simulated iterations per second, on one core: 128 running requests, decodes with chunks of prompts among them.
 
-Also the parts that a user waits for: loading each profile, predicting one iteration, reading a trace.
+With outputs of 300 to 900 tokens and with long ones; once as it is, and once asking the policy for each plan, without leaps
+(`cbatch.leap`), in turn. The seconds are those of the core, as other work on the machine lengthens only the wall's. Also the parts that a user waits for: loading each profile, predicting one iteration, reading a trace.
 """
 
 import tempfile
@@ -8,7 +9,9 @@ import time
 import timeit
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +30,10 @@ from policies.prefill_first import PrefillFirst
 from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
 
-NUM_REQUESTS, BATCH, REPEATS = 1000, 128, 5
+BATCH, REPEATS = 128, 5
+OUTPUTS = {"": (1000, 300, 900), ", long outputs": (800, 2000, 6000)}
+"""Number of requests, and shortest and longest output."""
+
 SPEC = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
 POLICIES: dict[str, Callable[[], Policy]] = {
     "orca": Orca,
@@ -40,13 +46,19 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 def main(folder: str = "results") -> None:
     """Measure, print and write sim.json."""
     figures = {}
-    print(f"simulation on one core of {cpu_name()}: {NUM_REQUESTS} requests, batch {BATCH}")
-    for name, make in POLICIES.items():
-        runs = [_once(make()) for _ in range(REPEATS)]
-        rates = spread([rate for rate, _ in runs])
-        figures[name] = {"iterations_per_second": rates, "mean_batch": runs[0][1]}
-        extremes = f"({rates['min']:.0f} to {rates['max']:.0f})"
-        print(f"  {name:28} {rates['median']:8.0f} iterations/s   {extremes}, mean batch {runs[0][1]:.0f}")
+    print(f"simulation on one core of {cpu_name()}: batch {BATCH}")
+    for (name, make), (kind, outputs) in product(POLICIES.items(), OUTPUTS.items()):
+        runs = [(_once(Asked(make()), *outputs), _once(make(), *outputs)) for _ in range(REPEATS)]
+        asked, rates = (spread([rate for rate, _ in each]) for each in zip(*runs, strict=True))
+        gain, mean_batch = spread([after / before for (before, _), (after, _) in runs]), runs[0][0][1]
+        figures[f"{name}{kind}"] = {
+            "iterations_per_second": rates,
+            "without_leaps": asked,
+            "gain": gain,
+            "mean_batch": mean_batch,
+        }
+        extremes = f"({rates['min']:.0f} to {rates['max']:.0f}), {gain['median']:.2f} times those without leaps"
+        print(f"  {name + kind:42} {rates['median']:8.0f} iterations/s   {extremes}, mean batch {mean_batch:.0f}")
     parts = _seconds_of_parts()
     for name, seconds in parts.items():
         print(f"  {name:40} {1e6 * seconds['median']:12,.1f} us")
@@ -70,17 +82,28 @@ def _spread_of(action: Callable[[], object], number: int = 1) -> dict[str, float
     return spread([seconds / number for seconds in timeit.repeat(action, number=number, repeat=REPEATS)])
 
 
-def _once(policy: Policy) -> tuple[float, float]:
+class Asked:
+    """A policy that says nothing of being steady."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy = policy
+        self.plan = policy.plan
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+
+def _once(policy: Policy, num_requests: int, least: int, most: int) -> tuple[float, float]:
     """Returns (iterations per second, mean requests per iteration) of one run, without making the requests."""
     profile = load_profile("h200")
     cost = ProfileCost(profile, SPEC)
     executor = SimExecutor(cost, profile.host(asynchronous=True))
     server = Server(executor, Limits(BATCH, 16384, 8192), cost, KVSize(profile.kv_tokens(SPEC) // 16, 16))
     random = np.random.default_rng(0)
-    lengths = zip(random.integers(100, 2000, NUM_REQUESTS), random.integers(300, 900, NUM_REQUESTS), strict=True)
+    lengths = zip(random.integers(100, 2000, num_requests), random.integers(least, most, num_requests), strict=True)
     requests = [Request(index, int(prompt), int(output)) for index, (prompt, output) in enumerate(lengths)]
     engine = server.engine(policy, requests)
-    begin = time.perf_counter()
+    begin = time.process_time()
     record = engine.run()
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     return len(record.steps) / seconds, sum(step.num_requests for step in record.steps) / len(record.steps)
