@@ -102,11 +102,12 @@ class Engine:
         assert self.state.pool.num_used == 0, "every KV block is free when nothing runs"
         return self.record
 
-    def run_until(self, time: float) -> None:
-        """Serve until `time`, when more requests may be submitted, or until every request has ended."""
+    def run_until(self, time: float, on_step: Callable[["Engine"], None] = lambda engine: None) -> None:
+        """Serve until `time`, when more requests may be submitted, or until every request has ended; `on_step` as in `run`."""
         self._next_submission, turn = time, self._turn()
         while self.num_unfinished and self.executor.now() < time:
             turn()
+            on_step(self)
         self._next_submission = inf
 
     def _turn(self) -> Callable[[], None]:

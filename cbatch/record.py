@@ -68,6 +68,7 @@ class RunRecord:
         self.receivers: list[Ints] = []  # ids of the requests that received a token, of each step
         self.copies: list[CopyTimes] = []  # of each step, if the executor times copies
         self.stages: list[StageSpans] = []  # of each step, if a pipeline computed real tokens
+        self._num_taken = 0  # of the steps
 
     def add(
         self,
@@ -96,6 +97,17 @@ class RunRecord:
         """receivers: ids of the requests that received a token, [receivers]."""
         self.steps.append(step)
         self.receivers.append(receivers)
+
+    def take(self) -> "RunRecord":
+        """Returns what was added since the last call and forgets it, but for the latest iteration, which views read."""
+        taken, first = RunRecord(), self._num_taken
+        for name in ("steps", "receivers", "copies", "stages"):
+            kept: list[Any] = getattr(self, name)
+            setattr(taken, name, kept[first:])
+            del kept[:-1]
+        taken.requests, self.requests[:] = self.requests[:], ()
+        self._num_taken = len(self.steps)
+        return taken
 
     def tokens(self) -> tuple[Ints, NDArray[np.float64]]:
         """Returns each generated token that reached its request: (request id, seconds when on the host), [tokens] each.

@@ -5,10 +5,12 @@ The policy is chosen per call, so that several can be compared on one executor.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 from cbatch.cost import CostModel
 from cbatch.engine import Engine
+from cbatch.errors import WorkloadError
 from cbatch.executor import Executor
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
@@ -69,6 +71,42 @@ class Server(Generic[E_co]):
     ) -> RunRecord:
         """Serves the requests to their end. `on_step` is called after each turn of the loop (`Engine.run`)."""
         return self.engine(policy, requests, asynchronous=asynchronous).run(on_step)
+
+    def serve_stream(
+        self,
+        policy: Policy,
+        requests: Iterable[Request],
+        take: Callable[[RunRecord], object],
+        *,
+        asynchronous: bool | None = None,
+        at_once: int = 1000,
+    ) -> None:
+        """Serves requests as `serve` does, in memory that does not grow with their number.
+
+        Args:
+            requests: in the order of their arrival times; made when they are about to arrive.
+            take: called with the results since the last call, which are then forgotten (`RunRecord.take`).
+            at_once: requests that are submitted together; iterations after which results are taken.
+
+        Raises:
+            WorkloadError: as `engine`; a request that arrives before an earlier one, or by iteration.
+        """
+
+        def drain(engine: Engine) -> None:
+            if len(engine.record.steps) > at_once:
+                take(engine.record.take())
+
+        engine, arrival, left = self.engine(policy, asynchronous=asynchronous), 0.0, iter(requests)
+        while some := list(islice(left, at_once)):
+            for request in some:
+                if request.arrival_time < arrival or request.arrival_iteration:
+                    problem = f"request {request.id} arrives by iteration, or before an earlier one"
+                    raise WorkloadError(f"{problem}; order a stream by arrival time")
+                arrival = request.arrival_time
+            engine.run_until(some[0].arrival_time, drain)
+            engine.submit(some)
+        engine.run(drain)
+        take(engine.record.take())
 
     def close(self) -> None:
         """Closes the executor; its threads and memory are released."""

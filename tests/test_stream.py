@@ -1,0 +1,120 @@
+"""Results that are taken while a run goes on are those of the whole run, and its memory does not grow with its requests."""
+
+import gc
+import json
+import random
+import tracemalloc
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from small_cluster import make_cost
+from test_leaps import Choosy, draw_requests
+from test_traces import LENGTHS
+
+from cbatch import ConfigError, Limits, Policy, Request, RunRecord, Server, StepRecord
+from cbatch.errors import WorkloadError
+from cbatch.kv import KVSize
+from cbatch.results.metrics import collect_served, statistics
+from cbatch.sim.executor import SimExecutor
+from cbatch.topology import Topology
+from experiments.bench import million
+from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, step_rows, write_csv
+from experiments.store.streamed import StreamedTables
+from policies.chunking import Fixed
+from policies.mlfq import MLFQ
+from policies.prefill_first import PrefillFirst
+from policies.sarathi_serve import SarathiServe
+
+
+def make_server(asynchronous: bool = True) -> Server[SimExecutor]:
+    """The KV cache is short, so that requests are preempted."""
+    cost = make_cost(Topology())
+    return Server(SimExecutor(cost, 1e-5), Limits(4, 130, 120, tile=1), cost, KVSize(40, 4), asynchronous)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    "policy", [PrefillFirst(), SarathiServe(Fixed(8)), Choosy(), MLFQ()], ids=lambda policy: type(policy).__name__
+)
+def test_a_stream_gives_the_tables_of_a_run(policy: Policy, asynchronous: bool, tmp_path: Path) -> None:
+    """Of workloads with hidden lengths, gaps without requests, and such that some are preempted or rejected."""
+    for seed in range(12):
+        requests, again = (draw_requests(random.Random(seed)) for _ in range(2))
+        if requests[-1].arrival_iteration:
+            continue
+        record = make_server(asynchronous).serve(policy, requests)
+        write_csv(tmp_path / "steps.csv", StepRecord._fields, step_rows(record.steps))
+        write_csv(tmp_path / "requests.csv", REQUEST_COLUMNS, request_rows(record, collect_served(record)))
+        with StreamedTables(tmp_path / "streamed") as tables:
+            make_server(asynchronous).serve_stream(policy, iter(again), tables.take, at_once=3)
+        for name in ("steps.csv", "requests.csv"):
+            assert (tmp_path / "streamed" / name).read_bytes() == (tmp_path / name).read_bytes(), f"workload {seed}"
+        counts = (len(record.requests), len(record.steps), len(record.tokens()[0]))
+        assert (tables.num_requests, tables.num_iterations, tables.num_tokens) == counts
+
+
+def test_the_memory_of_a_stream_does_not_grow_with_its_requests() -> None:
+    def requests(number: int) -> Iterator[Request]:
+        for index in range(number):
+            yield Request(index, 20, 1 + index % 10, arrival_time=0.1 * index)
+
+    def peak(number: int) -> int:
+        taken: list[int] = []
+        gc.collect()
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        make_server().serve_stream(
+            SarathiServe(Fixed(8)), requests(number), lambda record: taken.append(len(record.requests)), at_once=20
+        )
+        assert sum(taken) == number
+        return tracemalloc.get_traced_memory()[1] - before
+
+    tracemalloc.start()
+    try:
+        peak(100)  # tables of the cost model fill up
+        few, many = peak(100), peak(400)
+    finally:
+        tracemalloc.stop()
+    assert many < 1.3 * few
+
+
+@pytest.mark.parametrize("second", [{"arrival_time": 1.0}, {"arrival_time": 3.0, "arrival_iteration": 4}])
+def test_a_stream_is_in_the_order_of_arrival_times(second: dict[str, float]) -> None:
+    requests = [Request(0, 5, 5, arrival_time=2.0), Request(1, 5, 5, **second)]
+    with pytest.raises(WorkloadError, match="request 1 arrives by iteration, or before an earlier one; order a stream"):
+        make_server().serve_stream(PrefillFirst(), requests, lambda record: None)
+
+
+def test_a_record_is_taken_piece_by_piece() -> None:
+    """The latest iteration stays, for views, and is not taken twice."""
+    engine = make_server().engine(PrefillFirst(), [Request(0, 5, 6)])
+    pieces: list[RunRecord] = []
+    while engine.num_unfinished:
+        engine.step()
+        pieces.append(engine.record.take())
+        assert len(engine.record.steps) == min(1, sum(len(piece.steps) for piece in pieces))
+    assert [step.iteration for piece in pieces for step in piece.steps] == list(range(6))
+    assert [receivers.tolist() for piece in pieces for receivers in piece.receivers] == [[0]] * 6
+    assert [request.id for piece in pieces for request in piece.requests] == [0]
+
+
+def test_the_benchmark_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text(
+        "client,window_start_s,rate_req_per_s,iat_cv,arrival_family,arg1,arg2\n7,0,0.5,1.0,Gamma,1.0,2.0\n"
+    )
+    (tmp_path / "d.jsonl").write_text(json.dumps({"client": 7, "dataset": {"0": LENGTHS}}) + "\n")
+    bench = partial(million.main, str(tmp_path / "t.csv"), str(tmp_path / "d.jsonl"), num_requests=40)
+    bench(output=str(tmp_path / "out"), folder=str(tmp_path), policy="orca", rate=0.4)
+    assert "generated_tokens" in capsys.readouterr().out
+    written = json.loads((tmp_path / "cpu" / "million.json").read_text())
+    rows = pd.read_csv(tmp_path / "out" / "requests.csv")
+    assert (written["figures"]["requests"], len(rows), rows.id.nunique()) == (40, 40, 40)
+    assert written["figures"]["generated_tokens"] == rows.output_tokens.sum()
+    assert written["figures"]["iterations"] == len(pd.read_csv(tmp_path / "out" / "steps.csv"))
+    assert written["seconds"]["ttft_seconds"] == pytest.approx(statistics(rows.ttft_seconds.to_numpy()))
+    assert rows.client.unique().tolist() == [7]
+    with pytest.raises(ConfigError, match="rate=0"):
+        bench(rate=0)
