@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from cbatch import ConfigError, Limits
+from cbatch.runtime.options import Options
 from experiments.bench import pipeline, tensor
 from experiments.config.backends import Cpu
 from experiments.config.presets import load_spec
 from experiments.config.servers import real_server
-from policies.orca import Orca
 
 
 def test_lengths_are_those_that_peers_served() -> None:
@@ -28,17 +28,21 @@ def test_lengths_are_those_that_peers_served() -> None:
     assert [(request.num_prompt_tokens, request.max_new_tokens) for request in requests] == lengths[:3]
 
 
-@pytest.mark.parametrize(("batch", "prompt"), [(16, 2048), (2, 4080)])
-def test_the_first_iteration_of_the_warm_up_is_as_large_as_any(batch: int, prompt: int) -> None:
-    """32,768 tokens, as far as requests may be that long: what it allocates, a run that is measured does not."""
-    served: list[Any] = []
-    limits = Limits(batch, 32768, pipeline.LONGEST, num_stages=2)
-    pipeline.warm_up(
-        SimpleNamespace(limits=limits, serve=lambda *arguments: served.extend(arguments)), load_spec("tiny")
-    )  # type: ignore[arg-type]
-    policy, requests = served
-    assert isinstance(policy, Orca) and len(requests) == 2 * batch
-    assert {request.num_prompt_tokens for request in requests} == {prompt}
+def test_the_warm_up_has_an_iteration_of_every_kind() -> None:
+    """What they allocate and compile, a run that is measured does not: the largest one, and a long prompt beside decodes."""
+    spec = load_spec("llama-13b")
+    limits = Limits(16, 32768, pipeline.LONGEST)
+    server = tensor.make_server_on("h200", 1, spec, limits, Options())
+    steps: list[tuple[int, int]] = []
+
+    def serve(*arguments: Any) -> None:
+        record = server.serve(*arguments)
+        steps.extend((step.num_prefill_tokens, step.num_decode_tokens) for step in record.steps)
+
+    pipeline.warm_up(SimpleNamespace(limits=limits, serve=serve), spec)  # type: ignore[arg-type]
+    assert max(prompts for prompts, _ in steps) > 0.9 * 32768
+    assert any(prompts > 2048 and decodes > 8 for prompts, decodes in steps)
+    assert any(not prompts for prompts, _ in steps)
 
 
 def as_if_on_gpus(monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType) -> None:

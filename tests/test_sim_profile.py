@@ -71,7 +71,7 @@ TABLE = "models.llama-3.1-8b.tensor_parallel.1"
         ("atention", {}, "atention is unknown, did you mean attention"),
         ("attention.base_second", 1.0, "attention.base_second is unknown, did you mean base_seconds"),
         ("links.all_reduce.two", {}, "links.all_reduce.two must be a number of GPUs"),
-        ("links.within_node.bytes", [1, 2], r"links.within_node.seconds has 4 values for 2 bytes"),
+        ("links.within_node.bytes", [1, 2], r"links.within_node.seconds has 8 values for 2 bytes"),
         (f"{TABLE}.linear", {"tokens": [1, 1], "all": [1, 2]}, "linear.tokens must be ascending"),
         (f"{TABLE}.linear", {"tokens": [1, 2], "all": [1]}, "linear.all has 1 values for 2"),
         (f"{TABLE}.linear", {"tokens": [1], "all": [math.nan]}, r"linear.all\[0\] must be a number above 0, is nan"),

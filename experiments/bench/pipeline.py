@@ -20,7 +20,7 @@ from experiments.bench.serving import Served, chunked, compare, summarize
 from experiments.config.backends import Cuda, Simulated
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests, make_server, real_server, release_memory
+from experiments.config.servers import make_server, real_server, release_memory
 from experiments.store.benchmark_file import spread, write
 from policies.orca import Orca
 from policies.sarathi import Sarathi
@@ -36,7 +36,7 @@ POLICIES: Policies = {
 }
 SHORTEST, LONGEST, THETA, PD_RATIO = 1024, 4096, 0.4, 10
 BLOCK_SIZE = 128
-WARM_UP_TOKENS = 16
+WARM_UP_TOKENS, NUM_LATER = 16, 16
 
 
 def main(
@@ -109,10 +109,14 @@ def _measure(
 
 
 def warm_up(server: Server[Any], spec: ModelSpec) -> None:
-    """Serves whole prompts whose first iterations are as large as any: they take the memory, which the first run would pay for."""
-    limits = server.limits
-    prompt = min(limits.max_tokens // limits.max_batch, LONGEST - WARM_UP_TOKENS)
-    server.serve(Orca(), equal_requests(limits.max_running, prompt, WARM_UP_TOKENS, spec.vocab_size))
+    """Serves requests like those that are measured, with few new tokens.
+
+    So memory is taken and kernels are compiled before: the first iterations are as large as any, and later ones have long prompts
+    beside decodes.
+    """
+    lengths = zipf_lengths(server.limits.max_running + NUM_LATER)
+    short = [(prompt, min(new, 1 + index % WARM_UP_TOKENS)) for index, (prompt, new) in enumerate(lengths)]
+    server.serve(Orca(), make_requests(short, spec.vocab_size))
 
 
 def _simulate(
