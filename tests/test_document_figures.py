@@ -119,6 +119,17 @@ def ranks() -> str:
     return " ".join(rows)
 
 
+def large_model() -> str:
+    [(work, found)] = stored("h200-x2/tensor-70b.json")["figures"]["2"].items()
+    assert work == "llama-2-70b, 1216 + 128" and {f"{share:.2%}" for share in found["kernel_shares"]} == {"99.95%"}
+    return f"at contexts of 1,216 to 1,344 tokens takes {found['ms_per_decode']:.2f} ms ("
+
+
+def large_model_simulated() -> str:
+    [expected] = stored("h200-x2/tensor-70b-simulated.json")["figures"]["2"].values()
+    return f"Simulation, which has no tables of this model, expects {expected['ms_per_decode']:.2f} ms."
+
+
 def held_out() -> str:
     """Errors of the runs whose requests arrive over time, on all cards."""
     cases = stored("h200/held_out.json")["cases"].items()
@@ -169,6 +180,8 @@ SENTENCES = {
     long_runs: "asynchronous-loop",
     pipelines: "multi-gpu",
     ranks: "multi-gpu",
+    large_model: "multi-gpu",
+    large_model_simulated: "multi-gpu",
     held_out: "hardware-profiles",
     errors_by_card: "hardware-profiles",
     claims: "papers",
