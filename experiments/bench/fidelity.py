@@ -85,7 +85,7 @@ def main(
     if stamp == "on":
         models = sorted({run.settings["model"] for run in runs})
         compared = {"models": models, "loops": ["async"], "gpus": 1, "brief": brief_error(result)}
-        _stamp(PROFILES / f"{hardware}.json", error_line(result), compared)
+        stamp_error(PROFILES / f"{hardware}.json", error_line(result), compared)
 
 
 def _by_card(cards: Sequence[Sequence[ServedRun]]) -> list[ServedRun]:
@@ -101,7 +101,7 @@ def _by_card(cards: Sequence[Sequence[ServedRun]]) -> list[ServedRun]:
     ]
 
 
-def _stamp(path: Path, error: str, compared: dict[str, Any]) -> None:
+def stamp_error(path: Path, error: str, compared: dict[str, Any]) -> None:
     """Writes the error of its simulations into the profile, and the runs that it was established against."""
     data = json.loads(path.read_text())
     write_profile(path, {**data, "error": error, "compared": compared})

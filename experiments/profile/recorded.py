@@ -155,8 +155,9 @@ def pairs(tokens: int, context: int) -> float:
 
 
 def _knots(tokens: NDArray[Any]) -> list[int]:
-    """Returns the sizes between which there are enough iterations, from the smallest to the largest."""
-    least, most = int(tokens.min()), int(tokens.max())
+    """Returns sizes between which there are enough iterations; at the first or below, and at the last or above, there are, too."""
+    ordered = np.sort(tokens)
+    least, most = int(ordered[FEWEST - 1]), int(ordered[-FEWEST])
     knots = [least]
     for size in (*(size for size in KNOTS if least < size < most), most):
         if np.count_nonzero((tokens > knots[-1]) & (tokens <= size)) >= FEWEST:

@@ -11,10 +11,13 @@ import numpy as np
 from tabulate import tabulate
 
 from cbatch import ConfigError
+from cbatch.sim.profile_file import PROFILES
+from experiments.bench.fidelity import stamp_error
 from experiments.config.assemble import assemble
 from experiments.config.composition import compose_run
 from experiments.fidelity.runs import figures
 from experiments.store.benchmark_file import write
+from experiments.store.provenance import today
 
 FIGURES = {
     "TTFT mean": "mean_ttft_ms",
@@ -29,12 +32,13 @@ FIGURES = {
 def main(
     measured: tuple[str, ...] = ("results/h200/vllm-serving.json",),
     hardware: str = "h200-vllm",
+    stamp: str = "off",
     name: str = "vllm-simulated",
     folder: str = "results",
 ) -> None:
     """Simulates each run of the client in these files of benchmark vllm_serving, compares, writes NAME.json.
 
-    The requests arrive in vLLM when they were sent: what its API server takes is in the client's figures alone.
+    stamp: "on" writes the errors into the profile. The requests arrive in vLLM when they were sent: what its API server takes is in the client's figures alone.
     """
     runs: dict[str, dict[str, Any]] = {}
     for file in map(Path, measured):
@@ -57,8 +61,21 @@ def main(
         ),
         sep="\n",
     )
+    if stamp == "on":
+        stamp_error(PROFILES / f"{hardware}.json", *_in_words(errors, len(runs), kept))
     stamped = {"profile": hardware, "measured": list(measured), "errors": errors, "runs": runs}
     print(f"written: {write(name, kept['hardware'], stamped, Path(folder))}")
+
+
+def _in_words(errors: dict[str, dict[str, float]], number: int, kept: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Returns the profile's line about its error, and what that was established against."""
+    names = ", ".join(
+        f"{name} {found['median']:.1%} (at most {found['largest']:.1%})" for name, found in errors.items()
+    )
+    line = f"against {number} runs of vllm serve {kept['version']} as `vllm bench serve` reports them, median error: {names}; {today()}. "
+    line += "TTFT is too short by what the API server takes, which is not simulated"
+    brief = ", ".join(f"{name.split()[0]} {errors[name]['largest']:.0%}" for name in ("TTFT mean", "TPOT mean"))
+    return line, {"models": [kept["model"]], "loops": ["async"], "gpus": 1, "brief": f"error: at most {brief}"}
 
 
 def _simulate(kept: dict[str, Any], side: str, rows: Sequence[str], hardware: str) -> dict[str, float]:
