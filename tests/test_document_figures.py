@@ -169,6 +169,47 @@ def one_number_for_all_gains() -> str:
     return f"A simulator that answered 1.27 to everything would pass {passed} of the {len(gains)} claims of gains"
 
 
+def vllm_in_turns() -> str:
+    file = stored("h200/vllm.json")
+    own, policy = (file["figures"][side] for side in ("vllm", "policy=vllm_v1 chunk=2048"))
+    pairs = {work: (policy[work]["median"], own[work]["median"]) for work in own}
+    few, many, mixed = (f"({policy / own - 1:+.1%})" for policy, own in pairs.values())
+    few = "{:.2f} ms instead of {:.2f} ".format(*pairs["32 decodes"]) + few
+    many = "{:.2f} ms instead of {:.2f} ".format(*pairs["256 decodes"]) + many
+    mixed = "{:,.0f} tokens/s instead of {:,.0f} ".format(*pairs["mixed"]) + mixed
+    decodes = f"takes {few} per output token of 32 requests at once and {many} of 256, their prompts included"
+    return f"The policy {decodes}, and serves {mixed} of mixed requests ({stamp(file)})"
+
+
+def vllm_host() -> str:
+    host = stored("h200/vllm.json")["host"]
+    times = [
+        tuple(host[side][number]["milliseconds"] for side in ("policy=vllm_v1 chunk=2048", "vllm"))
+        for number in ("32", "256")
+    ]
+    few, many = (f"{policy:.2f} ms instead of {own:.2f} ({policy / own:.2f} times)" for policy, own in times)
+    return f"it took {few} for 32 decodes, and {many} for 256"
+
+
+def vllm_server() -> str:
+    lines = []
+    for label, run in stored("h200/vllm-simulated.json")["runs"].items():
+        side = label.partition(": ")[2]
+        cells = [
+            f"{run[name]['measured'] * 1e3:.1f} / {run[name]['simulated'] * 1e3:.1f}"
+            for name in ("TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99")
+        ]
+        tokens = " / ".join(f"{run['throughput'][kind]:,.0f}" for kind in ("measured", "simulated"))
+        lines.append(f"| `{side}` | {' | '.join(cells)} | {tokens} |")
+    return " ".join(lines)
+
+
+def vllm_simulated() -> str:
+    file = stored("h200/vllm-simulated.json")
+    each = (f"{name} {found['median']:.1%} (at most {found['largest']:.1%})" for name, found in file["errors"].items())
+    return f"median errors of {len(file['runs'])} runs: {', '.join(each)}"
+
+
 SENTENCES = {
     simulator_speed: "hardware-profiles",
     whole_process: "hardware-profiles",
@@ -186,6 +227,10 @@ SENTENCES = {
     errors_by_card: "hardware-profiles",
     claims: "papers",
     one_number_for_all_gains: "papers",
+    vllm_in_turns: "vllm",
+    vllm_host: "vllm",
+    vllm_server: "vllm",
+    vllm_simulated: "vllm",
 }
 
 
