@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from cbatch import ConfigError
 
@@ -57,6 +56,8 @@ def mean_of(values: Sequence[float]) -> Mean:
 
 def t_quantile(number: int) -> float:
     """Returns the standard errors by which the interval of a mean of `number` values reaches to each side."""
+    from scipy.special import stdtrit  # loaded only where needed
+
     return float(stdtrit(number - 1, (1 + CONFIDENCE) / 2))
 
 

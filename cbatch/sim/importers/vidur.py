@@ -57,8 +57,14 @@ class VidurTables:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._measured: dict[tuple[ModelSpec, int], Measured] = {}
 
     def measured(self, spec: ModelSpec, tensor_parallel: int) -> Measured:
+        if (spec, tensor_parallel) not in self._measured:
+            self._measured[spec, tensor_parallel] = self._read(spec, tensor_parallel)
+        return self._measured[spec, tensor_parallel]
+
+    def _read(self, spec: ModelSpec, tensor_parallel: int) -> Measured:
         share = Topology(tensor_parallel).share(spec)
         attention = self._attention(share)
         shape = (spec.num_heads, spec.num_kv_heads, spec.hidden_size, spec.intermediate_size, spec.gated)
