@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from cbatch.cost import BatchShape
 from cbatch.errors import ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
-from cbatch.sim.power import STEADY, Pace, PowerLimit
+from cbatch.sim.power import STEADY, Decodes, Pace, PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
 from cbatch.sim.roofline import Seconds
@@ -115,6 +115,7 @@ class ProfileCost:
         self._decode_only = _Tables(alone.linear, alone.other, alone.head, {}, {}) if alone else self._mixed
         self._most_decodes = alone.linear.sizes[-1] if alone else 0.0
         self._max_batch = max_batch
+        self._decodes: dict[int, Decodes] = {}  # by their number
         self._computed: dict[tuple[int, bool], int] = {}
 
     def predict(self, shape: BatchShape) -> float:
@@ -206,7 +207,10 @@ class ProfileCost:
         linear, other, pace, communication, embedding, transfers, _ = token_times
         compute = linear + other + self._layers * self._attention.seconds(shape)
         if power is not None and not shape.chunks:
-            pace = power.of_decodes(shape.num_decodes, compute)
+            decodes = self._decodes.get(shape.num_decodes)
+            if decodes is None:
+                decodes = self._decodes[shape.num_decodes] = power.decodes(shape.num_decodes)
+            pace = decodes.pace(compute)
         num_requests = len(shape.chunks) + shape.num_decodes
         head = tables.heads.get(num_requests)
         if head is None:

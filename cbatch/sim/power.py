@@ -66,8 +66,21 @@ class PowerLimit:
 
     def of_decodes(self, num_decodes: int, seconds: float) -> Pace:
         """The pace of decodes alone. seconds: in the steady state."""
-        loss, rise = _held(self.decode_loss, num_decodes), _held(self.rise_seconds, num_decodes)
-        return Pace(0.0, loss * seconds, seconds / rise)
+        return self.decodes(num_decodes).pace(seconds)
+
+    def decodes(self, num_decodes: int) -> "Decodes":
+        """What the pace of so many decodes alone is computed from."""
+        return Decodes(_held(self.decode_loss, num_decodes), _held(self.rise_seconds, num_decodes))
+
+
+class Decodes(NamedTuple):
+    """`decode_loss` and `rise_seconds` of a number of decodes."""
+
+    loss: float
+    rise: float
+
+    def pace(self, seconds: float) -> Pace:
+        return Pace(0.0, self.loss * seconds, seconds / self.rise)
 
 
 def _held(curve: PiecewiseLinear, size: float) -> float:
