@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from cbatch import ConfigError
 from experiments.config.command_line import keyword_arguments, run
 from experiments.profile.show import show
 
@@ -37,6 +38,8 @@ def _profile(*options: str) -> None:
     if options[0] == "show":
         show(**keyword_arguments(show, options[1:], "profile show"))
         return
+    if other := next((each for each in options if each.startswith("engine=") and each != VLLM), ""):
+        raise ConfigError(f"{other}: give {VLLM}; without it this project's engine is measured")
     if VLLM in options:
         from experiments.profile.recorded import profile_recordings  # loads scipy
 

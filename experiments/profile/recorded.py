@@ -7,8 +7,8 @@ A base is linear between knots, the other two are a price each; all are fitted b
 engine's host adds to iterations that follow one another is in them, so the profile has no host time beside them.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from cbatch import BatchShape, ConfigError
+from cbatch.model import ModelSpec
 from cbatch.replay.decisions import Decision
 from cbatch.sim.cost import ProfileCost
+from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.config.presets import load_spec
 from experiments.profile.tables import DIGITS, UNCOMPARED, write_profile
@@ -30,11 +32,11 @@ KNOTS = (2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536
 FEWEST = 8
 """Iterations between two knots."""
 
+LEAST = 80
+"""Iterations with prompts, and without."""
+
 OUTLIER = 6.0
 """Iterations whose error is this many times the median are left out: a collection of garbage, another process."""
-
-Floats = NDArray[np.float64]
-Iterations = dict[BatchShape, list[float]]
 
 
 def profile_recordings(
@@ -45,41 +47,40 @@ def profile_recordings(
     Raises:
         ConfigError: too few iterations, or an option that cannot be used. ReplayError: a recording that cannot be read.
     """
-    spec = load_spec(model)
+    spec, card = load_spec(model), load_profile(hardware)
     files = [path for folder in recordings for path in sorted(Path(folder).rglob(DECISIONS))]
     measured = [each for path in files for each in iterations(path)]
     alone, mixed = ([each for each in measured if bool(each[0].chunks) == prompts] for prompts in (False, True))
-    if min(len(alone), len(mixed)) < 10 * FEWEST:
+    if min(len(alone), len(mixed)) < LEAST:
         found = (
             f"{len(alone)} iterations of decodes alone and {len(mixed)} with prompts in {len(files)} files {DECISIONS}"
         )
-        raise ConfigError(f"recordings={','.join(recordings)}: {found}; record at least {10 * FEWEST} of each")
-    card = json.loads((PROFILES / f"{hardware}.json").read_text())
-    origin = f"measured by python -m experiments.profile engine=vllm model={model}; {today()}; commit {commit() or 'unknown'}; {card['hardware']}; "
+        raise ConfigError(f"recordings={','.join(recordings)}: {found}; record at least {LEAST} of each")
+    origin = f"measured by python -m experiments.profile engine=vllm model={model}; {today()}; commit {commit() or 'unknown'}; {card.hardware}; "
     origin += f"{len(measured)} iterations of vLLM in {len(files)} recordings"
-    none = {"seconds": 0.0, "seconds_per_request": 0.0}
-    host = {"from": "measured within other times", "sync": none, "async": none}
-    path = Path(output) if output else PROFILES / f"{hardware}-vllm.json"
-    content = {
-        "name": path.stem,
-        "hardware": f"{card['hardware']}, vLLM",
-        "source": origin,
-        "error": UNCOMPARED,
-        **{key: card[key] for key in ("memory_bytes", "ceilings")},
-        "host": host,
-        "models": {
-            spec.name: {"from": origin, "num_layers": spec.num_layers, "tensor_parallel": {"1": tables(alone, mixed)}}
-        },
-    }
-    write_profile(path, content)
+    path = Path(output) if output else PROFILES / f"{card.name}-vllm.json"
+    write_profile(path, _content(path.stem, card, spec, tables(alone, mixed), origin))
     cost = ProfileCost(load_profile(str(path)), spec)
     for name, kind in (("decodes alone", alone), ("with prompts", mixed)):
         errors = np.abs([cost.predict(shape) / seconds - 1 for shape, seconds in kind])
-        report(
-            f"{len(kind)} iterations, {name}: predicted within {np.median(errors):.1%} (median), {np.quantile(errors, 0.9):.1%} (P90)"
-        )
+        within = f"{np.median(errors):.1%} (median), {np.quantile(errors, 0.9):.1%} (P90)"
+        report(f"{len(kind)} iterations, {name}: predicted within {within}")
     report(f"written: {path}")
     return path
+
+
+def _content(name: str, card: Profile, spec: ModelSpec, measured: dict[str, Any], origin: str) -> dict[str, Any]:
+    none = {"seconds": 0.0, "seconds_per_request": 0.0}
+    return {
+        "name": name,
+        "hardware": f"{card.hardware}, vLLM",
+        "source": origin,
+        "error": UNCOMPARED,
+        "memory_bytes": card.memory_bytes,
+        "ceilings": {"from": card.entries.get("ceilings", card.source), **asdict(card.ceilings)},
+        "host": {"from": "measured within other times", "sync": none, "async": none},
+        "models": {spec.name: {"from": origin, "num_layers": spec.num_layers, "tensor_parallel": {"1": measured}}},
+    }
 
 
 def iterations(path: Path) -> Iterator[tuple[BatchShape, float]]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from urllib.error import HTTPError
@@ -60,6 +61,7 @@ def main(
     about = {"model": spec.name, "batch": BATCH, "budget": BUDGET, "prompt": PROMPT, "output": OUTPUT, "ratio": RATIO}
     about |= {"trace": Path(trace).name, "slo": SLO, "driver": driver, "version": metadata.version("vllm")}
     about["environment"] = ENVIRONMENT
+    loads = [*shares.split(","), *(f"trace {share}" for share in traced.split(",") if trace)]
     figures: dict[str, dict[str, dict[str, float]]] = {}
     sent: dict[str, Rows] = {}
     os.environ |= ENVIRONMENT
@@ -69,19 +71,16 @@ def main(
             client = Client(Path(temporary), port)  # imports vLLM while the server starts
             wait()
             client.run(VLLM, float("inf"), 32)  # warms up
-            if not capacity:
-                capacity = client.run(VLLM, float("inf"), 2 * BATCH)[0]["request_throughput"]
+            capacity = capacity or client.run(VLLM, float("inf"), 2 * BATCH)[0]["request_throughput"]
             print(f"capacity: {capacity:.2f} requests/s", flush=True)
-            loads = [*shares.split(","), *(f"trace {share}" for share in traced.split(",") if trace)]
-            for load in loads:
+            for load, side in product(loads, (VLLM, *policies.split(";"))):
                 rate = float(load.split()[-1]) * capacity
-                for side in (VLLM, *policies.split(";")):
-                    found, rows = _offer(client, side, rate, round(rate * seconds), trace if "trace" in load else "")
-                    sent.setdefault(load, rows)
-                    figures.setdefault(side, {})[load] = found
-                    print(f"{load:10} {side:50} {_row(found)}", flush=True)
-                    about |= {"capacity": capacity, "figures": figures, "requests": sent}
-                    written = write(name, hardware, about, Path(folder))
+                found, rows = _offer(client, side, rate, round(rate * seconds), trace if "trace" in load else "")
+                sent.setdefault(load, rows)
+                figures.setdefault(side, {})[load] = found
+                print(f"{load:10} {side:50} {_row(found)}", flush=True)
+                about |= {"capacity": capacity, "figures": figures, "requests": sent}
+                written = write(name, hardware, about, Path(folder))
     print(f"written: {written}")
 
 

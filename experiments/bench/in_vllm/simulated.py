@@ -43,7 +43,7 @@ def main(
     runs: dict[str, dict[str, Any]] = {}
     for file in map(Path, measured):
         kept = json.loads(file.read_text())
-        for share, rows in kept["requests"].items():
+        for share, rows in kept.get("requests", {}).items():
             for side, shares in kept["figures"].items():
                 if share in shares and "vllm.mode" not in side:
                     runs[f"{file.stem} {share}: {side}"] = _compare(
