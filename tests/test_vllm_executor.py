@@ -2,13 +2,15 @@
 
 import random
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from fuzz_policy import FuzzPolicy
 from test_vllm_fuzz import Clients, check_nothing_is_lost
 
-from cbatch import BatchShape, Limits, Request
+from cbatch import BatchShape, ConfigError, Limits, Request
 
 
 class Costs:
@@ -93,3 +95,59 @@ def test_an_iteration_takes_what_is_predicted_and_follows_the_one_before(vllm_ri
         BatchShape((), 1, 22),
     ]
     assert [round(later - end, 6) for end, later in pairwise(ends)] == [8, 4, 1, 1]
+
+
+def executor(monkeypatch: pytest.MonkeyPatch, variable: str, world_size: int = 1, num_layers: int = 32) -> Any:
+    """The one that `--distributed-executor-backend` names, as vLLM makes it for a model of 4,096 wide layers."""
+    from experiments.vllm_executor import SimulatedExecutor
+
+    monkeypatch.setenv("CBATCH", variable)
+    made = SimulatedExecutor()
+    text = SimpleNamespace(num_hidden_layers=num_layers, hidden_size=4096)
+    made.model_config = SimpleNamespace(hf_text_config=text, get_vocab_size=lambda: 128, dtype=torch.bfloat16)
+    made.parallel_config = SimpleNamespace(world_size=world_size)
+    made.scheduler_config = SimpleNamespace(max_num_seqs=64, async_scheduling=True)
+    made.cache_config = SimpleNamespace(block_size=16, gpu_memory_utilization=0.9)
+    made._init_executor()
+    return made
+
+
+def test_a_simulated_gpu_has_the_memory_of_its_profile(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = executor(monkeypatch, "policy=orca hardware=h200 model=llama-3.1-8b vllm.simulate=true")
+    (memory,), (layers,) = made.determine_available_memory(), made.get_kv_cache_specs()
+    assert memory == pytest.approx(0.9 * 150109880320 - 2 * 8.03e9, rel=1e-3), "16 bits for each of 8.03e9 weights"
+    assert len(layers) == 32 and {(each.block_size, each.num_kv_heads, each.head_size) for each in layers.values()} == {
+        (16, 8, 128)
+    }
+    empty = SimpleNamespace(total_num_scheduled_tokens=0)
+    assert made.execute_model(empty, non_block=True).result().sampled_token_ids == []
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "said"),
+    [
+        ("", {}, "CBATCH='': model: is missing"),
+        ("model=llama-3.1-8b hardware=h201", {}, "hardware=h201: no such profile"),
+        ("model=llama-3.1-8b", {"num_layers": 40}, "vLLM serves 40 layers of 4096 on 1 GPU"),
+        ("model=llama-3.1-8b", {"world_size": 2}, "on 2 GPUs"),
+    ],
+)
+def test_what_cannot_be_simulated_is_one_line(
+    variable: str, given: Any, said: str, vllm_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        executor(monkeypatch, variable, **given)
+    assert "\n" not in str(raised.value)
+
+
+def test_only_a_variable_that_asks_for_it_takes_the_place_of_a_gpu(
+    vllm_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from experiments.vllm_platform import register
+
+    for variable, name in (
+        ("policy=orca", None),
+        ("policy=orca vllm.simulate=true", "experiments.vllm_platform.NoDevice"),
+    ):
+        monkeypatch.setenv("CBATCH", variable)
+        assert register() == name

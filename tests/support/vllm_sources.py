@@ -82,6 +82,7 @@ _GIVEN: dict[str, Any] = {
     "vllm.envs.VLLM_USE_V2_MODEL_RUNNER": False,
     "vllm.logger.init_logger": logging.getLogger,
     "vllm.distributed.kv_events.EventPublisherFactory": _Publishers,
+    "vllm.platforms.interface.PlatformEnum": SimpleNamespace(OOT="out of tree"),
     "vllm.platforms.current_platform": SimpleNamespace(
         register_custom_kv_cache_specs=lambda config: None, is_xpu=lambda: False
     ),
