@@ -110,7 +110,9 @@ def test_ranks_serve_both_kinds_of_work(
     assert all(of[kinds[2]]["iterations"] == 5 for of in found.values())
     assert "2 GPUs, llama-3.1-8b, 4 + 5" in capsys.readouterr().out
     tensor.main(hardware="h200", work=("decode",), name="tensor-simulated", **small)
-    found |= json.loads((tmp_path / "h200-x2" / "tensor-simulated.json").read_text())["figures"]
+    simulated = json.loads((tmp_path / "h200-x2" / "tensor-simulated.json").read_text())
+    assert simulated["decode_model"] == "llama-3.1-8b" and "model" not in simulated  # which serves the other work
+    found |= simulated["figures"]
     for of in found.values():  # real or simulated: prompts and outputs count
         seconds = of[kinds[2]]["ms_per_iteration"]["median"] * of[kinds[2]]["iterations"] / 1e3
         assert of[kinds[2]]["tokens_per_second"]["median"] == pytest.approx(2 * (4 + 5) / seconds)

@@ -65,7 +65,9 @@ def main(
         choose_devices(1, max(ranks))
         device = torch.cuda.get_device_name()
     gpus, figures = f"{device} x{max(ranks)}", dict[str, Any]()
-    stamped = {"model": model, "decode_model": decode_model, "batch": batch, "requests": requests, "figures": figures}
+    of_requests = {"model": model, "requests": requests} if "requests" in work else {}
+    of_decodes = {"decode_model": decode_model} if "decode" in work else {}
+    stamped = {**of_requests, **of_decodes, "batch": batch, "figures": figures}
 
     def note(number: int, kind: str, found: dict[str, Any]) -> None:
         figures.setdefault(f"{number}", {})[kind] = found
