@@ -19,6 +19,9 @@ DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 PROCESSORS = torch.cuda.get_device_properties(CUDA).multi_processor_count
 DEPENDENT = torch.cuda.get_device_capability(CUDA) >= (9, 0)
+ON_HOPPER = pytest.mark.skipif(
+    torch.cuda.get_device_capability(CUDA)[0] != 9, reason="other GPUs take the library's products"
+)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -88,6 +91,7 @@ def test_rotate_and_store(heads: int, kv_heads: int, dim: int, kind: str) -> Non
         assert error(got, expected) < 1e-5
 
 
+@ON_HOPPER
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 32, 64])
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(6144, 4096), (4096, 4096), (4096, 14336), (5120, 5120), (4096, 11008)]
@@ -96,17 +100,18 @@ def test_small_batch_product(rows: int, outputs: int, inputs: int) -> None:
     x, weight = random(rows, inputs, dtype=torch.bfloat16), random(outputs, inputs, dtype=torch.bfloat16)
     tiling = tiling_for(outputs, inputs, PROCESSORS, gated=False)
     assert tiling is not None
-    out = small_batch_product(x, weight, tiling, dependent=DEPENDENT)
+    out = small_batch_product(x, weight, tiling)
     assert error(out.double().sum(0), x.double() @ weight.double().T) < 1e-5
 
 
+@ON_HOPPER
 @pytest.mark.parametrize("rows", [1, 32, 64])
 @pytest.mark.parametrize(("outputs", "inputs"), [(14336, 4096), (11008, 4096), (13824, 5120)])
 def test_gated_small_batch_product(rows: int, outputs: int, inputs: int) -> None:
     x, weight = random(rows, inputs, dtype=torch.bfloat16), 0.02 * random(2 * outputs, inputs, dtype=torch.bfloat16)
     tiling = tiling_for(outputs, inputs, PROCESSORS, gated=True)
     assert tiling is not None
-    out = small_batch_product(x, weight, tiling, gated=True, dependent=DEPENDENT)
+    out = small_batch_product(x, weight, tiling, gated=True)
     gates, ups = (x.double() @ weight.double().T).chunk(2, dim=1)
     assert error(out[0], silu(gates) * ups) < 1e-2
 

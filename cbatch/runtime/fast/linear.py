@@ -12,23 +12,23 @@ class Product:
     """Multiplies rows with one weight matrix.
 
     weight: [outputs, inputs]; if gated, the gates and then the ups, [2 * outputs, inputs].
-    tiling: for few rows; None if the matrix needs the library's product.
+    tiling: for few rows; None if the matrix or the GPU needs the library's product.
     """
 
     def __init__(self, weight: torch.Tensor, num_processors: int, *, gated: bool = False, dependent: bool) -> None:
         """
         Args:
             num_processors: multiprocessors of the GPU.
-            dependent: as in `small_batch_product`.
+            dependent: small operations start while the preceding kernel still runs; needs compute capability 9.0.
         """
         self.weight = weight
         self.gated = gated
         self.dependent = dependent
         outputs, inputs = weight.shape
-        is_16_bit = weight.dtype in (torch.bfloat16, torch.float16)
-        self.tiling = (
-            tiling_for(outputs // (2 if gated else 1), inputs, num_processors, gated=gated) if is_16_bit else None
+        takes = (
+            weight.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(weight.device)[0] == 9
         )
+        self.tiling = tiling_for(outputs // (2 if gated else 1), inputs, num_processors, gated=gated) if takes else None
 
     def __call__(self, x: torch.Tensor, meeting: Meeting | None = None) -> torch.Tensor:
         """
@@ -40,9 +40,7 @@ class Product:
             [parts, rows, outputs], to be summed over the parts; if gated, SiLU(gate) * up in one part.
         """
         if self.tiling and len(x) <= MAX_ROWS:
-            return small_batch_product(
-                x, self.weight, self.tiling, gated=self.gated, dependent=self.dependent, meeting=meeting
-            )
+            return small_batch_product(x, self.weight, self.tiling, gated=self.gated, meeting=meeting)
         out = linear(x, self.weight)
         if meeting is not None:
             push(out, meeting, dependent=self.dependent)
@@ -51,7 +49,7 @@ class Product:
     def into(self, out: torch.Tensor, x: torch.Tensor) -> None:
         """Write the summed product of an ungated matrix to `out`, float32 [rows, outputs]."""
         if self.tiling and self.tiling.splits == 1 and len(x) <= MAX_ROWS:
-            small_batch_product(x, self.weight, self.tiling, dependent=self.dependent, out=out[None])
+            small_batch_product(x, self.weight, self.tiling, out=out[None])
         else:
             parts = self(x)
             out.copy_(parts[0] if len(parts) == 1 else parts.sum(0))

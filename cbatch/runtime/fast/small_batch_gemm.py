@@ -1,20 +1,26 @@
 """Products of a few rows with a large weight matrix, at the speed at which the weights can be read.
 
-With up to 64 rows a product takes as long as reading its weights, so any moment without a read in flight is lost. Hence
-three differences from a library's product:
+With up to 64 rows a product takes about as long as reading its weights, so any moment without a read in flight is lost.
+Hence four differences from a library's product:
 
 * the weights are the tall operand (out^T = weight x^T), so that few rows still fill a tensor core's tile;
 * if the outputs are too few to occupy the GPU, the inputs are split too, and the kernel that reads the product sums the
   parts (`fused_ops`): no extra pass, and always the same order of summation;
-* programs are placed while the preceding kernel still runs ("programmatic dependent launch"): `gdc_wait` returns when
-  that kernel has ended and what it wrote can be read.
+* programs are placed while the preceding kernel still runs ("programmatic dependent launch"), and fill their shared memory
+  with weights, which depend on no kernel, before they wait for it in `gdc_wait`; only then are the rows read;
+* the copy engine (TMA) reads tiles straight into shared memory: no registers and few instructions per byte.
+
+Written in Gluon, Triton's lower level, since Triton reads a step's weights and rows together. Needs compute capability 9.0.
 """
 
 from typing import NamedTuple
 
 import torch
 import triton
-import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.model import Rank
@@ -24,6 +30,8 @@ MAX_ROWS = 64
 
 SHARED_MEMORY = 222 * 1024
 """Bytes of shared memory that the programs of one multiprocessor may use together (Hopper has 228 KB)."""
+
+read_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # the latter: its name in Triton 3.6
 
 
 class Tiling(NamedTuple):
@@ -43,7 +51,7 @@ class Tiling(NamedTuple):
     def num_stages(self, block_rows: int, gated: bool) -> int:
         """Steps in flight, as many as the shared memory holds; weights and inputs have 16 bits."""
         step = (self.outputs * (2 if gated else 1) + block_rows) * self.inputs * 2
-        return min(6, SHARED_MEMORY // self.per_processor // step)
+        return SHARED_MEMORY // self.per_processor // step
 
 
 def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool) -> Tiling | None:
@@ -69,52 +77,85 @@ def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool) -
     return Tiling(tile, step, splits, 2 if two_waves else 1)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@gluon.jit
+def _read_weights(  # type: ignore[no-untyped-def]
+    weight,
+    weights,  # [STAGES * WAYS, block of the weight]
+    arrived,  # [STAGES, 1]
+    output,
+    step,
+    stage,
+    wanted,
+    OUTPUTS: gl.constexpr,
+    STEP_BYTES: gl.constexpr,
+):
+    """Start reading the weights of a step into a stage, which is full when its rows have arrived too."""
+    WAYS: gl.constexpr = weights.shape[0] // arrived.shape[0]
+    column = step * weight.block_type.shape[1]
+    mbarrier.expect(arrived.index(stage), STEP_BYTES, pred=wanted)
+    for way in gl.static_range(WAYS):
+        tile = weights.index(stage * WAYS + way)
+        read_tile(weight, [way * OUTPUTS + output, column], arrived.index(stage), tile, pred=wanted)
+
+
+@gluon.jit(do_not_specialize=["num_rows"])
 def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
-    x_ptr,  # [rows, INPUTS]
-    weight_ptr,  # [OUTPUTS, INPUTS]; gated: [2 * OUTPUTS, INPUTS], the gates first
+    weight,  # [OUTPUTS, INPUTS]; gated: [2 * OUTPUTS, INPUTS], the gates first
+    x,  # [rows, INPUTS]
     out_ptr,  # [SPLITS, rows, OUTPUTS]
     boxes_ptr,  # [RANKS]
     counters_ptr,  # [RANKS]
     num_rows,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    GATED: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_OUTPUTS: tl.constexpr,
-    BLOCK_INPUTS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-    RANK: tl.constexpr,
-    RANKS: tl.constexpr,
+    OUTPUTS: gl.constexpr,
+    STEPS: gl.constexpr,  # of a program
+    STAGES: gl.constexpr,
+    GATED: gl.constexpr,
+    RANK: gl.constexpr,
+    RANKS: gl.constexpr,
+    num_warps: gl.constexpr,
 ):
-    PART: tl.constexpr = INPUTS // SPLITS
-    split = tl.program_id(1)
-    outputs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    rows = tl.arange(0, BLOCK_ROWS)
-    inputs = split * PART + tl.arange(0, BLOCK_INPUTS)
-    weight_ptrs = weight_ptr + outputs.to(tl.int64)[:, None] * INPUTS + inputs[None, :]
-    x_ptrs = x_ptr + rows[None, :] * INPUTS + inputs[:, None]
-    real = rows[None, :] < num_rows
-    sums = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
-    ups = tl.zeros([BLOCK_OUTPUTS, BLOCK_ROWS], tl.float32)
-    for _ in range(0, PART, BLOCK_INPUTS):
-        x = tl.load(x_ptrs, real, other=0.0)
-        sums = tl.dot(tl.load(weight_ptrs), x, sums)
+    BLOCK_OUTPUTS: gl.constexpr = weight.block_type.shape[0]
+    BLOCK_ROWS: gl.constexpr = x.block_type.shape[0]
+    BLOCK_INPUTS: gl.constexpr = x.block_type.shape[1]
+    WAYS: gl.constexpr = 2 if GATED else 1
+    STEP_BYTES: gl.constexpr = (WAYS * BLOCK_OUTPUTS + BLOCK_ROWS) * BLOCK_INPUTS * 2
+    gdc_launch_dependents()
+    split, output = gl.program_id(1), gl.program_id(0) * BLOCK_OUTPUTS
+    first = split * STEPS
+    weights = gl.allocate_shared_memory(weight.dtype, [STAGES * WAYS, BLOCK_OUTPUTS, BLOCK_INPUTS], weight.layout)
+    inputs = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_ROWS, BLOCK_INPUTS], x.layout)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(stage), count=1)
+    for stage in gl.static_range(STAGES):
+        _read_weights(weight, weights, arrived, output, first + stage, stage, True, OUTPUTS, STEP_BYTES)
+    gdc_wait()
+    for stage in gl.static_range(STAGES):
+        column = (first + stage) * BLOCK_INPUTS
+        read_tile(x, [0, column], arrived.index(stage), inputs.index(stage))
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [num_warps, 1], [16, BLOCK_ROWS, 16])
+    sums = gl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), gl.float32, layout)
+    ups = gl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), gl.float32, layout)
+    for step in range(STEPS):
+        place = step % STAGES
+        mbarrier.wait(arrived.index(place), step // STAGES % 2)
+        tile = inputs.index(place).permute((1, 0))
+        sums = warpgroup_mma(weights.index(place * WAYS), tile, sums, is_async=True)
         if GATED:
-            ups = tl.dot(tl.load(weight_ptrs + OUTPUTS * INPUTS), x, ups)
-        weight_ptrs += BLOCK_INPUTS
-        x_ptrs += BLOCK_INPUTS
+            ups = warpgroup_mma(weights.index(place * WAYS + 1), tile, ups, is_async=True)
+        sums, ups = warpgroup_mma_wait(0, deps=(sums, ups))
+        later, wanted = first + step + STAGES, step + STAGES < STEPS
+        _read_weights(weight, weights, arrived, output, later, place, wanted, OUTPUTS, STEP_BYTES)
+        read_tile(x, [0, later * BLOCK_INPUTS], arrived.index(place), inputs.index(place), pred=wanted)
     if GATED:
-        sums = sums / (1 + tl.exp(-sums)) * ups
-    places = (split * num_rows + rows[None, :]) * OUTPUTS + outputs[:, None]
+        sums = sums / (1 + gl.exp(-sums)) * ups
+    outputs = output + gl.arange(0, BLOCK_OUTPUTS, gl.SliceLayout(1, layout))[:, None]
+    rows = gl.arange(0, BLOCK_ROWS, gl.SliceLayout(0, layout))[None, :]
+    places = (split * num_rows + rows) * OUTPUTS + outputs
     part = sums.to(out_ptr.dtype.element_ty)
-    tl.store(out_ptr + places, part, real)
+    gl.store(out_ptr + places, part, rows < num_rows)
     if RANKS > 1:
-        store_for_others(boxes_ptr, places, part, real, RANK, RANKS)
+        store_for_others(boxes_ptr, places, part, rows < num_rows, RANK, RANKS)
         tell_others(counters_ptr, RANK, RANKS)
 
 
@@ -124,7 +165,6 @@ def small_batch_product(
     tiling: Tiling,
     *,
     gated: bool = False,
-    dependent: bool,
     out: torch.Tensor | None = None,
     meeting: Meeting | None = None,
 ) -> torch.Tensor:
@@ -135,7 +175,6 @@ def small_batch_product(
         weight: [outputs, inputs], contiguous, of x's 16-bit type; if gated, [2 * outputs, inputs], the gates first.
         tiling: from `tiling_for` for these sizes.
         gated: SiLU(x gates^T) * (x ups^T) instead of x weight^T.
-        dependent: start while the preceding kernel still runs; needs compute capability 9.0.
         out: written instead of a new tensor; contiguous.
         meeting: where the parts are stored for the other ranks too.
 
@@ -151,25 +190,29 @@ def small_batch_product(
     grid = outputs // tiling.outputs, tiling.splits
     boxes, counters = meeting.expect(out, grid[0] * grid[1]) if meeting else (out, out)
     rank = meeting.rank if meeting else Rank()
+    steps = inputs // tiling.splits // tiling.inputs
     _small_batch_gemm_kernel[grid](
-        x,
-        weight,
+        _tiles(weight, tiling.outputs, tiling.inputs),
+        _tiles(x, block_rows, tiling.inputs),
         out,
         boxes,
         counters,
         num_rows,
         OUTPUTS=outputs,
-        INPUTS=inputs,
-        SPLITS=tiling.splits,
+        STEPS=steps,
+        STAGES=min(steps, tiling.num_stages(block_rows, gated)),
         GATED=gated,
-        BLOCK_ROWS=block_rows,
-        BLOCK_OUTPUTS=tiling.outputs,
-        BLOCK_INPUTS=tiling.inputs,
-        DEPENDENT=dependent,
         RANK=rank.index,
         RANKS=rank.size,
         num_warps=4,
-        num_stages=tiling.num_stages(block_rows, gated),
-        launch_pdl=dependent,
+        launch_pdl=True,
     )
     return out
+
+
+def _tiles(matrix: torch.Tensor, rows: int, columns: int) -> TensorDescriptor:
+    """Describe a matrix to the copy engine as tiles of this size; beyond its edges there are zeros."""
+    layout = gl.NVMMASharedLayout.get_default_for(
+        [rows, columns], getattr(gl, str(matrix.dtype).removeprefix("torch."))
+    )
+    return TensorDescriptor.from_tensor(matrix, [rows, columns], layout)
