@@ -76,16 +76,18 @@ def test_every_entry_of_a_profile_states_its_origin(name: str) -> None:
             1,
             ["attention (assumed)", "other (assumed)", "head (fallback)", "host (fallback)", "linear (fallback)"],
         ),
+        (LLAMA_13B, 2, ["captured_rows (derived)", "power (derived)", "host (fallback)"]),
+        # inferred from the tables of one GPU
         (
             LLAMA_13B,
             4,
             [
                 "all_reduce (assumed)",
-                "attention (assumed)",
-                "other (assumed)",
+                "attention (fallback)",
                 "head (fallback)",
                 "host (fallback)",
                 "linear (fallback)",
+                "other (fallback)",
             ],
         ),
     ],

@@ -86,6 +86,10 @@ class TableAttention:
     decodes: BilinearGrid
     mixed_decodes: BilinearGrid | None = None
 
+    def scaled(self, factor: float) -> "TableAttention":
+        mixed = self.mixed_decodes.scaled(factor) if self.mixed_decodes is not None else None
+        return TableAttention(self.chunks.scaled(factor), self.decodes.scaled(factor), mixed)
+
     @cached_property
     def _surely(self) -> tuple[float, float, float, float]:
         """Tokens and context, number and context up to which the tables cover everything; avoids most searches."""

@@ -88,6 +88,9 @@ class BilinearGrid(NamedTuple):
         reach = accumulate((columns[-1] for columns in self.columns), min)
         return max(zip(self.sizes, reach, strict=True), key=lambda corner: corner[0] * corner[1])
 
+    def scaled(self, factor: float) -> "BilinearGrid":
+        return self._replace(seconds=tuple(tuple(value * factor for value in row) for row in self.seconds))
+
     def breakpoints(self, most: float, farthest: float) -> Iterator[tuple[float, float]]:
         """Between these pairs of size and column, up to `most` and `farthest`, the interpolation has no corner."""
         for size, columns in [*zip(self.sizes, self.columns, strict=True), (most, self.columns[-1])]:
