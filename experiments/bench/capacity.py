@@ -194,7 +194,13 @@ _HEADS = (
 
 def _capacity(policy: str, ways: Mapping[str, Sequence[Pair]], attainment: float) -> dict[str, Any]:
     """Returns what was attained at each rate, and the crossing of `attainment`; None beyond the rates."""
-    runs = {way: [found for found in pairs if found.run.name[1] == policy] for way, pairs in ways.items()}
+    runs = {
+        way: sorted(
+            (found for found in pairs if found.run.name[1] == policy),
+            key=lambda found: float(found.run.settings["rate"]),
+        )
+        for way, pairs in ways.items()
+    }
     first, rates = runs["profile"][0].run.settings, [found.run.settings["rate"] for found in runs["profile"]]
     attained = {
         "measured": [found.run.figures["attainment"] for found in runs["profile"]],

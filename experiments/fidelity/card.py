@@ -3,29 +3,33 @@
 Measured over predicted time of iterations, by their number of tokens, from runs that are then not judged.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch import BatchShape
 
-EDGES = (256, 512, 1024, 1536, 2047, 2048, 3072)
-"""Tokens of iterations with prompts up to which each factor holds; full chunks of 2,048 run in a graph of their size."""
+DECODES = (16, 32, 40)
+"""Requests of iterations without prompts up to which each factor holds."""
+TOKENS = (256, 512, 1024, 1536, 2047, 2048, 3072)
+"""Tokens of iterations with prompts, likewise; full chunks of 2,048 run in a graph of their size."""
 
 _FEWEST = 4  # iterations that tell a factor
 Times = NDArray[np.float64]
 
 
 class CardSpeed(NamedTuple):
-    """Factors of the profile's iteration times: of decodes alone, and of iterations with prompts by `EDGES`."""
+    """Factors of the profile's iteration times: of decodes alone by `DECODES`, and of iterations with prompts by `TOKENS`."""
 
-    decodes: float = 1.0
-    prompts: tuple[float, ...] = (1.0,) * (len(EDGES) + 1)
+    decodes: tuple[float, ...] = (1.0,) * (len(DECODES) + 1)
+    prompts: tuple[float, ...] = (1.0,) * (len(TOKENS) + 1)
 
     def factor(self, shape: BatchShape) -> float:
-        return self.prompts[_bin(shape)] if shape.chunks else self.decodes
+        prompts, place = _kind(shape)
+        return (self.prompts if prompts else self.decodes)[place]
 
 
 AS_MEASURED = CardSpeed()
@@ -34,16 +38,20 @@ AS_MEASURED = CardSpeed()
 
 def card_speed(runs: Iterable[tuple[list[BatchShape], Times, Times]]) -> CardSpeed:
     """Returns the speed of the card that served these runs: their shapes, measured and predicted device seconds."""
-    bins, real, predicted = [], [], []
-    for shapes, measured, expected in runs:
-        bins += [_bin(shape) if shape.chunks else -1 for shape in shapes]
-        real.append(measured)
-        predicted.append(expected)
-    kinds, total, expected = np.array(bins), np.concatenate(real), np.concatenate(predicted)
-    chosen = [kinds == kind for kind in range(-1, len(EDGES) + 1)]
-    found = [float(total[rows].sum() / expected[rows].sum()) if rows.sum() >= _FEWEST else 1.0 for rows in chosen]
-    return CardSpeed(found[0], tuple(found[1:]))
+    sums: dict[tuple[bool, int], list[tuple[float, float]]] = defaultdict(list)
+    for shapes, measured, predicted in runs:
+        for shape, *seconds in zip(shapes, measured.tolist(), predicted.tolist(), strict=True):
+            sums[_kind(shape)].append((seconds[0], seconds[1]))
+
+    def factor(*kind: Any) -> float:
+        real, predicted = np.sum(sums[kind], axis=0) if len(sums[kind]) >= _FEWEST else (1.0, 1.0)
+        return float(real / predicted)
+
+    decodes = tuple(factor(False, place) for place in range(len(DECODES) + 1))
+    return CardSpeed(decodes, tuple(factor(True, place) for place in range(len(TOKENS) + 1)))
 
 
-def _bin(shape: BatchShape) -> int:
-    return int(np.searchsorted(EDGES, shape.num_tokens))
+def _kind(shape: BatchShape) -> tuple[bool, int]:
+    """Whether there are prompts, and the place of the factor."""
+    prompts = bool(shape.chunks)
+    return prompts, int(np.searchsorted(TOKENS if prompts else DECODES, shape.num_tokens))
