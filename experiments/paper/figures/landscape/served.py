@@ -186,29 +186,34 @@ def violated(data: pd.DataFrame, series: str, load: float = 2.2) -> float:
     return 100 * (1 - float(select(data, study="QoServe", series=series, load=load)["attained"].iloc[0]))
 
 
-PANELS = {
-    "QoServe": ("attained", "objectives attained"),
-    "SLAI": ("ttft_p50", "median TTFT [s]"),
-    "FastServe": ("per_token", "latency per output token [s]"),
-    "TRAIL": ("latency", "mean latency [s]"),
-    "vLLM": ("recomputed", "recomputed tokens"),
-    BUDGETS: ("ttft_p50", "median TTFT [s]"),
-}
+PANELS = (
+    ("QoServe", "QoServe", "attained", "objectives attained"),
+    ("SLAI", "SLAI", "ttft_p50", "median TTFT [s]"),
+    (BUDGETS, BUDGETS, "ttft_p50", "median TTFT [s]"),
+    ("FastServe", "FastServe", "per_token", "latency per output token [s]"),
+    ("TRAIL: limit of preemption", "TRAIL", "latency", "mean latency [s]"),
+    ("TRAIL: predictions", "TRAIL", "latency", "mean latency [s]"),
+    ("vLLM", "vLLM", "recomputed", "recomputed tokens"),
+)
+"""Title, study, figure and its label; predictions are those of SJF, the other panel of TRAIL has the other runs."""
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A panel for each study, a line for each run."""
-    figure, axes = new_figure(2, 3, 5.0)
+    figure, axes = new_figure(4, 2, 9.0)
     panels = [panel for row in axes for panel in row]
-    for panel, (study, (what, label)) in zip(panels, PANELS.items(), strict=True):
+    for panel, (title, study, what, label) in zip(panels, PANELS, strict=False):
         shown, lines, along = select(data, study=study), "series", "load"
         if study == BUDGETS:
             lines, along, shown = "load", "series", shown.assign(series=shown["series"].str.removesuffix(" tokens"))
+        if study == "TRAIL" and (ordered := shown["series"].str.startswith(("SJF", "FCFS"))).any():
+            shown = shown[ordered] if "predictions" in title else shown[~shown["series"].str.startswith("SJF")]
         for index, (name, line) in enumerate(shown.groupby(lines, sort=False)):
             panel.plot(line[along], line[what], label=f"load {name}" if study == BUDGETS else name, **line_style(index))
-        panel.set(title=study, ylabel=label, xlabel="load: share of capacity" if along == "load" else "tokens")
+        panel.set(title=title, ylabel=label, xlabel="load: share of capacity" if along == "load" else "tokens")
         if what not in ("attained", "recomputed"):
             panel.set_yscale("log")
-        panel.legend(fontsize=5)
-    figure.supxlabel("Llama-3.1-8B, simulated H200; capacity: of each panel's first run", fontsize=6)
+        panel.legend(fontsize=6)
+    panels[-1].remove()
+    figure.supxlabel("Llama-3.1-8B, simulated H200; capacity: of each study's first run", fontsize=6)
     return figure
