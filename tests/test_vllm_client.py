@@ -1,0 +1,105 @@
+"""How the serving benchmark drives vLLM's client: its options, the policy that is taken up first, and a trace's arrival times."""
+
+import asyncio
+import json
+import sys
+import threading
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from cbatch import CbatchError, Request
+from experiments.bench.in_vllm.client import Client
+
+FIGURES = {"request_throughput": 2.0, "mean_ttft_ms": 3.0, "backend": "openai"}
+
+
+class Api(BaseHTTPRequestHandler):
+    """vLLM's server, which answers everything and keeps what it was asked."""
+
+    def do_POST(self) -> None:
+        self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))  # type: ignore[attr-defined]
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None: ...
+
+
+class Serve(ModuleType):
+    """`vllm.benchmarks.serve`: sends the rows of its data set as its generator of requests yields them."""
+
+    def add_cli_args(self, parser: ArgumentParser) -> None:
+        for name in ("backend", "model", "dataset-name", "dataset-path", "extra-body", "percentile-metrics"):
+            parser.add_argument(f"--{name}")
+        for name in ("port", "num-prompts", "seed", "custom-output-len", "random-input-len", "random-output-len"):
+            parser.add_argument(f"--{name}", type=int)
+        for name in ("temperature", "request-rate", "random-range-ratio"):
+            parser.add_argument(f"--{name}", type=float, default=float("inf"))
+        for name in ("ignore-eos", "save-detailed", "disable-tqdm", "disable-shuffle", "skip-chat-template"):
+            parser.add_argument(f"--{name}", action="store_true")
+
+    async def get_request(self, rows: Any, rate: float) -> Any:
+        for row in rows:
+            yield row, rate
+
+    def main(self, given: Any) -> dict[str, Any]:
+        self.given, self.sent = given, []
+        rows = [json.loads(line) for line in Path(given.dataset_path).read_text().splitlines()]
+
+        async def send() -> None:
+            async for row, _ in self.get_request(rows, given.request_rate):
+                self.sent.append((time.perf_counter(), len(row["prompt"].split()), row["output_tokens"]))
+
+        asyncio.run(send())
+        started, prompts, outputs = map(list, zip(*self.sent, strict=True))
+        return {
+            **FIGURES,
+            "completed": self.completed,
+            "start_times": started,
+            "input_lens": prompts,
+            "output_lens": outputs,
+        }
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[tuple[Client, Serve, list[Any]]]:
+    serve = Serve("vllm.benchmarks.serve")
+    monkeypatch.setitem(sys.modules, serve.__name__, serve)
+    server: Any = HTTPServer(("127.0.0.1", 0), Api)
+    server.asked = []
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield Client(tmp_path, server.server_port), serve, server.asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_trace_is_sent_at_its_times(served: tuple[Client, Serve, list[Any]]) -> None:
+    client, serve, asked = served
+    serve.completed = 3
+    requests = [Request(id_, 5 + id_, 7 - id_, arrival_time=10 + at) for id_, at in enumerate((0.0, 0.03, 0.05))]
+    figures, rows = client.replay("policy=orca", requests)
+    assert figures == {"completed": 3.0, "request_throughput": 2.0, "mean_ttft_ms": 3.0}
+    assert [row.split()[1:] for row in rows] == [["5", "7"], ["6", "6"], ["7", "5"]]
+    assert all(float(row.split()[0]) >= at - 1e-4 for row, at in zip(rows, (0.0, 0.03, 0.05), strict=True))
+    assert [body["vllm_xargs"]["cbatch"] for body in asked] == ["policy=orca"], "the scheduler changes before the run"
+    assert json.loads(serve.given.extra_body)["vllm_xargs"] == {
+        "cbatch": "policy=orca",
+        "slo_ttft": 1.0,
+        "slo_tbt": 0.05,
+    }
+    assert serve.given.disable_shuffle and serve.given.ignore_eos and serve.given.num_prompts == 3
+
+
+def test_requests_that_fail_end_the_benchmark(served: tuple[Client, Serve, list[Any]]) -> None:
+    client, serve, _ = served
+    serve.completed = 1
+    with pytest.raises(CbatchError, match="completed 1 of 2 requests"):
+        client.replay("vllm", [Request(0, 5, 7), Request(1, 5, 7)])
