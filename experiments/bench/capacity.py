@@ -175,8 +175,15 @@ def _results(cards: Sequence[Sequence[ServedRun]], attainment: float, profile: P
         policy: _capacity(policy, ways, attainment)
         for policy in dict.fromkeys(found.run.name[1] for found in ways["card"])
     }
-    print(tabulate([[policy, *found.values()] for policy, found in capacities.items()], _HEADS, floatfmt=".4g"))
+    rows = [[policy, *map(_shown, found.values())] for policy, found in capacities.items()]
+    print(tabulate(rows, _HEADS, disable_numparse=True))
     return {"capacities": capacities, "speed": speeds, "errors": errors}
+
+
+def _shown(value: float | Sequence[float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else ", ".join(f"{each:.4g}" for each in value)
 
 
 _HEADS = (
