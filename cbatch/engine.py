@@ -166,8 +166,10 @@ class Engine:
 
     def _leap_or_step(self) -> None:
         """Take the turns of the loop that repeat the latest one; without any, one turn."""
-        foreseen, arrival, received_at = self.foresee(), self._next_arrival(), self.executor.now()
-        if self._latest is None or not foreseen or received_at >= arrival:
+        if self._latest is None or not (foreseen := self.foresee()):
+            return self.step()
+        arrival, received_at = self._next_arrival(), self.executor.now()
+        if received_at >= arrival:
             return self.step()
         first, (_, _, num_waiting, num_running) = self._latest.step, self._latest.state
         receivers = self.state.table.id[first.rows]

@@ -33,8 +33,10 @@ def is_steady(policy: object) -> bool:
 
 def repeats(latest: InFlight, state: State) -> bool:
     """Whether the latest plan computes one token of each running request, and nothing has changed since."""
-    step, unchanged = latest.step, (state.pool.num_used, len(state.waiting), len(state.decoding))
-    return step.rows is state.decoding.rows and latest.state[1:] == unchanged and len(state.running) == unchanged[-1]
+    if latest.step.rows is not state.decoding.rows:
+        return False
+    unchanged = state.pool.num_used, len(state.waiting), len(state.decoding)
+    return latest.state[1:] == unchanged and len(state.running) == unchanged[-1]
 
 
 def num_repeats(step: Step, state: State) -> int:

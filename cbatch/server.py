@@ -69,7 +69,7 @@ class Server(Generic[E_co]):
         asynchronous: bool | None = None,
         on_step: Callable[[Engine], None] = lambda engine: None,
     ) -> RunRecord:
-        """Serves the requests to their end. `on_step` is called after each turn of the loop (`Engine.run`)."""
+        """Serves the requests to their end. `on_step` is called as by `Engine.run`."""
         return self.engine(policy, requests, asynchronous=asynchronous).run(on_step)
 
     def serve_stream(

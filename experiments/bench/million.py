@@ -74,7 +74,8 @@ def main(
     }
     seconds = latencies(Path(output) / REQUESTS)
     for name, value in figures.items():
-        print(f"  {name:24} {value:,.6g}" if isinstance(value, int | float) else f"  {name:24} {value}")
+        shown = f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+        print(f"  {name:24} {shown}")
     print(f"  requests and iterations: {output}")
     print(f"written: {write('million', cpu_name(), {'figures': figures, 'seconds': seconds}, Path(folder))}")
 

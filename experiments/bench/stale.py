@@ -26,6 +26,7 @@ CODE = {
     "fidelity": (*SIM, "cbatch/runtime", "experiments/fidelity"),
     "fuzz": (*TESTED, "tests/test_fuzz.py"),
     "host": ENGINE,
+    "million": (*SIM, "experiments/bench/million.py", "experiments/store/streamed.py"),
     "mutants": ("cbatch", "policies", "experiments", "tests"),
     "paper": (*SIM, "experiments/paper"),
     "peers": ("experiments/bench/peers",),
