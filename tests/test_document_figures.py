@@ -22,25 +22,42 @@ def stored(path: str) -> Json:
 
 def simulator_speed() -> str:
     file = stored("cpu/sim.json")
-    speeds, batches = (
-        sorted(found)
-        for found in zip(
-            *((way["iterations_per_second"]["median"], way["mean_batch"]) for way in file["figures"].values()),
-            strict=True,
-        )
+
+    def extremes(name: str, long: bool) -> tuple[float, float]:
+        found = [way[name] for key, way in file["figures"].items() if key.endswith("long outputs") == long]
+        values = [value["median"] if isinstance(value, dict) else value for value in found]
+        return min(values), max(values)
+
+    (low, high), (low_long, high_long) = (extremes("iterations_per_second", long) for long in (False, True))
+    (least, most), (least_long, most_long) = (extremes("gain", long) for long in (False, True))
+    batches = f"{extremes('mean_batch', False)[0]:.0f} to {extremes('mean_batch', False)[1]:.0f}"
+    speeds = f"{round(low, -2):,.0f} to {round(high, -2):,.0f} iterations per second with outputs of 300 to 900 tokens"
+    long_speeds = f"{round(low_long, -2):,.0f} to {round(high_long, -2):,.0f} with 2,000 to 6,000"
+    gains = f"{least:.1f} to {most:.1f} and {least_long:.1f} to {most_long:.1f} times"
+    where = (
+        f"at {batches} running requests on one core of an AMD EPYC, and {long_speeds}, {gains} as many as without leaps"
     )
-    low, high = (round(speed, -2) for speed in (speeds[0], speeds[-1]))
-    where = f"running requests on one core of an AMD EPYC ({stamp(file)};"
-    return f"{low:,.0f} to {high:,.0f} iterations per second at {batches[0]:.0f} to {batches[-1]:.0f} {where}"
+    return f"{speeds} {where} ({stamp(file)};"
+
+
+def a_million_requests() -> str:
+    file = stored("cpu/million.json")
+    figures = file["figures"]
+    rate, policy, memory = figures["requests_per_second"], figures["policy"], figures["peak_memory_mb"]
+    assert figures["requests"] == 1_000_000 and memory["at the end"] == memory["before the first request"]
+    work = f"{figures['iterations']:,} iterations and {figures['generated_tokens'] / 1e6:.0f} million tokens"
+    times = f"{figures['cpu_seconds']:.0f} s of a core, {figures['wall_seconds']:.0f} s by the clock"
+    cost = f"{times} beside other jobs, and {memory['at the end']:.0f} MB, all of them before the first request"
+    return f"{rate:.0f} requests/s) through `{policy}` that way: {work} took {cost} ({stamp(file)})"
 
 
 def whole_process() -> str:
     file = stored("cpu/vidur.json")
-    assert stamp(file) == stamp(stored("cpu/sim.json")), "the same day, says the sentence"
     run, vidur = file["figures"]["tables"], file["vidur"]
     ours = f"{run['wall_seconds']['median']:.1f} s and {run['peak_memory_mb']['median']:.0f} MB, result tables included"
     theirs = f"Vidur, entered by hand: {vidur['seconds']['process, every output off']} s without any output, 1.4 GB)"
-    return f"is one process of {ours} (the same day and machine, `python -m experiments.bench vidur`; {theirs}"
+    when = f"{stamp(file)}, before there were leaps"
+    return f"is one process of {ours} ({when}; the same machine, `python -m experiments.bench vidur`; {theirs}"
 
 
 def checks() -> str:
@@ -212,6 +229,7 @@ def vllm_simulated() -> str:
 
 SENTENCES = {
     simulator_speed: "hardware-profiles",
+    a_million_requests: "hardware-profiles",
     whole_process: "hardware-profiles",
     fidelity: "hardware-profiles",
     checks: "trust",
