@@ -223,5 +223,8 @@ def test_the_html_page_is_complete_and_self_contained(board: Any) -> None:
     lines = {line.name: (list(line.x), list(line.y)) for line in figure.data}
     assert lines["high"] == ([0.4, 0.8], pytest.approx([0.9, 0.6]))
     assert sum(line.showlegend for line in figure.data) == len(lines) == 4
+    single = web.attainment_figure([row for row in board.rows if row.load == 0.8])
+    rows = {line.name: (list(line.x), list(line.y)) for line in single.data}
+    assert rows["high"] == ([pytest.approx(0.6)], ["high"]), "of one load: lines would be points above each other"
     [line] = web.capacity_figure(board.capacities).data
     assert (list(line.x), list(line.y), list(line.error_y.array)) == (["strict", "relaxed"], [10, 20], [2, 2])

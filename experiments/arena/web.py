@@ -73,24 +73,31 @@ _FILTER = '<input type="search" placeholder="show rows that contain these words"
 
 
 def attainment_figure(rows: Sequence[Row]) -> Any:
-    """A panel per trace and objectives, a line per policy, with the intervals."""
+    """A panel per trace and objectives, a line per policy, with the intervals; of one load a row per policy, the best on top."""
     panels: dict[str, list[Row]] = {}
     for row in rows:
         panels.setdefault(f"{row.trace}, {row.slo}", []).append(row)
-    names = sorted({row.policy for row in rows})
-    figure = _subplots(list(panels), len(names))
+    names, loads = sorted({row.policy for row in rows}), {row.load for row in rows}
+    figure = _subplots(list(panels), len(names), shared_yaxes=len(loads) == 1)
     for place, own in enumerate(panels.values()):
         for policy in names:
             points = sorted((row for row in own if row.policy == policy), key=lambda row: row.load)
             means = [row.figures["attainment.share"] for row in points]
-            line = {
-                "x": [row.load for row in points],
-                "y": [mean.mean for mean in means],
-                "error_y": {"array": [mean.half for mean in means], "thickness": 1, "width": 2},
-            }
+            shares = {"array": [mean.half for mean in means], "thickness": 1, "width": 2}
+            if len(loads) == 1:
+                line = {"x": [mean.mean for mean in means], "y": [row.policy for row in points], "error_x": shares}
+            else:
+                line = {"x": [row.load for row in points], "y": [mean.mean for mean in means], "error_y": shares}
             _add(figure, line, policy, names, place)
-    figure.update_yaxes(range=[0, 1.03], tickformat=".0%")
-    figure.update_xaxes(title_text="load")
+    attained = {"range": [0, 1.03], "tickformat": ".0%"}
+    if len(loads) == 1:
+        figure.update_xaxes(**attained, title_text=f"attained at load {loads.pop():g}")
+        order = [line[0] for line in reversed(ranking(rows)[1])]
+        figure.update_yaxes(categoryorder="array", categoryarray=order, dtick=1, tickfont_size=10)
+        figure.update_layout(showlegend=False)
+    else:
+        figure.update_yaxes(**attained)
+        figure.update_xaxes(title_text="load")
     return figure
 
 
@@ -114,13 +121,14 @@ def capacity_figure(found: Sequence[Capacity]) -> Any:
     return figure
 
 
-def _subplots(titles: Sequence[str], lines: int) -> Any:
+def _subplots(titles: Sequence[str], lines: int, *, shared_yaxes: bool = False) -> Any:
     """Panels for these titles, high enough for a legend of that many lines."""
     from plotly.subplots import make_subplots
 
     down, across = -(-len(titles) // _ACROSS), min(len(titles), _ACROSS)
     gap = 90 / (_HEIGHT * down)  # pixels between rows
-    figure = make_subplots(down, across, subplot_titles=titles, vertical_spacing=gap, horizontal_spacing=0.07)
+    look = {"vertical_spacing": gap, "horizontal_spacing": 0.07, "shared_yaxes": shared_yaxes}
+    figure = make_subplots(down, across, subplot_titles=titles, **look)
     height = max(_HEIGHT * down + 60, 26 * lines + 70)
     figure.update_layout(height=height, template="plotly_white", margin={"t": 40, "l": 60, "r": 20})
     return figure
