@@ -42,7 +42,7 @@ def expected_of(references: list[Reference]) -> list[list[int]]:
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "graph"])
 @pytest.mark.parametrize("here", [0, 1])
 def test_what_leaves_a_stage_arrives_on_the_other_gpu(here: int, captured: bool) -> None:
-    devices = choose_devices(2)
+    devices = [device for [device] in choose_devices(2)]
     mine, other = devices[here], devices[1 - here]
     with torch.cuda.device(mine):
         stream = torch.cuda.Stream()
@@ -74,6 +74,10 @@ def test_what_leaves_a_stage_arrives_on_the_other_gpu(here: int, captured: bool)
         total = total + part.float()
     assert torch.equal(hidden[:33].cpu(), total.cpu()) and not hidden[33:].any()
     assert torch.equal(tokens[:33].cpu().long(), logits.argmax(-1).cpu()) and bool((tokens[33:] == -1).all())
+    with torch.cuda.device(mine):
+        send(torch.full((1,), 7, dtype=torch.int32, device=mine), tokens[39:])  # a batch of one: a single drawn token
+        torch.cuda.synchronize(mine)
+    assert tokens[38:].tolist() == [-1, 7]
 
 
 @pytest.mark.parametrize("graphs", ["off", "all"])
