@@ -7,11 +7,10 @@ from cbatch.cost import BatchShape, CostModel
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError
 from cbatch.executor import Executor, Step, StepResult
-from cbatch.leap import is_steady
 from cbatch.limits import Limits
 from cbatch.plan import Plan, Refusal
 from cbatch.plan_builder import PlanBuilder
-from cbatch.policy import Policy
+from cbatch.policy import Policy, is_steady
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import FinishReason, Request, Status
 from cbatch.request_spec import SLO, RequestSpec, Sampling

@@ -20,11 +20,11 @@ from cbatch.engine_view import EngineView
 from cbatch.errors import PolicyError, StallError, WorkloadError
 from cbatch.executor import Executor, Step, StepResult
 from cbatch.kv import BlockPool, CountingPool
-from cbatch.leap import blocks_used, is_steady, num_repeats, repeats
+from cbatch.leap import blocks_used, num_repeats, repeats
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
-from cbatch.policy import Policy
+from cbatch.policy import Policy, is_steady
 from cbatch.policy_calls import call_at, check_policy, ignore, optional_method
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import Request, Status

@@ -9,26 +9,12 @@ run short. Every iteration is launched and recorded as if it had been planned; o
 
 from itertools import accumulate, takewhile
 
-from cbatch.errors import PolicyError
 from cbatch.executor import Step
 from cbatch.record import InFlight
 from cbatch.state import State
 
 MOST = 512
 """Iterations of one leap: bounds what is computed in advance and then not used, as a request arrives."""
-
-
-def is_steady(policy: object) -> bool:
-    """Returns whether the class of a policy, or of a part of it, says that it is steady (`Policy`).
-
-    Subclasses, which may plan in another way, do not inherit it. Raises PolicyError if it is neither True nor False.
-    """
-    kind = type(policy)
-    steady = "steady" in vars(kind) and policy.steady  # type: ignore[attr-defined]
-    if not isinstance(steady, bool):
-        problem = f"steady is a {type(steady).__name__}; make it True or False, or call it something else"
-        raise PolicyError(f"{kind.__name__}: {problem}")
-    return steady
 
 
 def repeats(latest: InFlight, state: State) -> bool:

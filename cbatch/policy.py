@@ -14,6 +14,7 @@ is a whole policy: it runs with real tokens on a CPU or GPU and in simulation, s
 
 from typing import Protocol
 
+from cbatch.errors import PolicyError
 from cbatch.plan import Plan
 from cbatch.view import View
 
@@ -39,3 +40,16 @@ class Policy(Protocol):
 
     def plan(self, view: View) -> Plan:
         """Plan the next iteration; an empty plan waits for the next arrival or completion, or until `plan.wake_at`."""
+
+
+def is_steady(policy: object) -> bool:
+    """Returns whether the class of a policy, or of a part of it, says that it is steady.
+
+    Subclasses, which may plan in another way, do not inherit it. Raises PolicyError if it is neither True nor False.
+    """
+    kind = type(policy)
+    steady = "steady" in vars(kind) and policy.steady  # type: ignore[attr-defined]
+    if not isinstance(steady, bool):
+        problem = f"steady is a {type(steady).__name__}; make it True or False, or call it something else"
+        raise PolicyError(f"{kind.__name__}: {problem}")
+    return steady

@@ -7,12 +7,17 @@ from typing import Any
 
 from cbatch.errors import CbatchError, Interruption, PlanError, PolicyError
 from cbatch.limits import Limits
-from cbatch.policy import Policy
+from cbatch.policy import Policy, is_steady
 
 
 def check_policy(policy: Policy, limits: Limits) -> None:
-    """Call the policy's `check`, if defined; raises its ConfigError, or PolicyError if it raises anything else."""
-    call(f"policy {type(policy).__name__}", optional_method(policy, "check"), limits)
+    """Call the policy's `check`, if defined; raises its ConfigError, or PolicyError if it raises anything else.
+
+    PolicyError also if it does not say properly whether it is steady.
+    """
+    where = f"policy {type(policy).__name__}"
+    call(where, is_steady, policy)
+    call(where, optional_method(policy, "check"), limits)
 
 
 def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
