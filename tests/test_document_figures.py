@@ -208,16 +208,24 @@ def vllm_host() -> str:
     return f"it took {few} for 32 decodes, and {many} for 256"
 
 
+def vllm_host_serving() -> str:
+    host = stored("h200/vllm-serving-high.json")["host"]
+    sides = {side.split()[0].removeprefix("policy="): times["32"]["milliseconds"] for side, times in host.items()}
+    names = ("sarathi_serve", "longest_first", "qoserve")
+    few = ", ".join(f"{sides[name] / sides['vllm']:.2f} times as long with `{name}`" for name in names)
+    return f"for 32 decodes of the server below it takes {few}"
+
+
 def vllm_server() -> str:
     lines = []
     for label, run in stored("h200/vllm-simulated.json")["runs"].items():
-        side = label.partition(": ")[2]
+        load, _, side = label.partition(" ")[2].partition(": ")
         cells = [
             f"{run[name]['measured'] * 1e3:.1f} / {run[name]['simulated'] * 1e3:.1f}"
             for name in ("TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99")
         ]
         tokens = " / ".join(f"{run['throughput'][kind]:,.0f}" for kind in ("measured", "simulated"))
-        lines.append(f"| `{side}` | {' | '.join(cells)} | {tokens} |")
+        lines.append(f"| {load} | `{side}` | {' | '.join(cells)} | {tokens} |")
     return " ".join(lines)
 
 
@@ -247,6 +255,7 @@ SENTENCES = {
     one_number_for_all_gains: "papers",
     vllm_in_turns: "vllm",
     vllm_host: "vllm",
+    vllm_host_serving: "vllm",
     vllm_server: "vllm",
     vllm_simulated: "vllm",
 }

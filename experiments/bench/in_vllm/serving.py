@@ -35,6 +35,7 @@ POLICIES = ";".join(
         f"policy=longest_first chunk={BUDGET}",
     )
 )
+TIMES = "vllm-times.json"
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 
 
@@ -80,6 +81,7 @@ def main(
                 figures.setdefault(side, {})[load] = found
                 print(f"{load:10} {side:50} {_row(found)}", flush=True)
                 about |= {"capacity": capacity, "figures": figures, "requests": sent}
+                about |= json.loads((Path(folder) / TIMES).read_text())
                 written = write(name, hardware, about, Path(folder))
     print(f"written: {written}")
 
@@ -108,7 +110,7 @@ def _server(model: Path, port: int, folder: Path) -> Iterator[Callable[[], None]
     }
     words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     folder.mkdir(parents=True, exist_ok=True)
-    variables = {**os.environ, "CBATCH_TIMES": str(folder.resolve() / "vllm-times.json")}
+    variables = {**os.environ, "CBATCH_TIMES": str(folder.resolve() / TIMES)}
     with (folder / "vllm-serve.log").open("w") as log:
         command = [*COMMAND, "serve", str(model), *words, "--no-enable-prefix-caching"]
         process = subprocess.Popen(command, env=variables, stdout=log, stderr=subprocess.STDOUT)

@@ -19,6 +19,7 @@ from experiments.fidelity.runs import figures
 from experiments.store.benchmark_file import write
 from experiments.store.provenance import today
 
+MEASURED = ("results/h200/vllm-serving.json", "results/h200/vllm-serving-high.json")
 FIGURES = {
     "TTFT mean": "mean_ttft_ms",
     "TTFT P99": "p99_ttft_ms",
@@ -30,7 +31,7 @@ FIGURES = {
 
 
 def main(
-    measured: tuple[str, ...] = ("results/h200/vllm-serving.json",),
+    measured: tuple[str, ...] = MEASURED,
     hardware: str = "h200-vllm",
     stamp: str = "off",
     name: str = "vllm-simulated",
@@ -46,9 +47,7 @@ def main(
         for share, rows in kept.get("requests", {}).items():
             for side, shares in kept["figures"].items():
                 if share in shares and "vllm.mode" not in side:
-                    runs[f"{file.stem} {share}: {side}"] = _compare(
-                        shares[share], _simulate(kept, side, rows, hardware)
-                    )
+                    runs[f"{share}: {side}"] = _compare(shares[share], _simulate(kept, side, rows, hardware))
     if not runs:
         raise ConfigError(f"measured={','.join(measured)}: no runs; give files of benchmark vllm_serving")
     sizes = {figure: [abs(run[figure]["error"]) for run in runs.values()] for figure in FIGURES}
