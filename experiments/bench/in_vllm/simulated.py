@@ -46,8 +46,9 @@ def main(
         kept = json.loads(file.read_text())
         for share, rows in kept.get("requests", {}).items():
             for side, shares in kept["figures"].items():
-                if share in shares and "vllm.mode" not in side:
-                    runs[f"{share}: {side}"] = _compare(shares[share], _simulate(kept, side, rows, hardware))
+                if share in shares:
+                    found = _simulate(kept, side, rows, hardware)
+                    runs[f"{file.stem} {share}: {side}"] = _compare(shares[share], found)
     if not runs:
         raise ConfigError(f"measured={','.join(measured)}: no runs; give files of benchmark vllm_serving")
     sizes = {figure: [abs(run[figure]["error"]) for run in runs.values()] for figure in FIGURES}
