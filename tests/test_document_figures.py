@@ -123,6 +123,40 @@ def pipelines() -> str:
     return " ".join(rows)
 
 
+def errors_of_pipelines() -> str:
+    """Of simulated pipelines, and of one GPU that serves the same requests."""
+    errors, points = dict[str, list[float]](), []
+    for file, part, number in (("pipeline", "", "2"), ("pipeline", "-one-gpu", "1"), ("pipeline-8b", "", "2")):
+        real, virtual = (stored(f"h200-x2/{file}{kind}.json")["figures"][number] for kind in (part, "-simulated"))
+        virtual = {policy: virtual[policy] for policy in real}
+        rates = [
+            {policy: run["tokens_per_second"]["median"] for policy, run in found.items()} for found in (real, virtual)
+        ]
+        assert [sorted(found, key=found.get) for found in rates[:1]] == [
+            sorted(found, key=found.get) for found in rates[1:]
+        ]  # type: ignore[arg-type]
+        assert all(run["iterations"] == virtual[policy]["iterations"] for policy, run in real.items())
+        errors.setdefault(file, []).extend(rates[1][policy] / rate - 1 for policy, rate in rates[0].items())
+        points += [abs(run["bubble_share"] - virtual[policy]["bubble_share"]) for policy, run in real.items()]
+    sizes = sorted(-error for error in errors["pipeline-8b"])
+    of_8b = f"{sizes[0] * 100:.1f} to {sizes[1]:.1%} too low for the 8B"
+    within = f"within {max(map(abs, errors['pipeline'])):.1%} for the 13B, on one GPU too"
+    return (
+        f"the same ranking and bubbles within {max(points) * 100:.1f} points. Its throughput is {within}, and {of_8b}"
+    )
+
+
+def newest_decodes() -> str:
+    [found] = stored("h200-x2/tensor-decode.json")["figures"]["2"].values()
+    [expected] = [run for work, run in stored("h200-x2/tensor-simulated.json")["figures"]["2"].items() if "8b" in work]
+    rates = [run["tokens_per_second"]["median"] for run in (found, expected)]
+    assert f"{1 - rates[1] / rates[0]:.1%}" == "5.7%" and {f"{share:.2%}" for share in found["kernel_shares"]} == {
+        "99.62%"
+    }
+    times = f"takes {found['ms_per_iteration']['median']:.3f} ms, decodes alone {found['ms_per_decode']:.3f}"
+    return f"{times} ({rates[0]:,.0f} tokens/s, "
+
+
 def ranks() -> str:
     """The whole table: measured and simulated throughput and iterations."""
     names = {"llama-13b, sarathi_serve, 384 tokens": "LLaMA-13B, `sarathi_serve`, 384 tokens"}
@@ -247,6 +281,8 @@ SENTENCES = {
     long_runs: "asynchronous-loop",
     pipelines: "multi-gpu",
     ranks: "multi-gpu",
+    errors_of_pipelines: "multi-gpu",
+    newest_decodes: "multi-gpu",
     large_model: "multi-gpu",
     large_model_simulated: "multi-gpu",
     held_out: "hardware-profiles",
