@@ -1,12 +1,15 @@
 """The benchmarks' scheduler: one engine takes turns between vLLM's own class and policies."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cbatch import Limits, Request
+from cbatch.policy_calls import check_policy
+from experiments.config.presets import load_spec
 
 
 def test_an_idle_engine_changes_what_serves_the_next_requests(
@@ -30,3 +33,16 @@ def test_an_idle_engine_changes_what_serves_the_next_requests(
     written = json.loads((tmp_path / "times.json").read_text())
     assert set(written["host"]) == {"vllm", "policy=sarathi_serve chunking=fixed chunk=8"}
     assert all("3" in numbers for numbers in written["host"].values())
+
+
+def test_what_is_recorded_for_a_profile_fits_vllms_limits(vllm_rig: Any) -> None:
+    from experiments.bench.in_vllm.offline import BATCH, BUDGET, LONGEST, _coverage
+    from experiments.vllm import make_adapter
+
+    sizes = set()
+    for side, requests in _coverage(load_spec("llama-3.1-8b")):
+        adapter = make_adapter(shlex.split(side))
+        check_policy(adapter.policy, Limits(adapter.batch or BATCH, BUDGET, LONGEST))
+        assert len(requests) <= (adapter.batch or BATCH) and max(request.max_tokens for request in requests) <= LONGEST
+        sizes.add(side)
+    assert len(sizes) == 9, "vLLM's own rule, and eight sizes of chunks"
