@@ -30,17 +30,12 @@ class Chunks(Protocol):
 
 
 class SplitAttention:
-    """Our kernel for all decodes, another for the chunks of mixed iterations, beside each other. Implements `Attention`.
-
-    Chunks keep the tensor cores busy and decodes the memory. Chunks go first, on a stream of higher priority: the programs
-    of decodes fill the multiprocessors that they leave, whereas theirs would have to wait for all decodes.
-    """
+    """Our kernel for all decodes, another for the chunks of mixed iterations. Implements `Attention`."""
 
     def __init__(self, chunks: Chunks, decodes: Decodes) -> None:
         self.name = f"{chunks.name}, decodes by our kernel"
         self._chunks = chunks
         self._decodes = decodes
-        self._beside = torch.cuda.Stream(decodes.device, priority=-1)
         self._batch: Fields[Tensor] | None = None
         self._rows: Rows | None = None
 
@@ -48,15 +43,11 @@ class SplitAttention:
         self, query: Tensor, keys: Tensor, values: Tensor, batch: Fields[Tensor], bounds: Bounds, *, scaling: float
     ) -> Tensor:
         query = query.contiguous()
-        if bounds.max_query_len == 1:
-            return self._decodes.write(torch.empty_like(query), query, keys, values, batch, scaling)
-        rows, current = self._chunk_rows(batch, bounds), torch.cuda.current_stream(query.device)
-        self._beside.wait_stream(current)
-        with torch.cuda.stream(self._beside):
-            out = self._chunks(query, keys, values, rows, bounds, scaling=scaling)
-        self._decodes.write(out, query, keys, values, batch, scaling)
-        current.wait_stream(self._beside)
-        return out
+        if bounds.max_query_len > 1:
+            out = self._chunks(query, keys, values, self._chunk_rows(batch, bounds), bounds, scaling=scaling)
+        else:
+            out = torch.empty_like(query)
+        return self._decodes.write(out, query, keys, values, batch, scaling)
 
     def _chunk_rows(self, batch: Fields[Tensor], bounds: Bounds) -> Rows:
         """Selected once per iteration: the calls of its layers share a batch."""

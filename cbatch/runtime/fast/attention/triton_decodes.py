@@ -235,7 +235,6 @@ class Decodes:
     """Attention of the rows with one query, in any iteration. See `triton_blocks` for the sizes that it takes."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
         properties = torch.cuda.get_device_properties(device)
         self._num_processors = properties.multi_processor_count
         self._dependent = properties.major >= 9  # start while the preceding kernel still runs
