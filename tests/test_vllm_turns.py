@@ -42,7 +42,7 @@ def test_what_is_recorded_for_a_profile_fits_vllms_limits(vllm_rig: Any) -> None
     sizes = set()
     for side, requests in _coverage(load_spec("llama-3.1-8b")):
         adapter = make_adapter(shlex.split(side))
-        check_policy(adapter.policy, Limits(adapter.batch or BATCH, BUDGET, LONGEST))
+        check_policy(adapter.policy, Limits(adapter.batch or BATCH, BUDGET, LONGEST, tile=adapter.tile))
         assert len(requests) <= (adapter.batch or BATCH) and max(request.max_tokens for request in requests) <= LONGEST
         sizes.add(side)
     assert len(sizes) == 9, "vLLM's own rule, and eight sizes of chunks"
