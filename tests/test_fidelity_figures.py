@@ -321,8 +321,9 @@ def test_the_error_of_a_profile_in_brief(result: dict[str, Any]) -> None:
 def test_the_line_of_a_profile(result: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "today", lambda: "2026-01-02")
     result["cards"] = {"1": {"with prompts": -0.014, "decodes alone": 0.01}, "2": {"with prompts": 0.02}}
+    result["measured"] = [{"commit": "1a"}, {"commit": "2b"}, {"commit": "1a"}]
     assert compare.error_line(result) == (
-        "against 3 real runs of a and b on 2 cards, median error: TTFT mean 0.0% (at most 0.0%), TBT mean 0.0% (at most 0.0%), "
+        "against 3 real runs of a and b on 2 cards by the runtime of 1a and 2b, median error: TTFT mean 0.0% (at most 0.0%), TBT mean 0.0% (at most 0.0%), "
         "TPOT mean 0.0% (at most 0.0%), end to end mean 0.0% (at most 0.0%), TTFT P99 4.0% (at most 12.0%), "
         "TBT P99 6.0% (at most 9.0%); iterations, by card: with prompts -1.4% to +2.0%, decodes alone +1.0% to +1.0%; "
         "python -m experiments.bench fidelity, 2026-01-02"

@@ -73,10 +73,10 @@ def main(
             kept = [(about, served)]
         print(f"written: {files[0]}")
     runs = _by_card([found for _, found in kept])
-    result = compare([pair(run, profile) for run in runs], profile)
-    show(result)
     origins = [about for about, _ in kept]
-    written = write(name, origins[0]["hardware"], {"measured": origins, **result}, Path(folder))
+    result = {"measured": origins, **compare([pair(run, profile) for run in runs], profile)}
+    show(result)
+    written = write(name, origins[0]["hardware"], result, Path(folder))
     print(f"written: {written}")
     from experiments.plots import fidelity as plot  # loads matplotlib
     from experiments.plots.style import save

@@ -266,13 +266,15 @@ def _within(name: str, target: float, found: Mapping[str, Any]) -> bool:
 
 
 def error_line(result: dict[str, Any]) -> str:
-    """Returns the text of a profile's `error`."""
+    """Returns the text of a profile's `error`, which names the commits of the runtime that served the real runs."""
     number = sum(len(policies) for policies in result["cases"].values())
     models = sorted({found["model"] for policies in result["cases"].values() for found in policies.values()})
     median, most, by_card = result["median_error"], result["largest_error"], result["cards"]
     names = ("TTFT mean", "TBT mean", "TPOT mean", "end to end mean", "TTFT P99", "TBT P99")
     errors = ", ".join(f"{name} {median[name]:.1%} (at most {most[name]:.1%})" for name in names)
     runs = f"against {number} real runs of {' and '.join(models)} on {len(by_card)} cards"
+    if commits := list(dict.fromkeys(card["commit"] for card in result["measured"] if card.get("commit"))):
+        runs += f" by the runtime of {' and '.join(commits)}"
     kinds = list(dict.fromkeys(kind for kinds in by_card.values() for kind in kinds))
     off = {kind: [kinds[kind] for kinds in by_card.values() if kind in kinds] for kind in kinds}
     spread = ", ".join(f"{kind} {min(found):+.1%} to {max(found):+.1%}" for kind, found in off.items())
