@@ -211,6 +211,8 @@ def test_an_unknown_benchmark_is_told_with_the_nearest(capsys: pytest.CaptureFix
 
 
 def text_of(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 from cbatch import ConfigError
 from cbatch.sim.profile_file import PROFILES, load_profile
-from cbatch.validation import whole
+from cbatch.validation import Switch, whole
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases
 from experiments.fidelity.compare import brief_error, compare, error_line, on_card, pair, show
@@ -40,7 +40,7 @@ def main(
     held: Requests = 400,
     name: str = "fidelity",
     hardware: str = "h200",
-    stamp: str = "off",
+    stamp: Switch = False,
     folder: str = "results",
 ) -> None:
     """Measures if there is a trace, simulates, compares, writes NAME.json and a plot.
@@ -51,7 +51,7 @@ def main(
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
         pd, trace, poisson, held: requests of each case.
         name: of the files that are written.
-        hardware: profile to simulate with. stamp: "on" writes the errors into it.
+        hardware: profile to simulate with. stamp: on writes the errors into it.
 
     Raises:
         ConfigError: neither a trace nor measured runs, or no GPU.
@@ -82,7 +82,7 @@ def main(
     from experiments.plots.style import save
 
     print(*save(plot.draw(written.parent, written.name), written.parent, name), sep="\n")
-    if stamp == "on":
+    if stamp:
         models = sorted({run.settings["model"] for run in runs})
         compared = {"models": models, "loops": ["async"], "gpus": 1, "brief": brief_error(result)}
         stamp_error(PROFILES / f"{hardware}.json", error_line(result), compared)

@@ -12,6 +12,7 @@ from tabulate import tabulate
 
 from cbatch import ConfigError
 from cbatch.sim.profile_file import PROFILES
+from cbatch.validation import Switch
 from experiments.bench.fidelity import stamp_error
 from experiments.config.assemble import assemble
 from experiments.config.composition import compose_run
@@ -33,13 +34,14 @@ FIGURES = {
 def main(
     measured: tuple[str, ...] = MEASURED,
     hardware: str = "h200-vllm",
-    stamp: str = "off",
+    stamp: Switch = False,
     name: str = "vllm-simulated",
     folder: str = "results",
 ) -> None:
     """Simulates each run of the client in these files of benchmark vllm_serving, compares, writes NAME.json.
 
-    stamp: "on" writes the errors into the profile. The requests arrive in vLLM when they were sent: what its API server takes is in the client's figures alone.
+    stamp: on writes the errors into the profile. Requests arrive when they were sent: what vLLM's API server takes is in the
+        client's figures alone.
     """
     runs: dict[str, dict[str, Any]] = {}
     for file in map(Path, measured):
@@ -61,7 +63,7 @@ def main(
         ),
         sep="\n",
     )
-    if stamp == "on":
+    if stamp:
         stamp_error(PROFILES / f"{hardware}.json", *_in_words(errors, len(runs), kept))
     stamped = {"profile": hardware, "measured": list(measured), "errors": errors, "runs": runs}
     print(f"written: {write(name, kept['hardware'], stamped, Path(folder))}")
