@@ -93,8 +93,7 @@ class Engine:
         self.num_unfinished += len(new)
 
     def run(self, on_step: Callable[["Engine"], None] = lambda engine: None) -> RunRecord:
-        """Serve until every request has ended. `on_step` is called after each turn of the loop or leap over several
-        (progress bars)."""
+        """Serve until every request has ended. `on_step`, for progress bars, is called after each turn or leap over several."""
         turn = self._turn()
         while self.num_unfinished or self._in_flight:
             turn()
@@ -111,7 +110,7 @@ class Engine:
         self._next_submission = inf
 
     def _turn(self) -> Callable[[], None]:
-        """Returns `step`, or what leaps over turns where the policy is steady and nobody looks at each iteration."""
+        """Returns `step`, or what leaps over turns where the policy is steady and nothing observes single iterations."""
         unseen = self._on_tokens is self._on_step is ignore and not self.state.table.carries
         return self._leap_or_step if unseen and self._call(is_steady, self.policy) else self.step
 
@@ -241,8 +240,7 @@ class Engine:
         `wake_at` is ignored while no request waits or runs.
         """
         state, now, pending = self.state, self.view.now, self._pending
-        arrival = self._next_arrival()
-        wake_at = inf
+        arrival, wake_at = self._next_arrival(), inf
         if plan.wake_at is not None and plan.wake_at > now and (state.waiting or state.running):
             self._stall_watch.note_empty_plan()
             self._check_progress(now)
