@@ -20,6 +20,7 @@ from experiments.arena.markdown import capacities, page, ranking
 from experiments.arena.rows import read_board
 from experiments.capacity.folder import CAPACITY
 from experiments.run import main as run
+from experiments.store.intervals import Mean
 
 # -- a cell -----------------------------------------------------------------------------------------------------------
 
@@ -226,5 +227,10 @@ def test_the_html_page_is_complete_and_self_contained(board: Any) -> None:
     single = web.attainment_figure([row for row in board.rows if row.load == 0.8])
     rows = {line.name: (list(line.x), list(line.y)) for line in single.data}
     assert rows["high"] == ([pytest.approx(0.6)], ["high"]), "of one load: lines would be points above each other"
+    for mean, above, below in ((0.98, 0.02, 0.1), (0.5, 0.1, 0.1), (0.03, 0.1, 0.03)):
+        row = next(row for row in board.rows if row.policy == "high" and row.load == 0.8)
+        figures = {**row.figures, "attainment.share": Mean(mean, 0.1, 5)}
+        [drawn] = web.attainment_figure([row._replace(figures=figures)]).data
+        assert [*drawn.error_x.array, *drawn.error_x.arrayminus] == pytest.approx([above, below])
     [line] = web.capacity_figure(board.capacities).data
     assert (list(line.x), list(line.y), list(line.error_y.array)) == (["strict", "relaxed"], [10, 20], [2, 2])

@@ -73,7 +73,10 @@ _FILTER = '<input type="search" placeholder="show rows that contain these words"
 
 
 def attainment_figure(rows: Sequence[Row]) -> Any:
-    """A panel per trace and objectives, a line per policy, with the intervals; of one load a row per policy, the best on top."""
+    """A panel per trace and objectives, a line per policy; of one load a row per policy, the best on top.
+
+    Intervals are drawn within 0 and 100%.
+    """
     panels: dict[str, list[Row]] = {}
     for row in rows:
         panels.setdefault(f"{row.trace}, {row.slo}", []).append(row)
@@ -83,7 +86,12 @@ def attainment_figure(rows: Sequence[Row]) -> Any:
         for policy in names:
             points = sorted((row for row in own if row.policy == policy), key=lambda row: row.load)
             means = [row.figures["attainment.share"] for row in points]
-            shares = {"array": [mean.half for mean in means], "thickness": 1, "width": 2}
+            shares = {
+                "array": [min(mean.half, 1 - mean.mean) for mean in means],
+                "arrayminus": [min(mean.half, mean.mean) for mean in means],
+                "thickness": 1,
+                "width": 2,
+            }
             if len(loads) == 1:
                 line = {"x": [mean.mean for mean in means], "y": [row.policy for row in points], "error_x": shares}
             else:
