@@ -4,8 +4,10 @@ import hashlib
 import math
 import os
 import re
+import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from difflib import get_close_matches
 from functools import partial
+from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +82,7 @@ def run_job(config: DictConfig, work: Work = RUN) -> float | None:
     hydra = HydraConfig.get()
     sweeping = hydra.mode is RunMode.MULTIRUN
     if sweeping:
+        _leave_interrupts_to_the_launcher()
         _go_to_the_sweep(hydra)
     if sweeping and _searches(hydra) and config.get("objective") is None:
         raise Refused(
@@ -107,6 +111,15 @@ def run_job(config: DictConfig, work: Work = RUN) -> float | None:
         sys.stderr.write(f"error: {line}")
         _note_error(_sweep_folder(hydra) / ERRORS, line)
         return None
+
+
+def _leave_interrupts_to_the_launcher() -> None:
+    """In a worker's process Ctrl-C is ignored: the launcher, which receives it too, ends its workers.
+
+    Interrupted while it returns a result, a worker would leave the launcher waiting for the rest of it.
+    """
+    if current_process().name != "MainProcess" and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def objective_of(summary: Mapping[str, Any], key: str) -> float:

@@ -9,6 +9,7 @@ import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
 import yaml
@@ -16,9 +17,11 @@ from commands import QUICK, WAITING, command, environment, errors_at_end, new_pr
 from hydra.conf import HydraConf, SweepDir
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
+from joblib import Parallel, delayed
 from omegaconf import DictConfig
 
 from cbatch import ConfigError
+from experiments import job
 from experiments.config.error_lines import one_line
 from experiments.job import folder_name, may_exist, objective_of, run_job
 from experiments.store.provenance import write_json
@@ -269,6 +272,17 @@ def test_ctrl_c_keeps_finished_runs_and_says_how_to_go_on(tmp_path: Path, launch
     (finished,) = runs_of(folder)
     assert "at=-1" in finished
     assert {path.name for path in folder.iterdir()} == {"multirun.yaml", finished}
+
+
+def test_workers_leave_ctrl_c_to_their_launcher() -> None:
+    """One that is interrupted while it returns a result leaves the launcher waiting for the rest of it, for ever."""
+
+    def handler() -> Any:
+        job._leave_interrupts_to_the_launcher()
+        return signal.getsignal(signal.SIGINT)
+
+    assert Parallel(n_jobs=2)([delayed(handler)(), delayed(handler)()]) == [signal.SIG_IGN] * 2
+    assert handler() is signal.default_int_handler
 
 
 def test_only_what_killed_runs_of_this_sweep_left_is_removed(tmp_path: Path) -> None:
