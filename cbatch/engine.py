@@ -171,7 +171,7 @@ class Engine:
         if received_at >= arrival:
             return self.step()
         first, (_, _, num_waiting, num_running) = self._latest.step, self._latest.state
-        receivers = self.state.table.id[first.rows]
+        receivers, num_ended = self.state.table.id[first.rows], 0
         try:
             for num_blocks in foreseen:
                 if (planned_at := self.executor.now()) >= arrival:
@@ -182,8 +182,9 @@ class Engine:
                 oldest = self._in_flight.popleft()
                 result, waited_at, received_at = self._wait(oldest)
                 self.record.add(oldest, result, waited_at, received_at, self.executor.now(), receivers)
-        finally:
-            self.state.repeat(first, self._latest.step.index - first.index, received_at)
+                num_ended += 1
+        finally:  # if the executor fails, one more has been launched than has ended
+            self.state.repeat(first, self._latest.step.index - first.index, num_ended, received_at)
             self._stall_watch.note_progress(received_at)
 
     def foresee(self, *, ends: bool = False) -> list[int]:
