@@ -37,6 +37,7 @@ ELSEWHERE = {
     r"python -m experiments\.bench": "minutes on a GPU",
     r"python -m experiments\.paper": "minutes; see test_paper",
     r"python -m experiments\.profile model=(?!tiny)": "needs a GPU",
+    r"python -m experiments\.profile engine=vllm": "of what vLLM decided; see test_profile_recorded",
     r"python -m experiments\.run backend=cuda": "needs GPUs",
     r".*(launcher=joblib|sweeper=optuna)": "minutes; see test_sweep",
     r"python -m experiments\.(plot|compare) .*multirun/(chat|rates|slo|noise|landscape)": "of a sweep that is not made",
