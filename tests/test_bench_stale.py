@@ -135,3 +135,13 @@ def test_a_package_inside_another_repository_does_not_carry_its_commit(
     provenance._commit_of.cache_clear()
     assert provenance._commit_of(repository.folder) == f"{head} + changes"
     provenance._commit_of.cache_clear()
+
+
+def test_results_that_a_command_writes_are_no_changes_of_the_code(repository: Repository) -> None:
+    """Else the second figure of a command would be of other code than the first."""
+    repository.commit("results/cpu/sim.json", "1")
+    head = repository.commit("cbatch/x.py", "1")
+    (repository.folder / "results/cpu/sim.json").write_text("2")
+    provenance._commit_of.cache_clear()
+    assert provenance._commit_of(repository.folder) == head
+    provenance._commit_of.cache_clear()

@@ -27,7 +27,7 @@ def provenance(command: str) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this source tree, "+ changes" behind it if files differ from it.
+    """The commit of this source tree, "+ changes" behind it if files other than results differ from it.
 
     For a copy without git, such as one on a GPU host, the environment variable CBATCH_COMMIT. None if there is neither.
     """
@@ -43,7 +43,7 @@ def _commit_of(tree: Path) -> str | None:
         root, head = git(["git", "rev-parse", "--show-toplevel", "HEAD"]).splitlines()
         if Path(root).resolve() != tree:  # installed inside another repository
             return None
-        changes = git(["git", "status", "--porcelain", "--untracked-files=no"])
+        changes = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results"])
         return f"{head} + changes" if changes else head
     return None
 
