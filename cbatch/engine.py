@@ -29,7 +29,7 @@ from cbatch.policy_calls import call_at, check_policy, ignore, optional_method
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
-from cbatch.stall import PATIENCE, Patience, StallWatch, describe_shortage
+from cbatch.stall import PATIENCE, Patience, StallWatch, describe_empty, describe_shortage
 from cbatch.state import State
 
 
@@ -257,15 +257,7 @@ class Engine:
                 lost = f"{self.num_unfinished} requests are gone from view.waiting, which a policy must not change"
                 raise PolicyError(f"{self._where()}: {lost}; copy it, as in list(view.waiting)")
             stuck = f"empty plan with {self._held()}, nothing in flight and no arrival to come"
-            raise PolicyError(f"{self._where()}: {stuck}{self._why_empty(plan)}")
-
-    def _why_empty(self, plan: Plan) -> str:
-        if shortage := describe_shortage(self.view):
-            return shortage
-        refusal = self.view.refusal_of(plan)
-        why = f"; its last add granted nothing ({refusal.value})" if refusal else ""
-        remedy = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={self.view.now:g}"
-        return f"{why}; plan a request, preempt one, or give {remedy}"
+            raise PolicyError(f"{self._where()}: {stuck}{describe_empty(self.view, plan, self.view.refusal_of(plan))}")
 
     def _check_progress(self, now: float) -> None:
         """Raises StallError if requests wait or run, and for too long none has received a token."""

@@ -8,6 +8,7 @@ from math import inf
 from sys import maxsize
 
 from cbatch.errors import ConfigError
+from cbatch.plan import Plan, Refusal
 from cbatch.view import View
 
 
@@ -71,3 +72,12 @@ def describe_shortage(view: View) -> str:
         return ""
     held = f"the running ones hold {kv.num_blocks - kv.num_free} of {kv.num_blocks} KV blocks, and each needs one more"
     return f"; {held}: preempt one of them, or set blocks aside on admission, add(request, ..., reserve=request.max_tokens)"
+
+
+def describe_empty(view: View, plan: Plan, refusal: Refusal | None) -> str:
+    """Returns text for an error, "; ...": why a plan is empty, and the remedy. refusal: of its last add."""
+    if shortage := describe_shortage(view):
+        return shortage
+    why = f"; its last add granted nothing ({refusal.value})" if refusal else ""
+    remedy = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={view.now:g}"
+    return f"{why}; plan a request, preempt one, or give {remedy}"
