@@ -7,6 +7,7 @@ There are no weights and no logits: every sampled token is the same, so that req
 """
 
 import time
+from abc import abstractmethod
 from concurrent.futures import Future
 from typing import Any
 
@@ -60,10 +61,9 @@ class Device:
         counts, cached = scheduled.num_scheduled_tokens, scheduled.scheduled_cached_reqs
         for new in scheduled.scheduled_new_reqs:
             self._prompts[new.req_id] = len(new.prompt_token_ids)
-            known = max(
-                len(new.prompt_token_ids), len(new.prefill_token_ids or ())
-            )  # with its outputs if it was preempted
-            parts[new.req_id] = new.num_computed_tokens, counts[new.req_id], known
+            known = new.prefill_token_ids or ()  # with its outputs if it was preempted
+            most = max(len(new.prompt_token_ids), len(known))
+            parts[new.req_id] = new.num_computed_tokens, counts[new.req_id], most
         for id_, before, outputs in zip(
             cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
         ):
@@ -84,9 +84,9 @@ class SimulatedExecutor(Executor):
 
     supported_tasks = ("generate",)
 
+    @abstractmethod
     def cost(self) -> ProfileCost:
         """Returns what predicts the iterations of the model that vLLM serves."""
-        raise NotImplementedError
 
     def _init_executor(self) -> None:
         self._cost, config = self.cost(), self.model_config.hf_text_config
