@@ -29,7 +29,7 @@ class VllmV1:
         check_budget(budget)
         if budget < 1 or long_prefill < 0 or victim not in VICTIMS:
             raise ConfigError(f"policy: {budget=} >= 1, {long_prefill=} >= 0, {victim=} one of {', '.join(VICTIMS)}")
-        self.budget, self.long_prefill, self.rule = budget, long_prefill, victim
+        self.budget, self.long_prefill, self.rule = budget, long_prefill or budget, victim
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
@@ -73,8 +73,7 @@ class VllmV1:
         return True
 
     def _tokens(self, request: Request, plan: PlanBuilder) -> int:
-        tokens = min(request.num_ready, self.budget - plan.num_tokens)
-        return min(tokens, self.long_prefill) if self.long_prefill else tokens
+        return min(request.num_ready, self.budget - plan.num_tokens, self.long_prefill)
 
     def _reclaimed(self, request: Request, view: View) -> float:
         progress = 1 - request.num_new_tokens / request.max_new_tokens
