@@ -265,7 +265,7 @@ HAND = {
 }
 
 
-def stored(folder: Path, section: list[str], row: str, median: float) -> None:
+def stored(folder: Path, section: list[str], row: str, median: float, batch: int = 256, budget: int = 2048) -> None:
     """A file as the command writes it."""
     value = {"median": median, "min": median - 1, "max": median + 1, "repeats": 3}
     file = {
@@ -278,6 +278,8 @@ def stored(folder: Path, section: list[str], row: str, median: float) -> None:
         "engine": {"name": "vLLM"},
         "section": section,
         "row": row,
+        "batch": batch,
+        "budget": budget,
         "figures": {"value": value, "seconds": value},
     }
     path = folder / "peers" / f"{len(list(folder.rglob('*')))}.json"
@@ -309,8 +311,8 @@ def test_measured_figures_take_the_place_of_those_by_hand(tmp_path: Path) -> Non
 def test_readmes_table_holds_vllm_at_our_batch_and_its_best_run(tmp_path: Path) -> None:
     (tmp_path / "peers.json").write_text(json.dumps(HAND))
     stored(tmp_path, ["trace"], "vLLM 1, batch 256, 2048 tokens an iteration", 250.0)
-    stored(tmp_path, ["trace"], "vLLM 1, batch 256, 8192 tokens an iteration", 240.0)
-    stored(tmp_path, ["decode", "2048 new"], "vLLM 1, async, again", 6.5)
+    stored(tmp_path, ["trace"], "vLLM 1, batch 256, 8192 tokens an iteration", 240.0, budget=8192)
+    stored(tmp_path, ["decode", "2048 new"], "vLLM 1, async, again", 6.5, batch=32, budget=8192)
     for batch, speed in ((128, 120), (256, 260)):
         figures = {
             f"sarathi_serve, {budget} tokens": {"tokens_per_second": {"median": speed - budget / 1000}}
@@ -326,14 +328,24 @@ def test_readmes_table_holds_vllm_at_our_batch_and_its_best_run(tmp_path: Path) 
     assert (lines[0], lines[-1], "old" in lines) == ("before", "after", False)
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "Azure" in line]
     assert [line[1:] for line in cells] == [
-        ["119 tokens/s‡", "100†", "250"],  # batch 128: by hand; its best is at 256
-        ["259 tokens/s‡", "250", "250"],
+        [
+            "119 tokens/s (128; 1,024)‡",
+            "100 (128; 2,048)†",
+            "250 (256; 2,048)",
+        ],  # batch 128: by hand; its best is at 256
+        ["259 tokens/s (256; 1,024)‡", "250 (256; 2,048)", "250 (256; 2,048)"],
     ]
     decode = next(line for line in lines if "2,048 new" in line)
-    assert [cell.strip() for cell in decode.strip("|").split("|")[1:]] == ["not measured", "6.50", "6.00†"]
+    assert [cell.strip() for cell in decode.strip("|").split("|")[1:]] == [
+        "not measured",
+        "6.50 (32; 8,192)",
+        "6.00 (32; -)†",
+    ]
     assert lines[-3] == (
-        "Measured on one NVIDIA H200 each: 2026-02-02, 0123456789ab; † 2026-01-01, by hand; ‡ 2026-02-02, commit not recorded."
+        "Measured on one NVIDIA H200 each: 2026-02-02, 0123456789ab; † 2026-01-01, by hand; ‡ 2026-02-02, commit not recorded. "
+        "In parentheses: most requests and most tokens in an iteration; -: not recorded."
     )
+    assert "| vLLM 1, same batch |" in " ".join(" ".join(lines).split())
     readme.write_text("no marks")
     assert bench(["report", f"results={tmp_path}", f"docs={tmp_path}", f"readme={readme}"]) == 2
 

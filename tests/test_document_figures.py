@@ -96,6 +96,15 @@ def host_work() -> str:
     return f"| host work per iteration, 2,048 output tokens | {sync:.2f} ms | {asynchronous:.2f} ms |"
 
 
+def host_of_the_profile() -> str:
+    asynchronous = loops("2048 new", "host_ms_per_iteration")[1]
+    timed = f"`bench async` timed {asynchronous:.2f} ms of planning, launching and absorbing with llama-3.1-8b)"
+    host = json.loads((ROOT / "cbatch/sim/profiles/h200.json").read_text())["host"]
+    assert f"measured {asynchronous:.2f} ms with llama-3.1-8b" in host["from"]
+    seconds = host["async"]["seconds"] + 32 * host["async"]["seconds_per_request"]
+    return f"(it is too long: {seconds * 1e3:.2f} ms for 32 requests, where {timed}"
+
+
 def busy() -> str:
     sync, asynchronous = loops("2048 new", "kernel_share")
     return f"| share of a profiled window with a kernel or copy running | {sync:.1%} | {asynchronous:.1%} |"
@@ -277,6 +286,7 @@ SENTENCES = {
     checks: "trust",
     asynchronous_loop: "asynchronous-loop",
     host_work: "asynchronous-loop",
+    host_of_the_profile: "hardware-profiles",
     busy: "asynchronous-loop",
     long_runs: "asynchronous-loop",
     pipelines: "multi-gpu",

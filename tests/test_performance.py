@@ -93,26 +93,36 @@ def test_what_is_missing_is_said_to_be(tmp_path: Path) -> None:
     assert page.count("cbatch: not measured.") == 4
 
 
-def test_attention_of_each_model_stands_beside_the_bytes_that_it_reads(tmp_path: Path) -> None:
+def test_attention_of_each_model_stands_beside_a_copy_of_as_many_bytes(tmp_path: Path) -> None:
+    (tmp_path / "peers.json").write_text(json.dumps(PEERS))
     alone = {"time": {"median": 12.6}, "chunks_alone": None, "bytes_bound": 4.9}
+    fast = {"time": {"median": 10.0}, "chunks_alone": None, "bytes_bound": 10.6}
     mixed = {"time": {"median": 36.9}, "chunks_alone": {"median": 14.3}, "bytes_bound": 14.7}
-    figures = {"one decode": alone, "three beside a chunk": mixed}
+    figures = {"one decode": alone, "three beside a chunk": mixed, "many": fast}
     write(tmp_path, "attention-small", {"model": "small", "batch": 2, "figures": figures})
     page = performance.text(measured.read(tmp_path), drawn=False)
     assert "### small, beside a chunk in graphs for 2 requests" in page
     assert rows(page)["one decode"] == ["12.6", "4.9", ""]
     assert rows(page)["three beside a chunk"] == ["36.9", "14.7", "22.6"]
+    assert (
+        "not a bound: kernels that only read can be faster than a copy, by 6% in the fastest attention below." in page
+    )
 
 
-def test_batches_measured_apart_are_one_table_and_the_newest_stands(tmp_path: Path) -> None:
+def test_loops_measured_apart_stand_beside_those_measured_together(tmp_path: Path) -> None:
     write(tmp_path, "async-more", batches(**{"async": loop(7.0, 0.0), "sync": loop(8.0, 0.0)}), "2026-01-01")
     commit = "0123456789abcdef + changes"
     write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0)}), "2026-01-03", commit=commit)
     page = performance.text(measured.read(tmp_path), drawn=False)
     assert rows(page)["**cbatch, async**"][0] == "5.00"
-    assert rows(page)["**cbatch, sync**"][0] == "8.00"
+    assert rows(page)["**cbatch, sync, earlier**"][0] == "8.00"
+    assert rows(page)["**cbatch, async, earlier**"][0] == "7.00"
+    assert "**cbatch, sync**" not in rows(page)
     assert rows(page)["**cbatch, async**"][-1] == "2026-01-03, 0123456789ab + changes"
-    assert rows(page)["**cbatch, sync**"][-1] == "2026-01-01, commit not recorded"
+    for name in ("sync", "async"):
+        assert rows(page)[f"**cbatch, {name}, earlier**"][-1] == "2026-01-01, commit not recorded"
+    write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0), "sync": loop(6.0, 0.0)}), "2026-01-03")
+    assert rows(performance.text(measured.read(tmp_path), drawn=False))["**cbatch, sync**"][0] == "6.00"
 
 
 def test_lanes_of_the_benchmark_show_sync_above_async(tmp_path: Path) -> None:

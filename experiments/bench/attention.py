@@ -1,6 +1,6 @@
-"""Attention alone: how close to the memory's speed it reads the contexts, for several distributions over the requests.
+"""Attention alone: how fast it reads the contexts beside a copy on the device, for several distributions over the requests.
 
-At best a decode takes as long as reading its keys and values. One long context, many uneven ones and a few beside a
+A decode takes about as long as reading its keys and values. One long context, many uneven ones and a few beside a
 chunk are the cases in which kernels leave processors idle. Each case runs in a graph, as in serving.
 """
 
@@ -26,7 +26,7 @@ NUM_LAYERS = 8
 
 
 def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, folder: str = "results") -> None:
-    """Measures, prints and write attention-<model>.json."""
+    """Measures, prints and writes attention-<model>.json."""
     spec = load_spec(model)
     hardware = torch.cuda.get_device_name()
     print(f"{spec.name}, attention of one layer, beside a chunk in graphs for {batch} requests, on {hardware}")
@@ -38,7 +38,7 @@ def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, f
         alone = _times(spec, chunks, batch, repeats) if chunks else None
         figures[name] = {"rows": rows, "time": times, "chunks_alone": alone, "bytes_bound": bound}
         less = f", {times['median'] - alone['median']:7.1f} us less its chunk alone" if alone else ""
-        print(f"  {name:32s} {times['median']:8.1f} us; bytes alone {bound:7.1f} us{less}", flush=True)
+        print(f"  {name:32s} {times['median']:8.1f} us; at the speed of a copy {bound:7.1f} us{less}", flush=True)
     settings = {"unit": "us per layer", "model": spec.name, "batch": batch}
     print(f"written: {write(f'attention-{spec.name}', hardware, {**settings, 'figures': figures}, Path(folder))}")
 

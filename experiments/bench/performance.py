@@ -10,7 +10,7 @@ from cbatch import ConfigError
 from experiments.bench import summary
 from experiments.bench.measured import Measured, read
 from experiments.bench.peers.rows import BY_HAND
-from experiments.bench.tables import MISSING, Json, Row, markdown, number, source, speeds
+from experiments.bench.tables import MISSING, Json, Row, markdown, number, source, speeds, stamp
 from experiments.plots import lanes
 from experiments.plots.lane_panels import BENCHMARK
 from experiments.plots.style import save
@@ -19,7 +19,13 @@ from experiments.store.provenance import write_text
 COMMAND = "python -m experiments.bench report"
 HOW_TIMED = (
     "Figures are medians. Ours are timed from the first plan to the last token, other engines' from the submission of "
-    "all requests to the last token. Figures of different dates come from different cards, which vary by a few percent."
+    "all requests to the last token. Figures of different dates come from different cards, which vary by a few percent, "
+    "and ours of different commits from different kernels: compare rows that were measured at the same one."
+)
+COPY_SPEED = (
+    "Of copy speed: bytes of weights and KV cache read per second, over the {bandwidth} at which a copy on the device reads "
+    "and writes; at that speed the work would take the time, or reach the rate, in the column's head. It is a yardstick, "
+    "not a bound: kernels that only read can be faster than a copy"
 )
 NOT_THE_SAME = (
     "Device active: of cbatch, the share of the run in which an iteration computes, short gaps between its kernels "
@@ -56,10 +62,9 @@ def text(measured: Measured, *, drawn: bool) -> str:
             f'Rows measured "{peers["date"]}{BY_HAND}" are other engines on the same work and a GPU of the same kind, '
             "entered by hand: nano-vllm, whose package could not be installed on the machine of the later measurements, "
             "and what was measured before `python -m experiments.bench.peers` drove vLLM and the continuous batching of "
-            f"transformers ({peers['setting']}). The bytes bound is the time that reading weights and KV cache takes at "
-            f"{peers['copy_bandwidth']}, the speed of a copy "
-            "on the device."
+            f"transformers ({peers['setting']})."
         )
+        parts.append(COPY_SPEED.format(bandwidth=peers["copy_bandwidth"]) + _reads_over_copies(measured.attention))
     parts += _batches(measured, drawn) + _one_request(measured) + _pd(measured) + _trace(measured)
     return "\n\n".join([*parts, *_attention(measured)]) + "\n"
 
@@ -70,7 +75,7 @@ def _batches(measured: Measured, drawn: bool) -> list[str]:
     parts = ["## Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens", NOT_THE_SAME]
     for name in sorted({*figures, *peers}, key=lambda name: int(name.split()[0])):
         peer = peers.get(name, {})
-        loops: Json = {loop: figures.get(name, {}).get(loop, {}) for loop in ("sync", "async")}
+        loops = _loops(measured.decode["sources"], name, figures.get(name, {}))
         ours = _ours(loops, "ms_per_iteration")
         parts += [f"### {name} tokens", _table(peer, ours, "ms per iteration", faster_is_less=True)]
         totals = {**peer.get("seconds", {}), **{f"cbatch, {loop}": _median(loops[loop], "seconds") for loop in loops}}
@@ -81,6 +86,26 @@ def _batches(measured: Measured, drawn: bool) -> list[str]:
             parts.append(f"Kernels or copies run in this share of a profiled window: cbatch, {', '.join(shares)}.")
     picture = ["![Host and device during decode iterations, sync and async](lanes.png)"] if drawn else []
     return [*parts, *picture, _source(measured.decode)]
+
+
+def _reads_over_copies(attention: Json) -> str:
+    """By how much the fastest attention of decodes alone reads faster than a copy; ends the sentence before it."""
+    cases = [case for found in attention.values() for case in found["figures"].values() if not case["chunks_alone"]]
+    most = max((case["bytes_bound"] / case["time"]["median"] for case in cases), default=0.0) - 1
+    return f", by {most:.0%} in the fastest attention below." if most > 0 else "."
+
+
+def _loops(files: list[Json], work: str, newest: Json) -> Json:
+    """Both loops; if one was measured again later, also both as they were measured together, to be compared."""
+    loops: Json = {loop: newest.get(loop, {}) for loop in ("sync", "async")}
+    if len({found.get("measured") for found in loops.values()}) == 1:
+        return loops
+    together = [file for file in files if loops.keys() <= file["figures"].get(work, {}).keys()]
+    for file in together[-1:]:
+        earlier = {loop: file["figures"][work][loop] | {"measured": stamp(file)} for loop in loops}
+        again = {loop: found for loop, found in loops.items() if found["measured"] != stamp(file)}
+        return {f"{loop}, earlier": found for loop, found in earlier.items()} | again
+    return loops
 
 
 def _one_request(measured: Measured) -> list[str]:
@@ -121,7 +146,7 @@ def _trace(measured: Measured) -> list[str]:
 
 
 def _attention(measured: Measured) -> list[str]:
-    """Decodes' attention against the bytes that it reads, for each model."""
+    """Attention of decodes beside the time in which a copy reads as many bytes, for each model."""
     parts = ["## Attention of decodes, one layer"] if measured.attention else []
     for model, found in measured.attention.items():
         rows = []
@@ -129,7 +154,7 @@ def _attention(measured: Measured) -> list[str]:
             time, chunks = case["time"]["median"], case["chunks_alone"]
             less = f"{time - chunks['median']:.1f}" if chunks else ""
             rows.append([name, f"{time:.1f}", f"{case['bytes_bound']:.1f}", less])
-        table = markdown(rows, ["", "us a layer", "bytes alone", "less its chunk alone"])
+        table = markdown(rows, ["", "us per layer", "at copy speed", "less its chunk alone"])
         parts += [f"### {model}, beside a chunk in graphs for {found['batch']} requests", table, _source(found)]
     return parts
 
@@ -138,7 +163,7 @@ def _table(peer: Json, ours: list[Row], unit: str, *, faster_is_less: bool = Fal
     """The other engines of a section, then ours."""
     shares = peer.get("active_share", {})
     theirs = [Row(name, figures, shares.get(name)) for name, figures in peer.get("engines", {}).items()]
-    return speeds(theirs, ours, unit, bound=peer.get("bytes_bound"), faster_is_less=faster_is_less)
+    return speeds(theirs, ours, unit, at_copy_speed=peer.get("bytes_bound"), faster_is_less=faster_is_less)
 
 
 def _ours(found: Json, key: str) -> list[Row]:

@@ -38,8 +38,8 @@ class Row(NamedTuple):
         return f"{number(found['min'])} to {number(found['max'])}" if found.get("repeats", 1) > 1 else ""
 
 
-def speeds(theirs: list[Row], ours: list[Row], unit: str, *, bound: float | None, faster_is_less: bool) -> str:
-    """All rows, their speed over the fastest of `theirs` and, if there is one, as a share of the bytes bound's."""
+def speeds(theirs: list[Row], ours: list[Row], unit: str, *, at_copy_speed: float | None, faster_is_less: bool) -> str:
+    """All rows, their speed over the fastest of `theirs` and, if `at_copy_speed` is known, over that."""
     rows = [*theirs, *ours]
     head = ["", unit]
     columns = [[row.name for row in rows], [number(row.value) for row in rows]]
@@ -53,9 +53,9 @@ def speeds(theirs: list[Row], ours: list[Row], unit: str, *, bound: float | None
     if best := fastest(theirs, faster_is_less=faster_is_less):
         head.append(f"speed over {best.name}")
         columns.append([_formatted(relative(row.value, best.value or 0.0), "{:.3f}") for row in rows])
-    if bound:
-        head.append(f"of the bytes bound, {bound}")
-        columns.append([_formatted(relative(row.value, bound), "{:.1%}") for row in rows])
+    if at_copy_speed:
+        head.append(f"of copy speed, {at_copy_speed}")
+        columns.append([_formatted(relative(row.value, at_copy_speed), "{:.1%}") for row in rows])
     if any(row.share is not None for row in rows):
         head.append("device active")
         columns.append([_formatted(row.share, "{:.2%}", "") for row in rows])

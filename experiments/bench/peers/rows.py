@@ -12,8 +12,8 @@ BY_HAND = ", by hand"
 def read(folder: Path) -> Json:
     """`folder`/peers.json with the figures of `folder`/peers/*.json in the place of its own.
 
-    Every engine's figure becomes {"median", "measured": date and commit}, with "min", "max" and "repeats" where a
-    command measured it; each section gets "sources", the measured files that it holds.
+    Every engine's figure becomes {"median", "measured": date and commit}, with "min", "max", "repeats", "batch" and
+    "budget" where a command measured it; each section gets "sources", the measured files that it holds.
     """
     path = folder / "peers.json"
     found: Json = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -24,7 +24,8 @@ def read(folder: Path) -> Json:
             _date(section, {row for at, row in names if at == keys}, f"{found['date']}{BY_HAND}")
     for file in measured:
         section = _section(found, tuple(file["section"]), create=True)
-        section.setdefault("engines", {})[file["row"]] = {**file["figures"]["value"], "measured": stamp(file)}
+        setting = {key: file[key] for key in ("batch", "budget")}
+        section.setdefault("engines", {})[file["row"]] = file["figures"]["value"] | setting | {"measured": stamp(file)}
         section.setdefault("seconds", {})[file["row"]] = file["figures"]["seconds"]["median"]
         section.setdefault("sources", []).append(file)
     return found
