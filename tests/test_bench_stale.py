@@ -1,4 +1,4 @@
-"""Results older than the code that they are evidence of, in a repository made by hand; and the commit of a source tree."""
+"""Results that rest on code which changed since, in a repository made by hand; and the commit of a source tree."""
 
 import json
 import subprocess
@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from experiments.bench.__main__ import main
-from experiments.bench.stale import CODE, Age, code_of, find_ages
+from experiments.bench.stale import RESTS_ON, Age, find_ages, rests_on
 from experiments.store import provenance
+
+COST = "cbatch/sim/cost.py"
+LEAST = ("h200/tiles", "new")
 
 
 class Repository:
@@ -46,77 +49,89 @@ def result(benchmark: str, **others: Any) -> str:
     return json.dumps({**file, **others})
 
 
-def test_later_commits_that_touch_a_results_code_are_counted(
+def test_modules_whose_code_changed_since_a_result_are_named(
     repository: Repository, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measured_at = repository.commit("cbatch/engine.py", "1")
-    repository.commit("cbatch/sim/cost.py", "1")
+    for path in ("cbatch/engine.py", "cbatch/sim/cost.py", "policies/orca.py", "policies/gone.py", "policies/words.py"):
+        measured_at = repository.commit(path, '"""Old."""\n\n\ndef f():  # old\n    "Old."\n    return 1\n')
     repository.commit("results/cpu/sim.json", result("sim", commit=f"{measured_at} + changes"))
     stored_at = repository.commit("results/cpu/host.json", result("host"))
-    repository.commit("results/h200/trace-256.json", result("trace-256", commit="0" * 40))  # of another repository
-    repository.commit("results/h200/peers.json", json.dumps({"date": "2026-01-01"}))  # by hand: evidence of no code
-    repository.commit("results/h200/vidur.json", result("vidur"))
+    repository.commit("results/h200/tiles.json", result("tiles", commit="0" * 40))  # of another repository
+    repository.commit("results/h200/peers.json", json.dumps({"date": "2026-01-01"}))  # by hand: rests on no code
     (repository.folder / "results/new.json").write_text(result("sim"))  # not stored
-    repository.commit("cbatch/sim/cost.py", "2")
-    repository.commit("docs/x.md", "1")
+    repository.commit("cbatch/sim/cost.py", '"""Old."""\n\n\ndef f():\n    return 2\n')
+    repository.commit("policies/words.py", '"""New."""\ndef f():\n    """New."""\n    return 1  # new\n')
+    repository.commit("policies/added.py", "1")
+    repository.commit("policies/orca.py", "1")
+    (repository.folder / "policies/orca.py").write_text("not committed, and no Python")
+    repository.git("rm", "--quiet", "policies/gone.py")
+    repository.git("commit", "--quiet", "-m", "without it")
     ages = {age.path: age for age in find_ages(repository.folder / "results")}
-    names = ("cpu/sim", "h200/vidur", "cpu/host", "h200/trace-256", "new")
-    sim, vidur, host, trace, new = (ages.pop(f"results/{name}.json") for name in names)
-    assert not ages
-    assert (sim.commit, sim.newer) == (measured_at[:7], 2) and sim.latest.endswith(" change cbatch/sim/cost.py")
-    assert host == Age("results/cpu/host.json", "2026-01-01", f"({stored_at[:7]})", 0)
-    assert trace.commit.startswith("(") and trace.newer == 0  # the simulator is none of its code
-    assert vidur.newer == 1 and new == Age("results/new.json", "2026-01-01", "", None)
+    assert ages == {
+        age.path: age
+        for age in (
+            Age("results/cpu/sim.json", "2026-01-01", measured_at[:7], [COST, "policies/gone.py", "policies/orca.py"]),
+            Age("results/cpu/host.json", "2026-01-01", f"({stored_at[:7]})", ["policies/gone.py", "policies/orca.py"]),
+            Age("results/h200/tiles.json", "2026-01-01", ages["results/h200/tiles.json"].commit, []),
+            Age("results/new.json", "2026-01-01", "", None),
+        )
+    }
+    assert ages["results/h200/tiles.json"].commit.startswith("(")
     monkeypatch.chdir(repository.folder)
     assert main(["stale"]) == 0
     head, _, *lines = capsys.readouterr().out.splitlines()
-    assert head.split()[:4] == ["result", "date", "commit", "newer"]
-    assert lines[0].split()[:4] == ["results/cpu/sim.json", "2026-01-01", measured_at[:7], "2"]
-    assert [line.split()[0] for line in lines[:5]] == [f"results/{name}.json" for name in names]  # most commits first
-    assert lines[4].split() == ["results/new.json", "2026-01-01", "?"]
-    assert lines[-1] == "2 of 5 results are older than code that they are evidence of"
-    repository.commit("policies/orca.py", "1")
-    assert {age.newer for age in find_ages(repository.folder / "results")} == {1, 2, 3, None}
+    assert head.split()[:4] == ["result", "date", "commit", "changed"]
+    first = ["results/cpu/sim.json", "2026-01-01", measured_at[:7], "3", "sim/cost.py", "policies/gone.py"]
+    assert lines[0].split() == [*first, "policies/orca.py"]  # most changes first
+    assert [line.split()[0] for line in lines[1:4]] == [f"results/{name}.json" for name in ("cpu/host", *LEAST)]
+    assert lines[3].split() == ["results/new.json", "2026-01-01", "?"]
+    assert lines[-1] == "2 of 4 results rest on code that changed since; each file holds its command"
+
+
+def test_of_many_modules_three_are_named(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "abcde":
+        repository.commit(f"policies/{name}.py", "x = 1")
+    repository.commit("results/cpu/sim.json", result("sim"))
+    for name in "abcde":
+        repository.commit(f"policies/{name}.py", "x = 2")
+    assert main(["stale", f"results={repository.folder / 'results'}"]) == 0
+    assert " 5  policies/a.py policies/b.py policies/c.py and 2 more\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("path", "file", "holds", "lacks"),
+    ("path", "command", "holds", "lacks"),
     [
-        ("results/h200/peers/vllm-one.json", {"benchmark": "peers/vllm-one"}, "experiments/bench/peers", "policies"),
-        ("results/paper/fig3.json", {"command": "python -m experiments.paper fig3"}, "cbatch/sim", "cbatch/runtime"),
-        (
-            "results/h200/paper/fig3.json",
-            {"command": "python -m experiments.paper hardware=gpu"},
-            "cbatch/runtime",
-            "experiments/fidelity",
-        ),
-        ("results/h200/async.json", {"benchmark": "async"}, ":(glob)experiments/bench/async*.py", "cbatch/sim"),
-        ("results/h200/attention-x.json", {"benchmark": "attention-x"}, "cbatch/runtime", "cbatch/sim"),
-        ("results/x.json", {}, "cbatch/runtime", ":(glob)experiments/bench/*.py"),
-        ("results/cpu/coverage.json", {"benchmark": "coverage"}, "experiments/store/intervals.py", "cbatch/runtime"),
-        ("results/h200/fidelity.json", {"benchmark": "fidelity"}, "experiments/fidelity", "tests/test_fuzz.py"),
-        ("results/cpu/fuzz.json", {"benchmark": "fuzz"}, "tests/test_fuzz.py", "cbatch/sim"),
-        ("results/cpu/mutants.json", {"benchmark": "mutants"}, "tests", "cbatch/runtime"),
-        ("results/cpu/host.json", {"benchmark": "host"}, "policies", "cbatch/runtime"),
-        (
-            "results/cpu/random_schedules.json",
-            {"benchmark": "random_schedules"},
-            "tests/test_random_schedules.py",
-            "cbatch/sim",
-        ),
-        ("results/cpu/sim.json", {"benchmark": "sim"}, "cbatch/sim", "cbatch/runtime"),
-        ("results/cpu/vidur.json", {"benchmark": "vidur"}, "cbatch/sim", "cbatch/runtime"),
+        ("h200/peers/vllm-decode-2048", "bench.peers vllm", "experiments/bench/peers", "policies"),
+        ("paper/fig3", "paper fig3", "policies/sarathi.py", "policies"),
+        ("paper/landscape/vtc", "paper landscape", "policies", "cbatch/runtime/fast"),
+        ("h200/paper/fig3", "paper hardware=gpu", "cbatch/engine.py", "cbatch/sim/cost.py"),
+        ("h200/async-2048", "bench async new=2048", "cbatch/engine.py", "policies"),
+        ("h200/attention-llama-13b", "bench attention", "cbatch/runtime/fast", "cbatch/engine.py"),
+        ("h200/graph_memory", "bench graph_memory", "cbatch/runtime/graphs.py", "cbatch/engine.py"),
+        ("h200/capacity", "bench capacity measured=a.npz", "cbatch/sim/profiles/h200.json", "cbatch/engine.py"),
+        ("h200/held_out", "bench fidelity measured=a.npz", "experiments/fidelity", "cbatch/runtime/fast"),
+        ("h200/vllm-simulated", "bench vllm_simulated", "cbatch/sim/cost.py", "cbatch/runtime/fast"),
+        ("h200/vllm-serving-high", "bench vllm_serving capacity=2", "cbatch/runtime/fast", "cbatch/sim/cost.py"),
+        ("h200-x2/tensor-simulated", "bench tensor hardware=h200", "cbatch/sim/links.py", "cbatch/runtime/fast"),
+        ("h200-x2/tensor", "bench tensor", "cbatch/runtime/fast", "cbatch/sim/links.py"),
+        ("cpu/checks", "bench checks", "cbatch/runtime/checks", "policies"),
+        ("cpu/coverage", "bench coverage", "experiments/store/intervals.py", "cbatch/engine.py"),
+        ("cpu/fuzz", "pytest tests/test_fuzz.py", "tests/test_fuzz.py", "cbatch/sim/cost.py"),
+        ("cpu/host", "bench host", "policies", "cbatch/sim/cost.py"),
+        ("cpu/mutants", "mutate.py", "experiments/plots", "cbatch/engine.py"),
+        ("cpu/random_schedules", "pytest", "tests/test_random_schedules.py", "cbatch/sim/cost.py"),
+        ("cpu/sim", "bench sim", "cbatch/leap.py", "cbatch/runtime/fast"),
+        ("cpu/million", "bench million trace=a/tiles.csv", "cbatch/engine.py", "cbatch/runtime/fast"),
     ],
 )
-def test_a_result_is_evidence_of_the_code_that_it_runs(path: str, file: dict[str, Any], holds: str, lacks: str) -> None:
-    code = code_of(path, {"command": "", **file})
+def test_a_result_rests_on_the_code_that_makes_its_figure(path: str, command: str, holds: str, lacks: str) -> None:
+    code = rests_on(f"results/{path}.json", f"python -m experiments.{command}")
     assert holds in code and lacks not in code
 
 
-def test_the_code_of_every_benchmark_is_in_the_repository() -> None:
+def test_what_results_rest_on_is_in_the_repository() -> None:
     root = Path(__file__).parents[1]
-    paths = {path.removeprefix(":(glob)") for code in CODE.values() for path in code}
-    assert [path for path in paths if not any(root.glob(path))] == []
+    assert [path for code in RESTS_ON.values() for path in code if not (root / path).exists()] == []
 
 
 def test_without_history_the_command_says_what_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

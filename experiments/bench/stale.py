@@ -1,15 +1,18 @@
-"""Which stored results are older than the code that they are evidence of, from git's history.
+"""Which stored results rest on modules whose code has changed since they were measured, from git's history.
 
     python -m experiments.bench stale [results=FOLDER]
 
-A result's age is the commit that it was measured at; where none was recorded, the commit that stored it, in brackets. A
-commit that came later and touched its code need not have changed what was measured: the list says where to look.
+A result's age is the commit that it was measured at; where none was recorded, the commit that stored it, in brackets. Listed
+are modules of `RESTS_ON` that differ from that commit in more than comments, docstrings and layout, or are gone: what to
+look at before the figure is cited, and what the command stored in the file measures again.
 """
 
+import ast
 import json
+import re
 import subprocess
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,59 +21,79 @@ from tabulate import tabulate
 from cbatch import ConfigError
 from experiments.bench.tables import Json
 
-ENGINE = (":(glob)cbatch/*.py", "policies")
-RUNTIME, SIM = (*ENGINE, "cbatch/runtime"), (*ENGINE, "cbatch/sim")
-TESTED = ("cbatch", "policies", "experiments", "tests/support")
-CODE = {
-    "coverage": (*SIM, "experiments/bench/coverage.py", "experiments/capacity", "experiments/store/intervals.py"),
-    "fidelity": (*SIM, "cbatch/runtime", "experiments/fidelity"),
-    "fuzz": (*TESTED, "tests/test_fuzz.py"),
-    "host": ENGINE,
-    "million": (*SIM, "experiments/bench/million.py", "experiments/store/streamed.py"),
-    "mutants": ("cbatch", "policies", "experiments", "tests"),
-    "paper": (*SIM, "experiments/paper"),
-    "peers": ("experiments/bench/peers",),
-    "random_schedules": (*RUNTIME, "tests/test_random_schedules.py", "tests/support"),
-    "sim": SIM,
-    "vidur": SIM,
+
+def _modules(folder: str, names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}.py" for name in names.split())
+
+
+KERNELS = ("cbatch/runtime/fast", *_modules("cbatch/runtime", "graphs model sampling"))
+HOST = _modules("cbatch", "engine engine_view plan_builder plan_check state")
+LOOP = (*KERNELS, *HOST, *_modules("cbatch/runtime", "batch executor iteration"))
+PREDICTED = _modules(
+    "cbatch/sim", "attention cost executor interpolation links op_counts power profile roofline stages"
+)
+COST = (*PREDICTED, "policies")
+H200 = (*COST, "cbatch/sim/profiles/h200.json")
+CHECKS = (*LOOP, "cbatch/runtime/checks")
+RESTS_ON = {
+    "/peers": ("experiments/bench/peers",),
+    "/paper/landscape/": COST,
+    "/paper/": (*PREDICTED, "policies/chunking", *_modules("policies", "orca request_level sarathi")),
+    "simulated": H200,
+    "/(attention|graph|tiles)": KERNELS,
+    "/(capacity|fidelity|held_out)": (*H200, "experiments/fidelity"),
+    "/checks": CHECKS,
+    "/coverage": ("experiments/bench/coverage.py", "experiments/capacity", "experiments/store/intervals.py"),
+    "/fuzz": ("cbatch/validation.py", "experiments/config", "experiments/workloads", "tests/test_fuzz.py"),
+    "/host": (*HOST, "policies"),
+    "/(million|sim|vidur)": (*HOST, *COST, "cbatch/leap.py"),
+    "/mutants": ("cbatch/results", "experiments/fidelity", "experiments/plots", "experiments/store", "policies"),
+    "/random_schedules": (*CHECKS, "tests/support/any_order.py", "tests/test_random_schedules.py"),
+    "": LOOP,
 }
-"""The code that a benchmark measures, by the first word of its name; the runtime if it is not here."""
+"""What figures rest on, as git reads paths; the first pattern found in a file's path counts."""
 
 
 class Age(NamedTuple):
-    """A results file and the commits that touched its code since.
+    """A results file and what has changed since it was measured.
 
-    commit: short; in brackets if it is that which stored the file; empty if the file is not stored. newer: None: not
-        known.
+    commit: short; in brackets if it is that which stored the file; empty if the file is not stored. changed: modules; None:
+        not known.
     """
 
     path: str
     date: str
     commit: str
-    newer: int | None
-    latest: str = ""
+    changed: list[str] | None
 
 
 def main(results: str = "results") -> None:
-    """Prints a row per results file, those with the most newer commits first."""
-    ages = sorted(find_ages(Path(results)), key=lambda age: (-(age.newer or 0), age.path))
+    """Prints a row per results file, those with the most changed modules first."""
+    ages = sorted(find_ages(Path(results)), key=lambda age: (-len(age.changed or ()), age.path))
     if not ages:
         raise ConfigError(f"results={results}: no results there; run a benchmark first: python -m experiments.bench")
-    rows = [[*age[:3], "?" if age.newer is None else age.newer, age.latest] for age in ages]
-    print(tabulate(rows, ["result", "date", "commit", "newer", "latest commit that touched its code"]))
-    older = sum(bool(age.newer) for age in ages)
-    print(f"\n{older} of {len(ages)} results are older than code that they are evidence of")
+    rows = [[*age[:3], *_shown(age.changed)] for age in ages]
+    print(tabulate(rows, ["result", "date", "commit", "changed", "modules whose code changed since"]))
+    older = sum(bool(age.changed) for age in ages)
+    print(f"\n{older} of {len(ages)} results rest on code that changed since; each file holds its command")
+
+
+def _shown(changed: list[str] | None) -> tuple[int | str, str]:
+    if changed is None:
+        return "?", ""
+    more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+    return len(changed), " ".join(path.removeprefix("cbatch/") for path in changed[:3]) + more
 
 
 def find_ages(results: Path) -> Iterator[Age]:
     """The age of every JSON file in the folder that a command wrote; raises ConfigError if it is in no git checkout."""
-    git = partial(_git, results if results.is_dir() else Path())
-    tree = Path(git("rev-parse", "--show-toplevel"))
+    tree = Path(_git(results if results.is_dir() else Path(), "rev-parse", "--show-toplevel"))
+    git = partial(_git, tree)
     for path in sorted(results.rglob("*.json")):
         file = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(file, dict) and {"date", "command"} <= file.keys():
             shown = path.resolve().relative_to(tree.resolve()).as_posix()
-            yield _age(partial(_git, tree), shown, file)
+            yield _age(git, shown, file)
 
 
 def _age(git: partial[str], path: str, file: Json) -> Age:
@@ -79,19 +102,30 @@ def _age(git: partial[str], path: str, file: Json) -> Age:
     known = bool(measured) and bool(git("rev-parse", "--quiet", "--verify", f"{measured}^{{commit}}", missing=True))
     if not (known or stored):
         return Age(path, file["date"], "", None)
-    since = f"{measured if known else stored}..HEAD"
-    found = git("log", "--format=%h %as %s", since, "--", *code_of(path, file)).splitlines()
-    return Age(path, file["date"], measured[:7] if known else f"({stored})", len(found), found[0][:80] if found else "")
+    since = measured if known else stored
+    code = rests_on(path, file["command"])
+    found = git("diff", "--name-only", "--no-renames", "--diff-filter=MD", since, "HEAD", "--", *code)
+    changed = [name for name in found.splitlines() if _code(git, since, name) != _code(git, "HEAD", name)]
+    return Age(path, file["date"], measured[:7] if known else f"({stored})", changed)
 
 
-def code_of(path: str, file: Json) -> tuple[str, ...]:
-    """Paths, as git reads them, of the code that a results file is evidence of."""
-    if "experiments.paper" in file["command"]:
-        return (*CODE["paper"], "cbatch/runtime") if "hardware=gpu" in file["command"] else CODE["paper"]
-    if "/peers" in path:
-        return CODE["peers"]
-    name = str(file.get("benchmark", "")).partition("-")[0]
-    return (*CODE.get(name, RUNTIME), *([f":(glob)experiments/bench/{name}*.py"] if name else []))
+def rests_on(path: str, command: str) -> tuple[str, ...]:
+    """Paths, as git reads them, of the code that a results file rests on."""
+    if "hardware=gpu" in command:
+        return LOOP
+    return next(code for pattern, code in RESTS_ON.items() if re.search(pattern, path))
+
+
+class _WithoutDocstrings(ast.NodeTransformer):
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) else node
+
+
+@cache
+def _code(git: partial[str], commit: str, path: str) -> str:
+    """What a file says at a commit; of Python, without comments, docstrings and layout."""
+    text = git("show", f"{commit}:{path}", missing=True)
+    return ast.dump(_WithoutDocstrings().visit(ast.parse(text))) if path.endswith(".py") else text
 
 
 def _git(folder: Path, *arguments: str, missing: bool = False) -> str:
