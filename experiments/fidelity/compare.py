@@ -282,9 +282,6 @@ def error_line(result: dict[str, Any]) -> str:
     return f"{runs}, median error: {errors}; iterations, by card: {spread}; {command}"
 
 
-def brief_error(result: dict[str, Any]) -> str:
-    """Returns the error in a few words, for `cbatch.sim.provenance.Compared`: of means, median and largest over the runs."""
-    median, most = (
-        {kind: 100 * result[key][f"{kind} mean"] for kind in KINDS} for key in ("median_error", "largest_error")
-    )
-    return "error: " + ", ".join(f"{kind} {median[kind]:.0f}-{most[kind]:.0f}%" for kind in ("TTFT", "TPOT"))
+def brief_error(median: float, most: float) -> str:
+    """Returns the text of `cbatch.sim.provenance.Compared.brief`: the error of the mean TTFT over the runs, the largest of all means."""
+    return f"error: TTFT {median:.0%}, at most {most:.0%}"

@@ -16,6 +16,7 @@ from cbatch.validation import Switch
 from experiments.bench.fidelity import stamp_error
 from experiments.config.assemble import assemble
 from experiments.config.composition import compose_run
+from experiments.fidelity.compare import brief_error
 from experiments.fidelity.runs import figures
 from experiments.store.benchmark_file import write
 from experiments.store.provenance import today
@@ -76,8 +77,8 @@ def _in_words(errors: dict[str, dict[str, float]], number: int, kept: dict[str, 
     )
     line = f"against {number} runs of vllm serve {kept['version']} as `vllm bench serve` reports them, median error: {names}; {today()}. "
     line += "TTFT is too short by what the API server takes, which is not simulated"
-    brief = ", ".join(f"{name.split()[0]} {errors[name]['largest']:.0%}" for name in ("TTFT mean", "TPOT mean"))
-    return line, {"models": [kept["model"]], "loops": ["async"], "gpus": 1, "brief": f"error: at most {brief}"}
+    brief = brief_error(errors["TTFT mean"]["median"], errors["TTFT mean"]["largest"])
+    return line, {"models": [kept["model"]], "loops": ["async"], "gpus": 1, "brief": brief}
 
 
 def _simulate(kept: dict[str, Any], side: str, rows: Sequence[str], hardware: str) -> dict[str, float]:
