@@ -127,7 +127,7 @@ def test_differences_that_the_paper_prints_from_its_measurements(policy: str, mo
     )
     arrival, first, last = (table.amounts(name) for name in times)
     tokens = table.token_counts("prompt_tokens"), table.token_counts("output_tokens")
-    clients = table.rows["client"].to_numpy(dtype=str)
+    clients = np.array(table.columns["client"])
     found = fairness(Service(clients, arrival, arrival + first, arrival + last, *tokens))
     assert {key: round(value, 2) for key, value in found["service_difference"].items()} == {"max": most, "mean": mean}
 

@@ -1,19 +1,18 @@
-"""Reads columns of a CSV file, plain or gzip-compressed, and checks every number. The first file imports pandas."""
+"""Reads columns of a CSV file, plain or gzip-compressed, and checks every number."""
 
+import csv
+import gzip
 import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from itertools import repeat
+from itertools import islice, repeat, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from cbatch.errors import ProfileError
 from cbatch.sim.checked_json import LARGEST
 from cbatch.sim.interpolation import PiecewiseLinear
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Names = Sequence[str]
 Labels = tuple[str, ...]
@@ -36,12 +35,12 @@ def read_table(
     Raises:
         ProfileError: unreadable file, missing column or invalid number; the message names file and line.
     """
-    rows = _read(path, [*labels, *columns], num_rows)
-    numbers = [_numbers(path, rows[name], name in optional, name in above_zero) for name in columns]
+    read = _read(path, [*labels, *columns], num_rows)
+    numbers = [_numbers(path, name, read[name], name in optional, name in above_zero) for name in columns]
     for name in labels:
-        if (empty := rows[name] == "").any():
-            _fail(path, int(empty.argmax()), f"{name} is missing")
-    texts = zip(*(rows[name] for name in labels), strict=True) if labels else repeat(())
+        if "" in read[name]:
+            _fail(path, read[name].index(""), f"{name} is missing")
+    texts = zip(*(read[name] for name in labels), strict=True) if labels else repeat(())
     return zip(texts, zip(*numbers, strict=True), strict=False)
 
 
@@ -68,28 +67,21 @@ def only_file(folder: Path, pattern: str) -> Path:
     return found[-1]
 
 
-def _read(path: Path, names: Names, num_rows: int | None) -> "pd.DataFrame":
+def _read(path: Path, names: Names, num_rows: int | None) -> dict[str, list[str]]:
     """The named columns as text; a field that its row lacks is empty."""
-    import pandas as pd
-
+    opened = gzip.open if path.suffix == ".gz" else open
     try:
-        header = [str(name) for name in pd.read_csv(path, nrows=0, index_col=False)]
-        _check_columns(path, names, header)
-        rows = pd.read_csv(
-            path,
-            usecols=list(set(names)),
-            nrows=num_rows,
-            dtype=str,
-            keep_default_na=False,
-            index_col=False,
-            skip_blank_lines=False,
-        )
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        with opened(path, "rt", newline="", encoding="utf-8") as file:
+            lines = csv.reader(file)
+            header = next(lines, [])
+            _check_columns(path, names, header)
+            rows = list(islice(lines, num_rows))
+    except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise ProfileError(f"{path}: cannot read the table: {reason}; fetch the file again") from error
-    if rows.empty:
+    if not rows:
         raise ProfileError(f"{path}: holds no rows; fetch the file again")
-    return rows
+    return {name: texts for name, *texts in zip_longest(header, *rows, fillvalue="") if name in names}
 
 
 def _check_columns(path: Path, names: Names, header: Names) -> None:
@@ -100,10 +92,10 @@ def _check_columns(path: Path, names: Names, header: Names) -> None:
             raise ProfileError(f"{path}: column {name} is missing{hint}; fetch the file again")
 
 
-def _numbers(path: Path, texts: "pd.Series[str]", optional: bool, above_zero: bool) -> list[float]:
+def _numbers(path: Path, name: str, texts: Sequence[str], optional: bool, above_zero: bool) -> list[float]:
     """The numbers of a column. Values recur: each is parsed once."""
     least, known = 1 / LARGEST if above_zero else 0.0, {"": math.nan} if optional else {}
-    for text in texts.unique():
+    for text in dict.fromkeys(texts):
         if text in known:
             continue
         try:
@@ -112,8 +104,8 @@ def _numbers(path: Path, texts: "pd.Series[str]", optional: bool, above_zero: bo
             known[text] = math.nan
         if not least <= known[text] <= LARGEST:
             bound = "above" if above_zero else "of at least"
-            _fail(path, int((texts == text).argmax()), f"{texts.name} must be a number {bound} 0, is {text!r:.40}")
-    return list(map(known.__getitem__, texts.to_numpy()))  # of objects: a series makes each when it is iterated over
+            _fail(path, texts.index(text), f"{name} must be a number {bound} 0, is {text!r:.40}")
+    return list(map(known.__getitem__, texts))
 
 
 def _fail(path: Path, row: int, why: str) -> NoReturn:

@@ -61,9 +61,9 @@ def read_mooncake(file: TextFile) -> Trace:
 
 def read_vtc(file: TextFile) -> Trace:
     table = read_csv(file, VTC)
-    seconds, clients = table.amounts("arrival_s"), table.rows["client"]
-    table.refuse(clients.str.strip() == "", "must be a name", "client")
-    return _trace(table, *VTC[2:], arrival_time=seconds - seconds[0], fields={"client": clients.to_numpy()})
+    seconds, clients = table.amounts("arrival_s"), table.columns["client"]
+    table.refuse((not client.strip() for client in clients), "must be a name", "client")
+    return _trace(table, *VTC[2:], arrival_time=seconds - seconds[0], fields={"client": _objects(clients)})
 
 
 def read_decisions(file: TextFile) -> Trace:
@@ -99,7 +99,7 @@ def read_decisions(file: TextFile) -> Trace:
 
 
 def _objects(values: Iterable[Any]) -> Column:
-    return np.array([*values], object)
+    return np.fromiter(values, object)
 
 
 def _trace(table: Table, prompt: str, output: str, **columns: Any) -> Trace:
@@ -110,7 +110,7 @@ def _trace(table: Table, prompt: str, output: str, **columns: Any) -> Trace:
 
 def _hashes(table: Table) -> Column:
     """A tuple for each row."""
-    hashes = table.rows["hash_ids"]
-    valid = hashes.map(lambda ids: ids is None or (isinstance(ids, list) and set(map(type, ids)) <= {int}))
-    table.refuse(~valid, "must be a list of whole numbers", "hash_ids")
-    return hashes.map(lambda ids: tuple(ids or ())).to_numpy()
+    hashes = table.columns["hash_ids"]
+    valid = (ids is None or (isinstance(ids, list) and set(map(type, ids)) <= {int}) for ids in hashes)
+    table.refuse((not is_valid for is_valid in valid), "must be a list of whole numbers", "hash_ids")
+    return _objects(tuple(ids or ()) for ids in hashes)

@@ -48,12 +48,12 @@ def read_own_columns(file: TextFile, columns: Mapping[str, str]) -> dict[str, Co
     found: dict[str, Column] = {}
     extra: dict[str, list[Any]] = {}
     for name, column in columns.items():
-        if table.rows[column].isna().all():  # JSON lines
+        if all(value is None for value in table.columns[column]):  # JSON lines
             raise file.fail(1, f"workload.columns.{name}: no line has a key {column!r}; name one of this file")
         if name in _NUMBERS:
             found[name] = table.whole_numbers(column, _NUMBERS[name]).astype(object)
         elif name in _TEXTS:
-            texts = [None if value in (None, "") else str(value) for value in table.rows[column]]
+            texts = [None if value in (None, "") else str(value) for value in table.columns[column]]
             found[name] = np.array(texts, object)
         else:
             extra[name] = _values(table, column)
@@ -64,7 +64,7 @@ def read_own_columns(file: TextFile, columns: Mapping[str, str]) -> dict[str, Co
 
 def _values(table: Table, column: str) -> list[Any]:
     """Values as they are in JSON; text becomes numbers if all of the column is."""
-    values = table.rows[column].tolist()
+    values = table.columns[column]
     texts = [value for value in values if value != ""]
     for kind, pattern in ((int, WHOLE), (float, NUMBER)):
         if all(isinstance(text, str) and re.fullmatch(pattern, text) for text in texts):

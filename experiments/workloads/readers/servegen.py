@@ -83,7 +83,7 @@ def read_servegen(trace_path: str, dataset_path: str) -> ServeGenClients:
         client=table.whole_numbers("client"),
         start=table.whole_numbers("window_start_s"),
         rate=table.amounts("rate_req_per_s"),
-        family=table.rows["arrival_family"].to_numpy(np.str_),
+        family=np.array(table.columns["arrival_family"]),
         shape=table.amounts("arg1"),
         _datasets=_read_datasets(dataset_file),
     )
@@ -99,16 +99,16 @@ def _check_windows(table: Table, windows: ServeGenClients) -> None:
     table.refuse(~np.isin(family, ["Gamma", "Weibull", ""]), "arrival_family must be Gamma, Weibull or empty")
     table.refuse(active & (family == ""), "a window with requests needs an arrival_family")
     table.refuse(active & (windows.shape < _LEAST_SHAPE), f"arg1, the shape, must be at least {_LEAST_SHAPE}")
-    numbers = table.rows.assign(client=windows.client, window_start_s=start)
-    table.refuse(numbers.duplicated(["client", "window_start_s"]), "this client's window is there already")
+    keys = zip(windows.client.tolist(), start.tolist(), strict=True)
+    table.refuse_repeated(keys, "this client's window is there already")
 
 
 def _read_datasets(file: TextFile) -> dict[int, tuple[int, dict[str, dict[str, str]]]]:
     table = read_json_lines(file, ("client", "dataset"))
-    client, windows = table.whole_numbers("client"), table.rows["dataset"]
-    table.refuse(~windows.map(lambda value: isinstance(value, dict)), "must be an object of windows", "dataset")
-    table.refuse(table.rows.assign(client=client).duplicated("client"), "this client has a line already", "client")
-    return dict(zip(client.tolist(), zip(table.line.tolist(), windows, strict=True), strict=True))
+    clients, windows = table.whole_numbers("client").tolist(), table.columns["dataset"]
+    table.refuse((not isinstance(value, dict) for value in windows), "must be an object of windows", "dataset")
+    table.refuse_repeated(clients, "this client has a line already", "client")
+    return dict(zip(clients, zip(table.line.tolist(), windows, strict=True), strict=True))
 
 
 def _parse_histogram(text: str) -> Histogram:
