@@ -119,6 +119,7 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     BLOCK_INPUTS: gl.constexpr = x.block_type.shape[1]
     WAYS: gl.constexpr = 2 if GATED else 1
     STEP_BYTES: gl.constexpr = (WAYS * BLOCK_OUTPUTS + BLOCK_ROWS) * BLOCK_INPUTS * 2
+    LAG: gl.constexpr = 1 if BLOCK_ROWS <= 16 else 0  # steps still computed when the next begins
     gdc_launch_dependents()
     split, output = gl.program_id(1), gl.program_id(0) * BLOCK_OUTPUTS
     first = split * STEPS
@@ -143,10 +144,13 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
         sums = warpgroup_mma(weights.index(place * WAYS), tile, sums, is_async=True)
         if GATED:
             ups = warpgroup_mma(weights.index(place * WAYS + 1), tile, ups, is_async=True)
-        sums, ups = warpgroup_mma_wait(0, deps=(sums, ups))
-        later, wanted = first + step + STAGES, step + STAGES < STEPS
+        sums, ups = warpgroup_mma_wait(LAG * WAYS, deps=(sums, ups))
+        done = step - LAG
+        place = (done + STAGES) % STAGES
+        later, wanted = first + done + STAGES, (done >= 0) & (done + STAGES < STEPS)
         _read_weights(weight, weights, arrived, output, later, place, wanted, OUTPUTS, STEP_BYTES)
         read_tile(x, [0, later * BLOCK_INPUTS], arrived.index(place), inputs.index(place), pred=wanted)
+    sums, ups = warpgroup_mma_wait(0, deps=(sums, ups))
     if GATED:
         sums = sums / (1 + gl.exp(-sums)) * ups
     outputs = output + gl.arange(0, BLOCK_OUTPUTS, gl.SliceLayout(1, layout))[:, None]
