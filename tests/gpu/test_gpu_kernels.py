@@ -106,7 +106,7 @@ def test_small_batch_product(rows: int, outputs: int, inputs: int) -> None:
 
 @ON_HOPPER
 @pytest.mark.parametrize("rows", [1, 32, 64])
-@pytest.mark.parametrize(("outputs", "inputs"), [(14336, 4096), (11008, 4096), (13824, 5120)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(14336, 4096), (11008, 4096), (13824, 5120), (28672, 1024)])
 def test_gated_small_batch_product(rows: int, outputs: int, inputs: int) -> None:
     x, weight = random(rows, inputs, dtype=torch.bfloat16), 0.02 * random(2 * outputs, inputs, dtype=torch.bfloat16)
     tiling = tiling_for(outputs, inputs, PROCESSORS, gated=True)

@@ -119,7 +119,7 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     BLOCK_INPUTS: gl.constexpr = x.block_type.shape[1]
     WAYS: gl.constexpr = 2 if GATED else 1
     STEP_BYTES: gl.constexpr = (WAYS * BLOCK_OUTPUTS + BLOCK_ROWS) * BLOCK_INPUTS * 2
-    LAG: gl.constexpr = 1 if BLOCK_ROWS <= 16 else 0  # steps still computed when the next begins
+    LAG: gl.constexpr = 1 if BLOCK_ROWS <= 16 and STAGES > 1 else 0  # steps still computed when the next begins
     gdc_launch_dependents()
     split, output = gl.program_id(1), gl.program_id(0) * BLOCK_OUTPUTS
     first = split * STEPS
