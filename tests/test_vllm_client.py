@@ -7,6 +7,7 @@ import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Iterator
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import ModuleType
@@ -15,8 +16,11 @@ from typing import Any
 import pytest
 
 from cbatch import CbatchError, Request
+from experiments.bench.in_vllm import serving
 from experiments.bench.in_vllm.client import Client
+from experiments.bench.in_vllm.offline import SAME_RULE
 
+LATENCIES = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
 FIGURES = {"request_throughput": 2.0, "mean_ttft_ms": 3.0, "backend": "openai"}
 
 
@@ -103,3 +107,32 @@ def test_requests_that_fail_end_the_benchmark(served: tuple[Client, Serve, list[
     serve.completed = 1
     with pytest.raises(CbatchError, match="completed 1 of 2 requests"):
         client.replay("vllm", [Request(0, 5, 7), Request(1, 5, 7)])
+
+
+def test_the_host_is_timed_in_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both sides come first once, so that a drift of the machine is neither's."""
+    asked: list[tuple[str, int]] = []
+
+    class FakeClient:
+        def __init__(self, *_: Any) -> None: ...
+
+        def run(self, side: str, rate: float, number: int) -> tuple[dict[str, float], list[str]]:
+            return dict.fromkeys(("total_token_throughput", *LATENCIES), 1.0), [f"0.0 {number} 1"]
+
+        def replay(self, side: str, requests: list[Request]) -> None:
+            asked.append((side, len(requests)))
+            host = {"vllm": 0.4, SAME_RULE: 0.5}
+            found = {name: {"32": {"milliseconds": host[name], "iterations": 20}} for name, _ in asked}
+            (tmp_path / serving.TIMES).write_text(json.dumps({"host": found, "counts": {}}))
+
+    monkeypatch.setattr(serving, "Client", FakeClient)
+    monkeypatch.setattr(serving, "_server", lambda *_: nullcontext(lambda: None))
+    monkeypatch.setattr(serving, "graphics_card", lambda: ("NVIDIA H200", "580"))
+    monkeypatch.setattr(serving, "write_model", lambda *_: None)
+    monkeypatch.setattr(serving.metadata, "version", lambda _: "0.22.1")
+    serving.main("policy=orca", shares="0.9", capacity=20.0, host=True, folder=str(tmp_path))
+    sides = ("vllm", SAME_RULE, SAME_RULE, "vllm")
+    assert asked == [(side, number) for side in sides for number in (32, serving.BATCH)]
+    assert "    host, 32 decodes: 0.500 ms (1.25)" in capsys.readouterr().out.splitlines()

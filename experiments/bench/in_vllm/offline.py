@@ -122,7 +122,12 @@ def _report(figures: dict[str, Any], host: dict[str, Any]) -> None:
     for side, by in figures.items():
         ratios = [f"{work} {by[work]['median']:.3f} ({by[work]['median'] / own[work]['median']:.4f})" for work in by]
         print(f"{side}: {', '.join(ratios)}")
-        for number, times in host.get(side, {}).items():
-            if number in ("32", "256"):
-                ratio = times["milliseconds"] / host[VLLM][number]["milliseconds"]
-                print(f"    host, {number} decodes: {times['milliseconds']:.3f} ms ({ratio:.2f})")
+        report_host(side, host)
+
+
+def report_host(side: str, host: dict[str, Any]) -> None:
+    """Prints what the host spends in the scheduler per iteration of 32 and 256 decodes, and the ratio to vLLM's own rule."""
+    for number in ("32", "256"):
+        times, own = (host.get(name, {}).get(number, {}).get("milliseconds") for name in (side, VLLM))
+        if times and own:
+            print(f"    host, {number} decodes: {times:.3f} ms ({times / own:.2f})", flush=True)

@@ -17,13 +17,15 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 from cbatch import CbatchError
+from cbatch.validation import Switch
 from experiments.bench.in_vllm.client import OUTPUT, PROMPT, RATIO, SLO, Client, Rows
 from experiments.bench.in_vllm.model import write_model
-from experiments.bench.in_vllm.offline import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM
+from experiments.bench.in_vllm.offline import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, report_host
 from experiments.bench.peers.measure import graphics_card
 from experiments.bench.peers.vllm_engine import ENVIRONMENT, MEMORY_SHARE
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
+from experiments.config.servers import equal_requests
 from experiments.store.benchmark_file import write
 from experiments.workloads import TraceReplay
 
@@ -47,6 +49,7 @@ def main(
     trace: str = "",
     traced: str = "0.75",
     model: str = "llama-3.1-8b",
+    host: Switch = False,
     port: Count = 8000,
     name: str = "vllm-serving",
     folder: str = "results",
@@ -55,7 +58,8 @@ def main(
 
     `policies` as for benchmark vllm. `capacity` is in requests per second; 0 measures it first: all requests at once, vLLM's own rule.
     `shares` of it are offered for about `seconds` each, as requests of random lengths at random times; and, given a `trace`, the shares
-    `traced`, as its first requests when they came, faster or slower as the share asks.
+    `traced`, as its first requests when they came, faster or slower as the share asks. `host` on serves 32 and 256 equal requests before, by
+    vLLM's own rule and `policy=vllm_v1` in turns, for the host's time in the scheduler at these numbers.
     """
     spec = load_spec(model)
     hardware, driver = graphics_card()
@@ -74,6 +78,9 @@ def main(
             client.run(VLLM, float("inf"), 32)  # warms up
             capacity = capacity or client.run(VLLM, float("inf"), 2 * BATCH)[0]["request_throughput"]
             print(f"capacity: {capacity:.2f} requests/s", flush=True)
+            for side, number in product((VLLM, SAME_RULE, SAME_RULE, VLLM) if host else (), (32, BATCH)):
+                client.replay(side, equal_requests(number, 256, 128, spec.vocab_size))
+                report_host(SAME_RULE, json.loads((Path(folder) / TIMES).read_text())["host"])
             for load, side in product(loads, (VLLM, *policies.split(";"))):
                 rate = float(load.split()[-1]) * capacity
                 found, rows = _offer(client, side, rate, round(rate * seconds), trace if "trace" in load else "")
