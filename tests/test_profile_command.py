@@ -2,7 +2,9 @@
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from cbatch.sim.power import GpuClock, PowerLimit
 from cbatch.sim.profile import HostTime, Profile
 from cbatch.sim.profile_file import load_profile
 from cbatch.topology import Topology
-from experiments.profile import host
+from experiments.profile import host, kernels
 from experiments.profile.__main__ import main
 from experiments.profile.batches import (
     attention_counts,
@@ -33,6 +35,7 @@ from experiments.profile.batches import (
     uneven,
 )
 from experiments.profile.fitted import FittedLaboratory, features, fit
+from experiments.profile.kernel_trace import Kernel
 from experiments.profile.kernels import Shares, shares
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.measure import measure, mixed_bases
@@ -268,6 +271,18 @@ def test_kernels_are_told_apart_by_name_and_place() -> None:
     ]
     assert shares(kernels) == pytest.approx((0.6, 0.2, 0.2))
     assert shares([]) == (1.0, 0.0, 0.0)
+
+
+def test_a_kernel_that_waits_for_another_counts_from_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The norm is launched while the product still runs, reads ahead, and takes 3 us by itself."""
+    ran = [
+        Kernel(0, 10, "gemm"),
+        Kernel(1, 2, "Memcpy DtoH"),
+        Kernel(2, 13, "_add_norm_kernel"),
+        Kernel(15, 16, "nvjet"),
+    ]
+    monkeypatch.setattr(kernels, "KernelTrace", lambda: nullcontext(SimpleNamespace(kernels=ran)))
+    assert kernels.kernel_times(lambda: None) == [("gemm", 10), ("_add_norm_kernel", 3), ("nvjet", 1)]
 
 
 def test_both_sides_of_every_step_are_measured() -> None:

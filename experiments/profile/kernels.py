@@ -1,6 +1,6 @@
 """The shares of an iteration's kernels, from a profiler's record of one iteration.
 
-Kernels overlap, so their times do not add up to the iteration; only their proportions are used.
+A kernel may start before the one that it waits for has ended, so it counts from there on: times add up to the iteration.
 """
 
 import re
@@ -28,10 +28,15 @@ UNKNOWN = Shares(1.0, 0.0, 0.0)
 
 
 def kernel_times(compute: Callable[[], object]) -> list[tuple[str, float]]:
-    """(name, microseconds) of the kernels that the GPU runs during a call, in order."""
+    """(name, microseconds after the end of all before) of the kernels that the GPU runs during a call, in order."""
     with KernelTrace() as trace:
         compute()
-    return [(name, end - start) for start, end, name in trace.kernels if not name.startswith(COPIES)]
+    times, reached = [], 0.0
+    for start, end, name in trace.kernels:
+        if not name.startswith(COPIES):
+            times.append((name, max(end - max(start, reached), 0.0)))
+            reached = max(reached, end)
+    return times
 
 
 def shares(kernels: list[tuple[str, float]]) -> Shares:
