@@ -113,6 +113,18 @@ def test_real_runs_of_several_cases_are_served_one_after_the_other(trace: str) -
         assert (run.columns["request.first_token"] <= run.columns["request.last_token"]).all()
 
 
+def test_policies_predict_with_the_profile_that_is_compared(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in simulation, not with the backend's: that of a CPU which was never measured, here."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    case = Case("trace", "tiny", 4, 1024, ("mlfq",))
+    [(_, [run])] = serve_cases([case], trace, {"trace": 3}, (), backend="cpu", hardware="h200")
+    assert run.figures["total time"] > 0
+    with pytest.raises(ConfigError, match="not measured with model=tiny"):
+        list(serve_cases([case], trace, {"trace": 3}, (), backend="cpu"))
+
+
 def test_policies_in_another_order_are_named_with_what_lies_between_them() -> None:
     speeds = {"fast": (100.0, 101.0), "slow": (80.0, 70.0), "slower": (79.0, 75.0)}
     found = {

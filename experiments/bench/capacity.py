@@ -96,7 +96,7 @@ def main(
         if not serve:
             return
         files = [Path(folder) / hardware / f"{name}.npz"]
-        _serve(cases, path, numbers, files[0], backend)
+        _serve(cases, path, numbers, files[0], backend, hardware)
     kept = [kept_runs.load(file) for file in files]
     result = _results([found for _, found in kept], attainment, profile)
     about = {"measured": [each for each, _ in kept], "attainment": attainment}
@@ -144,13 +144,13 @@ def crossing(rates: Sequence[float], shares: Sequence[float], requests: int, att
     return Shares(np.array(rates), asked * np.array(shares), asked, attainment).crossing()
 
 
-def _serve(cases: Sequence[Case], path: str, numbers: dict[str, int], file: Path, backend: str) -> None:
+def _serve(cases: Sequence[Case], path: str, numbers: dict[str, int], file: Path, backend: str, hardware: str) -> None:
     """Serves the cases on one server, the lowest shares first, and keeps the runs."""
     from experiments.fidelity.serve import serve_cases  # loads torch
 
     asked = [request for case in cases for request in workload(case, path, numbers, None).requests(None)]
     longest, ordered = max(request.max_tokens for request in asked), sorted(cases, key=lambda case: case.load or 0)
-    for about, served in serve_cases(ordered, path, numbers, (), backend, longest):
+    for about, served in serve_cases(ordered, path, numbers, (), backend, longest, hardware):
         kept_runs.save(file, about, served)
     print(f"written: {file}")
 

@@ -68,7 +68,7 @@ def main(
         from experiments.fidelity.serve import serve_cases  # loads torch
 
         numbers = {"pd": pd, "trace": trace, "poisson": poisson, "held": held}
-        for about, served in serve_cases(chosen, path, numbers, tuple(kept[0][1])):
+        for about, served in serve_cases(chosen, path, numbers, tuple(kept[0][1]), hardware=hardware):
             kept_runs.save(files[0], about, served)
             kept = [(about, served)]
         print(f"written: {files[0]}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from cbatch.model import ModelSpec
 from cbatch.vocabulary import Vocabulary
+from experiments.config.hardware import cost_model
 from experiments.config.presets import load_spec
 from experiments.config.servers import equal_requests
 from experiments.fidelity.cases import POLICIES, SERVE, Case, workload
@@ -28,11 +29,13 @@ def serve_cases(
     runs: Iterable[ServedRun],
     backend: str = "cuda",
     longest: int = 0,
+    hardware: str = "",
 ) -> Iterator[tuple[dict[str, Any], list[ServedRun]]]:
     """Serves the cases; yields what all runs so far have in common, and the runs. A run replaces an earlier one of its name.
 
     path, numbers: see `cases.workload`. runs: earlier ones. backend: "cuda", or "cpu" for small models.
     longest: tokens of requests for which servers are built, at least; a longer request needs another server.
+    hardware: profile for the predictions of policies, as in simulation; by default the backend's.
 
     Raises:
         ConfigError: no GPU, or a capacity that was never measured.
@@ -51,6 +54,9 @@ def serve_cases(
                 machine = None  # frees its memory for the next one
                 in_use.close()
                 machine = build(backend, spec, batch=case.batch, max_tokens=case.max_tokens, longest=needed)
+                if hardware:
+                    cost = cost_model(hardware, spec, max_batch=case.batch)
+                    machine = machine._replace(server=replace(machine.server, cost=cost))
                 in_use.enter_context(closing(machine.server))
                 _compile(machine.laboratory(spec))
             before = case
