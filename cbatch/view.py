@@ -1,6 +1,6 @@
 """What a policy sees of the host that serves its requests.
 
-`View` and `KVView` (in `capacity`) are abstract: `engine_view` implements them over this package's engine; another serving
+`View` and `KVView` (in `resources`) are abstract: `engine_view` implements them over this package's engine; another serving
 system can implement them over its own state, and the same policies run there.
 """
 

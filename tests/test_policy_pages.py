@@ -1,12 +1,14 @@
 """Every policy has a page with its parts, and the schedules that the pages show are those that the policies make today."""
 
 import re
+from inspect import get_annotations
 from pathlib import Path
 
 import pytest
 from commands import ROOT
 from PIL import Image
 
+from cbatch import BatchShape, KVView, Limits, PlanBuilder, Request, StepRecord, View
 from cbatch.replay.schedule import Doing
 from experiments.config.composition import policy_names
 from experiments.paper import schedules
@@ -40,6 +42,19 @@ def test_a_page_has_its_parts_and_its_schedule_is_todays(name: str) -> None:
         drawn = picture.info["Description"]
     again = "draw it again with python -m experiments.paper schedules, and look at the words below it"
     assert drawn == schedule.text(schedules.NAMES), again
+
+
+NOT_FOR_POLICIES = {"refusal_of", "ready_decodes", "decode_blocks"}  # of a view: for the builder and the engine
+NOT_FOR_POLICIES |= {"prompt", "output", "sampling", "stop_tokens", "arrival_iteration", "num_known", "token_times"}
+NOT_FOR_POLICIES |= {"row", "table", "from_spec", "plan", *dir(tuple)}
+
+
+@pytest.mark.parametrize("kind", [View, KVView, Request, PlanBuilder, StepRecord, BatchShape, Limits])
+def test_the_page_names_all_that_a_policy_sees_and_says(kind: type) -> None:
+    page = (ROOT / "docs" / "writing-a-policy.md").read_text()
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`(.+?)`", page))))
+    public = {name for name in (*dir(kind), *get_annotations(kind)) if not name.startswith("_")}
+    assert public - named <= NOT_FOR_POLICIES
 
 
 def test_the_five_requests_tell_the_policies_apart() -> None:
