@@ -5,7 +5,7 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
 
     python -m experiments.compare multirun/noise metric=ttft_seconds.p99
     python -m experiments.compare multirun/rates baseline=sarathi_serve runs=rate=8
-    python -m experiments.compare orca 'sarathi_serve(chunking=fixed)' workload=open_loop workload.num_requests=2000 seeds=20
+    python -m experiments.compare orca 'sarathi_serve(chunking=fixed)' workload=open_loop workload.arrivals.rate=25 batch=64 seeds=10
 
   metric=KEY         a figure of summary.json instead of those of tables; may be given several times
   baseline=POLICY    what others are compared with; without it, what is given first
