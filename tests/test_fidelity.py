@@ -9,15 +9,15 @@ import pytest
 
 from cbatch import ConfigError, Limits, Server
 from cbatch.kv import KVSize
-from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
 from experiments.bench import fidelity
 from experiments.bench.__main__ import main
+from experiments.bench.fidelity import errors_at_card_speed
 from experiments.config.presets import load_spec
 from experiments.fidelity import runs as runs_file
 from experiments.fidelity.cases import CASES, POLICIES, Case, chosen_cases, workload
-from experiments.fidelity.compare import compare, error_line, pair, ranking
+from experiments.fidelity.compare import CLOSED, Nudged, compare, error_line, pair, ranking
 from experiments.fidelity.runs import ServedRun
 from experiments.fidelity.serve import serve, serve_cases
 from experiments.plots import fidelity as plot
@@ -41,10 +41,10 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def simulated_machine(host_seconds: float | None = None) -> Machine:
-    """A machine whose iterations take exactly what the profile says; a host of its own if told."""
+def simulated_machine(host_seconds: float | None = None, factor: float = 1.0) -> Machine:
+    """A machine whose iterations take exactly what the profile says, or that times a factor; a host of its own if told."""
     profile, limits = load_profile("h200"), Limits(16, 2048, 1024)
-    cost = ProfileCost(profile, load_spec(QUEUED.model), max_batch=16)
+    cost = Nudged(ServedRun({"model": QUEUED.model, "batch": 16}, {}, {}), profile, factor)
     host = profile.host(asynchronous=True) if host_seconds is None else host_seconds
     return Machine("NVIDIA H200", Server(SimExecutor(cost, host), limits, cost, KVSize(128, 128)), (), (), "none")
 
@@ -123,6 +123,17 @@ def test_policies_predict_with_the_profile_that_is_compared(
     assert run.figures["total time"] > 0
     with pytest.raises(ConfigError, match="not measured with model=tiny"):
         list(serve_cases([case], trace, {"trace": 3}, (), backend="cpu"))
+
+
+def test_queued_runs_tell_the_speed_of_a_card(trace: str) -> None:
+    """A card 4% slower than the profile's; those runs themselves are not judged."""
+    machine, profile = simulated_machine(factor=1.04), load_profile("h200")
+    queued, late = (runs_of(case, trace, machine, POLICIES_TRIED[:2]) for case in (QUEUED, OPEN))
+    found = errors_at_card_speed([[*queued, *late], late], profile)  # the second card tells nothing
+    plain = [abs(pair(run, profile).simulated["TTFT mean"] / run.figures["TTFT mean"] - 1) for run in late]
+    assert found["TTFT mean"]["largest"] < 0.005 < 0.03 < min(plain)
+    assert found["TPOT mean"]["largest"] < 0.005 and not found.keys() & CLOSED.keys()
+    assert errors_at_card_speed([late], profile) == {}
 
 
 def test_policies_in_another_order_are_named_with_what_lies_between_them() -> None:

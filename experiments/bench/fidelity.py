@@ -11,18 +11,33 @@ events.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+
 from cbatch import ConfigError
+from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import PROFILES, load_profile
 from cbatch.validation import Switch, whole
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases
-from experiments.fidelity.compare import brief_error, compare, error_line, on_card, pair, show
-from experiments.fidelity.runs import ServedRun
+from experiments.fidelity.compare import (
+    CLOSED,
+    TARGETS,
+    brief_error,
+    compare,
+    error_line,
+    on_card,
+    pair,
+    show,
+    simulate,
+    speed_of,
+)
+from experiments.fidelity.runs import ServedRun, figures
 from experiments.profile.tables import write_profile
 from experiments.store.benchmark_file import write
 
@@ -75,6 +90,7 @@ def main(
     runs = _by_card([found for _, found in kept])
     origins = [about for about, _ in kept]
     result = {"measured": origins, **compare([pair(run, profile) for run in runs], profile)}
+    result["at_card_speed"] = errors_at_card_speed([found for _, found in kept], profile)
     show(result)
     written = write(name, origins[0]["hardware"], result, Path(folder))
     print(f"written: {written}")
@@ -100,6 +116,27 @@ def _by_card(cards: Sequence[Sequence[ServedRun]]) -> list[ServedRun]:
         for card, found in enumerate(runs, 1)
         for run in found
     ]
+
+
+def errors_at_card_speed(cards: Sequence[Sequence[ServedRun]], profile: Profile) -> dict[str, dict[str, float]]:
+    """Returns the errors of runs whose requests arrive over time, simulated at the speed of their card, by figure.
+
+    A card's speed is told by its runs of the same model whose requests all wait at the start. Those are not judged.
+    """
+    sizes: dict[str, list[float]] = defaultdict(list)
+    for runs in cards:
+        for model in sorted({run.settings["model"] for run in runs}):
+            of_model = [run for run in runs if run.settings["model"] == model]
+            queued = [run for run in of_model if run.settings.get("load") is None]
+            speed = speed_of(queued, profile)
+            for run in of_model if queued else ():
+                if run not in queued:
+                    found = figures(simulate(run, profile, speed=speed))
+                    for name in TARGETS.keys() - CLOSED.keys():
+                        sizes[name].append(abs(found[name] / run.figures[name] - 1))
+    return {
+        name: {"median": float(np.median(sizes[name])), "largest": max(sizes[name])} for name in TARGETS if sizes[name]
+    }
 
 
 def stamp_error(path: Path, error: str, compared: dict[str, Any]) -> None:

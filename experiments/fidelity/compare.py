@@ -28,6 +28,8 @@ RANKS = {"mean": 0.03, "P50": 0.03, "P90": 0.08, "P99": 0.08}
 TARGETS = CLOSED | {f"{kind} {rank}": target for kind in KINDS for rank, target in RANKS.items()}
 """The same, and of all runs. A percentile is right, too, within `RANK` percentiles of the simulated run."""
 
+SUMMARY = ("TTFT mean", "TBT mean", "TPOT mean", "end to end mean", "TTFT P99", "TBT P99")
+
 RANK = 0.3
 
 NUDGES = (0.99, 0.995, 1.005, 1.01)
@@ -238,6 +240,8 @@ def show(result: dict[str, Any]) -> None:
     for card, kinds in result["cards"].items():
         errors = ", ".join(f"{kind} {error:+.1%}" for kind, error in kinds.items())
         print(f"  card {card}: all iterations, predicted one by one: {errors}")
+    if at_speed := _at_card_speed(result):
+        print(f"  runs whose requests arrive over time, at the speed of their card, median error: {at_speed}")
 
 
 def _cell(found: Mapping[str, Any], name: str) -> str:
@@ -270,8 +274,9 @@ def error_line(result: dict[str, Any]) -> str:
     number = sum(len(policies) for policies in result["cases"].values())
     models = sorted({found["model"] for policies in result["cases"].values() for found in policies.values()})
     median, most, by_card = result["median_error"], result["largest_error"], result["cards"]
-    names = ("TTFT mean", "TBT mean", "TPOT mean", "end to end mean", "TTFT P99", "TBT P99")
-    errors = ", ".join(f"{name} {median[name]:.1%} (at most {most[name]:.1%})" for name in names)
+    errors = ", ".join(f"{name} {median[name]:.1%} (at most {most[name]:.1%})" for name in SUMMARY)
+    if at_speed := _at_card_speed(result):
+        errors += f"; at the speed of their card, of the runs whose requests arrive over time: {at_speed}"
     runs = f"against {number} real runs of {' and '.join(models)} on {len(by_card)} cards"
     if commits := list(dict.fromkeys(card["commit"] for card in result["measured"] if card.get("commit"))):
         runs += f" by the runtime of {' and '.join(commits)}"
@@ -280,6 +285,12 @@ def error_line(result: dict[str, Any]) -> str:
     spread = ", ".join(f"{kind} {min(found):+.1%} to {max(found):+.1%}" for kind, found in off.items())
     command = f"python -m experiments.bench fidelity, {today()}"
     return f"{runs}, median error: {errors}; iterations, by card: {spread}; {command}"
+
+
+def _at_card_speed(result: Mapping[str, Any]) -> str:
+    errors = result.get("at_card_speed", {}).items()
+    known = {name: f"{name} {found['median']:.1%} (at most {found['largest']:.1%})" for name, found in errors}
+    return ", ".join(known[name] for name in SUMMARY if name in known)
 
 
 def brief_error(median: float, most: float) -> str:
