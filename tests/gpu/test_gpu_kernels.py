@@ -147,6 +147,7 @@ ROWS = {
     "padding": [(1, 300), (40, 40), (1, 1), (0, 0), (0, 0)],
     "one very long decode": [(1, 9000)],
     "many": [(1, 1 + 37 * row % 1000) for row in range(150)],
+    "even decodes": [(1, 640)] * 32,
     "one decode among padding": [(0, 0), (1, 1024), *[(0, 0)] * 126],
 }
 

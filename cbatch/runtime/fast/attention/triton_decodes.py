@@ -92,6 +92,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     ends = tl.cumsum(blocks)
     num_blocks = tl.sum(blocks)
     num_shares = tl.maximum(tl.minimum(tl.num_programs(1), num_blocks // LEAST_BLOCKS), 1)
+    num_shares = _align(num_shares, tl.maximum(tl.sum((blocks > 0).to(tl.int32)), 1))
     at = num_blocks * tl.minimum(share, num_shares) // num_shares
     stop = num_blocks * tl.minimum(share + 1, num_shares) // num_shares
     heads = kv_head * GROUP + tl.arange(0, PAIRS)
@@ -174,6 +175,14 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
                     DIM,
                 )
         at = until
+
+
+@triton.jit
+def _align(num_shares, num_decodes):  # type: ignore[no-untyped-def]
+    """Return a few shares less if the borders of equal contexts are then borders of shares: fewer parts to combine."""
+    contexts = tl.cdiv(num_decodes, num_shares)  # of a share
+    aligned = tl.where(contexts > 1, tl.cdiv(num_decodes, contexts), num_shares - num_shares % num_decodes)
+    return tl.where(aligned * 16 >= num_shares * 15, aligned, num_shares)
 
 
 @triton.jit
