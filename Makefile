@@ -22,8 +22,8 @@ test: $(INSTALLED)
 test-nightly: $(INSTALLED)
 	$(BIN)/python -m pytest tests/test_tokens.py tests/test_runtime_model.py --workloads=96 --compiler=inductor -n 2
 	$(BIN)/python -m pytest tests/test_leaps.py --workloads=1000 -n 2
-	$(BIN)/python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results $(if $(DRAW),--draw=$(DRAW))
-	$(BIN)/python -m pytest tests/test_fuzz.py --fuzz=20000 --record=results $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results -n 2 $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/test_fuzz.py --fuzz=20000 --record=results -n 2 $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/test_coverage.py --repetitions=1000
 	$(BIN)/python -m pytest tests/test_bounds.py --instances=1000
 	$(BIN)/python tests/support/mutate.py --planted

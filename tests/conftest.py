@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,12 @@ gc.set_threshold(20_000)  # as `experiments.run`: each full collection would tra
 
 settings.register_profile("cbatch", derandomize=True, deadline=None, database=None)
 settings.load_profile("cbatch")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Results that a process of `pytest -n` writes name the whole command."""
+    if given := getattr(config, "workerinput", None):
+        sys.argv[:] = given["mainargv"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,5 +1,7 @@
 """Counts the drawn cases of a long test: a progress bar while it runs, a results file at its end."""
 
+import json
+import os
 import platform
 import re
 import sys
@@ -7,8 +9,9 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from fcntl import LOCK_EX, flock
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
 
 from tqdm import tqdm
 
@@ -70,7 +73,7 @@ class Tally:
             raise
 
     def write(self, name: str, folder: str, **versions: str) -> None:
-        """Write `folder`/cpu/`name`.json. versions: of further packages."""
+        """Write `folder`/cpu/`name`.json; the processes of one run add to it. versions: of further packages."""
         if self._bar is not None:
             self._bar.close()
         wall, cpu = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
@@ -83,4 +86,26 @@ class Tally:
             **({"further_versions": versions} if versions else {}),
             "by": {name: dict(sorted(kinds.items())) for name, kinds in self._kinds.items()},
         }
-        write(name, cpu_name(), figures, Path(folder), command="python -m pytest")
+        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
+        path = Path(folder) / "cpu" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            flock(lock, LOCK_EX)
+            earlier = json.loads(path.read_text()) if run and path.exists() else {}
+            if earlier.get("run") == run:
+                figures = add(earlier, figures)
+            write(
+                name, cpu_name(), {**figures, "run": run} if run else figures, Path(folder), command="python -m pytest"
+            )
+        path.with_suffix(".lock").unlink()
+
+
+def add(earlier: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
+    """What several processes of one run (`pytest -n`) have counted, each a part."""
+    total = {**figures, "seconds": max(earlier["seconds"], figures["seconds"])}
+    total["failures"] = [*earlier["failures"], *figures["failures"]]
+    for name, value in figures.items():
+        if name not in ("seconds", "failures") and isinstance(value, int | float):
+            total[name] = round(earlier[name] + value, 1)
+    kinds = {name: Counter(earlier["by"].get(name, {})) + Counter(counts) for name, counts in figures["by"].items()}
+    return {**total, "by": {name: dict(sorted(counts.items())) for name, counts in kinds.items()}}
