@@ -14,7 +14,7 @@ from typing import Any, Protocol, SupportsIndex
 from cbatch.engine import Engine
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.executor import Executor
-from cbatch.policy import Policy
+from cbatch.policy import Policy, copy_policy
 from cbatch.policy_calls import call
 from cbatch.record import RunRecord
 from cbatch.request import Request, Status
@@ -191,7 +191,7 @@ class ReplicatedServer:
 
     def engine(self, policy: Policy, requests: Iterable[Request] = (), *, asynchronous: bool | None = None) -> Cluster:
         """As `Server.engine`."""
-        policies = [policy, *(deepcopy(policy) for _ in self.servers[1:])]
+        policies = [policy, *(copy_policy(policy) for _ in self.servers[1:])]
         engines = [
             server.engine(copy, asynchronous=asynchronous) for server, copy in zip(self.servers, policies, strict=True)
         ]

@@ -12,11 +12,15 @@
 is a whole policy: it runs with real tokens on a CPU or GPU and in simulation, sync and async, without an edit.
 """
 
-from typing import Protocol
+from copy import deepcopy
+from inspect import isfunction
+from typing import Protocol, TypeVar
 
-from cbatch.errors import PolicyError
+from cbatch.errors import ConfigError, Interruption, PolicyError
 from cbatch.plan import Plan
 from cbatch.view import View
+
+P = TypeVar("P")
 
 
 class Policy(Protocol):
@@ -53,3 +57,23 @@ def is_steady(policy: object) -> bool:
         problem = f"steady is a {type(steady).__name__}; make it True or False, or call it something else"
         raise PolicyError(f"{kind.__name__}: {problem}")
     return steady
+
+
+def copy_policy(policy: P) -> P:
+    """Returns a deep copy, for a replica or a fresh run.
+
+    Raises:
+        ConfigError: it cannot be copied, or keeps a function that would read the attributes of the original in the copy.
+    """
+    name = type(policy).__name__
+    for attribute, value in getattr(policy, "__dict__", {}).items():
+        if isfunction(value) and any(cell.cell_contents is policy for cell in value.__closure__ or ()):
+            problem = f"self.{attribute} is a function over self, which in a copy still reads the original's attributes"
+            raise ConfigError(f"policy {name}: {problem}; make it a method")
+    try:
+        return deepcopy(policy)
+    except (Interruption, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        refused = f"policy {name} cannot be copied ({type(error).__name__}: {error})"
+        raise ConfigError(f"{refused}; open files, locks and generators where they are used") from error

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbatch import BatchShape, ConfigError, Plan, Policy, View
+from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from experiments.check.__main__ import _policy, main
 from experiments.check.properties import NAMES, PROPERTIES
@@ -285,6 +286,20 @@ def test_a_policy_that_cannot_be_copied_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="policy Open cannot be copied"):
         search(Open(), PROPERTIES, CHUNK, num_random=0)
+
+
+def test_a_function_over_the_original_is_refused_in_copies() -> None:
+    class Ranked(Orca):
+        def __init__(self, over_self: bool) -> None:
+            self.served = 0
+            self.rank = (lambda request: self.served) if over_self else (lambda request: 0)
+
+    said = (
+        "policy Ranked: self.rank is a function over self, which in a copy still reads the original's attributes; make"
+    )
+    with pytest.raises(ConfigError, match=said):
+        search(Ranked(over_self=True), PROPERTIES, CHUNK, num_random=0)
+    assert copy_policy(Ranked(over_self=False)).served == 0
 
 
 MINE = """

@@ -1,6 +1,5 @@
 """Small workloads with the limits that they are served under, and the history of a policy serving one."""
 
-import copy
 from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -8,6 +7,7 @@ from functools import cached_property
 from cbatch import BatchShape, CbatchError, Limits, Policy, PolicyError, Request, Server
 from cbatch.errors import StallError
 from cbatch.kv import KVSize, blocks_for
+from cbatch.policy import copy_policy
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.sim.executor import SimExecutor
 from cbatch.stall import Patience
@@ -120,7 +120,7 @@ def _play(policy: Policy, scenario: Scenario, patience: Patience) -> History:
         server = Server(SimExecutor(cost), scenario.limits, cost, kv, scenario.asynchronous, patience)
         asks = enumerate(scenario.asks)
         requests = (Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in asks)
-        engine = server.engine(copy.deepcopy(policy), requests)
+        engine = server.engine(copy_policy(policy), requests)
         with record_decisions(engine, hear):
             engine.run()
     except StallError as raised:

@@ -4,7 +4,6 @@ The first tiny scenario that violates a property is therefore the smallest; a ra
 Sizes scale with the policy's chunk, so that prompts shorter and longer than a chunk are among them.
 """
 
-import copy
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -12,9 +11,9 @@ from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from cbatch import ConfigError, Policy
-from cbatch.errors import Interruption
+from cbatch import Policy
 from cbatch.kv import blocks_for
+from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from experiments.check.properties import OVERTAKEN_LIMIT, Property, Violation
 from experiments.check.scenario import SHORT, Ask, History, Scenario, play
@@ -54,7 +53,7 @@ def search(
     Raises:
         ConfigError: the policy cannot be copied.
     """
-    _check_copies(policy)
+    copy_policy(policy)  # each scenario is served by a copy
     found: Found = {prop.name: None for prop in properties}
     left = list(properties)
     for scenario in tiny_scenarios(chunk) if tiny is None else tiny:
@@ -117,17 +116,6 @@ def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Itera
         choices = product(range(1, count + 1), (longest, 2 * longest), kv_sizes, (False, True))
         for batch, tokens, num_blocks, asynchronous in choices:
             yield Scenario(asks, batch, max(tokens, batch, chunk), num_blocks, block_size, asynchronous)
-
-
-def _check_copies(policy: Policy) -> None:
-    """Each scenario is served by a fresh copy."""
-    try:
-        copy.deepcopy(policy)
-    except (Interruption, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        refused = f"policy {type(policy).__name__} cannot be copied ({type(error).__name__}: {error})"
-        raise ConfigError(f"{refused}; open files, locks and generators where they are used") from error
 
 
 def _search_random(
