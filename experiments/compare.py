@@ -19,7 +19,7 @@ differ in nothing else: then replications are compared in pairs, by seed, which 
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +32,7 @@ from experiments import run as run_command
 from experiments.capacity.folder import CAPACITY, as_run, capacity_folders
 from experiments.config.choices import option_names
 from experiments.config.command_line import run
+from experiments.job import known_figures, may_exist, no_such_figure
 from experiments.store.intervals import Compared, compare
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.runs import Run, label_runs, label_seeds, seed_keys
@@ -77,6 +78,10 @@ def _compare(*arguments: str) -> int | None:
         policies = [] if folders or "/" in missing.partition("(")[0] else option_names("policy", ",".join(names))
         if len(policies) < 2:
             raise ConfigError(f"compare {missing}: no such folder; give folders of runs, or at least two policies")
+        _check_baseline(first, policies)
+        for key in own["metric"]:
+            if not may_exist(key):
+                raise ConfigError(no_such_figure(f"metric={key}", known_figures()))
         sweep = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_compare"
         if status := _run_policies(names, others, sweep):
             return status
@@ -147,10 +152,16 @@ def _in_order(groups: Mapping[str, list[Run]], first: Sequence[str]) -> list[tup
     """The groups, those of the policies `first` before the others."""
     first = [policy_name(policy) for policy in first]
     policies = {label: policy_name(group[0].about["policy"]) for label, group in groups.items()}
-    if first and first[0] not in policies.values():
-        raise ConfigError(f"baseline={first[0]}: no run of this policy; {nearest(first[0], set(policies.values()))}")
+    _check_baseline(first, policies.values())
     rank = {policy: place for place, policy in reversed(list(enumerate(first)))}
     return sorted(groups.items(), key=lambda group: rank.get(policies[group[0]], len(first)))
+
+
+def _check_baseline(first: Sequence[str], policies: Iterable[str]) -> None:
+    """Raises ConfigError if the first of these is none of the policies."""
+    known = {policy_name(policy) for policy in policies}
+    if first and policy_name(first[0]) not in known:
+        raise ConfigError(f"baseline={first[0]}: no run of this policy; {nearest(first[0], known)}")
 
 
 def _search(label: str, found: Run) -> Thing:
@@ -199,7 +210,7 @@ def report(things: Sequence[Thing], metrics: Sequence[str]) -> str:
     if metrics:
         for key in metrics:
             if key not in things[0].figures:
-                raise ConfigError(f"metric={key}: no such figure; {nearest(key, things[0].figures.keys())}")
+                raise ConfigError(no_such_figure(f"metric={key}", list(things[0].figures)))
         shown = {key: (key, 1.0) for key in metrics}
     for part in (lambda thing: thing.settings, lambda thing: thing.served, lambda thing: ""):
         groups: dict[str, list[Thing]] = {}

@@ -90,7 +90,7 @@ def run_job(config: DictConfig, work: Work = RUN) -> float | None:
         )
     objective = config.get("objective")
     if objective is not None and not may_exist(str(objective)) and not str(objective).startswith(work.figures):
-        raise Refused(_no_such_figure(str(objective), _figures()))
+        raise Refused(no_such_figure(f"objective={objective}", known_figures()))
     try:
         settings: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
         summary = (_run_of_sweep if sweeping else _single_run)(settings, hydra, work)
@@ -133,11 +133,11 @@ def objective_of(summary: Mapping[str, Any], key: str) -> float:
         for name, value in flat(summary)
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     }
-    if key not in numbers and key in _figures():
+    if key not in numbers and key in known_figures():
         group = key.partition(".")[0]
         raise ConfigError(f"objective={key}: this run has no {group}; docs/metrics.md says of which requests it is")
     if key not in numbers:
-        raise ConfigError(_no_such_figure(key, list(numbers)))
+        raise ConfigError(no_such_figure(f"objective={key}", list(numbers)))
     value = numbers[key]
     if value is None or not math.isfinite(value):
         raise ConfigError(f"objective={key}: has no value in this run; choose another figure of summary.json")
@@ -146,10 +146,10 @@ def objective_of(summary: Mapping[str, Any], key: str) -> float:
 
 def may_exist(key: str) -> bool:
     """Whether some run has a figure of this name: those by tier and client, and facts about the run, are known at its end."""
-    return key in _figures() or key.startswith(("about.", "attainment.tiers.", "service.clients."))
+    return key in known_figures() or key.startswith(("about.", "attainment.tiers.", "service.clients."))
 
 
-def _figures() -> list[str]:
+def known_figures() -> list[str]:
     """The dotted keys of every figure that a summary may have, from the summary of a run that served nothing."""
     request, record = Request(0, 1, 1, client="any", slo=SLO(1.0, 1.0, 1.0)), RunRecord()
     request.finish_reason, request.finished_at = FinishReason.REJECTED, 0.0
@@ -157,9 +157,10 @@ def _figures() -> list[str]:
     return [name for name, _ in flat(summarize(record, num_blocks=1, max_batch=1))]
 
 
-def _no_such_figure(key: str, known: Sequence[str]) -> str:
-    near = get_close_matches(key, known, 3, 0.3) or list(known)[:3]
-    return f"objective={key}: summary.json has no such number; did you mean {' or '.join(near)}?"
+def no_such_figure(given: str, known: Sequence[str]) -> str:
+    """The message for a key=NAME that names no number of a summary."""
+    near = get_close_matches(given.partition("=")[2], known, 3, 0.3) or list(known)[:3]
+    return f"{given}: summary.json has no such number; did you mean {' or '.join(near)}?"
 
 
 def _go_to_the_sweep(hydra: HydraConf) -> None:

@@ -83,7 +83,7 @@ def _main(command: Command, claims: ExitStack) -> int:
     sweep: str | None = None
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
-        given = with_seeds(sys.argv[1:])
+        given = with_seeds(sys.argv[1:], replications=command is not RUN)
         sys.argv[1:] = arguments = with_arguments([*given, *swept_options(given, CONFIG_FOLDER)])
         options = parse_options(arguments)
         say_repeated(options.overrides)

@@ -36,6 +36,7 @@ from experiments.capacity.replications import (
 )
 from experiments.capacity.search import FIRST, LEAST, Found, Search, Wanted
 from experiments.config.assemble import assemble
+from experiments.config.composition import compose_run
 from experiments.config.construct import construct
 from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.run import main
@@ -247,6 +248,23 @@ def test_what_cannot_be_found_says_what_to_change(curve: Curve, wanted: dict[str
     with pytest.raises(ConfigError) as error:
         search(curve, **wanted)
     assert said in str(error.value)
+
+
+def test_too_few_requests_are_refused_as_soon_as_that_is_certain() -> None:
+    """At 5 times the rate that passes first 9 * rate are in the system; the bracket would go on to 7 requests/s."""
+    short, long = (Curve(lambda rate: 0.01 * (rate / 7) ** 9, in_system=9) for _ in range(2))
+    with pytest.raises(ConfigError, match=r"requests=100: the first and last .* leaves too few"):
+        search(short, requests=100)
+    search(long)
+    bracket = {rate for number, rate in long.asked if number < 4}
+    assert len({rate for _, rate in short.asked}) < len(bracket) / 2
+
+
+@pytest.mark.parametrize("key", ["requests", "cores"])
+def test_what_may_be_auto_may_be_a_number(key: str) -> None:
+    settings = dict(compose_run("workload=open_loop", f"{key}=many", name="capacity"))
+    with pytest.raises(ConfigError, match=f"^{key}=many: give auto, or a whole number from "):
+        searching.split(settings)
 
 
 def test_named_objectives_are_those_of_the_requests() -> None:

@@ -74,7 +74,10 @@ def test_other_requests_are_not_paired_and_equal_ones_are_said_to_be() -> None:
     [
         ([Thing("a", {"x": numbered(1, 2)}, "")], "compare: only a is there; give the folder of another one too"),
         ([Thing(name, {"x": numbered(1)}, "") for name in "ab"], "one replication has no interval; "),
-        ([Thing(name, {"y": numbered(1, 2)}, "") for name in "ab"], "metric=x: no such figure; known: y"),
+        (
+            [Thing(name, {"y": numbered(1, 2)}, "") for name in "ab"],
+            "metric=x: summary.json has no such number; did you mean y?",
+        ),
     ],
 )
 def test_what_cannot_be_compared(things: list[Thing], said: str) -> None:
@@ -205,6 +208,22 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
     base, other = (policy.removeprefix("mine.") for policy in policies)
     assert f"{other} over {base}: 2 replications, in pairs" in said
     assert "+1 [1, 1]" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (
+            "metric=ttft_seconds.p9",
+            "metric=ttft_seconds.p9: summary.json has no such number; did you mean ttft_seconds.p99",
+        ),
+        ("baseline=vtc", "baseline=vtc: no run of this policy; known: orca, sarathi"),
+    ],
+)
+def test_what_no_run_will_have_is_said_before_the_first(tmp_path: Path, option: str, said: str) -> None:
+    with chdir(tmp_path):
+        assert printed("orca", "sarathi", option, "workload.num_requests=2", "seeds=2").startswith(said)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("given", [["orca"], ["multirun/a", "multirun/b"], ["mine.Two(budget=256)"]])

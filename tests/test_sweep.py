@@ -233,6 +233,11 @@ def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:
     [
         ("policy=orca,sarathi,twoqueue.TwoQueues", "policy._target_=twoqueue.TwoQueues: twoqueue cannot be imported ("),
         ("policy=orca,'policies.orca.Orca(budget=3)'", "policy.budget: policies.orca.Orca takes no such argument; "),
+        (
+            "policy=orca,sarathi workload=trace workload.path=no",
+            "workload.path=no: no such file; a relative path begins",
+        ),
+        ("workload=closed,sharegpt(lengths.path=no)", "workload.lengths.path=no: no such file; "),
         ("workload=closed,sharegpt", "workload.lengths.path: has no value; give workload.lengths.path=..."),
         (
             "backend=sim backend.router._target_=cbatch.cluster.RoundRobin,mine.Router",

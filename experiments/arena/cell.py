@@ -18,8 +18,8 @@ from cbatch import ConfigError
 from cbatch.bounds import Bounds
 from cbatch.results.metrics import collect_served
 from cbatch.results.regret import regret
-from cbatch.validation import Switch, positive, read, whole
-from experiments.capacity.command import slo_name
+from cbatch.validation import Give, Switch, positive, read, whole
+from experiments.capacity.command import REQUESTS, slo_name
 from experiments.capacity.replications import natural_rate, num_recorded, replicate, together
 from experiments.config.assemble import assemble
 from experiments.config.backends import Simulated
@@ -59,7 +59,7 @@ class Keys:
     slo: Mapping[str, Any]
     load: Annotated[float, positive("0.5 for half of the highest rate that can be sustained")]
     replications: Annotated[int, whole(2, 10_000)]
-    requests: Literal["auto"] | Annotated[int, whole(20, 1_000_000)]
+    requests: Annotated[Literal["auto"] | Annotated[int, whole(20, 1_000_000)], Give(REQUESTS)]
     capacity: Switch
 
 

@@ -31,6 +31,7 @@ from experiments.store.sources import sources_of
 
 _REQUESTS, _PIECES = 2000, 20
 _MOST_REQUESTS = 1_000_000
+REQUESTS = f"auto, or a whole number from 20 to {_MOST_REQUESTS}"
 
 Share = Annotated[float, Field(gt=0, lt=1, strict=True), Give("a share between 0 and 1, as in 0.99")]
 
@@ -42,10 +43,10 @@ class Keys:
     slo: SLO
     definition: Literal["joint", "sarathi_serve", "vidur", "distserve", "qoserve"]
     attainment: Share
-    requests: Literal["auto"] | Annotated[int, whole(20, _MOST_REQUESTS)]
+    requests: Annotated[Literal["auto"] | Annotated[int, whole(20, _MOST_REQUESTS)], Give(REQUESTS)]
     replications: Annotated[int, whole(3, 10_000)]
     accuracy: Annotated[float, positive("0.03 for ±3%")]
-    cores: Literal["auto"] | Annotated[int, whole(1, 1024)]
+    cores: Annotated[Literal["auto"] | Annotated[int, whole(1, 1024)], Give("auto, or a whole number from 1 to 1024")]
 
 
 def measure(

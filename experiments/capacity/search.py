@@ -127,6 +127,10 @@ class Search:
             if not passes and not passing and failing < inf:
                 self._check_alone(rate / in_system)
             passing, failing, at_passing = (rate, failing, in_system) if passes else (passing, rate, at_passing)
+            if (
+                not self.wanted.grows
+            ):  # the warm-up does, with the rate: too few requests are refused as soon as possible
+                self._warmup(at_passing)
             rate = _round(2 * rate if failing == inf else rate / 2 if not passing else sqrt(passing * failing))
         return passing, failing, at_passing
 
@@ -168,7 +172,7 @@ class Search:
             recorded = self.wanted.recorded
             few = f"give a longer trace than of {recorded} requests, or " if recorded else ""
             problem = f"the first and last {warmup} do not count (5 mean residence times), which leaves too few"
-            raise ConfigError(f"requests={self.requests}: {problem}; {few}give requests={6 * warmup}")
+            raise ConfigError(f"requests={self.requests}: {problem}; {few}give requests={6 * warmup} or more")
         return warmup
 
     def _add(self, rates: Sequence[float], numbers: Sequence[int], warmup: int) -> None:

@@ -8,6 +8,7 @@ from itertools import chain, islice, product
 from pathlib import Path
 from traceback import walk_tb
 from types import FrameType
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -20,6 +21,7 @@ from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
 from experiments.config.construct import takes
 from experiments.config.settings import GROUPS
+from experiments.store.text import flat
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "conf"
 
@@ -123,7 +125,7 @@ def _composition(error: ConfigCompositionException, without: Callable[[str], Dic
         config = without(key)
         built = key != section and OmegaConf.select(config, f"{section}._target_", default=None)
         replace = f"; to replace the section give '~{section}' '+{section}={{...}}'" if built else ""
-        return _unknown_key(key, config) + replace
+        return _unknown_key(key, config, section.removeprefix(key)) + replace
     if found := re.match(r"Ambiguous value for argument '(.+)'", message):
         return f"{found[1]}: several values are a sweep; add -m to experiments.run, or quote the value"
     if found := re.match(r"Could not append to config. An item is already at '(.+)'", message):
@@ -131,12 +133,12 @@ def _composition(error: ConfigCompositionException, without: Callable[[str], Dic
     return ": ".join(_first_line(cause) for cause in (error, error.__cause__) if cause is not None)
 
 
-def _unknown_key(key: str, config: DictConfig) -> str:
-    """Names the known keys nearest to an unknown one. config: the configuration without it."""
+def _unknown_key(key: str, config: DictConfig, rest: str = "") -> str:
+    """Names the known keys nearest to an unknown one. config: the configuration without it. rest: what was given after it."""
     parent, _, name = key.rpartition(".")
     section = OmegaConf.select(config, parent, default=_ABSENT) if parent else config
     if section is _ABSENT:
-        return _unknown_key(parent, config)
+        return _unknown_key(parent, config, f".{name}{rest}")
     if other := _other_name(parent, config):
         return f"{key}: {parent} is ${{{other}}}; give {other}.{name}=..."
     if isinstance(section, Mapping) and name in takes(section.get("_target_")):
@@ -151,7 +153,36 @@ def _unknown_key(key: str, config: DictConfig) -> str:
     own = "; it is chosen when the run starts: give backend=sim, cpu or cuda for its keys" if choice == "auto" else ""
     if group == "policy":
         own = f"; for an argument of your own policy give +{key}=..., if it is one of several policy='NAME({name}=...)'"
-    return f"{key}: no such key{of}; {nearest(name, known)}{own}"
+    elsewhere = "" if own else _elsewhere(name, rest, group, config)
+    return f"{key}: no such key{of}; {elsewhere or nearest(name, known)}{own}"
+
+
+def _elsewhere(name: str, rest: str, group: str, config: DictConfig) -> str:
+    """Asks whether a key of this name deeper in the configuration was meant, or of another option; empty if there is none."""
+    chosen: Any = OmegaConf.to_container(config, resolve=False)
+    own = {key: value for key, value in chosen.items() if key != "hydra" and group in ("", key)}
+    meant = [key for key, _ in flat(own) if key.endswith(f".{name}{rest}")]
+    if rest:  # an empty section
+        inner = rest.removeprefix(".").replace(".", ": {") + ": ..." + "}" * rest.count(".")
+        meant += [f"'{key}={{{inner}'" for key, value in flat(own) if key.endswith(f".{name}") and value is None]
+    meant = meant or _of_other_options(f"{name}{rest}", [group] if group else GROUPS)
+    if not group:
+        meant += [f"{each}={name}" for each in GROUPS if (CONFIG_FOLDER / each / f"{name}.yaml").is_file()]
+        meant += [f"hydra/{name}" for each in ("launcher", "sweeper") if name == each]
+    return f"did you mean {' or '.join(meant[:3])}?" if meant else ""
+
+
+def _of_other_options(key: str, groups: Sequence[str]) -> list[str]:
+    """The keys that end so in most files of these groups, each with up to three options that have it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(path for group in groups for path in (CONFIG_FOLDER / group).glob("*.yaml")):
+        options: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        for each, _ in flat(options):
+            if f".{each}".endswith(f".{key}"):
+                group = f"{path.parent.name}."
+                found.setdefault(group + each.removeprefix(group), []).append(path.stem)
+    usual = [(each, options[:3]) for each, options in found.items() if len(options) == max(map(len, found.values()))]
+    return [f"{each}, of {each.partition('.')[0]}={' or '.join(options)}" for each, options in usual]
 
 
 def _other_name(section: str, config: DictConfig) -> str | None:

@@ -14,6 +14,8 @@ _OUR_OWN = {
     "hydra.sweep.dir": "-m and sweep=NAME",
     "hydra.sweep.subdir": "-m and sweep=NAME",
     "hydra.mode": "-m for a sweep",
+    "hydra.launcher": "-m and hydra/launcher=NAME",
+    "hydra.sweeper": "-m and hydra/sweeper=NAME",
 }
 """Settings of Hydra that have no effect here, and the keys to give instead: this process must know where a sweep's runs are."""
 
@@ -41,15 +43,19 @@ class _Parser(ArgumentParser):
         raise ConfigError(f"{message.removeprefix('argument ')}; see --hydra-help")
 
 
-def with_seeds(arguments: list[str]) -> list[str]:
+def with_seeds(arguments: list[str], *, replications: bool = False) -> list[str]:
     """Replaces seeds=N by a sweep over N seeds, from the one that `seed` gives on, 0 by default.
 
+    replications: the command has replications, with seeds of their own.
+
     Raises:
-        ConfigError: not a whole number, or `seed` has several values.
+        ConfigError: not a whole number, `seed` has several values, or there are `replications`.
     """
     given = [argument for argument in arguments if argument.startswith("seeds=")]
     if not given:
         return arguments
+    if replications:
+        raise ConfigError(f"{given[-1]}: replications have seeds of their own here; give replications=N")
     others = [argument for argument in arguments if argument not in given]
     number = parse(Annotated[int, whole(1)], given[-1].partition("=")[2], "seeds")
     firsts = [argument for argument in others if argument.startswith("seed=")]

@@ -1,12 +1,16 @@
-"""Checks every run of a sweep before the first one starts: that no required key is missing, and that all classes can be imported."""
+"""Checks every run of a sweep before the first one starts: that keys, classes and traces are there."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from experiments import workloads
 from experiments.config.construct import check_section
+from experiments.store.text import flat
+from experiments.workloads.readers.source import no_such_file
 
 _BUILT = ("backend", "runtime", "model", "workload", "policy")
 """Sections of which a run builds an object."""
@@ -26,12 +30,17 @@ def check_job(config: DictConfig) -> None:
     Raises:
         ConfigError: as `check_section`.
         MissingMandatoryValue: a required key has no value.
+        WorkloadError: a file that a built-in workload names is not there.
     """
     with open_dict(config):
         del config["hydra"]
     settings: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     for section in _BUILT:
         check_section(section, settings[section])
+    workload = settings["workload"]
+    for key, value in flat({"workload": workload}) if workload["_target_"].startswith(f"{workloads.__name__}.") else ():
+        if key.endswith((".path", ".dataset")) and not Path(str(value)).expanduser().exists():
+            raise no_such_file(key, value)
 
 
 def _check_batch(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:

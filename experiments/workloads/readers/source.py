@@ -41,8 +41,7 @@ def read_lines(path: str, key: str = "workload.path") -> TextFile:
     try:
         text = _read(Path(path).expanduser())
     except FileNotFoundError:
-        problem = "no such file; a relative path begins in the current folder"
-        raise WorkloadError(f"{key}={path}: {problem}") from None
+        raise no_such_file(key, path) from None
     except (gzip.BadGzipFile, zlib.error) as error:
         problem = f"not a valid gzip file although its name ends in .gz ({error})"
         raise WorkloadError(f"{path}: {problem}: copy it again, or rename it if it is plain text") from None
@@ -56,6 +55,11 @@ def read_lines(path: str, key: str = "workload.path") -> TextFile:
     if not text:
         raise WorkloadError(f"{path}: the file is empty: give one with requests")
     return TextFile(str(path), text.removesuffix("\n"), key.rpartition(".")[0])
+
+
+def no_such_file(key: str, path: str) -> WorkloadError:
+    """The error to raise for a setting that names no file."""
+    return WorkloadError(f"{key}={path}: no such file; a relative path begins in the current folder")
 
 
 def _read(path: Path) -> str:
