@@ -103,6 +103,7 @@ def test_a_benchmarks_figures_are_kept_by_hardware_with_their_origin(
     ("hardware", "folder"),
     [
         ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
         ("GeForce RTX 4090", "rtx-4090"),
         ("AMD Instinct MI300X (OAM)", "instinct-mi300x-oam"),

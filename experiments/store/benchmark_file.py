@@ -30,4 +30,5 @@ def slug(hardware: str) -> str:
     gpu = re.search(r"(?:NVIDIA|GeForce|AMD)[ -]+(.+)", hardware)
     if gpu is None or "cores" in hardware:
         return "cpu"
-    return re.sub(r"[^a-z0-9]+", "-", gpu.group(1).lower()).strip("-")
+    name = re.sub(r" \d+ ?GB.*", "", gpu.group(1))  # an H100 80GB HBM3 is h100
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
