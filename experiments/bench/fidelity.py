@@ -119,7 +119,7 @@ def _by_card(cards: Sequence[Sequence[ServedRun]]) -> list[ServedRun]:
 
 
 def errors_at_card_speed(cards: Sequence[Sequence[ServedRun]], profile: Profile) -> dict[str, dict[str, float]]:
-    """Returns the errors of runs whose requests arrive over time, simulated at the speed of their card, by figure.
+    """Returns the errors of runs whose requests arrive over time, simulated at the speed of their card, by figure; `missed` exceed the target.
 
     A card's speed is told by its runs of the same model whose requests all wait at the start. Those are not judged.
     """
@@ -135,7 +135,14 @@ def errors_at_card_speed(cards: Sequence[Sequence[ServedRun]], profile: Profile)
                     for name in TARGETS.keys() - CLOSED.keys():
                         sizes[name].append(abs(found[name] / run.figures[name] - 1))
     return {
-        name: {"median": float(np.median(sizes[name])), "largest": max(sizes[name])} for name in TARGETS if sizes[name]
+        name: {
+            "median": float(np.median(sizes[name])),
+            "largest": max(sizes[name]),
+            "runs": len(sizes[name]),
+            "missed": sum(size > target for size in sizes[name]),
+        }
+        for name, target in TARGETS.items()
+        if sizes[name]
     }
 
 
