@@ -36,6 +36,7 @@ from experiments.store.sources import differences, sources_of
 from experiments.store.text import flat, run_line, run_text
 
 _LONGEST_NAME = 150  # characters of a folder's name
+_QUOTED_WORD = re.compile(r"'(?!(?:true|false|null|nan|inf)')([a-z_][\w./-]*)'", re.IGNORECASE)
 _SECONDS_BETWEEN_LOOKS = 0.2  # at a run that another process has begun
 
 
@@ -271,8 +272,10 @@ def _command(hydra: HydraConf) -> Command:
 def folder_name(overrides: str) -> str:
     """Returns a readable, unique name for a run of a sweep, short enough for file systems.
 
-    overrides: as in Hydra's `override_dirname`, such as `chunk=256,policy=sarathi`.
+    overrides: as in Hydra's `override_dirname`, such as `chunk=256,policy=sarathi`. Hydra quotes all values of a sweep of which
+        one is quoted, as in `orca,'slai(x=1)'`; the name is that of the same value without quotes.
     """
+    overrides = _QUOTED_WORD.sub(r"\1", overrides)
     name = ",".join(part if "/" not in part else _without_folders(part) for part in overrides.split(","))
     name = _for_a_path(name) or "run"
     if name == overrides and len(name) <= _LONGEST_NAME:

@@ -448,6 +448,21 @@ def test_folder_names_are_readable(overrides: str, expected: str) -> None:
     assert folder_name(overrides).startswith(expected)
 
 
+@pytest.mark.parametrize(
+    ("quoted", "same"),
+    [
+        ("policy='orca',slo=strict", "policy=orca,slo=strict"),
+        ("policy='orca',workload='traces/x'", "policy=orca,workload=traces/x"),
+    ],
+)
+def test_a_value_that_hydra_quotes_beside_others_has_the_folder_of_the_value(quoted: str, same: str) -> None:
+    assert folder_name(quoted) == folder_name(same)
+
+
+def test_quotes_that_make_a_text_of_a_value_tell_folders_apart() -> None:
+    assert len({folder_name(f"p={value}") for value in ("null", "'null'", "1", "'1'", "True", "'True'")}) == 6
+
+
 def test_folder_names_are_short_and_stay_apart() -> None:
     long = [f"policy.some_long_argument={'x' * 300}{number}" for number in range(2)]
     names = {folder_name(overrides) for overrides in (*long, "p=/a/x", "p=/b/x")}
