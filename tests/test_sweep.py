@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from commands import QUICK, WAITING, command, environment, errors_at_end, new_process, start, summary, wait_for
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.conf import HydraConf, SweepDir
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -88,6 +89,21 @@ def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
     assert all(line.startswith("error: chunk=") for line in failures)
     assert last.startswith("error: 2 runs failed, see multirun/part/errors.log; the same command with sweep=part")
     assert len((tmp_path / "multirun" / "part" / "errors.log").read_text().splitlines()) == 2
+
+
+def test_a_run_is_composed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was checked before the first run is what runs: composing takes longer than a small simulation."""
+    composed, compose = [], ConfigLoaderImpl.load_sweep_config
+
+    def counted(loader: ConfigLoaderImpl, config: DictConfig, overrides: list[str]) -> DictConfig:
+        composed.append(overrides)
+        return compose(loader, config, overrides)
+
+    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
+    assert command("run", "-m", "sweep=once", "chunk=128,256", *QUICK, cwd=tmp_path).returncode == 0
+    assert [overrides[1] for overrides in composed] == ["chunk=128", "chunk=256"]
+    runs = {path.name: summary(path)["about"]["chunk"] for path in (tmp_path / "multirun" / "once").glob("chunk=*")}
+    assert sorted(runs.values()) == [128, 256] and all(f"chunk={chunk}" in name for name, chunk in runs.items())
 
 
 def search(cwd: Path, chunks: str, objective: str = "throughput.total_tokens_per_second") -> CompletedProcess[str]:

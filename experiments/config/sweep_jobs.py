@@ -1,6 +1,8 @@
 """Checks every run of a sweep before the first one starts: that keys, classes and traces are there."""
 
+import pickle
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,19 @@ def check_job(config: DictConfig) -> None:
 
 
 def _check_batch(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:
+    """Hydra's own launcher composes each run again, in this process: it gets what was checked, kept in 20 KB each."""
     assert sweeper.hydra_context is not None and sweeper.config is not None
     loader = sweeper.hydra_context.config_loader
+    compose = partial(type(loader).load_sweep_config, loader)
+    checked: dict[tuple[str, ...], bytes] = {}
+
+    def load_sweep_config(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        kept = checked.pop(tuple(sweep_overrides), None)
+        return pickle.loads(kept) if kept else compose(master_config, sweep_overrides)
+
     for overrides in batch:
-        check_job(loader.load_sweep_config(sweeper.config, list(overrides)))
+        config = compose(sweeper.config, list(overrides))
+        checked[tuple(overrides)] = pickle.dumps(config)
+        check_job(config)
+    if sweeper.config.hydra.launcher._target_.endswith(".BasicLauncher"):  # others compose in their workers
+        loader.load_sweep_config = load_sweep_config  # type: ignore[method-assign]
