@@ -69,6 +69,10 @@ def _compare(*arguments: str) -> int | None:
     options = [given for given in arguments if given not in names]
     own = {key: [text for name, _, text in map(_parts, options) if name == key] for key in _OPTIONS}
     others = [option for option in options if _parts(option)[0] not in _OPTIONS]
+    if not names:
+        raise ConfigError(
+            "compare: give folders of runs or at least two policies first, as in compare orca sarathi_serve"
+        )
     folders, first = [Path(name) for name in names if Path(name).is_dir()], own["baseline"]
     for key in ("baseline", "runs"):
         if len(own[key]) > 1:
@@ -76,7 +80,7 @@ def _compare(*arguments: str) -> int | None:
     if len(folders) < len(names):
         missing = next(name for name in names if not Path(name).is_dir())
         policies = [] if folders or "/" in missing.partition("(")[0] else option_names("policy", ",".join(names))
-        if len(policies) < 2:
+        if len(set(policies)) < 2:
             raise ConfigError(f"compare {missing}: no such folder; give folders of runs, or at least two policies")
         _check_baseline(first, policies)
         for key in own["metric"]:

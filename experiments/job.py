@@ -216,8 +216,6 @@ def _single_run(settings: Mapping[str, Any], hydra: HydraConf, work: Work) -> Ma
 
 
 def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf, work: Work) -> Mapping[str, Any]:
-    if settings["output"] is not None:
-        raise ConfigError(f"output={settings['output']} names the folder of a single run; name a sweep with sweep=")
     folder = _sweep_folder(hydra) / folder_name(hydra.job.override_dirname)
     alone = hydra.runtime.choices["hydra/launcher"] == "basic"  # others share the terminal: no bar can be drawn
     waits = False

@@ -46,6 +46,8 @@ def _maker(name: str) -> Callable[..., Any]:
 
 
 def _plot(name: str, where: str = "", *options: str) -> None:
+    if Path(name).is_dir():
+        raise ConfigError(f"plot {name}: is a folder; give the plot first: python -m experiments.plot NAME {name}")
     check_name("plot", name, NAMES)
     if not where or ("=" in where and not Path(where).exists()):
         raise ConfigError(f"plot {name}: needs a run's or sweep's folder: python -m experiments.plot {name} FOLDER")

@@ -24,10 +24,10 @@ from cbatch.topology import Topology
 from experiments.config.assemble import make_model, make_policy
 from experiments.config.backends import Cpu, with_even_stages
 from experiments.config.choices import with_arguments
-from experiments.config.command_line import run, with_search_path
+from experiments.config.command_line import check_effects, run, with_search_path
 from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.config.hardware import cost_model
-from experiments.config.settings import Settings, read_settings
+from experiments.config.settings import PLANS_BY, Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
 from experiments.store.sources import differences, sources_of
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _replay(run_folder: str, *overrides: str) -> int:
-    folder = Path(run_folder)
+    folder = Path(run_folder.removesuffix(f"/{DECISIONS}"))
     file = read_decisions(folder / DECISIONS)
     settings = _settings(folder)
     policy = make_policy(*_policy_settings(settings, file, overrides), {})
@@ -152,6 +152,7 @@ def _policy_settings(
     """Returns the run's settings, with the overrides applied to the policy's section."""
     if not overrides:
         return settings, read_settings(settings)
+    check_effects(overrides, PLANS_BY, "replay")
     given = {_key(override) for override in overrides}
     own_folder = "hydra.searchpath" in given
     recorded = [override for override in file.overrides if not (own_folder and override.startswith("--config-dir="))]

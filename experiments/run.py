@@ -14,16 +14,18 @@ from datetime import datetime
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
+from cbatch.validation import read
 from experiments.config.choices import swept_options, with_arguments
 from experiments.config.command_line import ends_with_its_reader, say_repeated
 from experiments.config.error_lines import CONFIG_FOLDER, one_line
 from experiments.config.run_options import parse_options, with_seeds
+from experiments.config.settings import Metrics
 from experiments.config.sweep_jobs import check_jobs_first
 from experiments.job import ReaderEnded, Refused, run_job
 from experiments.store.crash_report import TerminatedError, sigterm_raises
@@ -51,7 +53,7 @@ class Command(NamedTuple):
     """A command whose settings Hydra composes. config: their file in conf/. job: what it does with those of one run.
 
     folders, table: the finished ones in and below a folder; their table. alone: what an interrupted single run leaves.
-    lacks: groups of conf/ that are not for it.
+    lacks: groups of conf/ that are not for it. check: raises ConfigError for settings that it cannot use, before a sweep begins.
     """
 
     config: str
@@ -60,6 +62,7 @@ class Command(NamedTuple):
     table: Callable[[Path], str]
     alone: str = "nothing was written"
     lacks: tuple[str, ...] = ()
+    check: Callable[[dict[str, Any]], object] = lambda settings: read(Metrics, settings["metrics"], "metrics.")
 
 
 RUN = Command("config", run_job, run_folders, run_table, lacks=("slo:",))
@@ -75,7 +78,7 @@ def main(command: Command = RUN) -> int:
 
 
 def _main(command: Command, claims: ExitStack) -> int:
-    check_jobs_first()
+    check_jobs_first(command.check)
     gc.set_threshold(20_000)  # allocations; few of the settings and requests about to be made are garbage
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_job`
     began = datetime.now()

@@ -96,17 +96,19 @@ def test_a_cell_is_what_runs_at_its_rate_measure(folder: Path) -> None:
     ("given", "said"),
     [
         (["load=0", "replications=1"], "load=0: "),
-        (["backend=cpu"], "backend=cpu: the arena is simulated; give backend=sim"),
+        (["capacity=maybe"], "capacity=maybe: give on or off"),
+        (["slo=strict", "load=0.4,0.6", "requests=x"], "requests=x: give auto, or a whole number from 20"),
+        (["backend=cpu"], "backend=cpu: this command simulates; give backend=sim"),
     ],
 )
-def test_bad_input_is_one_line_for_each_cell(
+def test_bad_input_is_one_line_before_the_first_cell(
     given: Sequence[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = {key.partition("=")[0] for key in given}
     monkeypatch.setattr(sys, "argv", ["arena"])
     assert command.arena([*[key for key in ARENA if key.partition("=")[0] not in keys], *given]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert said in lines[0] and len(lines) <= 2
+    assert lines[0].startswith(f"error: {said}") and len(lines) == 1
     assert not list(folder.rglob(CELL))
 
 

@@ -264,7 +264,7 @@ def test_too_few_requests_are_refused_as_soon_as_that_is_certain() -> None:
 def test_what_may_be_auto_may_be_a_number(key: str) -> None:
     settings = dict(compose_run("workload=open_loop", f"{key}=many", name="capacity"))
     with pytest.raises(ConfigError, match=f"^{key}=many: give auto, or a whole number from "):
-        searching.split(settings)
+        searching.split(searching.Keys, settings)
 
 
 def test_named_objectives_are_those_of_the_requests() -> None:
@@ -391,7 +391,7 @@ def compose_settings() -> DictConfig:
         ("definition", "orca", "definition=orca: give joint, sarathi_serve, vidur, distserve or qoserve"),
         ("attainment", "1", "attainment=1: give a share between 0 and 1"),
         ("workload", "closed", "workload: experiments.workloads.ClosedBatch has no rate"),
-        ("backend", "cpu", "backend=cpu: a capacity is searched in simulation; give backend=sim"),
+        ("backend", "cpu", "backend=cpu: this command simulates; give backend=sim"),
         ("slo", "strictest", "slo=strictest: no such slo; did you mean strict"),
         ("slo.tpot", "1", "slo.tpot: no such key of slo=none; "),
         ("requests", "60", "slo: no rate meets it, requests alone on the server reach attainment 70%"),

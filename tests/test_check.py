@@ -356,6 +356,7 @@ def test_the_status_tells_whether_what_is_required_holds(
         ("chunk=0", "error: chunk=0: give a whole number of tokens"),
         ("policy=external", "error: policy._target_: has no value"),
         ("policy.chunk=3", "error: policy.chunk: no such key"),
+        ("policy=orca batch=8", "error: batch: has no effect on a check, which takes policy, chunking, predictor, "),
     ],
 )
 def test_mistakes_are_told_in_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

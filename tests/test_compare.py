@@ -217,6 +217,8 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
             "metric=ttft_seconds.p9",
             "metric=ttft_seconds.p9: summary.json has no such number; did you mean ttft_seconds.p99",
         ),
+        ("metrics=ttft_seconds.p99", "metrics=ttft_seconds.p99: give its keys, such as "),
+        ("output=x", "output=x names the folder of a single run; name a sweep with sweep="),
         ("baseline=vtc", "baseline=vtc: no run of this policy; known: orca, sarathi"),
     ],
 )
@@ -226,7 +228,7 @@ def test_what_no_run_will_have_is_said_before_the_first(tmp_path: Path, option: 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("given", [["orca"], ["multirun/a", "multirun/b"], ["mine.Two(budget=256)"]])
+@pytest.mark.parametrize("given", [["orca"], ["orca", "orca"], ["multirun/a", "multirun/b"], ["mine.Two(budget=256)"]])
 def test_one_policy_and_folders_that_do_not_exist_are_refused(tmp_path: Path, given: list[str]) -> None:
     with chdir(tmp_path):
         complaint = f"compare {given[0]}: no such folder; give folders of runs, or at least two policies"

@@ -205,6 +205,7 @@ def test_the_command_compares_as_diff_does(tmp_path: Path) -> None:
         (["run", "policy=orka"], "error: policy=orka: no such policy; did you mean orca?"),
         (["run", "policy=orca", "policy=lars"], "error: policy: is given twice, as orca and as lars; give it once\n"),
         (["run", "policy.size=3"], "error: policy.size: no such key"),
+        (["run", "workload.seed=3"], "error: workload.seed: has no effect on a replay, which takes policy, chunking, "),
         (["nowhere"], "error: nowhere/decisions.jsonl.gz: no such file"),
     ):
         refused = command("replay", *arguments, cwd=tmp_path)

@@ -6,15 +6,18 @@ adds to it. The pages show all that the folder of the sweep holds.
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from cbatch import ConfigError
+from cbatch.validation import Switch, parse
 from experiments.arena import markdown, web
-from experiments.arena.cell import cell_folders, cell_line, measure, read_finished
+from experiments.arena.cell import Keys, cell_folders, cell_line, measure, read_finished
 from experiments.arena.rows import read_board
 from experiments.capacity.__main__ import COMMAND as CAPACITY
+from experiments.capacity.command import split
 from experiments.capacity.folder import capacity_folders
 from experiments.config.command_line import HELP
 from experiments.job import Work, run_job
@@ -36,7 +39,7 @@ def _count(root: Path) -> str:
     return f"{len(cell_folders(root))} cells"
 
 
-COMMAND = Command("arena", _job, cell_folders, _count)
+COMMAND = Command("arena", _job, cell_folders, _count, check=partial(split, Keys))
 
 
 def arena(arguments: list[str]) -> int:
@@ -48,6 +51,7 @@ def arena(arguments: list[str]) -> int:
     try:
         web.check_plotly()
         _check_traces(given)
+        searches = parse(Switch, given.get("capacity", "off"), "capacity")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -55,7 +59,7 @@ def arena(arguments: list[str]) -> int:
     both = [key for key in arguments if key not in ("-m", "--multirun") and not key.startswith(("sweep=", "capacity="))]
     both += [] if "experiment" in given else ["experiment=arena"]
     status = _sweep(COMMAND, [*_without(_OF_CAPACITY, both), f"sweep={sweep}/cells"])
-    if given.get("capacity", "false").lower() == "true" and status in (0, 2):
+    if searches and status in (0, 2):
         both += [] if "slo" in given else [_SLOS]
         status = max(status, _sweep(CAPACITY, [*_without(_OF_CELLS, both), f"sweep={sweep}/capacity"]))
     folder = sweep_folder(sweep)

@@ -18,12 +18,10 @@ from cbatch import ConfigError
 from cbatch.bounds import Bounds
 from cbatch.results.metrics import collect_served
 from cbatch.results.regret import regret
-from cbatch.validation import Give, Switch, positive, read, whole
-from experiments.capacity.command import REQUESTS, slo_name
+from cbatch.validation import Give, Switch, positive, whole
+from experiments.capacity.command import REQUESTS, slo_name, split
 from experiments.capacity.replications import natural_rate, num_recorded, replicate, together
 from experiments.config.assemble import assemble
-from experiments.config.backends import Simulated
-from experiments.config.construct import construct
 from experiments.serve import Command, about_run, bounds_of, figures_of
 from experiments.store.claim import claimed, make_folder
 from experiments.store.crash_report import UNFINISHED
@@ -78,10 +76,7 @@ def measure(
         CbatchError: a setting that cannot be used, or a failure of the policy.
     """
     began = time.perf_counter(), time.process_time()
-    own = {key: settings[key] for key in Keys.__dataclass_fields__}
-    keys, run_settings = read(Keys, own), {key: value for key, value in settings.items() if key not in own}
-    if not isinstance(backend := construct("backend", run_settings["backend"], needs=("name",)), Simulated):
-        raise ConfigError(f"backend={backend.name}: the arena is simulated; give backend=sim")
+    keys, run_settings = split(Keys, settings)
     requests = _num_requests(keys, run_settings["workload"])
     highest, bounds = _machine(_without_policy(run_settings), keys.replications, requests)
     make_folder(folder)

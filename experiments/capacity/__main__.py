@@ -4,10 +4,11 @@ With -m, comma-separated values are swept, as in `experiments.run`. `--help` lis
 """
 
 import sys
+from functools import partial
 
 from omegaconf import DictConfig
 
-from experiments.capacity.command import measure
+from experiments.capacity.command import Keys, measure, split
 from experiments.capacity.folder import capacity_folders, read_finished
 from experiments.capacity.report import capacity_line, capacity_table, capacity_text
 from experiments.job import Work, run_job
@@ -26,6 +27,7 @@ COMMAND = Command(
     capacity_folders,
     capacity_table,
     alone="simulations that ended are kept in output=FOLDER, the same command goes on from them",
+    check=partial(split, Keys),
 )
 
 if __name__ == "__main__":

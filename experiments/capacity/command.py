@@ -7,8 +7,9 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from inspect import get_annotations
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -31,6 +32,7 @@ from experiments.store.sources import sources_of
 
 _REQUESTS, _PIECES = 2000, 20
 _MOST_REQUESTS = 1_000_000
+T = TypeVar("T")
 REQUESTS = f"auto, or a whole number from 20 to {_MOST_REQUESTS}"
 
 Share = Annotated[float, Field(gt=0, lt=1, strict=True), Give("a share between 0 and 1, as in 0.99")]
@@ -64,9 +66,7 @@ def measure(
         CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be found.
     """
     began = time.perf_counter()
-    keys, run_settings = split(settings)
-    if not isinstance(backend := construct("backend", run_settings["backend"], needs=("name",)), Simulated):
-        raise ConfigError(f"backend={backend.name}: a capacity is searched in simulation; give backend=sim")
+    keys, run_settings = split(Keys, settings)
     rule = Rule(keys.definition, keys.slo, keys.attainment, bool(run_settings["workload"].get("tiers")))
     wanted = _wanted(keys, run_settings["workload"], rule)
     if run_settings["bounds"] and keys.definition != "joint":
@@ -93,10 +93,17 @@ def measure(
     return summary
 
 
-def split(settings: Mapping[str, Any]) -> tuple[Keys, dict[str, Any]]:
-    """The keys of the search, and the settings of a run."""
-    own = {key: settings[key] for key in Keys.__dataclass_fields__}
-    return read(Keys, own), {key: value for key, value in settings.items() if key not in own}
+def split(kind: type[T], settings: Mapping[str, Any]) -> tuple[T, dict[str, Any]]:
+    """The keys of a command that simulates runs, a dataclass, and the settings of a run.
+
+    Raises:
+        ConfigError: an unknown key, a value out of range, or another backend than a simulated one.
+    """
+    own = {name: settings[name] for name in get_annotations(kind)}
+    keys, others = read(kind, own), {key: value for key, value in settings.items() if key not in own}
+    if not isinstance(backend := construct("backend", others["backend"], needs=("name",)), Simulated):
+        raise ConfigError(f"backend={backend.name}: this command simulates; give backend=sim")
+    return keys, others
 
 
 def slo_name(command: Command) -> str:

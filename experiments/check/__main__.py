@@ -30,8 +30,9 @@ from experiments.check.scenario import SHORT
 from experiments.check.search import describe_sizes, search
 from experiments.check.table import write_table
 from experiments.check.verdicts import text
-from experiments.config.command_line import listed, run
+from experiments.config.command_line import check_effects, listed, run
 from experiments.config.composition import policy_of
+from experiments.config.settings import PLANS_BY
 
 CHUNK = 4
 
@@ -96,6 +97,7 @@ def _options(arguments: Sequence[str]) -> tuple[Options, list[str]]:
 
 def _policy(overrides: Sequence[str]) -> tuple[Policy, int, Patience]:
     """Returns the policy that the overrides describe, its chunk, and how long it may make no progress."""
+    check_effects(overrides, (*PLANS_BY, "patience"), "check")
     given = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}", *overrides]  # the last one counts
     policy, settings = policy_of(*given)
     return policy, settings.chunk or CHUNK, settings.patience

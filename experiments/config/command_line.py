@@ -5,6 +5,7 @@ Independent of any command. The settings of a run are read by Hydra instead: see
 
 import inspect
 import os
+import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,10 +16,11 @@ from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
 from experiments.config.choices import with_arguments
 from experiments.config.error_lines import one_line, search_path
-from experiments.config.settings import GROUPS
+from experiments.config.settings import GROUPS, ROOT_KEYS
 
 HELP = frozenset({"-h", "--help"})
 Count = Annotated[int, whole(1)]
+Number = Annotated[int, whole(0)]
 
 
 def run(
@@ -138,6 +140,13 @@ def say_repeated(overrides: Iterable[str]) -> None:
     for key, values in values_by_key(overrides).items():
         if len(values) > 1:
             print(f"{key} is given {len(values)} times; the last one counts: {key}={values[-1]}")
+
+
+def check_effects(overrides: Iterable[str], keys: Collection[str], command: str) -> None:
+    """Raises ConfigError for a key of a run that has no effect on this command. keys: those, or their first parts, that have."""
+    for key in values_by_key(overrides):
+        if (first := re.split(r"[.@]", key)[0]) in ROOT_KEYS and first not in keys:
+            raise ConfigError(f"{key}: has no effect on a {command}, which takes {', '.join(keys)}; leave it out")
 
 
 def values_by_key(overrides: Iterable[str]) -> dict[str, list[str]]:

@@ -85,6 +85,9 @@ def parse_options(arguments: list[str]) -> Namespace:
     if parsed.config_dir is not None:
         search_path(parsed.config_dir)
     named = [override for override in parsed.overrides if override.startswith("sweep=")]
+    for override in parsed.overrides:
+        if parsed.multirun and override.startswith("output=") and override != "output=null":
+            raise ConfigError(f"{override} names the folder of a single run; name a sweep with sweep=")
     if named and not parsed.multirun:
         raise ConfigError(f"{named[0]}: names a sweep; add -m, or give output=FOLDER for a single run")
     _check_overrides(parsed.overrides)

@@ -83,6 +83,9 @@ class Settings:
     traces: Text
 
 
+PLANS_BY = ("policy", "chunking", "predictor", "chunk", "seed", "metrics")
+"""The keys that describe a policy: its sections in conf/policy take them up."""
+
 ROOT_KEYS = (*Settings.__dataclass_fields__, *GROUPS)
 """All keys of a configuration outside its sections."""
 

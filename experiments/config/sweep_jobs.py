@@ -1,7 +1,7 @@
 """Checks every run of a sweep before the first one starts: that keys, classes and traces are there."""
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,37 @@ _BUILT = ("backend", "runtime", "model", "workload", "policy")
 """Sections of which a run builds an object."""
 
 
-def check_jobs_first() -> None:
+def check_jobs_first(check: Callable[[dict[str, Any]], object]) -> None:
     """Has Hydra's sweeper check all runs before it launches any; by itself it composes them then, and looks no further.
 
     A search is not checked: it chooses its runs one after another.
+
+    check: raises ConfigError for settings that the command cannot use.
     """
-    Sweeper.validate_batch_is_legal = _check_batch  # type: ignore[method-assign, assignment]
+
+    def check_batch(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:
+        """Hydra's own launcher composes each run again, in this process: it gets what was checked, kept in 20 KB each."""
+        assert sweeper.hydra_context is not None and sweeper.config is not None
+        loader = sweeper.hydra_context.config_loader
+        compose = partial(type(loader).load_sweep_config, loader)
+        checked: dict[tuple[str, ...], bytes] = {}
+
+        def load_sweep_config(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+            kept = checked.pop(tuple(sweep_overrides), None)
+            return pickle.loads(kept) if kept else compose(master_config, sweep_overrides)
+
+        for overrides in batch:
+            config = compose(sweeper.config, list(overrides))
+            checked[tuple(overrides)] = pickle.dumps(config)
+            check(check_job(config))
+        if sweeper.config.hydra.launcher._target_.endswith(".BasicLauncher"):  # others compose in their workers
+            loader.load_sweep_config = load_sweep_config  # type: ignore[method-assign]
+
+    Sweeper.validate_batch_is_legal = check_batch  # type: ignore[method-assign, assignment]
 
 
-def check_job(config: DictConfig) -> None:
-    """Checks the settings of one run, which a sweeper has composed.
+def check_job(config: DictConfig) -> dict[str, Any]:
+    """Checks the settings of one run, which a sweeper has composed, and returns them.
 
     Raises:
         ConfigError: as `check_section`.
@@ -43,22 +64,4 @@ def check_job(config: DictConfig) -> None:
     for key, value in flat({"workload": workload}) if workload["_target_"].startswith(f"{workloads.__name__}.") else ():
         if key.endswith((".path", ".dataset")) and not Path(str(value)).expanduser().exists():
             raise no_such_file(key, value)
-
-
-def _check_batch(sweeper: Sweeper, batch: Sequence[Sequence[str]]) -> None:
-    """Hydra's own launcher composes each run again, in this process: it gets what was checked, kept in 20 KB each."""
-    assert sweeper.hydra_context is not None and sweeper.config is not None
-    loader = sweeper.hydra_context.config_loader
-    compose = partial(type(loader).load_sweep_config, loader)
-    checked: dict[tuple[str, ...], bytes] = {}
-
-    def load_sweep_config(master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        kept = checked.pop(tuple(sweep_overrides), None)
-        return pickle.loads(kept) if kept else compose(master_config, sweep_overrides)
-
-    for overrides in batch:
-        config = compose(sweeper.config, list(overrides))
-        checked[tuple(overrides)] = pickle.dumps(config)
-        check_job(config)
-    if sweeper.config.hydra.launcher._target_.endswith(".BasicLauncher"):  # others compose in their workers
-        loader.load_sweep_config = load_sweep_config  # type: ignore[method-assign]
+    return dict(settings)
