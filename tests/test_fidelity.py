@@ -190,7 +190,7 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
         "gpus": 1,
         "brief": "error: TTFT 0%, at most 0%",  # the runs are simulated
     }
-    assert "against 8 real runs of llama-3.1-8b" in stamped["error"]
+    assert stamped["error"].startswith("against 8 real runs of llama-3.1-8b on 1 card,")
     values, *_ = plot.draw(tmp_path / "h200").axes
     assert len([line for line in values.lines if line.get_marker() != "None"]) == 4  # total times, of the queued runs
 

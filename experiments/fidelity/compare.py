@@ -277,7 +277,7 @@ def error_line(result: dict[str, Any]) -> str:
     errors = ", ".join(f"{name} {median[name]:.1%} (at most {most[name]:.1%})" for name in SUMMARY)
     if at_speed := _at_card_speed(result):
         errors += f"; at the speed of their card, of the runs whose requests arrive over time: {at_speed}"
-    runs = f"against {number} real runs of {' and '.join(models)} on {len(by_card)} cards"
+    runs = f"against {number} real runs of {' and '.join(models)} on {len(by_card)} card{'s' * (len(by_card) > 1)}"
     if commits := list(dict.fromkeys(card["commit"] for card in result["measured"] if card.get("commit"))):
         runs += f" by the runtime of {' and '.join(commits)}"
     kinds = list(dict.fromkeys(kind for kinds in by_card.values() for kind in kinds))
