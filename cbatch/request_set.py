@@ -1,7 +1,6 @@
 """The ordered sets of requests that the engine changes and a policy sees."""
 
 from collections.abc import Iterable, Iterator
-from operator import attrgetter
 
 import numpy as np
 
@@ -18,7 +17,7 @@ class RequestSet:
     __slots__ = ("_list", "_members", "_rows")
 
     def __init__(self) -> None:
-        self._members: dict[Request, None] = {}
+        self._members: dict[Request, int] = {}  # their table rows
         self._rows: Ints | None = None
         self._list: list[Request] | None = None
 
@@ -44,7 +43,7 @@ class RequestSet:
     @property
     def rows(self) -> Ints:
         if self._rows is None:
-            self._rows = np.fromiter(map(attrgetter("row"), self._members), np.int64, len(self._members))
+            self._rows = np.fromiter(self._members.values(), np.int64, len(self._members))
         return self._rows
 
     def among(self, requests: Iterable[Request]) -> list[Request]:
@@ -56,9 +55,9 @@ class RequestSet:
         return requests.difference(self._members)
 
     def add(self, request: Request) -> None:
-        self._members[request] = None
+        self._members[request] = request.row
         self._rows = self._list = None
 
     def discard(self, request: Request) -> None:
-        if self._members.pop(request, self) is None:
+        if self._members.pop(request, None) is not None:
             self._rows = self._list = None

@@ -91,9 +91,14 @@ class TableAttention:
         return TableAttention(self.chunks.scaled(factor), self.decodes.scaled(factor), mixed)
 
     @cached_property
-    def _surely(self) -> tuple[float, float, float, float]:
-        """Tokens and context, number and context up to which the tables cover everything; avoids most searches."""
-        return (*self.chunks.rectangle(), *self.decodes.rectangle())
+    def _surely(self) -> tuple[float, float]:
+        """Tokens and context up to which the table of chunks covers everything; avoids most searches."""
+        return self.chunks.rectangle()
+
+    @cached_property
+    def _reach(self) -> dict[int, float]:
+        """The largest mean context that the table of decodes covers, by their number, as far as it was asked for."""
+        return {}
 
     def seconds(self, shape: BatchShape) -> float:
         chunks, num_decodes, context_of_decodes, _ = shape
@@ -106,11 +111,13 @@ class TableAttention:
         return seconds
 
     def covers(self, shape: BatchShape) -> bool:
-        most_tokens, most_before, most_decodes, most_context = self._surely
+        most_tokens, most_before = self._surely
         for tokens, before in shape.chunks:
             if (tokens > most_tokens or before > most_before) and not self.chunks.covers(tokens, before):
                 return False
-        number = shape.num_decodes
-        if not number or (number <= most_decodes and shape.decode_context <= number * most_context):
+        if not (number := shape.num_decodes):
             return True
-        return self.decodes.covers(number, shape.decode_context / number)
+        reach = self._reach.get(number)
+        if reach is None:
+            reach = self._reach[number] = self.decodes.reach(number)
+        return shape.decode_context / number <= reach

@@ -47,14 +47,13 @@ class SimExecutor:
         shape = step.shape()
         times = self._execute(shape)
         self._advance(self._now + self.host.of(len(step.requests)), Cause.HOST)
-        if self._gpu_clock is not None:
-            times = self._at_its_clock(times, self._gpu_clock)
+        saved = 0.0 if self._gpu_clock is None else self._saved(times, self._gpu_clock)
         carried_from = None
         if self.num_stages > 1 and len(self._latest) == self.num_stages and (step.carry >= 0).any():
             carried_from = self._latest[0]
         self._num_in_flight += 1
         full = self._num_in_flight >= self.num_stages
-        span = self._stages.launch(self._now, shape, times, full=full, carried_from=carried_from)
+        span = self._stages.launch(self._now, shape, times, saved=saved, full=full, carried_from=carried_from)
         self._latest.append(span)
         return span
 
@@ -83,11 +82,10 @@ class SimExecutor:
                 self._stages.record_host(self._now, time, cause, shape)
             self._now = time
 
-    def _at_its_clock(self, times: StageTimes, clock: GpuClock) -> StageTimes:
-        """The times at the GPU's present clock. All stages do the same work, so one clock represents all."""
+    def _saved(self, times: StageTimes, clock: GpuClock) -> float:
+        """The seconds saved by the GPU's present clock. All stages do the same work, so one clock represents all."""
         clock.rest(self._now - (self._latest[-1].ended if self._latest else 0.0))
-        compute, communication, embedding, head, transfers, pace = times
-        return StageTimes(compute - clock.run(pace), communication, embedding, head, transfers, pace)
+        return clock.run(times.pace)
 
     def _execute_on_one(self, shape: BatchShape) -> StageTimes:
         return StageTimes(self.cost.predict(shape), 0.0, 0.0, 0.0, ())

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
+from math import inf
 from typing import NamedTuple
 
 
@@ -80,8 +81,12 @@ class BilinearGrid(NamedTuple):
 
     def covers(self, size: float, column: float) -> bool:
         """Whether the sizes lie within the measured range: the last row, and the last column of the row below."""
+        return column <= self.reach(size)
+
+    def reach(self, size: float) -> float:
+        """The largest column that is covered at this size; below every column beyond the last row."""
         sizes = self.sizes
-        return size <= sizes[-1] and column <= self.columns[max(bisect_right(sizes, size) - 1, 0)][-1]
+        return self.columns[max(bisect_right(sizes, size) - 1, 0)][-1] if size <= sizes[-1] else -inf
 
     def rectangle(self) -> tuple[float, float]:
         """The size and column of the largest rectangle from the origin that is covered completely."""

@@ -90,15 +90,23 @@ class Stages:
         self._trail.append(Activity(begin, end, cause, shape))
 
     def launch(
-        self, now: float, shape: BatchShape, times: StageTimes, *, full: bool = True, carried_from: Span | None = None
+        self,
+        now: float,
+        shape: BatchShape,
+        times: StageTimes,
+        *,
+        saved: float = 0.0,
+        full: bool = True,
+        carried_from: Span | None = None,
     ) -> Span:
         """Sends an iteration through all stages.
 
+        saved: seconds of `times.compute` that each stage saves.
         full: as many iterations are in flight as there are stages; otherwise a waiting stage has no work.
         carried_from: the iteration whose sampled tokens are inputs of this one, which cannot start before they arrive.
         """
         computed = Cause.COMPUTE if full else Cause.NO_WORK
-        arrived, work = now, times.compute + times.communication
+        arrived, work = now, times.compute - saved + times.communication
         if carried_from is not None and carried_from.ended > now:
             arrived = carried_from.ended
             self._trail.append(Activity(now, arrived, computed, carried_from.shape))
