@@ -67,5 +67,7 @@ class _Watch:
         self._num_steps = len(steps)
         seconds = engine.executor.now()
         if seconds > 0:
-            self.bar.set_postfix_str(f"{self._num_tokens / seconds:,.0f} tokens/s", refresh=False)
-        self.bar.update(len(engine.record.requests) - self.bar.n)
+            taken = steps and steps[0].iteration  # the results of a streamed run are forgotten
+            rate = f"{seconds:,.0f} s simulated" if taken else f"{self._num_tokens / seconds:,.0f} tokens/s"
+            self.bar.set_postfix_str(rate, refresh=False)
+        self.bar.update((self.bar.total or 0) - engine.num_unfinished - self.bar.n)

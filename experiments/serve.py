@@ -9,21 +9,24 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
-from cbatch import ConfigError, Request, RunRecord
+from cbatch import ConfigError, Engine, Request, RunRecord
 from cbatch.bounds import Bounds, minorants_of
 from cbatch.request import limits_tell_lengths
 from cbatch.results.conservation import take_inventory
-from cbatch.results.metrics import Served, collect_served
+from cbatch.results.metrics import Served, StepColumns, collect_served
 from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
+from cbatch.results.streamed import StreamedRun
 from cbatch.results.summary import summarize
 from experiments.config.assemble import Run, assemble
 from experiments.config.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.progress import progress
+from experiments.store.csv_tables import extra_names
 from experiments.store.notes import origin_of
 from experiments.store.provenance import commit, now, versions
-from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results
+from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results, write_summary
 from experiments.store.sources import sources_of
+from experiments.store.streamed import StreamedTables
 from experiments.store.text import name_of
 
 
@@ -69,7 +72,7 @@ def serve(
     _say_chosen(run, command, say)
     with open_run_folder(folder, settings, lambda: _facts(run), replace=replace):
         try:
-            record = _run(run, command, folder, say, bar)
+            record, tables = _run(run, command, folder, say, bar)
         except UnmeasuredError:
             from experiments.profile.command import measure_cpu  # loads torch
 
@@ -77,21 +80,26 @@ def serve(
             measure_cpu(run.spec)
             began, run = time.perf_counter(), assemble(settings)
             _say_chosen(run, command, lambda line: None)
-            record = _run(run, command, folder, say, bar)
-        requests = collect_served(record)
-        figures = figures_of(run, record, requests)
+            record, tables = _run(run, command, folder, say, bar)
+        requests = tables.served() if tables else collect_served(record)
+        figures = figures_of(run, record, requests, tables.steps() if tables else None)
         if bounds is not None:
             figures["regret"] = regret(run.requests, requests, bounds)
         about = {**about_run(run, settings, command), "code": sources, "wall_seconds": time.perf_counter() - began}
         title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
         summary = {"about": about, **figures}
-        write_results(folder, record, requests, summary, timeline_title=title, decode=_decoder(run))
+        if tables:
+            write_summary(folder, summary)
+        else:
+            write_results(folder, record, requests, summary, timeline_title=title, decode=_decoder(run))
         gc.unfreeze()
     return summary
 
 
-def figures_of(run: Run, record: RunRecord, requests: Served | None = None) -> dict[str, Any]:
-    """The metrics of a run that has ended. requests: `collect_served(record)`, if already computed."""
+def figures_of(
+    run: Run, record: RunRecord, requests: Served | None = None, steps: StepColumns | None = None
+) -> dict[str, Any]:
+    """The metrics of a run that has ended. requests, steps: as in `summarize`."""
     metrics = run.settings.metrics
     return summarize(
         record,
@@ -103,6 +111,7 @@ def figures_of(run: Run, record: RunRecord, requests: Served | None = None) -> d
         objectives=metrics.objectives,
         client_weights=metrics.client_weights,
         requests=requests,
+        steps=steps,
         asked=run.requests,
     )
 
@@ -118,14 +127,25 @@ def bounds_of(run: Run) -> Callable[[Sequence[Request]], Bounds]:
     return bounds
 
 
-def _run(run: Run, command: Command, folder: Path, say: Callable[[str], None], bar: bool) -> RunRecord:
-    """Serves the requests to their end."""
+def _run(
+    run: Run, command: Command, folder: Path, say: Callable[[str], None], bar: bool
+) -> tuple[RunRecord, StreamedRun | None]:
+    """Serves the requests to their end. Of a streamed run, returns a record without steps, and what was gathered."""
     shown = progress(run.settings.progress if bar else "off", len(run.requests), run.backend.simulated, say)
-    with closing(run.server), _decisions_of(run, command, folder), shown as on_step:
+    streamed = StreamedTables(folder, extra_names(run.requests)) if run.streams else nullcontext()
+    with closing(run.server), _decisions_of(run, command, folder), shown as on_step, streamed as tables:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
-        record = run.engine.run(on_step)
-        gc.freeze()  # nor the record while it is written
-    return record
+        if tables is None:
+            record = run.engine.run(on_step)
+            gc.freeze()  # nor the record while it is written
+            return record, None
+
+        def show_and_drain(engine: Engine) -> None:
+            on_step(engine)
+            tables.drain(engine)
+
+        tables.take(run.engine.run(show_and_drain).take())
+        return tables.run.ended, tables.run
 
 
 def _facts(run: Run) -> dict[str, Any]:

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from schedules import make_engine
 
 from cbatch import BatchShape, Engine, Limits, Plan, Request, RunRecord, View
-from cbatch.results.metrics import Objectives, Window, busy_seconds, collect_served, find_window, statistics
+from cbatch.results.metrics import (
+    Objectives,
+    Window,
+    busy_seconds,
+    collect_served,
+    find_window,
+    statistics,
+    step_columns,
+)
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
@@ -273,6 +281,7 @@ def by_loops(record: RunRecord, num_blocks: int, warmup: int, drain: int) -> dic
 
 def test_the_window_ends_with_the_last_request_that_counts(two: RunRecord) -> None:
     requests = collect_served(two)
-    assert find_window(two, requests) == Window(0.0, 4.0)
-    assert find_window(two, requests, warmup_requests=1) == Window(2.0, 4.0)
-    assert find_window(two, requests, drain_requests=5) == Window(0.0, 0.0)
+    steps = step_columns(two.steps)
+    assert find_window(steps, requests) == Window(0.0, 4.0)
+    assert find_window(steps, requests, warmup_requests=1) == Window(2.0, 4.0)
+    assert find_window(steps, requests, drain_requests=5) == Window(0.0, 0.0)

@@ -7,9 +7,13 @@ import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import pandas as pd
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from in_process import Outcome, outcome
 from small_cluster import make_cost
 from test_leaps import Choosy, draw_requests
 from test_traces import LENGTHS
@@ -17,12 +21,18 @@ from test_traces import LENGTHS
 from cbatch import ConfigError, Limits, Policy, Request, RunRecord, Server, StepRecord
 from cbatch.errors import WorkloadError
 from cbatch.kv import KVSize
-from cbatch.results.metrics import collect_served, statistics
+from cbatch.results.metrics import Objectives, collect_served, statistics
+from cbatch.results.streamed import counted_statistics
+from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
 from cbatch.topology import Topology
+from experiments import run
 from experiments.bench import million
+from experiments.config import assemble
 from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, step_rows, write_csv
 from experiments.store.streamed import StreamedTables
+from experiments.store.tables import load, time_between_tokens
+from experiments.workloads import ServeGen
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
 from policies.prefill_first import PrefillFirst
@@ -39,8 +49,11 @@ def make_server(asynchronous: bool = True) -> Server[SimExecutor]:
 @pytest.mark.parametrize(
     "policy", [PrefillFirst(), SarathiServe(Fixed(8)), Choosy(), MLFQ()], ids=lambda policy: type(policy).__name__
 )
-def test_a_stream_gives_the_tables_of_a_run(policy: Policy, asynchronous: bool, tmp_path: Path) -> None:
-    """Of workloads with hidden lengths, gaps without requests, and such that some are preempted or rejected."""
+def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchronous: bool, tmp_path: Path) -> None:
+    """Of workloads with hidden lengths, gaps without requests, and such that some are preempted or rejected.
+
+    Every figure is the same to the bit but the mean time between tokens, whose terms are added in another order.
+    """
     for seed in range(12):
         requests, again = (draw_requests(random.Random(seed)) for _ in range(2))
         if requests[-1].arrival_iteration:
@@ -52,8 +65,71 @@ def test_a_stream_gives_the_tables_of_a_run(policy: Policy, asynchronous: bool, 
             make_server(asynchronous).serve_stream(policy, iter(again), tables.take, at_once=3)
         for name in ("steps.csv", "requests.csv"):
             assert (tmp_path / "streamed" / name).read_bytes() == (tmp_path / name).read_bytes(), f"workload {seed}"
-        counts = (len(record.requests), len(record.steps), len(record.tokens()[0]))
-        assert (tables.num_requests, tables.num_iterations, tables.num_tokens) == counts
+        for some in ({}, {"warmup_requests": 1, "drain_requests": 1}):
+            options: dict[str, Any] = {"num_blocks": 40, "max_batch": 4, "objectives": Objectives(ttft=0.05), **some}
+            whole, streamed = summarize(record, **options), tables.run
+            found = summarize(streamed.ended, requests=streamed.served(), steps=streamed.steps(), **options)
+            mean = found["tbt_seconds"].pop("mean")
+            assert mean == pytest.approx(whole["tbt_seconds"].pop("mean"), rel=1e-12, nan_ok=True)
+            assert repr(found) == repr(whole), f"workload {seed}"  # NaN where there is nothing
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 30)), min_size=1, max_size=12))
+def test_counted_values_have_the_percentiles_of_all_values(counted: list[tuple[float, int]]) -> None:
+    values, counts = (np.array(column) for column in zip(*counted, strict=True))
+    all_values = statistics(np.repeat(values, counts))
+    found = counted_statistics(values, counts)
+    assert found.pop("mean") == pytest.approx(all_values.pop("mean"), rel=1e-12)
+    assert found == all_values
+
+
+def a_run(folder: Path, *arguments: str, workload: str = "open_loop") -> Outcome:
+    settings = [
+        "policy=orca",
+        "backend=sim",
+        f"workload={workload}",
+        "workload.num_requests=40",
+        "batch=4",
+        "progress=off",
+    ]
+    return outcome(run.main, [*settings, *arguments, f"output={folder}"])
+
+
+def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(tmp_path: Path) -> None:
+    streamed, whole = tmp_path / "streamed", tmp_path / "whole"
+    a_run(streamed, "stream=on")
+    a_run(whole, "stream=off")
+    for name in ("requests.csv", "steps.csv"):
+        assert (streamed / name).read_bytes() == (whole / name).read_bytes()
+    figures = [json.loads((folder / "summary.json").read_text()) for folder in (streamed, whole)]
+    means = [found["tbt_seconds"].pop("mean") for found in figures]
+    assert means[0] == pytest.approx(means[1], rel=1e-12)
+    assert {**figures[0], "about": 0} == {**figures[1], "about": 0}
+    lacking = {path.name for path in whole.iterdir()} - {path.name for path in streamed.iterdir()}
+    assert lacking == {"tokens.npz", "timeline.json.gz"}
+    assert load(streamed).label.tolist() == load(whole).label.tolist()
+    with pytest.raises(ConfigError, match="a streamed run writes no tokens; run it again with stream=off"):
+        time_between_tokens(streamed)
+
+
+def test_large_runs_are_streamed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "STREAMED", 1000)
+    assert "million tokens: no tokens.npz and no timeline)" in a_run(tmp_path / "one").printed
+    assert not (tmp_path / "one" / "tokens.npz").exists()
+    a_run(tmp_path / "two", "backend.replicas=2")
+    assert (tmp_path / "two" / "tokens.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("workload", "setting", "why"),
+    [
+        ("open_loop", "backend.replicas=2", "several replicas are not served in turn"),
+        ("closed", "workload.stagger=1", "requests arrive by iteration"),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused(workload: str, setting: str, why: str, tmp_path: Path) -> None:
+    refused = a_run(tmp_path / "run", "stream=on", setting, workload=workload)
+    assert refused.complaint == f"stream=on: not possible, as {why}; give stream=off"
 
 
 def test_the_memory_of_a_stream_does_not_grow_with_its_requests() -> None:
@@ -101,20 +177,18 @@ def test_a_record_is_taken_piece_by_piece() -> None:
     assert [request.id for piece in pieces for request in piece.requests] == [0]
 
 
-def test_the_benchmark_writes_tables_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_writes_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.csv").write_text(
         "client,window_start_s,rate_req_per_s,iat_cv,arrival_family,arg1,arg2\n7,0,0.5,1.0,Gamma,1.0,2.0\n"
     )
     (tmp_path / "d.jsonl").write_text(json.dumps({"client": 7, "dataset": {"0": LENGTHS}}) + "\n")
     bench = partial(million.main, str(tmp_path / "t.csv"), str(tmp_path / "d.jsonl"), num_requests=40)
-    bench(output=str(tmp_path / "out"), folder=str(tmp_path), policy="orca", rate=0.4)
+    bench(folder=str(tmp_path), policy="orca", rate=0.4)
     assert "generated_tokens" in capsys.readouterr().out
     written = json.loads((tmp_path / "cpu" / "million.json").read_text())
-    rows = pd.read_csv(tmp_path / "out" / "requests.csv")
-    assert (written["figures"]["requests"], len(rows), rows.id.nunique()) == (40, 40, 40)
-    assert written["figures"]["generated_tokens"] == rows.output_tokens.sum()
-    assert written["figures"]["iterations"] == len(pd.read_csv(tmp_path / "out" / "steps.csv"))
-    assert written["seconds"]["ttft_seconds"] == pytest.approx(statistics(rows.ttft_seconds.to_numpy()))
-    assert rows.client.unique().tolist() == [7]
+    trace = ServeGen(path=str(tmp_path / "t.csv"), dataset=str(tmp_path / "d.jsonl"), duration=1305.0, rate=0.4).trace()
+    assert written["figures"]["requests"] == 40
+    assert written["figures"]["generated_tokens"] == trace.first(40).output_tokens.sum()
+    assert written["seconds"]["ttft_seconds"]["p50"] > 0
     with pytest.raises(ConfigError, match="rate=0"):
         bench(rate=0)

@@ -12,7 +12,7 @@ default, Hyndman and Fan's type 7). A metric without values, such as the gaps be
 Does not know what produced the run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -26,6 +26,8 @@ from cbatch.validation import positive
 
 Floats = NDArray[np.float64]
 Figures = dict[str, float | dict[str, float]]
+StepColumns = Mapping[str, NDArray[Any]]
+"""Fields of `StepRecord` by name, [iterations] each."""
 
 Limit = Annotated[float, positive("seconds; null sets none")]
 
@@ -116,6 +118,15 @@ class Served:
         same = self.token_ids[1:] == self.token_ids[:-1]
         return np.diff(self.token_times)[same], self.token_times[1:][same]
 
+    def gap_statistics(self, window: Window) -> dict[str, float]:
+        """Mean and percentiles of the time between tokens that arrive in the window."""
+        gaps, times = self.gaps()
+        return statistics(gaps[window.holds(times)])
+
+    def num_tokens(self, window: Window) -> int:
+        """Tokens that arrive in the window."""
+        return int(window.holds(self.token_times).sum())
+
     @cached_property
     def longest_gap(self) -> Floats:
         """Longest time between two tokens of each request (MTPOT, Past-Future, ASPLOS 2025); NaN for a single token."""
@@ -153,9 +164,18 @@ def arrival_of(request: Request, steps: Sequence[StepRecord]) -> float:
 
 def collect_served(record: RunRecord) -> Served:
     """The finished requests of a run, without rejected ones."""
-    requests = [request for request in record.requests if request.finish_reason is not FinishReason.REJECTED]
+    return served_of(record.requests, *record.tokens(), record.steps)
+
+
+def served_of(
+    ended: Sequence[Request], token_ids: NDArray[np.int64], token_times: Floats, steps: Sequence[StepRecord]
+) -> Served:
+    """Those of the requests that were not rejected. token_ids, token_times: of all, by time, as `RunRecord.tokens`.
+
+    steps: of the whole run; only requests that arrive by iteration need them.
+    """
+    requests = [request for request in ended if request.finish_reason is not FinishReason.REJECTED]
     id_ = np.array([request.id for request in requests], np.int64)
-    token_ids, token_times = record.tokens()
     order = _stable_order(token_ids)
     token_ids, token_times = token_ids[order], token_times[order]
     first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
@@ -165,7 +185,7 @@ def collect_served(record: RunRecord) -> Served:
         first, end = np.searchsorted(token_ids, id_), np.searchsorted(token_ids, id_, "right")
     return Served(
         id=id_,
-        arrival=np.array([arrival_of(request, record.steps) for request in requests], np.float64),
+        arrival=np.array([arrival_of(request, steps) for request in requests], np.float64),
         admitted=np.array([request.admitted_at for request in requests], np.float64),
         first_token=token_times[first],
         last_token=token_times[end - 1],
@@ -178,17 +198,18 @@ def collect_served(record: RunRecord) -> Served:
 
 def _stable_order(ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Indices that sort the ids stably; numpy sorts 16-bit numbers in linear time."""
-    most = int(ids.max(initial=0))
-    return np.argsort(ids.astype(np.uint16) if most < 2**16 and ids.min(initial=0) >= 0 else ids, kind="stable")
+    least = ids.min() if len(ids) else 0
+    few = int(ids.max(initial=0)) - least < 2**16
+    return np.argsort((ids - least).astype(np.uint16) if few else ids, kind="stable")
 
 
-def find_window(record: RunRecord, requests: Served, warmup_requests: int = 0, drain_requests: int = 0) -> Window:
+def find_window(steps: StepColumns, requests: Served, warmup_requests: int = 0, drain_requests: int = 0) -> Window:
     """From the end of request `warmup_requests` until only `drain_requests` are left, in the order of their ends.
 
     Without a warm-up it begins when the first iteration is planned. It is empty (end = start) if no request is left.
     """
     ends = np.sort(requests.last_token)
-    start = record.steps[0].planned_at if record.steps else 0.0
+    start = float(steps["planned_at"][0]) if len(steps["planned_at"]) else 0.0
     if warmup_requests:
         start = float(ends[min(warmup_requests, len(ends)) - 1]) if len(ends) else start
     num_left = len(ends) - drain_requests

@@ -4,16 +4,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from numpy.typing import NDArray
-
 from cbatch.record import RunRecord
 from cbatch.request import Request
 from cbatch.results import metrics
 from cbatch.results.attainment import attainment, goodput
-from cbatch.results.metrics import Figures, Objectives, Served, Window, statistics
+from cbatch.results.metrics import Figures, Objectives, Served, StepColumns, Window, statistics
 from cbatch.results.service import fairness, service_of
-
-StepColumns = dict[str, NDArray[Any]]
 
 
 def summarize(
@@ -27,6 +23,7 @@ def summarize(
     objectives: Objectives = Objectives(),  # noqa: B008 - frozen
     client_weights: Mapping[str, float] | None = None,
     requests: Served | None = None,
+    steps: StepColumns | None = None,
     asked: Sequence[Request] | None = None,
 ) -> dict[str, Any]:
     """All metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
@@ -37,14 +34,15 @@ def summarize(
         warmup_requests, drain_requests: see `find_window`. A request counts if its end lies in the window.
         objectives: for `goodput`, of requests without objectives of their own.
         client_weights: by name, for `service`; 1 for others.
-        requests: `collect_served(record)`, if already computed.
+        requests, steps: `collect_served(record)` and `step_columns(record.steps)`, if already computed; a record whose steps were
+            taken needs them.
         asked: every request of the run, for `goodput` and `attainment`; None: all of them ended.
     """
-    requests, steps = requests or metrics.collect_served(record), metrics.step_columns(record.steps)
-    window = metrics.find_window(record, requests, warmup_requests, drain_requests)
+    requests = requests or metrics.collect_served(record)
+    steps = steps or metrics.step_columns(record.steps)
+    window = metrics.find_window(steps, requests, warmup_requests, drain_requests)
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
-    gaps, gap_times = requests.gaps()
     asked = record.requests if asked is None else asked
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
     service = service_of(record.requests, requests, client_weights)
@@ -52,7 +50,7 @@ def summarize(
         "run": {**_run(record, requests, steps, window, num_counted), "overshoot_tokens": overshoot_tokens},
         "throughput": _throughput(requests, window, num_counted),
         "ttft_seconds": statistics(requests.ttft[counts]),
-        "tbt_seconds": statistics(gaps[window.holds(gap_times)]),
+        "tbt_seconds": requests.gap_statistics(window),
         "longest_gap_seconds": statistics(requests.longest_gap[counts]),
         "tpot_seconds": statistics(requests.tpot[counts]),
         "scheduling_delay_seconds": statistics(requests.scheduling_delay[counts]),
@@ -73,8 +71,8 @@ def _run(record: RunRecord, requests: Served, steps: StepColumns, window: Window
         "requests": len(record.requests),
         "rejected_requests": len(record.requests) - len(requests.id),
         "counted_requests": num_counted,
-        "iterations": len(record.steps),
-        "seconds": record.steps[-1].done_at - record.steps[0].planned_at if record.steps else 0.0,
+        "iterations": len(steps["done_at"]),
+        "seconds": float(steps["done_at"][-1] - steps["planned_at"][0]) if len(steps["done_at"]) else 0.0,
         "counted_seconds": window.seconds,
         "preemptions": sum(request.num_preemptions for request in record.requests),
         "recomputed_tokens": recomputed,
@@ -90,7 +88,7 @@ def _throughput(requests: Served, window: Window, num_counted: int) -> Figures:
     """
     seconds = window.seconds or float("nan")
     prefill = float(requests.prompt_tokens[window.holds(requests.first_token)].sum()) / seconds
-    decode = float(window.holds(requests.token_times).sum()) / seconds
+    decode = requests.num_tokens(window) / seconds
     return {
         "total_tokens_per_second": prefill + decode,
         "prefill_tokens_per_second": prefill,

@@ -39,6 +39,11 @@ Requests = Annotated[
 ]
 """None stands for auto."""
 
+OnOffAuto = Annotated[
+    Setting,
+    BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
+    Give("on, off or auto"),
+]
 Text = Annotated[str, BeforeValidator(str)]
 Count = Annotated[int, whole(0)]
 Weight = Annotated[float, positive("clients without a weight have 1")]
@@ -72,11 +77,8 @@ class Settings:
     output: Text | None
     sweep: Text
     other_code: Annotated[Literal["rerun", "keep"], Give("rerun or keep")]
-    progress: Annotated[
-        Setting,
-        BeforeValidator(lambda value: ("off", "on")[value] if isinstance(value, bool) else value),
-        Give("on, off or auto"),
-    ]
+    progress: OnOffAuto
+    stream: OnOffAuto = "auto"
     timeline: Switch
     decisions: Switch
     bounds: Switch = False

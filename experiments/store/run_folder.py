@@ -5,7 +5,7 @@
     steps.csv           one row per iteration: the columns of `cbatch.record.StepRecord`
     copies.csv          with real tokens and a timeline, one row per iteration: the columns of `cbatch.executor.CopyTimes`
     stages.csv          with real tokens in a pipeline, one row per iteration: when each stage began and ended it, in seconds
-    tokens.npz          request_id and time (seconds) of every generated token
+    tokens.npz          request_id and time (seconds) of every generated token, but for a streamed run (`stream=on`)
     outputs.jsonl       generated token ids by request, if real; with a tokenizer, also the text
     timeline.json.gz    for chrome://tracing or ui.perfetto.dev
     decisions.jsonl.gz  each view and plan, with decisions=true (`experiments.store.decisions_file`)
@@ -70,7 +70,7 @@ Decode = Callable[[Sequence[int]], str]
 PLOTS = "plots"
 """Subfolder of a run or sweep for the output of `experiments.plot`."""
 
-WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions", "other_code")
+WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions", "stream", "other_code")
 """Root keys that do not affect what a run measures."""
 
 
@@ -228,6 +228,11 @@ def write_results(
         (folder / OUTPUTS).write_text("\n".join(lines) + "\n", encoding="utf-8")
     if timeline_title is not None:
         write_timeline(folder / TIMELINE, record, timeline_title, requests)
+    write_summary(folder, summary)
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write summary.json, the last file of a run."""
     write_json(folder / SUMMARY, _without_nan(summary))
 
 

@@ -113,6 +113,8 @@ def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFram
 
 def _file(folder: str | Path, name: str) -> Path:
     path = Path(folder) / name
+    if name == TOKENS and not path.is_file() and (Path(folder) / STEPS).is_file():
+        raise ConfigError(f"{path}: a streamed run writes no tokens; run it again with stream=off")
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; give the folder of a finished run")
     return path

@@ -1,0 +1,99 @@
+"""What a summary needs of a run whose record is taken piece by piece: all but its tokens, whose gaps are counted.
+
+    pieces of a record    | tokens of requests 0 1 2 | ... of 1 2 3 | ...
+    request 0 ends        -> its times as a row, its gaps counted by time and length; its tokens are forgotten
+
+Memory grows by the rows of requests and iterations, not by tokens.
+"""
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch.record import RunRecord
+from cbatch.results.metrics import PERCENTILES, Floats, Served, StepColumns, Window, served_of, statistics, step_columns
+
+
+@dataclass(frozen=True, eq=False)
+class CountedServed(Served):
+    """Requests without their tokens.
+
+    longest: as `longest_gap`. gap_times, gap_seconds, gap_counts: gaps between tokens, equal ones counted: when they ended, how
+        long they were, how many there are.
+    """
+
+    longest: Floats
+    gap_times: Floats
+    gap_seconds: Floats
+    gap_counts: NDArray[np.int64]
+
+    def gap_statistics(self, window: Window) -> dict[str, float]:
+        inside = window.holds(self.gap_times)
+        return counted_statistics(self.gap_seconds[inside], self.gap_counts[inside])
+
+    def num_tokens(self, window: Window) -> int:
+        """Each token is the first of a request, or ends a gap."""
+        return int(window.holds(self.first_token).sum() + self.gap_counts[window.holds(self.gap_times)].sum())
+
+    @cached_property
+    def longest_gap(self) -> Floats:
+        return self.longest
+
+
+class StreamedRun:
+    """Gathers the pieces of a record. Requests must arrive by time, not by iteration.
+
+    ended: the requests that have ended, without the steps.
+    """
+
+    def __init__(self) -> None:
+        self.ended = RunRecord()
+        self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of requests that have not ended
+        self._steps: list[StepColumns] = []
+        self._served: list[dict[str, NDArray[np.generic]]] = []
+
+    def take(self, piece: RunRecord) -> Served:
+        """Returns those of the piece's requests that were served, with all their tokens."""
+        ids, times = piece.tokens()
+        ids, times = np.concatenate([self._token_ids, ids]), np.concatenate([self._token_times, times])
+        have_ended = np.isin(ids, [request.id for request in piece.requests])
+        self._token_ids, self._token_times = ids[~have_ended], times[~have_ended]
+        served = served_of(piece.requests, ids[have_ended], times[have_ended], ())
+        seconds, ends = served.gaps()
+        gaps, counts = np.unique(ends + 1j * seconds, return_counts=True)
+        own = {
+            field.name: getattr(served, field.name) for field in fields(Served) if not field.name.startswith("token_")
+        }
+        counted = {"gap_times": gaps.real, "gap_seconds": gaps.imag, "gap_counts": counts}
+        self._served.append({**own, **counted, "longest": served.longest_gap})
+        self._steps.append({name: _narrow(column) for name, column in step_columns(piece.steps).items()})
+        self.ended.requests += piece.requests
+        return served
+
+    def served(self) -> CountedServed:
+        columns = {name: np.concatenate([part[name] for part in self._served]) for name in self._served[0]}
+        return CountedServed(**columns, token_ids=np.zeros(0, np.int64), token_times=np.zeros(0))
+
+    def steps(self) -> StepColumns:
+        """As `step_columns` of the whole record."""
+        return {name: np.concatenate([part[name] for part in self._steps]) for name in self._steps[0]}
+
+
+def _narrow(column: NDArray[np.generic]) -> NDArray[np.generic]:
+    return column.astype(np.int32) if column.dtype == np.int64 else column
+
+
+def counted_statistics(values: Floats, counts: NDArray[np.int64]) -> dict[str, float]:
+    """`statistics` of each value so many times: the same percentiles to the bit; the mean may differ in its last digits."""
+    if not len(values):
+        return statistics(values)
+    order = np.argsort(values)
+    values, last = values[order], np.cumsum(counts[order])
+    place = (last[-1] - 1) * np.true_divide(PERCENTILES, 100)
+    below, above = (values[np.searchsorted(last, whole, "right")] for whole in (np.floor(place), np.ceil(place)))
+    share, step = place % 1, above - below
+    found = np.where(share < 0.5, below + step * share, above - step * (1 - share))  # as numpy interpolates
+    mean = float(values @ counts[order]) / int(last[-1])
+    return dict(zip(statistics(values[:0]), [mean, *found.tolist()], strict=True))
