@@ -29,6 +29,9 @@ from experiments.store.sources import sources_of
 from experiments.store.streamed import StreamedTables
 from experiments.store.text import name_of
 
+STREAMED = 100_000_000
+"""Tokens to generate from which on `stream=auto` streams a simulated run: in memory each takes tens of bytes."""
+
 
 @dataclass(frozen=True)
 class Command:
@@ -68,11 +71,12 @@ def serve(
     began = time.perf_counter()
     run = assemble(settings, say)
     bounds = bounds_of(run) if run.settings.bounds else None
+    streams = _streams(run)
     sources = sources_of(settings)
     _say_chosen(run, command, say)
     with open_run_folder(folder, settings, lambda: _facts(run), replace=replace):
         try:
-            record, tables = _run(run, command, folder, say, bar)
+            record, tables = _run(run, command, folder, say, bar, streams=streams)
         except UnmeasuredError:
             from experiments.profile.command import measure_cpu  # loads torch
 
@@ -127,12 +131,27 @@ def bounds_of(run: Run) -> Callable[[Sequence[Request]], Bounds]:
     return bounds
 
 
+def _streams(run: Run) -> bool:
+    """Whether results are written as they come. Raises ConfigError where they are to be, and cannot."""
+    replicas, stagger = len(run.engine.engines) > 1, any(request.arrival_iteration for request in run.requests)
+    if run.settings.stream == "on" and (replicas or stagger):
+        why = "several replicas are not served in turn" if replicas else "requests arrive by iteration"
+        raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
+    if run.settings.stream != "auto":
+        return run.settings.stream == "on"
+    num_tokens = sum(request.max_new_tokens for request in run.requests)
+    if not run.backend.simulated or replicas or stagger or num_tokens < STREAMED:
+        return False
+    run.chosen["stream"] = f"on ({num_tokens / 1e6:,.0f} million tokens: no tokens.npz and no timeline)"
+    return True
+
+
 def _run(
-    run: Run, command: Command, folder: Path, say: Callable[[str], None], bar: bool
+    run: Run, command: Command, folder: Path, say: Callable[[str], None], bar: bool, *, streams: bool = False
 ) -> tuple[RunRecord, StreamedRun | None]:
     """Serves the requests to their end. Of a streamed run, returns a record without steps, and what was gathered."""
     shown = progress(run.settings.progress if bar else "off", len(run.requests), run.backend.simulated, say)
-    streamed = StreamedTables(folder, extra_names(run.requests)) if run.streams else nullcontext()
+    streamed = StreamedTables(folder, extra_names(run.requests)) if streams else nullcontext()
     with closing(run.server), _decisions_of(run, command, folder), shown as on_step, streamed as tables:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
         if tables is None:

@@ -26,9 +26,8 @@ from cbatch.results.streamed import counted_statistics
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
 from cbatch.topology import Topology
-from experiments import run
+from experiments import run, serve
 from experiments.bench import million
-from experiments.config import assemble
 from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, step_rows, write_csv
 from experiments.store.streamed import StreamedTables
 from experiments.store.tables import load, time_between_tokens
@@ -113,7 +112,7 @@ def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(t
 
 
 def test_large_runs_are_streamed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assemble, "STREAMED", 1000)
+    monkeypatch.setattr(serve, "STREAMED", 1000)
     assert "million tokens: no tokens.npz and no timeline)" in a_run(tmp_path / "one").printed
     assert not (tmp_path / "one" / "tokens.npz").exists()
     a_run(tmp_path / "two", "backend.replicas=2")

@@ -25,9 +25,6 @@ from experiments.workloads import Workload
 LARGE = 1e9
 """Bytes of weights from which on loading them is announced."""
 
-STREAMED = 100_000_000
-"""Tokens to generate from which on `stream=auto` streams a simulated run: in memory each takes tens of bytes."""
-
 LARGEST_ITERATION = 32768
 """Tokens that `max_tokens=auto` does not exceed for a whole batch of prompts."""
 
@@ -37,7 +34,6 @@ class Run:
     """Everything that one run needs.
 
     engine: has the requests submitted; one engine of `server`, or one per replica.
-    streams: results are written as they come.
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
     """
 
@@ -50,7 +46,6 @@ class Run:
     server: Server[Any] | ReplicatedServer
     engine: Engine | Cluster
     requests: list[Request]
-    streams: bool = False
     chosen: dict[str, str] = field(default_factory=dict)
 
 
@@ -68,6 +63,9 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
     if settings.bounds and not backend.simulated:
         problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
         raise ConfigError(f"{problem}; give backend=sim")
+    if settings.stream == "on" and not backend.simulated:
+        problem = f"stream=on: real tokens of backend={backend.name} are kept to the end"
+        raise ConfigError(f"{problem}; give stream=off, or backend=sim")
     runtime: Runtime = construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile", "check"))
     options = runtime.options(times_copies=settings.timeline)
     spec = make_model(config, chosen)
@@ -82,7 +80,6 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
     limits = _limits(settings, requests, spec, backend.tile(profile), backend.pipeline_stages, chosen)
     check_policy(policy, limits)
     kv = _kv_size(settings, backend, spec, profile, limits, chosen)
-    streams = _streams(settings, backend, requests, chosen)
     if not backend.simulated:
         backend.check_fits(spec, limits, kv)
         loading_bars(settings.progress)
@@ -110,7 +107,7 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
     except BaseException:
         server.close()
         raise
-    return Run(settings, backend, cost, spec, limits, kv, server, engine, requests, streams, chosen)
+    return Run(settings, backend, cost, spec, limits, kv, server, engine, requests, chosen)
 
 
 def _backend(config: Mapping[str, Any], chosen: dict[str, str]) -> Backend:
@@ -186,25 +183,6 @@ def _limits(
     if settings.max_running is not None and settings.max_running < batch:
         raise ConfigError(f"max_running={settings.max_running} is below batch={batch}; raise it or lower batch")
     return Limits(batch, max_tokens, longest, tile=tile, num_stages=num_stages, max_running=settings.max_running or 0)
-
-
-def _streams(settings: Settings, backend: Backend, requests: Sequence[Request], chosen: dict[str, str]) -> bool:
-    """Whether results are written as they come."""
-    kept = {
-        "real tokens are kept to the end": not backend.simulated,
-        "several replicas are not served in turn": backend.replicas > 1,
-        "requests arrive by iteration": any(request.arrival_iteration for request in requests),
-    }
-    why = next((reason for reason, found in kept.items() if found), None)
-    if settings.stream == "on" and why:
-        raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
-    if settings.stream != "auto":
-        return settings.stream == "on"
-    num_tokens = sum(request.max_new_tokens for request in requests)
-    if why or num_tokens < STREAMED:
-        return False
-    chosen["stream"] = f"on ({num_tokens / 1e6:,.0f} million tokens: no tokens.npz and no timeline)"
-    return True
 
 
 def _kv_size(
