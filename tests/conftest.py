@@ -5,6 +5,7 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import pytest
@@ -20,9 +21,13 @@ settings.load_profile("cbatch")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Results that a process of `pytest -n` writes name the whole command."""
+    """Processes of `pytest -n` share a folder, and the results that they write name the whole command."""
     if given := getattr(config, "workerinput", None):
         sys.argv[:] = given["mainargv"]
+    elif config.getoption("numprocesses", 0):
+        shared = TemporaryDirectory(prefix="tests-")
+        config.add_cleanup(shared.cleanup)
+        os.environ["TESTS_KEEP"] = shared.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,7 @@
 """The properties that the papers claim for their policies, found out; and policies that lack what every policy needs."""
 
 import random
-from collections.abc import Iterator
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -44,9 +44,10 @@ LACKING: list[tuple[Policy, set[str]]] = [
 ]
 
 
-def few_scenarios(chunk: int) -> Iterator[Scenario]:
+@cache
+def few_scenarios(chunk: int) -> list[Scenario]:
     """Some of the tiny scenarios; the command takes them all."""
-    return islice(tiny_scenarios(chunk), 0, None, 12)
+    return list(islice(tiny_scenarios(chunk), 0, None, 12))
 
 
 def lacking(found: Found) -> set[str]:

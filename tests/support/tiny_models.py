@@ -1,9 +1,13 @@
 """Tiny models, and the tokens that `transformers` itself generates with them."""
 
-from collections.abc import Sequence
+import os
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from hashlib import sha256
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -95,7 +99,25 @@ def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: 
     return assemble(models, Vocabulary(spec), limits, Options(check="poison"))
 
 
-@cache
+def made_once(make: Callable[[ModelSpec], list[Reference]]) -> Callable[[ModelSpec], list[Reference]]:
+    """Keeps what a function returns: in memory, and for the other processes of this run of the tests in a file."""
+
+    @cache
+    def kept(spec: ModelSpec) -> list[Reference]:
+        if (folder := os.environ.get("TESTS_KEEP")) is None:
+            return make(spec)
+        file = Path(folder) / f"{make.__name__}-{sha256(repr(spec).encode()).hexdigest()[:16]}.pickle"
+        if not file.exists():
+            partial = file.with_suffix(f".{os.getpid()}")
+            partial.write_bytes(pickle.dumps(make(spec)))
+            partial.replace(file)
+        references: list[Reference] = pickle.loads(file.read_bytes())
+        return references
+
+    return kept
+
+
+@made_once
 def greedy_references(spec: ModelSpec) -> list[Reference]:
     """Prompts of 1 to `LONGEST_PROMPT` tokens with the tokens of `generate`."""
     model = plain_model(spec, CPU)
@@ -117,7 +139,7 @@ def greedy_references(spec: ModelSpec) -> list[Reference]:
     return references
 
 
-@cache
+@made_once
 def sampled_references(spec: ModelSpec) -> list[Reference]:
     """Prompts with tokens sampled one request at a time, each computed from scratch."""
     model = plain_model(spec, CPU)
