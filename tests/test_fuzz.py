@@ -67,12 +67,9 @@ def recorded(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def tally(pytestconfig: pytest.Config) -> Iterator[Tally]:
-    where = pytestconfig.getoption("--record")
-    tally = Tally("inputs", pytestconfig.getoption("--fuzz"), shown=where is not None)
-    yield tally
-    if where is not None:
-        tally.write("fuzz", where, hypothesis=hypothesis_version)
+def tally(pytestconfig: pytest.Config) -> Tally:
+    number, folder = pytestconfig.getoption("--fuzz"), pytestconfig.getoption("--record")
+    return Tally("inputs", number, "fuzz", folder, hypothesis=hypothesis_version)
 
 
 Fuzz = Callable[[float, st.SearchStrategy[Any], Callable[[Any], str]], None]

@@ -8,7 +8,6 @@ others. A failing schedule is shrunk to a small one, printed, and made again by 
 """
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from zlib import crc32
@@ -110,12 +109,9 @@ schedules = st.builds(
 
 
 @pytest.fixture(scope="module")
-def tally(pytestconfig: pytest.Config) -> Iterator[Tally]:
-    folder = pytestconfig.getoption("--record")
-    tally = Tally("schedules", pytestconfig.getoption("--schedules"), shown=folder is not None)
-    yield tally
-    if folder is not None:
-        tally.write("random_schedules", folder, hypothesis=hypothesis_version)
+def tally(pytestconfig: pytest.Config) -> Tally:
+    number, folder = pytestconfig.getoption("--schedules"), pytestconfig.getoption("--record")
+    return Tally("schedules", number, "random_schedules", folder, hypothesis=hypothesis_version)
 
 
 @pytest.mark.parametrize("name", POLICIES)

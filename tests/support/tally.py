@@ -11,7 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any, Never
+from uuid import uuid4
 
 from tqdm import tqdm
 
@@ -22,18 +24,30 @@ BLOB = re.compile(r"@reproduce_failure\('[^']*', b'([^']*)'\)")
 
 
 class Tally:
-    """Counts cases by kind. A case that fails while hypothesis shrinks it replaces the larger one that failed before."""
+    """Counts cases by kind, and adds them to a results file after each test, so that a run cut short keeps what it has counted.
 
-    def __init__(self, what: str, num_cases: int, *, shown: bool) -> None:
-        """what, num_cases: to be drawn. shown: draw a bar; into a file, a line now and then."""
-        self._what = what
+    A case that fails while hypothesis shrinks it replaces the larger one that failed before.
+    """
+
+    def __init__(self, what: str, num_cases: int, name: str, folder: str | None, **versions: str) -> None:
+        """
+        what, num_cases: to be drawn. versions: of further packages.
+        folder: show a bar (into a file, a line now and then) and write `folder`/cpu/`name`.json; the processes of one run
+            (`pytest -n`) add to it.
+        """
+        self._what, self._num_cases, self._versions = what, num_cases, versions
+        self._path = folder and Path(folder) / "cpu" / f"{name}.json"
+        self._run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
+        self._case = ""
+        self._bar: tqdm[Never] | None = None
+        self._began = time.perf_counter()
+        self._forget()
+
+    def _forget(self) -> None:
         self._sums: Counter[str] = Counter()
         self._kinds: dict[str, Counter[str]] = defaultdict(Counter)
         self._failures: list[dict[str, str]] = []
-        self._case = ""
-        self._began = time.perf_counter(), time.process_time()
-        self._num_cases, self._shown = num_cases, shown
-        self._bar: tqdm[Never] | None = None
+        self._cpu = time.process_time()
 
     def count(self, sums: Mapping[str, int], kinds: Mapping[str, object]) -> None:
         """Count a case. sums: numbers to add up. kinds: its properties, whose values are counted."""
@@ -55,7 +69,7 @@ class Tally:
     @contextmanager
     def found(self, name: str) -> Iterator[None]:
         """Keep the failure of the block that draws cases, with the smallest failing case and the command that repeats it."""
-        if self._shown and self._bar is None:  # not earlier: pytest must let its output through
+        if self._path and self._bar is None:  # not earlier: pytest must let its output through
             interval = 0.5 if sys.stderr.isatty() else 60
             self._bar = tqdm(total=self._num_cases, unit=f" {self._what}", mininterval=interval)
         try:
@@ -71,41 +85,38 @@ class Tally:
                 }
             )
             raise
+        finally:
+            if self._path:
+                self._write(self._path)
 
-    def write(self, name: str, folder: str, **versions: str) -> None:
-        """Write `folder`/cpu/`name`.json; the processes of one run add to it. versions: of further packages."""
-        if self._bar is not None:
-            self._bar.close()
-        wall, cpu = time.perf_counter() - self._began[0], time.process_time() - self._began[1]
+    def _write(self, path: Path) -> None:
         figures = {
             **self._sums,
             "failures": self._failures,
-            "seconds": round(wall, 1),
-            "cpu_seconds": round(cpu, 1),
+            "seconds": round(time.perf_counter() - self._began, 1),
+            "cpu_seconds": round(time.process_time() - self._cpu, 1),
             "system": platform.platform(terse=True),
-            **({"further_versions": versions} if versions else {}),
+            **({"further_versions": self._versions} if self._versions else {}),
             "by": {name: dict(sorted(kinds.items())) for name, kinds in self._kinds.items()},
         }
-        run = os.environ.get("PYTEST_XDIST_TESTRUNUID", "")
-        path = Path(folder) / "cpu" / f"{name}.json"
+        self._forget()
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.with_suffix(".lock").open("w") as lock:
+        with Path(gettempdir(), f"{self._run}.lock").open("w") as lock:
             flock(lock, LOCK_EX)
-            earlier = json.loads(path.read_text()) if run and path.exists() else {}
-            if earlier.get("run") == run:
+            earlier = json.loads(path.read_text()) if path.exists() else {}
+            if earlier.get("run") == self._run:
                 figures = add(earlier, figures)
-            write(
-                name, cpu_name(), {**figures, "run": run} if run else figures, Path(folder), command="python -m pytest"
-            )
-        path.with_suffix(".lock").unlink()
+            write(path.stem, cpu_name(), {**figures, "run": self._run}, path.parents[1], command="python -m pytest")
 
 
 def add(earlier: dict[str, Any], figures: dict[str, Any]) -> dict[str, Any]:
-    """What several processes of one run (`pytest -n`) have counted, each a part."""
+    """What several tests and processes of one run have counted."""
     total = {**figures, "seconds": max(earlier["seconds"], figures["seconds"])}
     total["failures"] = [*earlier["failures"], *figures["failures"]]
-    for name, value in figures.items():
-        if name not in ("seconds", "failures") and isinstance(value, int | float):
-            total[name] = round(earlier[name] + value, 1)
-    kinds = {name: Counter(earlier["by"].get(name, {})) + Counter(counts) for name, counts in figures["by"].items()}
+    counts = {**earlier, **figures}
+    for name in (name for name, value in counts.items() if name != "seconds" and isinstance(value, int | float)):
+        total[name] = round(earlier.get(name, 0) + figures.get(name, 0), 1)
+    kinds = {name: Counter(earlier["by"].get(name, {})) for name in {**earlier["by"], **figures["by"]}}
+    for name, found in figures["by"].items():
+        kinds[name].update(found)
     return {**total, "by": {name: dict(sorted(counts.items())) for name, counts in kinds.items()}}
