@@ -44,7 +44,7 @@ LEAST_FOR_MANY = 16
 """Fewest kv heads for which MANY_HEADS is used; between the two that were measured."""
 
 LEAST_BLOCKS = 4
-"""Fewest blocks of a share; with fewer blocks in total, some programs get none."""
+"""Fewest blocks of a share, unless a multiprocessor would have no share at all; some programs get none."""
 
 LEAST_ROWS = 128
 """Fewest rows that the kernel is compiled for: all smaller batches share one compiled kernel."""
@@ -75,6 +75,7 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     PAGE: tl.constexpr,
     ROWS: tl.constexpr,  # a power of two, num_rows or more
     LEAST_BLOCKS: tl.constexpr,
+    PROGRAMS: tl.constexpr,  # per multiprocessor
     PAIRS: tl.constexpr,  # heads of the group, padded to what a tensor core takes
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
@@ -91,7 +92,8 @@ def _decode_kernel(  # type: ignore[no-untyped-def]
     blocks = tl.where(is_decode, tl.cdiv(contexts, BLOCK), 0)
     ends = tl.cumsum(blocks)
     num_blocks = tl.sum(blocks)
-    num_shares = tl.maximum(tl.minimum(tl.num_programs(1), num_blocks // LEAST_BLOCKS), 1)
+    one_each = tl.minimum(tl.num_programs(1) // PROGRAMS, num_blocks)
+    num_shares = tl.maximum(tl.minimum(tl.num_programs(1), tl.maximum(num_blocks // LEAST_BLOCKS, one_each)), 1)
     num_shares = _align(num_shares, tl.maximum(tl.sum((blocks > 0).to(tl.int32)), 1))
     at = num_blocks * tl.minimum(share, num_shares) // num_shares
     stop = num_blocks * tl.minimum(share + 1, num_shares) // num_shares
@@ -284,6 +286,7 @@ class Decodes:
             **sizes.constants(),
             ROWS=max(LEAST_ROWS, triton.next_power_of_2(num_rows)),
             LEAST_BLOCKS=LEAST_BLOCKS,
+            PROGRAMS=tuning.programs,
             PAIRS=max(16, sizes.padded_group),
             STAGES=min(tuning.stages, sizes.fitting),
             DEPENDENT=self._dependent,
