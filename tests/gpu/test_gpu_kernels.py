@@ -12,7 +12,7 @@ from cbatch.runtime.fast.attention.decode import Chunks, SplitAttention
 from cbatch.runtime.fast.attention.triton_chunks import TritonChunks
 from cbatch.runtime.fast.attention.triton_decodes import Decodes
 from cbatch.runtime.fast.fused_ops import add_norm, gate, rotate_and_store
-from cbatch.runtime.fast.small_batch_gemm import small_batch_product, tiling_for
+from cbatch.runtime.fast.small_batch_gemm import FEW_ROWS, small_batch_product, tiling_for
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 """Largest relative errors that rounding to the type explains."""
@@ -92,24 +92,29 @@ def test_rotate_and_store(heads: int, kv_heads: int, dim: int, kind: str) -> Non
 
 
 @ON_HOPPER
-@pytest.mark.parametrize("rows", [1, 3, 16, 17, 32, 64])
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 32, 64, 65, 128])
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(6144, 4096), (4096, 4096), (4096, 14336), (5120, 5120), (4096, 11008)]
 )
 def test_small_batch_product(rows: int, outputs: int, inputs: int) -> None:
     x, weight = random(rows, inputs, dtype=torch.bfloat16), random(outputs, inputs, dtype=torch.bfloat16)
-    tiling = tiling_for(outputs, inputs, PROCESSORS, gated=False)
+    tiling = tiling_for(outputs, inputs, PROCESSORS, gated=False, wide=rows > FEW_ROWS)
     assert tiling is not None
     out = small_batch_product(x, weight, tiling)
     assert error(out.double().sum(0), x.double() @ weight.double().T) < 1e-5
 
 
 @ON_HOPPER
-@pytest.mark.parametrize("rows", [1, 32, 64])
-@pytest.mark.parametrize(("outputs", "inputs"), [(14336, 4096), (11008, 4096), (13824, 5120), (28672, 1024)])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"),
+    [
+        *((rows, *sizes) for sizes in [(14336, 4096), (11008, 4096), (13824, 5120)] for rows in (1, 32, 64, 100)),
+        *((rows, 28672, 1024) for rows in (1, 64)),
+    ],
+)
 def test_gated_small_batch_product(rows: int, outputs: int, inputs: int) -> None:
     x, weight = random(rows, inputs, dtype=torch.bfloat16), 0.02 * random(2 * outputs, inputs, dtype=torch.bfloat16)
-    tiling = tiling_for(outputs, inputs, PROCESSORS, gated=True)
+    tiling = tiling_for(outputs, inputs, PROCESSORS, gated=True, wide=rows > FEW_ROWS)
     assert tiling is not None
     out = small_batch_product(x, weight, tiling, gated=True)
     gates, ups = (x.double() @ weight.double().T).chunk(2, dim=1)

@@ -5,14 +5,14 @@ from torch.nn.functional import linear
 
 from cbatch.runtime.fast.exchange import Meeting, push
 from cbatch.runtime.fast.fused_ops import gate
-from cbatch.runtime.fast.small_batch_gemm import MAX_ROWS, small_batch_product, tiling_for
+from cbatch.runtime.fast.small_batch_gemm import FEW_ROWS, MAX_ROWS, Tiling, small_batch_product, tiling_for
 
 
 class Product:
     """Multiplies rows with one weight matrix.
 
     weight: [outputs, inputs]; if gated, the gates and then the ups, [2 * outputs, inputs].
-    tiling: for few rows; None if the matrix or the GPU needs the library's product.
+    tiling, wide: for few rows, and for up to `MAX_ROWS`; None if the matrix or the GPU needs the library's product.
     """
 
     def __init__(self, weight: torch.Tensor, num_processors: int, *, gated: bool = False, dependent: bool) -> None:
@@ -28,7 +28,9 @@ class Product:
         takes = (
             weight.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(weight.device)[0] == 9
         )
-        self.tiling = tiling_for(outputs // (2 if gated else 1), inputs, num_processors, gated=gated) if takes else None
+        outputs //= 2 if gated else 1
+        self.tiling = tiling_for(outputs, inputs, num_processors, gated=gated) if takes else None
+        self.wide = tiling_for(outputs, inputs, num_processors, gated=gated, wide=True) if takes else None
 
     def __call__(self, x: torch.Tensor, meeting: Meeting | None = None) -> torch.Tensor:
         """
@@ -39,8 +41,8 @@ class Product:
         Returns:
             [parts, rows, outputs], to be summed over the parts; if gated, SiLU(gate) * up in one part.
         """
-        if self.tiling and len(x) <= MAX_ROWS:
-            return small_batch_product(x, self.weight, self.tiling, gated=self.gated, meeting=meeting)
+        if tiling := self._tiling_of(x, meeting):
+            return small_batch_product(x, self.weight, tiling, gated=self.gated, meeting=meeting)
         out = linear(x, self.weight)
         if meeting is not None:
             push(out, meeting, dependent=self.dependent)
@@ -48,8 +50,15 @@ class Product:
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> None:
         """Write the summed product of an ungated matrix to `out`, float32 [rows, outputs]."""
-        if self.tiling and self.tiling.splits == 1 and len(x) <= MAX_ROWS:
-            small_batch_product(x, self.weight, self.tiling, out=out[None])
+        tiling = self._tiling_of(x, None)
+        if tiling and tiling.splits == 1:
+            small_batch_product(x, self.weight, tiling, out=out[None])
         else:
             parts = self(x)
             out.copy_(parts[0] if len(parts) == 1 else parts.sum(0))
+
+    def _tiling_of(self, x: torch.Tensor, meeting: Meeting | None) -> Tiling | None:
+        """Return the tiling for as many rows; None: the library multiplies them. A meeting has no room for more parts."""
+        if len(x) <= FEW_ROWS:
+            return self.tiling
+        return self.wide if len(x) <= MAX_ROWS and meeting is None else None

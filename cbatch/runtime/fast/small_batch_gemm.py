@@ -1,6 +1,6 @@
 """Products of a few rows with a large weight matrix, at the speed at which the weights can be read.
 
-With up to 64 rows a product takes about as long as reading its weights, so any moment without a read in flight is lost.
+With up to 128 rows a product takes about as long as reading its weights, so any moment without a read in flight is lost.
 Hence four differences from a library's product:
 
 * the weights are the tall operand (out^T = weight x^T), so that few rows still fill a tensor core's tile;
@@ -26,7 +26,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from cbatch.model import Rank
 from cbatch.runtime.fast.exchange import Meeting, store_for_others, tell_others
 
-MAX_ROWS = 64
+FEW_ROWS = 64
+"""Most rows for one warp group; with more, the rows of a step take as much room as its weights."""
+
+MAX_ROWS = 128
 
 SHARED_MEMORY = 222 * 1024
 """Bytes of shared memory that the programs of one multiprocessor may use together (Hopper has 228 KB)."""
@@ -54,27 +57,29 @@ class Tiling(NamedTuple):
         return SHARED_MEMORY // self.per_processor // step
 
 
-def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool) -> Tiling | None:
+def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool, wide: bool = False) -> Tiling | None:
     """Return a tiling for a matrix, or None if none divides it evenly.
 
-    Measured on an H200 (`python -m experiments.bench step`): one program per multiprocessor with a deep pipeline is
-    best, with tiles of 128 outputs if there are enough of them, else tiles of 64 and as many splits as needed.
+    Measured on an H200 (`python -m experiments.bench step`): tiles of 64 outputs and as many splits as needed are best
+    for few rows, or tiles of 128 if there are enough of them and they are not gated, which reads two weights for each.
 
     Args:
         outputs: of the product; if gated, half the matrix's.
         num_processors: multiprocessors of the GPU.
         gated: as in `small_batch_product`; the inputs of a gated product are not split.
+        wide: for more than `FEW_ROWS` rows; None if the programs are too few, or gated ones take two waves.
     """
-    tile = 128 if outputs // 128 >= 0.8 * num_processors else 64
-    step = 128 if inputs % 128 == 0 else 64
+    tile = 128 if wide or (outputs // 128 >= 0.8 * num_processors and not gated) else 64
+    step = 128 if inputs % 128 == 0 and not wide else 64
     if outputs % tile or inputs % step:
         return None
     programs = outputs // tile
     splits = 1
     while not gated and programs * splits < 0.7 * num_processors and inputs % (2 * splits * step) == 0:
         splits *= 2
-    two_waves = 1.1 * num_processors < programs * splits <= 2 * num_processors
-    return Tiling(tile, step, splits, 2 if two_waves else 1)
+    if wide and (programs * splits < 0.6 * num_processors or (gated and programs > num_processors)):
+        return None
+    return Tiling(tile, step, splits, 2 if programs * splits > 1.1 * num_processors else 1)
 
 
 @gluon.jit
@@ -119,7 +124,7 @@ def _small_batch_gemm_kernel(  # type: ignore[no-untyped-def]
     BLOCK_INPUTS: gl.constexpr = x.block_type.shape[1]
     WAYS: gl.constexpr = 2 if GATED else 1
     STEP_BYTES: gl.constexpr = (WAYS * BLOCK_OUTPUTS + BLOCK_ROWS) * BLOCK_INPUTS * 2
-    LAG: gl.constexpr = 1 if BLOCK_ROWS <= 16 and STAGES > 1 else 0  # steps still computed when the next begins
+    LAG: gl.constexpr = 1 if STAGES > 1 else 0  # steps still computed when the next begins
     gdc_launch_dependents()
     split, output = gl.program_id(1), gl.program_id(0) * BLOCK_OUTPUTS
     first = split * STEPS
@@ -177,7 +182,7 @@ def small_batch_product(
     Args:
         x: [rows, inputs], contiguous.
         weight: [outputs, inputs], contiguous, of x's 16-bit type; if gated, [2 * outputs, inputs], the gates first.
-        tiling: from `tiling_for` for these sizes.
+        tiling: from `tiling_for` for these sizes; a wide one for more than `FEW_ROWS` rows.
         gated: SiLU(x gates^T) * (x ups^T) instead of x weight^T.
         out: written instead of a new tensor; contiguous.
         meeting: where the parts are stored for the other ranks too.
@@ -208,7 +213,7 @@ def small_batch_product(
         GATED=gated,
         RANK=rank.index,
         RANKS=rank.size,
-        num_warps=4,
+        num_warps=4 if block_rows <= FEW_ROWS else 8,
         launch_pdl=True,
     )
     return out
