@@ -75,7 +75,7 @@ class Rules:
                 self._fail("a request is named once in a plan", request, "it is preempted or rejected, and named again")
 
     def _check_members(self) -> int:
-        """Every request runs or waits, and stands in the plan once. Returns how many wait."""
+        """Every request runs or waits, and the plan names it once. Returns how many wait."""
         requests, running = self.plan.requests, self.view.running
         count = Counter(requests)
         if len(count) < len(requests):

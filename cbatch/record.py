@@ -99,7 +99,7 @@ class RunRecord:
         self.receivers.append(receivers)
 
     def take(self) -> "RunRecord":
-        """Returns what was added since the last call and forgets it, but for the latest iteration, which views read."""
+        """Returns what was added since the last call and forgets it, except the latest iteration, which views read."""
         taken, first = RunRecord(), self._num_taken
         for name in ("steps", "receivers", "copies", "stages"):
             kept: list[Any] = getattr(self, name)

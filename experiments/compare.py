@@ -12,7 +12,7 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
   runs=TEXT          only runs whose folder names or command lines contain this
 
 Runs that differ only in the seed are replications of one thing. Things are compared with the baseline that has the same settings
-but for the policy's: in a sweep of request rates, at each rate. Two things served the same requests if their workloads
+apart from the policy's: in a sweep of request rates, at each rate. Two things served the same requests if their workloads
 differ in nothing else: then replications are compared in pairs, by seed, which takes out most of the noise.
 """
 
@@ -266,11 +266,11 @@ def _difference(found: Compared) -> str:
 
 
 def _not_apart(found: Compared) -> str:
-    """Says that the two cannot be told apart, and how many replications would show a difference as large as this one."""
+    """Says that the two cannot be told apart, and how many replications would tell them apart if the difference is this large."""
     if found.difference == (0, 0, 0):
         return "equal in every replication"
     number = f"about {math.ceil(found.needed):,}" if found.needed < _MOST else f"more than {_MOST:,}"
-    return f"cannot be told apart; {number} replications would tell (80% chance, if it is this large)"
+    return f"cannot be told apart; {number} replications would (80% power at this difference)"
 
 
 if __name__ == "__main__":

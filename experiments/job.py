@@ -189,7 +189,7 @@ def _note_error(path: Path, line: str) -> None:
             file.write(line)
     except OSError as error:
         problem = f"{path}: {error.strerror or error}"
-        raise Refused(f"{problem}; make room, and run the same command with its sweep=") from error
+        raise Refused(f"{problem}; free some space, and run the same command with its sweep=") from error
 
 
 def _single_run(settings: Mapping[str, Any], hydra: HydraConf, work: Work) -> Mapping[str, Any]:

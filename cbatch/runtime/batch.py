@@ -188,7 +188,7 @@ def _pad(
 def uniform(seed: NDArray[np.uint64], position: NDArray[np.uint64]) -> NDArray[np.float32]:
     """A random number in [0, 1) that depends on seed and position only (SplitMix64, Steele et al., OOPSLA 2014).
 
-    It has 24 bits, as many as float32 represents evenly.
+    It has 24 bits, so that float32 represents it exactly.
     """
     with np.errstate(over="ignore"):
         z = seed * np.uint64(0x9E3779B97F4A7C15) + position * np.uint64(0xD1342543DE82EF95)

@@ -100,7 +100,7 @@ def assemble(
 
 
 def check_fits(spec: ModelSpec, limits: Limits, kv: KVSize, num_replicas: int = 1) -> None:
-    """Raises ConfigError or CapacityError if `build` would, so many times, before weights are loaded."""
+    """Raises ConfigError or CapacityError if that many calls of `build` would, before weights are loaded."""
     check_positions(spec, limits)
     _check_memory(spec, kv.num_tokens, num_replicas)
 

@@ -84,7 +84,7 @@ def free_memory(device: torch.device) -> int:
 class CudaClock:
     """Converts the times of a device's events to the host's clock, from one moment known on both.
 
-    That moment is as uncertain as the host's wait for it is long, so the shortest of some waits counts: bubbles are differences of
+    Its uncertainty is the length of the host's wait for it, so the shortest of several waits is used: bubbles are differences of
     the times of two devices.
 
     Distances are float32 milliseconds: exact to 8 microseconds in the first minute, to 0.25 ms in the first hour.

@@ -119,7 +119,7 @@ def kv_tokens_beside(spec: ModelSpec, limits: Limits, options: Options = Options
 
 
 def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Layers], list[int], int]:
-    """The layers of each stage, the free bytes of the fullest of its GPUs, and the number of its ranks."""
+    """The layers of each stage, the free bytes of its GPU that has fewest, and the number of its ranks."""
     layers, num_ranks = split_layers(spec, limits.num_stages, options.layers), options.tensor_parallel
     split_ranks(spec, num_ranks)
     if num_ranks > 1 and not _is_fused(spec, options):

@@ -36,7 +36,7 @@ class Captured(NamedTuple):
 
 
 class CaptureReport(NamedTuple):
-    """What the captures have cost.
+    """The cost of the captures.
 
     seconds: in total, warm-up included. num_graphs: of all shapes and slots, on each rank.
     first_bytes, bytes: memory of the first rank's device taken by the first graph (the largest shape, one slot) and by all.

@@ -72,7 +72,7 @@ class EagerIteration:
             self.sample(stage, outputs, work)
 
     def steps(self, index: int, rank: RankSlot, work: Work) -> Steps[torch.Tensor]:
-        """One rank's carry-over and layers, and in the last stage the likeliest tokens.
+        """One rank's carry-over and layers, and in the last stage the most likely tokens.
 
         Returns:
             In the last stage its logits, [rows, its share of the vocabulary], else what has left.
@@ -89,7 +89,7 @@ class EagerIteration:
         return outputs
 
     def sample(self, stage: StageSlot, outputs: Sequence[torch.Tensor], work: Work) -> None:
-        """Replace the likeliest tokens by drawn ones, on the first rank's device.
+        """Replace the most likely tokens by drawn ones, on the first rank's device.
 
         outputs: the logits of each rank.
         """
@@ -101,7 +101,7 @@ class EagerIteration:
             rank.leaving[: work.shape.num_rows].copy_(tokens)
 
     def _choose(self, index: int, logits: torch.Tensor, out: torch.Tensor) -> Steps[None]:
-        """Write each row's likeliest token to `out`, int32 [rows]."""
+        """Write each row's most likely token to `out`, int32 [rows]."""
         yield from self.models[index].choose(logits, out)
 
     def _draw(self, logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:

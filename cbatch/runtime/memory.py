@@ -20,7 +20,7 @@ TOO_LARGE = 100e9
 not on the machine, so every split of a model has the same weights."""
 
 BOX_ROWS = 512
-"""Least rows of parts that ranks hold for each other: 64 rows of a product whose inputs are split into eight."""
+"""Fewest rows of parts that ranks hold for each other: 64 rows of a product whose inputs are split into eight."""
 
 
 class Needs(NamedTuple):

@@ -94,7 +94,7 @@ class PagedModel:
                 the whole model: all layers run the same code, so it is compiled once. That happens at the first call,
                 for its number of tokens, and at the first call with another number, for any number but 1.
             send: writes hidden states where they leave for.
-            greedy: finds the likeliest tokens, as `sampling.greedy`.
+            greedy: finds the most likely tokens, as `sampling.greedy`.
         """
         self.cache, self.layers = cache, cache.layers
         self.hidden_size: int = model.config.hidden_size
@@ -134,7 +134,7 @@ class PagedModel:
         return leaving
 
     def choose(self, logits: Tensor, out: Tensor) -> Steps[None]:
-        """Write the likeliest token of each row to `out`, int32 [rows]; the lowest token id of equals."""
+        """Write the most likely token of each row to `out`, int32 [rows]; on a tie the lowest token id."""
         yield from ()
         self._greedy(logits, out)
 

@@ -1,4 +1,4 @@
-"""How an executor of real tokens computes, and what it checks. Imports no torch, so settings can be made of it."""
+"""How an executor of real tokens computes, and what it checks. Imports no torch, so settings can use it."""
 
 from dataclasses import dataclass
 from typing import Literal

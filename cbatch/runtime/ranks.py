@@ -1,7 +1,7 @@
 """Ranks of a tensor-parallel group: how they take turns, and on a CPU how they add up their parts.
 
 Each rank computes its share of every matrix (Megatron-LM, arXiv 1909.08053). Where it needs the others' parts it yields,
-and goes on once all have come that far: after the attention and the feed-forward layer of each layer, and before a token
+and goes on once all have reached that point: after the attention and the feed-forward layer of each layer, and before a token
 is chosen. To streams a group is one agent, and its iteration one operation.
 """
 

@@ -10,7 +10,7 @@ from cbatch.runtime.batch import Fields
 
 
 def greedy(logits: torch.Tensor, out: torch.Tensor) -> None:
-    """Find the likeliest token of each row; the lowest token id of equals.
+    """Find the most likely token of each row; on a tie the lowest token id.
 
     Args:
         logits: [rows, vocabulary].

@@ -38,7 +38,7 @@ class ShardedModel(PagedModel):
                 layer.mlp.compile()
 
     def choose(self, logits: Tensor, out: Tensor) -> Steps[None]:
-        """The likeliest of all ranks' tokens; of equals the lowest."""
+        """The most likely of all ranks' tokens; on a tie the lowest."""
         places = logits.argmax(dim=-1)
         found = logits.gather(-1, places[:, None])[:, 0], places + self._first_token
         parts = yield from self._meetings.exchange(self._rank, found)

@@ -30,7 +30,7 @@ def shard(
 def draw_shard(
     spec: ModelSpec, rank: Rank, layers: Sequence[Layers], devices: Sequence[torch.device]
 ) -> PreTrainedModel:
-    """As `shard`, of random weights of a model that is too large for one GPU: never more than a matrix of it is whole.
+    """As `shard`, of random weights of a model that is too large for one GPU: at most one matrix at a time is whole.
 
     Each matrix is drawn from a seed of its own where its share is kept, so it has the same values whatever the split.
     """

@@ -133,7 +133,7 @@ class SimulatedExecutor(Executor):
     def initialize_from_config(self, kv_cache_configs: Any) -> None: ...
 
     def collective_rpc(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """Nothing is asked of workers that has an answer here: profiling, caches of images, sleep."""
+        """Calls of workers have nothing to do here: profiling, caches of images, sleep."""
         return []
 
     def check_health(self) -> None: ...

@@ -1,4 +1,4 @@
-"""Asks the policy for plans over vLLM's state, tells it what has happened, and counts where vLLM did otherwise."""
+"""Asks the policy for plans over vLLM's state, tells it what has happened, and counts where vLLM deviated from them."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -172,7 +172,7 @@ class Planner:
             self._failed(error)
 
     def end(self, source: Any, rejected: str | None) -> None:
-        """vLLM has ended a request, which the policy hears of after its tokens."""
+        """vLLM has ended a request, of which the policy is told after its tokens."""
         ended = self.population.end(source, rejected, self.clock())
         self._ended.append(ended)
         if self._recording is not None:

@@ -1,4 +1,4 @@
-"""Records what a policy saw and what vLLM did, as decisions that `cbatch.replay.follow` takes up again."""
+"""Records what a policy saw and what vLLM did, as decisions that `cbatch.replay.follow` replays."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

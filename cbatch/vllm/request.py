@@ -83,7 +83,7 @@ def served(requests: Iterable[Request]) -> list[ServedRequest]:
 
 
 def spec_from(source: Any, id_: int, now: float, max_model_len: int) -> RequestSpec:
-    """Returns what a client of vLLM asked for. It arrives when the scheduler hears of it.
+    """Returns what a client of vLLM asked for. It arrives when the scheduler receives it.
 
     Client, session, tier, predicted_new_tokens, slo_ttft, slo_tbt and slo_total (seconds) come from the API's `vllm_xargs`
     (`SamplingParams.extra_args`). In vLLM a lower priority is more urgent, here a higher one.

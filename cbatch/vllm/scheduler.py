@@ -1,7 +1,7 @@
-"""vLLM's scheduler with a policy that decides who computes how many tokens; all else stays vLLM's.
+"""vLLM's scheduler with a policy that decides who computes how many tokens; everything else is vLLM's.
 
 schedule()              the policy plans over vLLM's state; vLLM's own schedule() carries the plan out (`steering`)
-update_from_output()    vLLM takes the tokens in; the policy hears of them
+update_from_output()    vLLM takes the tokens in; the policy is told of them
 """
 
 import time

@@ -5,7 +5,7 @@
     reservations       `num_lookahead_tokens` of `allocate_slots`
     preemption         `_preempt_request`, before `schedule()`
 
-All is as it was afterwards, but for what vLLM has changed.
+Afterwards everything is restored, except what vLLM itself has changed.
 """
 
 import time
@@ -95,7 +95,7 @@ class Steering:
                 waiting.prepend_request(source)
 
     def _reserve(self, reserve: Mapping[str, int]) -> None:
-        """Requests with a reservation take blocks for that many tokens, as if they were to be looked ahead."""
+        """Requests with a reservation take blocks for that many tokens, as if these were lookahead tokens."""
         manager = self._scheduler.kv_cache_manager
         allocate: Callable[..., Any] = manager.allocate_slots
 

@@ -26,7 +26,7 @@ BENCHMARKS = {
     "pipeline": "throughput and bubbles of pipeline stages, a GPU each, by policy, and of one GPU; simulated, hardware=h200 (no GPU needed)",
     "tensor": "throughput and decode iterations of tensor parallelism, a GPU for each rank; simulated, hardware=h200 (no GPU needed)",
     "trace": "throughput on a recorded trace, by policy",
-    "vllm": "vLLM by its own rule and under policies, on one engine in turns: throughput and host time",
+    "vllm": "vLLM by its own rule and under policies, alternating on one engine: throughput and host time",
     "vllm_serving": "the same as a server, driven by `vllm bench serve` at shares of its capacity",
     "vllm_simulated": "the runs of vllm_serving beside simulations with a profile of vLLM (no GPU needed)",
     "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",

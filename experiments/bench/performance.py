@@ -109,7 +109,7 @@ def _loops(files: list[Json], work: str, newest: Json) -> Json:
 
 
 def _one_request(measured: Measured) -> list[str]:
-    """One request: the rate of each way to compute, and what it costs before."""
+    """One request: the rate of each way to compute, and the time it takes to start."""
     figures, peer = measured.graphs["figures"], measured.peers.get("one_request", {})
     table = _table(peer, _ours(figures, "output_tokens_per_second"), "output tokens/s")
     parts = ["## One request: llama-2-7b, 32 prompt and 512 new tokens", table, *_sources(peer)]
@@ -176,7 +176,7 @@ def _ours(found: Json, key: str) -> list[Row]:
 
 
 def _sources(peer: Json) -> list[str]:
-    """How the other engines' measured figures of a section came about, a paragraph for each command."""
+    """How the other engines' figures of a section were measured, a paragraph for each command."""
     files = peer.get("sources", [])
     return list(dict.fromkeys(f"{file['engine']['name']}: {source(file)}." for file in files))
 

@@ -1,7 +1,7 @@
 """Simulated iterations per second, on one core: 128 running requests, decodes with chunks of prompts among them.
 
 With outputs of 300 to 900 tokens and with long ones; once as it is, and once asking the policy for each plan, without leaps
-(`cbatch.leap`), in turn. The seconds are those of the core, as other work on the machine lengthens only the wall's. Also the parts that a user waits for: loading each profile, predicting one iteration, reading a trace.
+(`cbatch.leap`), in turn. Seconds are CPU time, as other work on the machine lengthens wall time. Also the parts that a user waits for: loading each profile, predicting one iteration, reading a trace.
 """
 
 import tempfile

@@ -83,7 +83,7 @@ def stamp(file: Json) -> str:
 
 
 def source(file: Json) -> str:
-    """How a results file came about: command, card, date, commit and versions."""
+    """How a results file was measured: command, card, date, commit and versions."""
     card = file["hardware"] + (f", driver {file['driver']}" if "driver" in file else "")
     packages = ", ".join(f"{name} {version}" for name, version in file["versions"].items())
     return f"`{file['command']}`; {card}; {stamp(file)}; {packages}"

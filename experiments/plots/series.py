@@ -119,7 +119,7 @@ def summarize_series(frame: pd.DataFrame, x: str, y: str, ends: Ends = linear_en
 
 
 def describe_points(frame: pd.DataFrame, x: str) -> str:
-    """What a point stands for, for a heading; empty if for one run."""
+    """What a point represents, for a heading; empty if one run."""
     sizes = frame.groupby(["label", x]).size()
     number = f"{sizes.min()}" if sizes.min() == sizes.max() else f"up to {sizes.max()}"
     return f"mean and 95% interval of {number} runs per point" if sizes.max() > 1 else ""

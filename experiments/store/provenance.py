@@ -109,7 +109,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def around_marks(key: str, path: Path, begin: str, end: str) -> tuple[str, str]:
-    """What stands in a file up to one mark and from another on, both included; raises ConfigError if one is missing."""
+    """The text of a file up to one mark and from another on, both included; raises ConfigError if one is missing."""
     before, found, rest = (path.read_text(encoding="utf-8") if path.is_file() else "").partition(begin)
     _, ended, after = rest.partition(end)
     if not (found and ended):

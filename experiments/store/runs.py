@@ -173,7 +173,7 @@ def _without_folders(key: str, column: list[str | None]) -> list[str | None]:
 
 
 def _classes(columns: Sequence[Sequence[Any]]) -> int:
-    """How many runs the columns tell apart."""
+    """How many runs the columns distinguish."""
     return len(set(zip(*columns, strict=True)))
 
 

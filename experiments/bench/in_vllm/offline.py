@@ -1,4 +1,4 @@
-"""vLLM by its own rule and under policies, on one engine in turns: throughput, time per iteration, host time of the scheduler."""
+"""vLLM by its own rule and under policies, alternating on one engine: throughput, time per iteration, host time of the scheduler."""
 
 import json
 import os
