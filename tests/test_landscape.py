@@ -151,6 +151,7 @@ def test_a_limit_of_requests_per_minute_rejects_what_comes_sooner() -> None:
     found = golden(VTC(Predictor(), order="fcfs", rpm=2), requests, client=clients)
     assert found.schedule == "f12 | f22 | g12 | f52"
     assert (found.ends["f3"], found.ends["f4"]) == (2, 60), "rejected on arrival"
+    assert found.rejected == dict.fromkeys(("f3", "f4"), "more than 2 requests of client f in 60 s")
 
 
 # -- mc_sf and past_future: what the KV cache will hold ---------------------------------------------------------------------

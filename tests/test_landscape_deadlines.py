@@ -78,6 +78,12 @@ def test_a_decode_whose_time_has_come_preempts_the_last_prompt_else_itself() -> 
     assert found.schedule == "A2 | B5 A1 | B1 pre A | A4 | A1 | A1 | A1"
 
 
+def test_times_are_seconds_and_not_iterations() -> None:
+    """As above, with iterations of ten seconds."""
+    found = golden(Slai(4, tbt=10, offset=0), "A 2/6 @0, B 7/1 @10", memory=9, tokens=4, seconds=lambda shape: 10.0)
+    assert found.schedule == "A2 | B4 | A1 pre B | A1 | A1 | A1 | A1 | B4 | B3"
+
+
 def step(launched: float, received: float, prefill: int = 0) -> StepRecord:
     values = dict.fromkeys(StepRecord._fields, 0) | {"launched_at": launched, "received_at": received, "note": ""}
     return StepRecord(**{**values, "num_prefill_tokens": prefill})
@@ -214,6 +220,18 @@ def test_the_smallest_size_is_taken_even_if_it_is_late_and_the_largest_without_d
     assert chunk(9.0, decodes=0) == 2552 and chunk(9.0, decodes=0, most=2047) == 1792
     assert chunk(9.0, decodes=0, most=100) == 100, "no size fits into an iteration"
     assert chunk(1e-9, decodes=40) == 128 - 40, "the first that is due counts"
+
+
+def test_an_iteration_may_end_just_in_time() -> None:
+    """A decode is due in 1.5 s; iterations of up to 256 tokens are predicted to take 1.25 s, and a fifth is added."""
+    view: Any = view_of(
+        decoding=[running(0, 5, 9, 1, slo=SLO(ttft=1e-9, tbt=1.5))],
+        now=4.0,
+        limits=Limits(64, 4000, 10_000),
+        kv=SimpleNamespace(num_free=99_999, block_size=1),
+        cost=SimpleNamespace(predict=lambda shape: 1.25 if shape.num_tokens <= 256 else 9.0),
+    )
+    assert Slack().num_tokens(view, 1) == 255
 
 
 def test_with_less_than_32000_tokens_free_an_iteration_has_at_most_512() -> None:

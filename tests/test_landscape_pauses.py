@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from unit_machine import golden, view_of
+from unit_machine import golden, running, view_of
 
 from cbatch import SLO, BatchShape, Plan, Refusal, Request, View
 from policies.lars import LARS
@@ -189,6 +189,23 @@ def test_a_prompt_without_room_blocks_the_other_waiting_ones() -> None:
     slos = {"R": SLO(ttft=9), "A": SLO(ttft=13), "B": SLO(ttft=90)}
     found = golden(LARS(target=50.0), "R 10/4 @0, A 12/1 @1, B 2/1 @1", memory=20, slo=slos)
     assert found.schedule == "R10 | R1 | R1 | R1 | A12 B2"
+
+
+def test_where_the_target_holds_no_chunk_a_tile_is_computed_of_the_first_that_fits_whole() -> None:
+    """A token at a time. A is due first, and needs 6 of 7 tokens, of which P has two when it comes."""
+    slos = {"P": SLO(ttft=90), "A": SLO(ttft=2)}
+    found = golden(LARS(target=0.001), "P 3/1 @0, A 6/1 @0.015", seconds=by_tokens, memory=7, slo=slos)
+    assert found.schedule == "P1 | P1 | P1 | A1 | A1 | A1 | A1 | A1 | A1"
+
+
+def test_of_equal_slack_the_prompt_under_way_goes_first() -> None:
+    """Both 2: half of P's prompt, 1 s of 2, is left 5 s before it is due, all of A's, 1 s, 3 s before. A was submitted first."""
+    policy, a, p = LARS(), running(0, 10, 5, slo=SLO(ttft=3)), running(1, 10, 5, slo=SLO(ttft=5))
+    policy._whole = {a: 1.0, p: 2.0}
+    a.computed, a.ready, p.computed, p.ready = 0, 10, 5, 5
+    policy._wait(a)
+    plan: Any = SimpleNamespace(can_admit=True)
+    assert policy._by_slack(plan, view_of(prefilling=[p], now=0.0)) == [p, a]
 
 
 def test_a_waiting_prompt_with_less_slack_goes_before_one_under_way() -> None:

@@ -115,6 +115,10 @@ def test_a_value_that_json_does_not_know_is_kept_as_text() -> None:
     assert extra_text(date(2026, 1, 2)) == '"2026-01-02"'
 
 
+def test_a_text_stands_as_it_is_unless_it_would_be_mistaken() -> None:
+    assert [extra_text(value) for value in ("late", "007", "7", "", None)] == ["late", "007", '"7"', '""', ""]
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(), st.lists, max_leaves=3

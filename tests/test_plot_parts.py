@@ -99,6 +99,8 @@ def test_a_logarithmic_axis_with_plain_numbers(panel: Axes) -> None:
     assert (panel.get_xscale(), panel.xaxis.get_transform().base) == ("log", 2.0)  # type: ignore[attr-defined]
     assert [text.get_text() for text in panel.get_xticklabels()] == ["2", "50", "2000"]
     assert [text.get_text() for text in panel.get_xticklabels(minor=True) if text.get_text()] == []
+    parts.log_x(panel)
+    assert panel.xaxis.get_transform().base == 10  # type: ignore[attr-defined]
 
 
 def test_an_axis_on_which_nothing_was_drawn_is_left_alone(panel: Axes) -> None:

@@ -3,7 +3,9 @@
 import json
 import math
 from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -62,6 +64,17 @@ def test_distributions_of_what_a_client_sees(folder: Path) -> None:
     assert first.get_lines()[0].get_drawstyle() == "steps-post"
     assert (first.yaxis.get_major_formatter()(0.5), first.xaxis.get_major_formatter()(2.5)) == ("50%", "2.5")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["prefill_first"]
+    assert figure.legends[0].get_title().get_text() == "llama-13b, closed, length 8, batch 4"
+
+
+@pytest.mark.parametrize("differs", ["", "ttft_seconds", "tbt_seconds", "end_to_end_seconds"])
+def test_policies_coincide_where_all_three_latencies_are_equal(tmp_path: Path, differs: str) -> None:
+    for value, policy in enumerate(("orca", "sarathi")):
+        write_run(
+            tmp_path / policy, {"policy": policy}, figures={differs: {"p50": value}} if differs else {}, speed=value
+        )
+    said = latency_cdf.draw(tmp_path).get_supxlabel()
+    assert ("orca and sarathi coincide" in said) is (not differs)
 
 
 def test_distributions_of_many_values_are_thinned_out_to_quantiles() -> None:
@@ -312,6 +325,8 @@ def test_latencies_against_the_rate_are_means_with_bands(tmp_path: Path) -> None
         assert [y for _, y in heights] == pytest.approx([1.5 / factor, 1.5 * factor, 6 / factor, 6 * factor], rel=0.02)
         assert [x for x, _ in heights] == [1, 1, 4, 4]
         assert axes.get_yscale() == "log" and axes.get_xlim()[0] == 0
+        labelled = [tick for tick in axes.get_yticks() if axes.get_ylim()[0] <= tick <= axes.get_ylim()[1]]
+        assert len(labelled) >= 2 and axes.yaxis.get_major_formatter()(0.5) == "0.5"
         assert axes.get_shared_x_axes().joined(axes, figure.axes[0])
     assert [axes.get_xlabel() for axes in figure.axes[2:]] == ["request rate [requests/s]"] * 2
     title = figure.legends[0].get_title().get_text()
@@ -381,6 +396,13 @@ def test_attainment_against_the_rate_for_all_requests_and_each_tier(tmp_path: Pa
     [only] = figure.axes
     assert (lines(only)["orca"][1], only.get_title(loc="left")) == ([0.5, 0.5], "all requests")
     assert figure.legends[0].get_title().get_text().startswith("Objective ttft")
+    assert [axes.yaxis.get_tick_params()["labelleft"] for axes in (whole, gold, rest)] == [True, False, False]
+
+
+def test_policies_of_equal_attainment_are_named(tmp_path: Path) -> None:
+    for policy, rate in product(("orca", "sarathi"), (1, 2)):
+        attained(tmp_path, rate, 0, policy, share=1 / rate, tiers={})
+    assert "orca and sarathi coincide" in attainment.draw(tmp_path).get_supxlabel()
 
 
 def test_objectives_of_the_run_count_where_requests_have_none(tmp_path: Path) -> None:
@@ -460,6 +482,12 @@ def test_of_many_clients_the_smallest_are_grey(monkeypatch: pytest.MonkeyPatch, 
     labels = [str(line.get_label()) for line in total.get_lines()]
     assert [label for label in labels if not label.startswith("_")] == ["2 others"]
     assert [line.get_xdata()[-1] for line in total.get_lines()] == [12, 12]
+    three: Any = SimpleNamespace(
+        weight=np.ones(3), clients=["a", "b", "c"], received=lambda at: np.array([[1.0, 3.0, 2.0]])
+    )
+    panel = service.new_figure(1, 1, 1)[1][0][0]
+    service._draw_clients(panel, np.arange(2), np.ones((2, 3)), three)
+    assert [label for label in lines(panel) if not label.startswith("_")] == ["3 others"], "named once"
 
 
 def test_throughput_needs_several_ratios(folder: Path) -> None:

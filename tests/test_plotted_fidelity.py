@@ -100,6 +100,18 @@ def test_errors_far_beyond_the_target_do_not_squeeze_the_others(compared: Path, 
         assert axes.yaxis.get_transform().linthresh == 0.2
 
 
+def test_two_runs_close_to_each_other(compared: Path) -> None:
+    """An axis of less than a factor of 4 has plain ticks; errors stand at both ends of their place."""
+    content = json.loads((compared / "fidelity.json").read_text())
+    content["cases"] = {"trace": {"orca": made(10, 11), "sarathi": made(12, 12)}}
+    (compared / "fidelity.json").write_text(json.dumps(content))
+    total, _, _, errors, *_ = fidelity.draw(compared).axes
+    low, high = total.get_xlim()
+    assert [tick for tick in total.get_xticks() if low < tick < high] == [8, 10, 12, 14]
+    where = [line.get_xdata()[0] for line in errors.get_lines() if len(line.get_xdata()) == 1]
+    assert where == pytest.approx([-0.38, 0.38])
+
+
 def test_errors_keep_their_signs_and_ranges(compared: Path) -> None:
     below = fidelity.draw(compared).axes[3:]
     total = below[0].get_lines()

@@ -11,6 +11,7 @@ import pytest
 from hand_made import ABOUT, write_run
 
 from cbatch import ConfigError
+from experiments.plots import series
 from experiments.plots.series import coincide_text, load_rates, load_runs, load_series, summarize_series, swept
 from experiments.plots.style import add_title, new_figure
 from experiments.store.run_folder import UNFINISHED
@@ -123,7 +124,8 @@ def test_what_a_run_was_made_with_is_named_where_it_differs() -> None:
 
 
 def test_runs_share_a_label_where_seeds_were_swept_and_otherwise_not() -> None:
-    assert label_seeds([run(workload__seed=seed) for seed in (0, 1)]) == ["orca", "orca"]
+    seeds = [run(workload__seed=seed)._replace(folder=Path(f"runs/{seed}")) for seed in (0, 1)]
+    assert label_seeds(seeds) == ["orca", "orca"]
     twice = [run(tokens=place)._replace(folder=Path(f"runs/{place}")) for place in (1, 2)]
     assert label_seeds(twice) == ["orca, 1", "orca, 2"]
 
@@ -237,6 +239,17 @@ def test_lines_that_coincide_are_named() -> None:
     assert coincide_text(frame, ["x", "y"]) == "a and c coincide"
     assert coincide_text(frame.assign(y=range(6)), ["x", "y"]) == ""
     assert coincide_text(frame, ["y"]) == "a and b and c coincide"
+    assert coincide_text(frame[::-1], ["x", "y"]) == "c and a coincide", "in the order of the lines"
+
+
+def test_a_plot_shows_as_many_series_as_there_are_styles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for policy in "ab":
+        write_run(tmp_path / policy, {"policy": policy})
+    monkeypatch.setattr(series, "MOST_SERIES", 2)
+    assert load_series(tmp_path, "", ())["label"].to_list() == ["a", "b"]
+    monkeypatch.setattr(series, "MOST_SERIES", 1)
+    with pytest.raises(ConfigError, match="shows at most 1 series, the folder holds 2; choose with runs=TEXT"):
+        load_series(tmp_path, "", ())
 
 
 def test_labels_of_a_frame_pool_seeds(tmp_path: Path) -> None:

@@ -163,7 +163,9 @@ def test_the_chart_of_a_run_is_drawn_from_its_decisions(tmp_path: Path) -> None:
     [part] = schedule.draw(folder, first=4, iterations=2).axes
     assert part.get_xlim() == (3.5, 5.5) and all(tick == int(tick) for tick in part.get_xticks())
     [title] = [legend.get_title().get_text() for legend in figure.legends]
-    assert title.startswith("prefill_first: llama-13b")
+    assert title.startswith("prefill_first: llama-13b") and "iterations" not in title
+    [title] = [legend.get_title().get_text() for legend in schedule.draw(folder, first=3, iterations=3).legends]
+    assert title.endswith("(iterations 3 to 5 of 9)")
 
 
 def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +173,10 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ConfigError, match=r"first=9 iterations=60: the run has 9 iterations; choose among them"):
         schedule.draw(folder, first=9)
     monkeypatch.setattr(schedule, "_MOST_REQUESTS", 2)
-    with pytest.raises(ConfigError, match=r"3 requests, of which at most 2 can be shown; choose fewer iterations"):
+    with pytest.raises(
+        ConfigError,
+        match=r"first=0 iterations=60: 3 requests, of which at most 2 can be shown; choose fewer iterations",
+    ):
         schedule.draw(folder)
     with pytest.raises(ReplayError, match=r"record a run's decisions with decisions=true"):
         schedule.draw(write_run(tmp_path / "other", speed=1))

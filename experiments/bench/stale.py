@@ -22,33 +22,33 @@ from cbatch import ConfigError
 from experiments.bench.tables import Json
 
 
-def _modules(folder: str, names: str) -> tuple[str, ...]:
-    return tuple(f"{folder}/{name}.py" for name in names.split())
+def _modules(folder: str, names: str) -> set[str]:
+    return {f"{folder}/{name}.py" for name in names.split()}
 
 
-KERNELS = ("cbatch/runtime/fast", *_modules("cbatch/runtime", "graphs model sampling"))
+KERNELS = {"cbatch/runtime/fast"} | _modules("cbatch/runtime", "graphs model sampling")
 HOST = _modules("cbatch", "engine engine_view plan_builder plan_check state")
-LOOP = (*KERNELS, *HOST, *_modules("cbatch/runtime", "batch executor iteration"))
+LOOP = KERNELS | HOST | _modules("cbatch/runtime", "batch executor iteration")
 PREDICTED = _modules(
     "cbatch/sim", "attention cost executor interpolation links op_counts power profile roofline stages"
 )
-COST = (*PREDICTED, "policies")
-H200 = (*COST, "cbatch/sim/profiles/h200.json")
-CHECKS = (*LOOP, "cbatch/runtime/checks")
+COST = PREDICTED | {"policies"}
+H200 = COST | {"cbatch/sim/profiles/h200.json"}
+CHECKS = LOOP | {"cbatch/runtime/checks"}
 RESTS_ON = {
-    "/peers": ("experiments/bench/peers",),
+    "/peers": {"experiments/bench/peers"},
     "/paper/landscape/": COST,
-    "/paper/": (*PREDICTED, "policies/chunking", *_modules("policies", "orca request_level sarathi")),
+    "/paper/": PREDICTED | {"policies/chunking"} | _modules("policies", "orca request_level sarathi"),
     "simulated": H200,
     "/(attention|graph|tiles)": KERNELS,
-    "/(capacity|fidelity|held_out)": (*H200, "experiments/fidelity"),
+    "/(capacity|fidelity|held_out)": H200 | {"experiments/fidelity"},
     "/checks": CHECKS,
-    "/coverage": ("experiments/bench/coverage.py", "experiments/capacity", "experiments/store/intervals.py"),
-    "/fuzz": ("cbatch/validation.py", "experiments/config", "experiments/workloads", "tests/test_fuzz.py"),
-    "/host": (*HOST, "policies"),
-    "/(million|sim|vidur)": (*HOST, *COST, "cbatch/leap.py"),
-    "/mutants": ("cbatch/results", "experiments/fidelity", "experiments/plots", "experiments/store", "policies"),
-    "/random_schedules": (*CHECKS, "tests/support/any_order.py", "tests/test_random_schedules.py"),
+    "/coverage": {"experiments/bench/coverage.py", "experiments/capacity", "experiments/store/intervals.py"},
+    "/fuzz": {"cbatch/validation.py", "experiments/config", "experiments/workloads", "tests/test_fuzz.py"},
+    "/host": HOST | {"policies"},
+    "/(million|sim|vidur)": HOST | COST | {"cbatch/leap.py"},
+    "/mutants": {"cbatch/results", "experiments/fidelity", "experiments/plots", "experiments/store", "policies"},
+    "/random_schedules": CHECKS | {"tests/support/any_order.py", "tests/test_random_schedules.py"},
     "": LOOP,
 }
 """What figures rest on, as git reads paths; the first pattern found in a file's path counts."""
@@ -109,7 +109,7 @@ def _age(git: partial[str], path: str, file: Json) -> Age:
     return Age(path, file["date"], measured[:7] if known else f"({stored})", changed)
 
 
-def rests_on(path: str, command: str) -> tuple[str, ...]:
+def rests_on(path: str, command: str) -> set[str]:
     """Paths, as git reads them, of the code that a results file rests on."""
     if "hardware=gpu" in command:
         return LOOP

@@ -28,11 +28,12 @@ class CostOf:
 
 
 class Golden(NamedTuple):
-    """schedule: as text. ends: seconds at which each request ended. first: seconds at which its first token was there."""
+    """schedule: as text. ends: seconds at which each request ended. rejected: why, of those that were."""
 
     schedule: str
     ends: dict[str, float]
     policy: Any
+    rejected: dict[str, str]
 
 
 def asked(text: str, **fields: dict[str, Any]) -> dict[str, Request]:
@@ -87,7 +88,8 @@ def golden(
     engine.submit(made.values())
     engine.run()
     ends = {name: request.finished_at or 0.0 for name, request in made.items()}
-    return Golden(" | ".join(written.entries), ends, policy)
+    rejected = {name: request.reject_reason for name, request in made.items() if request.reject_reason}
+    return Golden(" | ".join(written.entries), ends, policy, rejected)
 
 
 def running(id_: int, prompt: int, limit: int, new: int = 0, **fields: Any) -> PlainRequest:
