@@ -35,7 +35,7 @@ SETTLE_TOKENS = 8
 """Generated before the window: the prompts' iteration, and what a new batch size compiles."""
 STRETCHES = 4
 """Parts of the window that are timed one by one."""
-RUNS = 2
+RUNS = 3
 """Whole runs of the smallest batch."""
 
 
