@@ -273,10 +273,26 @@ def vllm_host_serving() -> str:
     return f"for 32 decodes of the server below it takes {few}"
 
 
+def vllm_host_in_turns() -> str:
+    file = stored("h200/vllm-serving-long.json")
+    sides = {side.split()[0].removeprefix("policy="): times for side, times in file["host"].items()}
+    del sides["vllm_v1"]  # the recorded one
+    own, turns = sides["vllm"], file["host"]["policy=vllm_v1 chunk=2048"]
+    few, many = (f"{turns[number]['milliseconds'] / own[number]['milliseconds']:.2f}" for number in ("32", "256"))
+    ratios = [
+        f"{sides[name]['32']['milliseconds'] / own['32']['milliseconds']:.2f}"
+        for name in ("sarathi_serve", "longest_first")
+    ]
+    late = f"and 32 decodes at 90% of the capacity {ratios[0]} times with `sarathi_serve`, {ratios[1]} with `longest_first`"
+    return f"32 and 256 requests at once took {few} and {many} times as long in turns ({stamp(file)}), {late}"
+
+
 def vllm_server() -> str:
     lines = []
     for label, run in stored("h200/vllm-simulated.json")["runs"].items():
-        load, _, side = label.partition(" ")[2].partition(": ")
+        file, _, rest = label.partition(" ")
+        load, _, side = rest.partition(": ")
+        load += ", 14 s" if file == "vllm-serving-long" else ""
         cells = [
             f"{run[name]['measured'] * 1e3:.1f} / {run[name]['simulated'] * 1e3:.1f}"
             for name in ("TTFT mean", "TTFT P99", "TPOT mean", "TPOT P99")
@@ -317,6 +333,7 @@ SENTENCES = {
     vllm_in_turns: "vllm",
     vllm_host: "vllm",
     vllm_host_serving: "vllm",
+    vllm_host_in_turns: "vllm",
     vllm_server: "vllm",
     vllm_simulated: "vllm",
 }

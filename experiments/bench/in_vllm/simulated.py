@@ -21,7 +21,7 @@ from experiments.fidelity.runs import figures
 from experiments.store.benchmark_file import write
 from experiments.store.provenance import today
 
-MEASURED = ("results/h200/vllm-serving.json", "results/h200/vllm-serving-high.json")
+MEASURED = tuple(f"results/h200/vllm-serving{name}.json" for name in ("", "-high", "-long"))
 FIGURES = {
     "TTFT mean": "mean_ttft_ms",
     "TTFT P99": "p99_ttft_ms",
