@@ -14,8 +14,7 @@ from experiments.check.__main__ import _policy, main
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import Ask, EvenCost, Scenario, play
 from experiments.check.search import Found, describe_sizes, search, tight_scenarios, tiny_scenarios
-from experiments.check.table import BEGIN, table_of
-from experiments.check.verdicts import text
+from experiments.check.verdicts import BEGIN, table_of, text
 from experiments.config.composition import policy_names
 from experiments.config.error_lines import CONFIG_FOLDER
 from policies.chunking import Fixed, PDAware, TileAligned

@@ -4,7 +4,7 @@
     batch, carry, sampling           an iteration's inputs, tokens carried over on the device, and how tokens are chosen
     iteration, graphs                one iteration, operation by operation or as one captured CUDA graph
     attention, model, weights        the paged KV cache, attention over it, and `transformers`' modules using both
-    ranks, shards, sharded_model     how the ranks of a tensor-parallel group take turns, their weights, and one on a CPU
+    ranks, shards                    how the ranks of a tensor-parallel group take turns; one rank's share of a model
     options, cpu, gpu, devices, memory   building an executor on a CPU, a GPU, or GPUs for stages and ranks
 
 `fast` holds what only makes this fast, `checks` what only checks it. Nothing outside this package imports torch, except

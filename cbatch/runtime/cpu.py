@@ -19,8 +19,7 @@ from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
 from cbatch.runtime.ranks import Meetings
-from cbatch.runtime.sharded_model import ShardedModel
-from cbatch.runtime.shards import shard
+from cbatch.runtime.shards import ShardedModel, shard
 from cbatch.runtime.slots import make_slots
 from cbatch.runtime.streams import Streams, ThreadStream, stream_names
 from cbatch.runtime.weights import load_model

@@ -1,4 +1,4 @@
-"""One rank's share of a model's weights: slices of the whole, or drawn where they are kept."""
+"""One rank's share of a model: its weights, slices of the whole or drawn where they are kept, and on a CPU its computation."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -6,9 +6,13 @@ from typing import Any, cast
 from zlib import crc32
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from cbatch.model import Layers, ModelSpec, Rank
+from cbatch.runtime.attention import Attention, PagedCache
+from cbatch.runtime.model import PagedCall, PagedModel
+from cbatch.runtime.ranks import Meetings, Steps
 from cbatch.runtime.weights import load_skeleton, transformers_config
 
 BY_OUTPUTS = ("q_proj", "query_key_value", "gate_proj", "up_proj", "dense_h_to_4h", "lm_head", "embed_out")
@@ -36,7 +40,7 @@ def draw_shard(
     """
     config = transformers_config(spec)
 
-    def draw(name: str, weight: torch.Tensor, device: torch.device) -> torch.Tensor:
+    def draw(name: str, weight: Tensor, device: torch.device) -> Tensor:
         values = torch.empty(weight.shape, dtype=weight.dtype, device=device)
         if weight.dim() == 1:
             return values.fill_(0 if name.endswith("bias") else 1)
@@ -56,7 +60,7 @@ def _share_out(
     rank: Rank,
     layers: Sequence[Layers],
     devices: Sequence[torch.device],
-    whole: Callable[[str, torch.Tensor, torch.device], torch.Tensor],
+    whole: Callable[[str, Tensor, torch.device], Tensor],
 ) -> PreTrainedModel:
     """whole: returns the values of a parameter, of which a rank gets its share, from its name, itself and its device."""
     places = {index: device for part, device in zip(layers, devices, strict=True) for index in range(*part[:2])}
@@ -79,20 +83,76 @@ def _share_out(
     return made
 
 
-def _share(weight: torch.Tensor, name: str, spec: ModelSpec, rank: Rank) -> torch.Tensor:
+def _share(weight: Tensor, name: str, spec: ModelSpec, rank: Rank) -> Tensor:
     """The part of a parameter that a rank has: of a weight, [outputs, inputs], or a bias, [outputs]."""
     *_, module, kind = name.split(".")
     if module in BY_OUTPUTS:
         return weight[rank.share(len(weight))]
     if module in BY_KV_HEADS:
-        heads: torch.Tensor = weight.unflatten(0, (spec.num_kv_heads, -1))
+        heads: Tensor = weight.unflatten(0, (spec.num_kv_heads, -1))
         return heads[rank.kv_heads(spec.num_kv_heads)].flatten(0, 1)
     if module in BY_INPUTS and kind == "weight":
         return weight[:, rank.share(weight.shape[1])]
     return weight
 
 
-def _own(weight: torch.Tensor, device: torch.device) -> torch.nn.Parameter:
+def _own(weight: Tensor, device: torch.device) -> torch.nn.Parameter:
     """A copy of its own, contiguous."""
     copy = weight.detach().to(device, copy=True, memory_format=torch.contiguous_format)
     return torch.nn.Parameter(copy, requires_grad=False)
+
+
+class ShardedModel(PagedModel):
+    """Same interface as `PagedModel`, for the model that `shard` makes. The modules of each layer are unchanged.
+
+    Every rank has the whole residual stream, and adds the parts of all ranks to it in their order: it stays the same bits.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: PagedCache,
+        attention: Attention,
+        rank: Rank,
+        meetings: Meetings,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        """meetings: the group's."""
+        super().__init__(model, cache, attention)
+        self._rank, self._meetings = rank.index, meetings
+        self._first_token = rank.share(model.config.vocab_size).start
+        if compiled:
+            for layer in self._body.layers:
+                _attention_of(layer).compile()
+                layer.mlp.compile()
+
+    def choose(self, logits: Tensor, out: Tensor) -> Steps[None]:
+        """The most likely of all ranks' tokens; on a tie the lowest."""
+        places = logits.argmax(dim=-1)
+        found = logits.gather(-1, places[:, None])[:, 0], places + self._first_token
+        parts = yield from self._meetings.exchange(self._rank, found)
+        values, tokens = (torch.stack(column) for column in zip(*parts, strict=True))  # [ranks, rows]
+        out.copy_(tokens.gather(0, values.argmax(dim=0)[None])[0])
+
+    def _hidden(self, inputs: Tensor, positions: Tensor, paged: PagedCall) -> Steps[Tensor]:
+        body = self._body
+        hidden = body.get_input_embeddings()(inputs[None]) if self.layers.is_first else inputs[None].to(self._dtype)
+        rotations = body.rotary_emb(hidden, position_ids=positions[None])
+        for layer in body.layers:
+            call = {"attention_mask": None, "position_embeddings": rotations, "paged": paged}
+            part, _ = _attention_of(layer)(hidden_states=layer.input_layernorm(hidden), **call)
+            hidden = yield from self._add(hidden, part)
+            hidden = yield from self._add(hidden, layer.mlp(layer.post_attention_layernorm(hidden)))
+        norm: Tensor = self._norm(hidden)[0]
+        return norm
+
+    def _add(self, hidden: Tensor, part: Tensor) -> Steps[Tensor]:
+        for each in (yield from self._meetings.exchange(self._rank, part)):
+            hidden = hidden + each
+        return hidden
+
+
+def _attention_of(layer: Any) -> Any:
+    """A layer's attention; GPT-NeoX gives it another name."""
+    return getattr(layer, "self_attn", None) or layer.attention

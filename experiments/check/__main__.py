@@ -28,8 +28,7 @@ from cbatch.validation import nearest
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT
 from experiments.check.search import describe_sizes, search
-from experiments.check.table import write_table
-from experiments.check.verdicts import text
+from experiments.check.verdicts import text, write_table
 from experiments.config.command_line import check_effects, listed, run
 from experiments.config.composition import policy_of
 from experiments.config.settings import PLANS_BY

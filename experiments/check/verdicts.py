@@ -1,10 +1,19 @@
-"""The verdict as text: one line per property, with the smallest schedule that violates it."""
+"""Verdicts as text: of one policy with the smallest schedule that violates each property, of all as a table of docs/policies.md."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from textwrap import indent
 
-from experiments.check.properties import Property
-from experiments.check.search import Counterexample, Found
+from tabulate import tabulate
+
+from experiments.check.properties import PROPERTIES, Property
+from experiments.check.search import Counterexample, Found, search, tiny_scenarios
+from experiments.config.composition import policy_names, policy_of
+from experiments.store.provenance import around_marks, write_text
+
+BEGIN, END = "<!-- begin: written by `python -m experiments.check table=FILE` -->", "<!-- end -->"
+SHARE = 8
+"""One in `SHARE` of the tiny scenarios with up to three requests is tried, and every longer one."""
 
 _SHOWN = 30
 """Iterations of a schedule that are printed; the first ones of a longer schedule are left out."""
@@ -37,3 +46,29 @@ def _schedule(counterexample: Counterexample) -> Iterator[str]:
         yield f"iteration {decision.iteration}: {decision.decided}{mark}"
     if not decisions:
         yield violation.why
+
+
+def write_table(path: Path, chunk: int, num_random: int, tick: Callable[[int], object]) -> str:
+    """Checks the built-in policies and writes the table between its marks in a file; returns it.
+
+    Raises:
+        ConfigError: no such file, or it has no marks.
+    """
+    around_marks("table", path, BEGIN, END)  # before it takes long
+    table = table_of({name: _check(name, chunk, num_random, tick) for name in policy_names()})
+    before, after = around_marks("table", path, BEGIN, END)
+    write_text(path, f"{before}\n{table}\n{after}")
+    return table
+
+
+def table_of(found: dict[str, Found]) -> str:
+    """Rows of policies, columns of properties: no where a schedule denies it."""
+    rows = [[f"`{name}`", *("no" if one[prop.name] else "yes" for prop in PROPERTIES)] for name, one in found.items()]
+    return tabulate(rows, ["", *(f"`{prop.name}`" for prop in PROPERTIES)], tablefmt="github")
+
+
+def _check(name: str, chunk: int, num_random: int, tick: Callable[[int], object]) -> Found:
+    policy, _ = policy_of(f"policy={name}", f"chunk={chunk}")
+    numbered = enumerate(tiny_scenarios(chunk))
+    tiny = (scenario for place, scenario in numbered if place % SHARE == 0 or len(scenario.asks) > 3)
+    return search(policy, PROPERTIES, chunk, num_random=num_random, tiny=tiny, tick=tick)

@@ -45,9 +45,9 @@ def real_server(
     return make_server(backend, spec, cost, limits, KVSize(kv_tokens // size, size), options, asynchronous=True)
 
 
-def equal_requests(number: int, prompt: int, new: int, vocabulary: int, seed: int = 0) -> list[Request]:
+def equal_requests(number: int, prompt: int, new: int, vocabulary: int) -> list[Request]:
     """Returns `number` requests of equal lengths that arrive at once, their prompts drawn from `vocabulary` token ids."""
-    prompts = np.random.default_rng(seed).integers(0, vocabulary, (number, prompt))
+    prompts = np.random.default_rng(0).integers(0, vocabulary, (number, prompt))
     return [Request(index, prompt, new, prompt=tokens.tolist()) for index, tokens in enumerate(prompts)]
 
 

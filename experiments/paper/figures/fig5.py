@@ -7,19 +7,20 @@ one is simulated.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from cbatch import BatchShape, Limits, Policy, Request, Server
+from cbatch import BatchShape, Limits, Policy, Request, Server, Step
 from cbatch.kv import KVSize
 from cbatch.sim.cost import ProfileCost
+from cbatch.sim.executor import SimExecutor
 from cbatch.sim.links import Link, Links
+from cbatch.sim.stages import Span
 from cbatch.topology import Topology
-from experiments.paper.calendar import Calendar
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
@@ -152,3 +153,33 @@ def _describe_shares(shown: pd.DataFrame) -> str:
     hardware, series = shown["hardware"].iloc[0], shown["series"].iloc[0]
     each = ", ".join(f"{cause.upper()} {bubble_share(shown, hardware, series, cause):.1%}" for cause in CAUSES)
     return f"{bubble_share(shown, hardware, series):.1%} of the time in bubbles ({each})"
+
+
+class Interval(NamedTuple):
+    """What a stage did for `milliseconds`. doing: a field of `StageAccount`; idle intervals end with `iteration`."""
+
+    iteration: int
+    stage: int
+    begin: float
+    doing: str
+    milliseconds: float
+
+
+class Calendar(SimExecutor):
+    """Records the intervals of every stage. Assumes no all-reduces: a stage computes, or waits."""
+
+    def __init__(self, cost: ProfileCost) -> None:
+        super().__init__(cost)
+        self.intervals: list[Interval] = []
+
+    def launch(self, step: Step) -> Span:
+        before = [replace(account) for account in self._stages.accounts]
+        span = super().launch(step)
+        for stage, (past, account) in enumerate(zip(before, self._stages.accounts, strict=True)):
+            begin = 1e3 * past.span  # an account's seconds sum to its span
+            for doing in ("no_work", "host", "pb1", "pb2", "pb3", "communication", "compute"):  # in this order
+                milliseconds = 1e3 * (getattr(account, doing) - getattr(past, doing))
+                if milliseconds > 0:
+                    self.intervals.append(Interval(step.index, stage, begin, doing, milliseconds))
+                    begin += milliseconds
+        return span
