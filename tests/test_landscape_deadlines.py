@@ -79,9 +79,9 @@ def test_a_decode_whose_time_has_come_preempts_the_last_prompt_else_itself() -> 
 
 
 def test_times_are_seconds_and_not_iterations() -> None:
-    """As above, with iterations of ten seconds."""
-    found = golden(Slai(4, tbt=10, offset=0), "A 2/6 @0, B 7/1 @10", memory=9, tokens=4, seconds=lambda shape: 10.0)
-    assert found.schedule == "A2 | B4 | A1 pre B | A1 | A1 | A1 | A1 | B4 | B3"
+    """Iterations of ten seconds: A decodes every other time, ten seconds after its last token, before B's prompt."""
+    found = golden(Slai(4, tbt=10, offset=0), "A 2/3 @0, B 12/1 @10", tokens=4, seconds=lambda shape: 10.0)
+    assert found.schedule == "A2 | B4 | A1 B3 | B4 | A1 B1"
 
 
 def step(launched: float, received: float, prefill: int = 0) -> StepRecord:

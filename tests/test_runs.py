@@ -124,8 +124,9 @@ def test_what_a_run_was_made_with_is_named_where_it_differs() -> None:
 
 
 def test_runs_share_a_label_where_seeds_were_swept_and_otherwise_not() -> None:
-    seeds = [run(workload__seed=seed)._replace(folder=Path(f"runs/{seed}")) for seed in (0, 1)]
-    assert label_seeds(seeds) == ["orca", "orca"]
+    assert label_seeds([run(workload__seed=seed) for seed in (0, 1)]) == ["orca", "orca"]
+    seeds = [run(workload__seed=seed)._replace(folder=Path(f"runs/{place}")) for place, seed in enumerate((0, 0, 1))]
+    assert label_seeds(seeds) == ["orca", "orca", "orca"], "one was measured twice"
     twice = [run(tokens=place)._replace(folder=Path(f"runs/{place}")) for place in (1, 2)]
     assert label_seeds(twice) == ["orca, 1", "orca, 2"]
 
