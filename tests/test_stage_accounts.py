@@ -14,10 +14,10 @@ from any_order import any_order
 from rig import stress
 from small_cluster import make_cost, make_engine
 
-from cbatch import Policy, Request
+from cbatch import BatchShape, Policy, Request
 from cbatch.executor import StepResult
 from cbatch.record import RunRecord, StepRecord
-from cbatch.results.stages import account_stages
+from cbatch.results.stages import MeasuredStages, account_stages
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Stages
@@ -136,3 +136,13 @@ def test_a_run_writes_times_accounts_and_lanes(tmp_path: Path, monkeypatch: pyte
     assert lanes == ["stage 0", "stage 1"]
     compute = [(event["tid"], event["name"]) for event in events if event["name"].startswith("compute")]
     assert compute == [(stage, f"compute {number}") for number in range(len(rows)) for stage in (0, 1)]
+
+
+def test_what_stages_did_is_forgotten_once_it_is_accounted_for() -> None:
+    """Else the memory of a long run would grow with its iterations."""
+    stages = MeasuredStages(2)
+    for begin in (0.0, 2.0):
+        stages.observe(
+            begin, BatchShape((), 1, 0), ((begin, begin + 1), (begin + 1, begin + 2)), full=True, source=None
+        )
+    assert stages._trail == []
