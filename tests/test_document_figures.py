@@ -228,13 +228,24 @@ def errors_by_card() -> str:
     return " ".join(rows)
 
 
-def claims() -> str:
-    """Without those of `closure`, which judges the same ones again from other inputs, and of `fig12_systems`."""
+def outcomes() -> Counter[str]:
+    """Without those of `closure`, which judges the same claims again from other inputs, and of `fig12_systems`."""
     paths = (ROOT / "results" / "paper").glob("*.json")
     files = [json.loads(path.read_text()) for path in paths if path.stem not in ("closure", "fig12_systems")]
-    counts = Counter(claim["outcome"] for file in files for claim in file.get("claims", []))
+    return Counter(claim["outcome"] for file in files for claim in file.get("claims", []))
+
+
+def claims() -> str:
+    counts = outcomes()
     tested = sum(counts[outcome] for outcome in ("held", "same direction", "missed"))
     return f"So {tested} independent claims were tested, and {counts['held']} held"
+
+
+def claims_in_brief() -> str:
+    counts = outcomes()
+    tested = sum(counts[outcome] for outcome in ("held", "same direction", "missed"))
+    others = f"{counts['same direction']} held in direction only, {counts['missed']} were missed"
+    return f"of {tested} independent claims {counts['held']} held, {others}, and {counts['not comparable']} more could not be tested"
 
 
 def one_number_for_all_gains() -> str:
@@ -329,6 +340,7 @@ SENTENCES = {
     held_out_within: "hardware-profiles",
     errors_by_card: "hardware-profiles",
     claims: "papers",
+    claims_in_brief: "../README",
     one_number_for_all_gains: "papers",
     vllm_in_turns: "vllm",
     vllm_host: "vllm",
