@@ -13,7 +13,9 @@ import pytest
 from commands import summary
 from in_process import outcome
 
+from cbatch import ConfigError
 from experiments.arena import __main__ as command
+from experiments.arena import cell as one_cell
 from experiments.arena import web
 from experiments.arena.cell import CELL
 from experiments.arena.markdown import capacities, page, ranking
@@ -110,6 +112,18 @@ def test_bad_input_is_one_line_before_the_first_cell(
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"error: {said}") and len(lines) == 1
     assert not list(folder.rglob(CELL))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "remedy"), [(90, "give requests=30, or fewer replications="), (50, "give fewer replications=")]
+)
+def test_a_trace_too_short_for_its_replications_is_told_what_would_do(recorded: int, remedy: str, folder: Path) -> None:
+    path, rows = folder / "trace.csv", "".join(f"{time},a,3,1\n" for time in range(recorded))
+    path.write_text(f"arrival_s,client,prompt_tokens,output_tokens\n{rows}")
+    trace = {"_target_": "experiments.workloads.TraceReplay", "path": str(path), "format": "vtc"}
+    held = f"a trace of {recorded} requests holds {recorded // 40} replications of this length"
+    with pytest.raises(ConfigError, match=f"^requests=40: {held}; {remedy}$"):
+        one_cell._num_requests(one_cell.Keys(slo={}, load=0.7, replications=3, requests=40, capacity=False), trace)
 
 
 def test_without_plotly_it_says_so_before_it_simulates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

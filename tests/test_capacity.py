@@ -405,6 +405,28 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not list(folder.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("requests", "recorded", "said"),
+    [
+        (
+            "auto",
+            40,
+            "requests=20: a trace of 40 requests makes 2 replications, at least 16 are needed; give a trace of 320",
+        ),
+        ("30", 319, "makes 10 replications, at least 16 are needed; give a trace of 320 requests or more"),
+        ("30", 350, "makes 11 replications, at least 16 are needed; give requests=21, or a longer trace"),
+    ],
+)
+def test_a_trace_too_short_for_its_replications_is_told_what_would_do(
+    requests: str, recorded: int, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    simulate_curve(monkeypatch, Curve(lambda rate: 0.3))
+    path = Path(f"trace_of_{recorded}.csv").absolute()
+    rows = [f"{time},ann,3,1\n" for time in range(recorded)]
+    path.write_text("arrival_s,client,prompt_tokens,output_tokens\n" + "".join(rows))
+    assert said in run(workload="vtc_real", workload__path=str(path), requests=requests)
+
+
 def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the basic launcher; each search has settings of its own, and the highest capacity comes first."""
     seen: list[tuple[object, ...]] = []

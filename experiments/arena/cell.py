@@ -19,7 +19,7 @@ from cbatch.bounds import Bounds
 from cbatch.results.metrics import collect_served
 from cbatch.results.regret import regret
 from cbatch.validation import Give, Switch, positive, whole
-from experiments.capacity.command import REQUESTS, slo_name, split
+from experiments.capacity.command import FEWEST_REQUESTS, REQUESTS, slo_name, split
 from experiments.capacity.replications import natural_rate, num_recorded, replicate, together
 from experiments.config.assemble import assemble
 from experiments.serve import Command, about_run, bounds_of, figures_of
@@ -57,7 +57,7 @@ class Keys:
     slo: Mapping[str, Any]
     load: Annotated[float, positive("0.5 for half of the highest rate that can be sustained")]
     replications: Annotated[int, whole(2, 10_000)]
-    requests: Annotated[Literal["auto"] | Annotated[int, whole(20, 1_000_000)], Give(REQUESTS)]
+    requests: Annotated[Literal["auto"] | Annotated[int, whole(FEWEST_REQUESTS, 1_000_000)], Give(REQUESTS)]
     capacity: Switch
 
 
@@ -109,7 +109,8 @@ def _num_requests(keys: Keys, workload: Mapping[str, Any]) -> int:
     requests = min(_REQUESTS, most) if keys.requests == "auto" else keys.requests
     if recorded is not None and requests > most:
         problem = f"a trace of {recorded} requests holds {recorded // requests} replications of this length"
-        raise ConfigError(f"requests={requests}: {problem}; give requests={most}, or fewer replications=")
+        remedy = f"requests={most}, or fewer replications=" if most >= FEWEST_REQUESTS else "fewer replications="
+        raise ConfigError(f"requests={requests}: {problem}; give {remedy}")
     natural_rate(workload, requests)  # it has one
     return requests
 

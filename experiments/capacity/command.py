@@ -31,9 +31,9 @@ from experiments.store.provenance import write_json
 from experiments.store.sources import sources_of
 
 _REQUESTS, _PIECES = 2000, 20
-_MOST_REQUESTS = 1_000_000
+FEWEST_REQUESTS, _MOST_REQUESTS = 20, 1_000_000
 T = TypeVar("T")
-REQUESTS = f"auto, or a whole number from 20 to {_MOST_REQUESTS}"
+REQUESTS = f"auto, or a whole number from {FEWEST_REQUESTS} to {_MOST_REQUESTS}"
 
 Share = Annotated[float, Field(gt=0, lt=1, strict=True), Give("a share between 0 and 1, as in 0.99")]
 
@@ -45,7 +45,7 @@ class Keys:
     slo: SLO
     definition: Literal["joint", "sarathi_serve", "vidur", "distserve", "qoserve"]
     attainment: Share
-    requests: Annotated[Literal["auto"] | Annotated[int, whole(20, _MOST_REQUESTS)], Give(REQUESTS)]
+    requests: Annotated[Literal["auto"] | Annotated[int, whole(FEWEST_REQUESTS, _MOST_REQUESTS)], Give(REQUESTS)]
     replications: Annotated[int, whole(3, 10_000)]
     accuracy: Annotated[float, positive("0.03 for ±3%")]
     cores: Annotated[Literal["auto"] | Annotated[int, whole(1, 1024)], Give("auto, or a whole number from 1 to 1024")]
@@ -117,13 +117,16 @@ def _wanted(keys: Keys, workload: Mapping[str, Any], rule: Rule) -> Wanted:
     definition, recorded = rule.definition, num_recorded(workload)
     requests = keys.requests
     if requests == "auto":
-        requests = definition.requests or (_REQUESTS if recorded is None else max(recorded // _PIECES, 1))
+        pieces = _REQUESTS if recorded is None else max(recorded // _PIECES, FEWEST_REQUESTS)
+        requests = definition.requests or pieces
     least, warmup = min(LEAST, keys.replications), 0 if definition.all_count else None
     if recorded is not None and recorded // requests < least:
         problem = (
             f"a trace of {recorded} requests makes {recorded // requests} replications, at least {least} are needed"
         )
-        raise ConfigError(f"requests={requests}: {problem}; give requests={recorded // least}, or a longer trace")
+        fits, longer = recorded // least, f"a trace of {least * FEWEST_REQUESTS} requests or more"
+        remedy = f"requests={fits}, or a longer trace" if fits >= FEWEST_REQUESTS else longer
+        raise ConfigError(f"requests={requests}: {problem}; give {remedy}")
     grows = keys.requests == "auto" and warmup is None
     return Wanted(rule.criteria, requests, keys.replications, keys.accuracy, warmup, recorded, grows)
 
