@@ -11,7 +11,7 @@ from cbatch.engine_view import EngineView
 from cbatch.plan import Plan
 from cbatch.plan_rules import Rules
 from cbatch.request import Request, Status
-from cbatch.request_table import Counters, Ints
+from cbatch.request_table import ONE, Counters, Ints
 from cbatch.state import CheckedPlan, State
 
 
@@ -36,8 +36,8 @@ def _check(plan: Plan, state: State, rules: Rules) -> CheckedPlan:
         _set_start_values(requests, rows, counters, room)
     num_tokens = 0
     if requests:
-        too_many = counts > state.table.ready(rows, counters)
-        if counts.dtype != np.int64 or min(plan.num_tokens) < 1 or too_many[too_many.argmax()]:
+        wrong = (counts < ONE) | (counts > state.table.ready(rows, counters))
+        if counts.dtype != np.int64 or wrong[wrong.argmax()]:
             raise _IllegalError
         num_tokens = sum(plan.num_tokens)
         rules.check_limits(len(newcomers), num_tokens)

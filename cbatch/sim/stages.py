@@ -83,11 +83,11 @@ class Stages:
         self.accounts = [StageAccount() for _ in range(num_stages)]
         self._free_at = [0.0] * num_stages
         self._previous: BatchShape | None = None  # the previous iteration, in every stage
-        self._trail: list[Activity] = []  # since the previous launch
+        self._trail: list[tuple[float, float, Cause, BatchShape]] = []  # activities since the previous launch
 
     def record_host(self, begin: float, end: float, cause: Cause, shape: BatchShape = BatchShape()) -> None:  # noqa: B008
         """Record what the host did before the next launch; `shape` is of the iteration that it waited for."""
-        self._trail.append(Activity(begin, end, cause, shape))
+        self._trail.append((begin, end, cause, shape))
 
     def launch(
         self,
@@ -141,21 +141,21 @@ class Stages:
     def _account_idle(self, account: StageAccount, begin: float, end: float) -> float:
         """Account for a stage's idle interval; return its seconds of bubbles."""
         bubbles = 0.0
-        for activity in reversed(self._trail):
-            if activity.end <= begin:
+        for began, ended, cause, shape in reversed(self._trail):
+            if ended <= begin:
                 break
-            seconds = min(end, activity.end) - max(begin, activity.begin)
+            seconds = min(end, ended) - max(begin, began)
             if seconds <= 0:
                 continue
-            end = max(begin, activity.begin)
-            if activity.cause is Cause.SEND:
+            end = max(begin, began)
+            if cause is Cause.SEND:
                 account.communication += seconds
-            elif activity.cause is Cause.HOST:
+            elif cause is Cause.HOST:
                 account.host += seconds
-            elif activity.cause is Cause.NO_WORK or self._previous is None:
+            elif cause is Cause.NO_WORK or self._previous is None:
                 account.no_work += seconds
             else:
-                kind = bubble_kind(activity.shape, self._previous)
+                kind = bubble_kind(shape, self._previous)
                 setattr(account, kind, getattr(account, kind) + seconds)
                 bubbles += seconds
         account.no_work += end - begin  # before the first launch
