@@ -4,26 +4,28 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 CODE := cbatch policies experiments
+# One more than cores: some tests wait for processes that sleep.
+WORKERS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() + 1, 8))')
 
 # Where it is set, each of the processes that commands and tests start would compile again all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-nightly test-gpu mutants lint format clean
+.PHONY: run test test-nightly test-gpu mutants lint compile format clean
 
 run: $(INSTALLED)
 	$(BIN)/python -m experiments.run policy=sarathi chunk=256
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/gpu
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu
 
 # Compiled layers by Inductor, 3,840 random workloads, 1,000 of each steady policy with and without leaps, 10,000 random schedules and 20,000 spoiled inputs; DRAW=N draws other schedules
 # and inputs. Intervals of 2,000 repetitions against known truths, lower bounds against 2,000 exact optima. Faults planted in figures
 # and options, each of which a test must notice. vLLM's scheduler, from its wheels: 1,000 random runs in each mode.
 test-nightly: $(INSTALLED)
-	$(BIN)/python -m pytest tests/test_tokens.py tests/test_runtime_model.py --workloads=96 --compiler=inductor -n 2
-	$(BIN)/python -m pytest tests/test_leaps.py --workloads=1000 -n 2
-	$(BIN)/python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results -n 2 $(if $(DRAW),--draw=$(DRAW))
-	$(BIN)/python -m pytest tests/test_fuzz.py --fuzz=20000 --record=results -n 2 $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/test_tokens.py tests/test_runtime_model.py --workloads=96 --compiler=inductor -n $(WORKERS)
+	$(BIN)/python -m pytest tests/test_leaps.py --workloads=1000 -n $(WORKERS)
+	$(BIN)/python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/test_fuzz.py --fuzz=20000 --record=results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
 	$(BIN)/python -m pytest tests/test_coverage.py --repetitions=1000
 	$(BIN)/python -m pytest tests/test_bounds.py --instances=1000
 	$(BIN)/python tests/support/mutate.py --planted
@@ -45,6 +47,10 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+# What the tests import, once: the processes of `make test` begin at the same moment and would each compile it.
+compile: $(INSTALLED)
+	@$(BIN)/python -m pytest --collect-only --quiet --ignore=tests/gpu > /dev/null
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix
