@@ -1,4 +1,4 @@
-"""What long tests with drawn cases have counted, written by one process or by several of one run."""
+"""What `make test-nightly` and `make mutants` read and write: lists of tests, and what drawn cases have counted."""
 
 import json
 import sys
@@ -7,7 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tally import Tally
+
+
+@pytest.mark.parametrize("name", ["mutants", "planted"])
+def test_modules_and_tests_of_mutants_exist(name: str) -> None:
+    """Else it would be found only after an hour of other modules."""
+    root = Path(__file__).parents[1]
+    entries = yaml.safe_load((root / "tests" / "support" / f"{name}.yaml").read_text())
+    modules = [entry.get("module", key) for key, entry in entries.items()]
+    assert [module for module in modules if not (root / module).is_file()] == []
+    for module, entry in zip(modules, entries.values(), strict=True):
+        assert (root / module).read_text().count(entry.get("before", "")) == 1 or name == "mutants", entry["before"]
+    for test in {test for entry in entries.values() for test in entry["tests"]}:
+        file, _, function = test.partition("::")
+        source = (root / "tests" / f"{file}.py").read_text()
+        assert f"def {function.partition('[')[0]}(" in source if function else source, test
 
 
 def record(folder: Path, cases: list[str]) -> dict[str, Any]:
