@@ -158,13 +158,12 @@ COUNT = "must be a whole number of tokens, at least 1" + FIX
 TIME = "must be a time such as 2023-11-16 18:15:46.6805900" + FIX
 ROW = "2023-11-16 18:15:46,1,1\n"
 MOON = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
+NAMED = ": set workload.format to one of azure, mooncake, lengths, vtc, decisions"
+NAMED += ", or give the columns the names of one (docs/adding.md)"
 BROKEN: list[tuple[str, str]] = [
     ("", ": the file is empty: give one with requests"),
-    ("\n", ", line 1: unknown format (''): set workload.format to one of azure, mooncake, lengths, vtc, decisions"),
-    (
-        "a,b\n1,2\n",
-        ", line 1: unknown format ('a,b'): set workload.format to one of azure, mooncake, lengths, vtc, decisions",
-    ),
+    ("\n", f", line 1: unknown format (''){NAMED}"),
+    ("a,b\n1,2\n", f", line 1: unknown format ('a,b'){NAMED}"),
     ("client,window_start_s\n", ", line 1: this file is not a trace of single requests: use workload=servegen"),
     ('{"prompt": "x"}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
     ('{"token_ids": [1]}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),

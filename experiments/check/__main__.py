@@ -3,7 +3,8 @@
 The policy is described as for experiments.run: policy=sarathi chunking=fixed, or policy=external policy._target_=my_package.Mine
 +policy.argument=3. It serves all tiny workloads, and larger random ones, in simulation; for each property that it lacks, the
 smallest schedule that shows it is printed. chunk=4 unless given: prompts have up to 8 chunks. Outputs have up to 12 tokens, an iteration
-takes 1 ms and 10 us per token: scale the policy's own thresholds, in tokens and in seconds, to that.
+takes 1 ms and 10 us per token: scale the policy's own thresholds, in tokens and in seconds, to that. Requests have no tier, client,
+priority, SLO or prediction.
 
   --config-dir=FOLDER the policy's settings are there, as for experiments.run
   random=200          random workloads for each property that no tiny one violates

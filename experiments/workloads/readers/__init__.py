@@ -62,7 +62,8 @@ def _detect(file: TextFile) -> str:
     for name, (_, words) in _READERS.items():
         if any(word in first for word in words):
             return name
-    raise file.fail(1, f"unknown format ({first[:60]!r}): set {file.section}.format to one of {', '.join(_READERS)}")
+    named = f"set {file.section}.format to one of {', '.join(_READERS)}, or give the columns the names of one (docs/adding.md)"
+    raise file.fail(1, f"unknown format ({first[:60]!r}): {named}")
 
 
 def _check_order(trace: Trace) -> None:
