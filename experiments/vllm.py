@@ -18,7 +18,7 @@ import yaml
 from cbatch import ConfigError
 from cbatch.sim.cost import ProfileCost
 from cbatch.topology import Topology
-from cbatch.validation import nearest, read
+from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter, make_scheduler
 from cbatch.vllm.settings import Mode
 from experiments.config.assemble import make_model, make_policy
@@ -42,7 +42,7 @@ class Keys:
 
     mode: Mode
     record: str | None
-    simulate: bool
+    simulate: Switch
 
 
 class PolicyScheduler:
@@ -103,7 +103,11 @@ def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Key
     """Returns the given values by key, the section `vllm`, and every other key."""
     given = values_by_key(overrides)
     check_given_once(overrides, GROUPS)
+    if "hardware" in given and "model" not in given:
+        raise ConfigError(f"hardware={given['hardware'][-1]}: predicts nothing without a model; give model=NAME too")
     for key in given:
+        if key in Keys.__dataclass_fields__:
+            raise ConfigError(f"{key}: no such key; did you mean vllm.{key}?")
         if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
             raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
     config = dict(compose_run(*overrides, name="vllm"))
