@@ -31,29 +31,43 @@ def test_the_notebooks_are_those_the_readme_names() -> None:
     assert [path.stem for path in NOTEBOOKS] == ["01_write_a_policy", "02_sweep_to_plot", "03_where_the_time_goes"]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As stored: the same cells print, show a table or draw a picture, and none fails. Sweeps are smaller."""
+def begin(folder: Path) -> NotebookNode:
+    """A cell after which there are no names, in a folder."""
+    return nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {folder}")  # type: ignore[no-any-return, no-untyped-call]
+
+
+def test_the_notebooks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As stored: the same cells print, show a table or draw a picture, and none fails. Sweeps are smaller.
+
+    One after another in one process, which imports everything once; each begins without names, in the notebooks' folder.
+    """
     for key, value in environment().items():
         monkeypatch.setenv(key, value)
-    notebook = read(path)
-    for cell in code_cells(notebook):
+    folder = NOTEBOOKS[0].parent
+    notebooks = [read(path) for path in NOTEBOOKS]
+    for cell in (cell for notebook in notebooks for cell in code_cells(notebook)):
         cell.source = few_swept(cell.source) if cell.source.startswith("!") else cell.source
+    cells = [cell for notebook in notebooks for cell in (begin(folder), *notebook.cells)]
+    for number, cell in enumerate(cells):
+        cell.id = f"cell-{number}"
+    together = nbformat.v4.new_notebook(cells=cells, metadata=notebooks[0].metadata)  # type: ignore[no-untyped-call]
     NotebookClient(
-        notebook,
+        together,
         timeout=PATIENCE,
         startup_timeout=PATIENCE,
         kernel_name="python3",
-        resources={"metadata": {"path": str(path.parent)}},
+        resources={"metadata": {"path": str(folder)}},
     ).execute()
-    ran, stored_cells = code_cells(notebook), code_cells(read(path))
-    for cell, stored in zip(ran, stored_cells, strict=True):
-        shown = ([output for output in found.outputs if output.output_type != "stream"] for found in (cell, stored))
-        kinds = [
-            [output.output_type for output in outputs] for outputs in shown
-        ]  # lines about left-out runs may differ
-        assert kinds[0] == kinds[1], cell.source
-    assert pictures(ran) == pictures(stored_cells)
+    for path, notebook in zip(NOTEBOOKS, notebooks, strict=True):
+        ran, stored_cells = code_cells(notebook), code_cells(read(path))
+        assert [cell.source for cell in ran if cell.execution_count is None] == [], path.stem
+        for cell, stored in zip(ran, stored_cells, strict=True):
+            shown = ([output for output in found.outputs if output.output_type != "stream"] for found in (cell, stored))
+            kinds = [
+                [output.output_type for output in outputs] for outputs in shown
+            ]  # lines about left-out runs may differ
+            assert kinds[0] == kinds[1], f"{path.stem}: {cell.source}"
+        assert pictures(ran) == pictures(stored_cells), path.stem
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
