@@ -75,3 +75,25 @@ def test_more_chunks_than_a_graph_holds_run_eagerly_though_the_shape_is_the_same
         iteration(slot, Work(shape, Bounds(2, 40, chunks), sampling=False))
     assert calls == ["replay", "eager"]
     assert (iteration.num_replayed, iteration.num_eager) == (1, 1)
+
+
+def test_what_loading_left_unused_is_given_back_before_graphs_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch cannot do so during a capture, which then runs out of memory though most of it is unused."""
+    calls: list[str] = []
+
+    class Recorded(GraphedIteration):
+        def _warm_up(self, shape: Shape) -> None:
+            calls.append("warm up")
+
+        def _capture(self, shape: Shape, slot: Any, pool: Any) -> None:
+            calls.append("capture")
+
+        def _used_bytes(self) -> int:
+            return 0
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("give back"))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    slot: Any = SimpleNamespace(index=0)
+    stream: Any = None
+    Recorded(lambda *_: None, [slot], [stream], [], [Shape(8, 8, 4), Shape(64, 8, 4)])  # type: ignore[arg-type]
+    assert calls == ["warm up", "warm up", "give back", "capture", "capture"]

@@ -120,6 +120,7 @@ class GraphedIteration:
         begin = time.perf_counter()
         for shape in shapes:
             self._guard(shape, self._warm_up)
+        torch.cuda.empty_cache()  # during a capture PyTorch cannot give back what loading and warm-up have left unused
         pool = torch.cuda.graph_pool_handle()
         used = [self._used_bytes()]
         for shape in shapes:
