@@ -64,10 +64,10 @@ def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchro
             make_server(asynchronous).serve_stream(policy, iter(again), tables.take, at_once=3)
         for name in ("steps.csv", "requests.csv"):
             assert (tmp_path / "streamed" / name).read_bytes() == (tmp_path / name).read_bytes(), f"workload {seed}"
+        streamed = {"requests": tables.run.served(), "steps": tables.run.steps()}
         for some in ({}, {"warmup_requests": 1, "drain_requests": 1}):
             options: dict[str, Any] = {"num_blocks": 40, "max_batch": 4, "objectives": Objectives(ttft=0.05), **some}
-            whole, streamed = summarize(record, **options), tables.run
-            found = summarize(streamed.ended, requests=streamed.served(), steps=streamed.steps(), **options)
+            whole, found = summarize(record, **options), summarize(tables.run.ended, **streamed, **options)
             mean = found["tbt_seconds"].pop("mean")
             assert mean == pytest.approx(whole["tbt_seconds"].pop("mean"), rel=1e-12, nan_ok=True)
             assert repr(found) == repr(whole), f"workload {seed}"  # NaN where there is nothing

@@ -8,12 +8,15 @@ Memory grows by the rows of requests and iterations, not by tokens.
 
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord
 from cbatch.results.metrics import PERCENTILES, Floats, Served, StepColumns, Window, served_of, statistics, step_columns
+
+Columns = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,8 +54,8 @@ class StreamedRun:
     def __init__(self) -> None:
         self.ended = RunRecord()
         self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of requests that have not ended
-        self._steps: list[StepColumns] = []
-        self._served: list[dict[str, NDArray[np.generic]]] = []
+        self._steps: list[Columns] = []
+        self._served: list[Columns] = []
 
     def take(self, piece: RunRecord) -> Served:
         """Returns those of the piece's requests that were served, with all their tokens."""
@@ -68,20 +71,26 @@ class StreamedRun:
         }
         counted = {"gap_times": gaps.real, "gap_seconds": gaps.imag, "gap_counts": counts}
         self._served.append({**own, **counted, "longest": served.longest_gap})
-        self._steps.append({name: _narrow(column) for name, column in step_columns(piece.steps).items()})
+        if piece.steps or not self._steps:
+            self._steps.append({name: _narrow(column) for name, column in step_columns(piece.steps).items()})
         self.ended.requests += piece.requests
         return served
 
     def served(self) -> CountedServed:
-        columns = {name: np.concatenate([part[name] for part in self._served]) for name in self._served[0]}
-        return CountedServed(**columns, token_ids=np.zeros(0, np.int64), token_times=np.zeros(0))
+        """Hands over the requests, at the end."""
+        return CountedServed(**_join(self._served), token_ids=np.zeros(0, np.int64), token_times=np.zeros(0))
 
     def steps(self) -> StepColumns:
-        """As `step_columns` of the whole record."""
-        return {name: np.concatenate([part[name] for part in self._steps]) for name in self._steps[0]}
+        """Hands over the steps, at the end: as `step_columns` of the whole record."""
+        return _join(self._steps)
 
 
-def _narrow(column: NDArray[np.generic]) -> NDArray[np.generic]:
+def _join(parts: list[Columns]) -> Columns:
+    """Columns of all parts, which are emptied column by column: they and the whole would need twice the memory."""
+    return {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
+
+
+def _narrow(column: NDArray[Any]) -> NDArray[Any]:
     return column.astype(np.int32) if column.dtype == np.int64 else column
 
 
