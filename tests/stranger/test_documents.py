@@ -146,7 +146,7 @@ def follow(line: str, folder: Path) -> None:
     if "model.path=DIR" in line and not (folder / "DIR").exists():
         load_model(LLAMA, torch.device("cpu")).save_pretrained(folder / "DIR")
     if "=FILE" in line:
-        write_azure_trace(folder / "FILE", 200)
+        write_azure_trace(folder / "FILE", 400)
     done = command(*smaller([module.removeprefix("experiments."), *arguments]), cwd=folder)
     assert done.returncode == 0, f"{line}\n{done.stderr}"
 
