@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from cbatch import ConfigError
-from experiments.bench import measured, performance
+from experiments.bench import measured, performance, summary
 from experiments.bench.__main__ import main
+from experiments.bench.tables import Row
 from experiments.plots import lanes
 from experiments.profile.kernel_trace import covered_share
 
@@ -84,6 +85,33 @@ def test_figures_stand_beside_the_peers(tmp_path: Path) -> None:
     assert rows(page)["other"][-1] == "2026-01-01, by hand"
     assert rows(page)["fused"] == ["3.00", "2.00", "not measured", "4", when]
     assert "`bench graphs`; NVIDIA H200; 2026-01-02, commit not recorded; torch 2.11.0" in page
+
+
+def test_throughput_at_every_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One policy was measured at both; the command says what it has written."""
+    speeds = {"2": {"orca": 1000.0}, "14": {"orca": 2000.0, "sarathi, 256 tokens": 3000.0}}
+    figures = {
+        ratio: {name: {"tokens_per_second": {"median": speed}} for name, speed in of_ratio.items()}
+        for ratio, of_ratio in speeds.items()
+    }
+    write(tmp_path, "pd", {"figures": figures})
+    assert main(["report", f"results={tmp_path}", f"docs={tmp_path / 'docs'}"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'docs' / 'performance.md'}\n"
+    page = rows((tmp_path / "docs" / "performance.md").read_text())
+    assert page["tokens/s at P:D"] == ["2", "14"] and page["orca"] == ["1,000", "2,000"]
+    assert page["sarathi, 256 tokens"] == ["not measured", "3,000"]
+
+
+@pytest.mark.parametrize(
+    ("name", "figures", "said"),
+    [
+        ("vLLM, batch 64, 8,192 tokens per iteration", {}, " (32; 8,192)"),
+        ("vLLM", {"batch": 64, "budget": 2048}, " (64; 2,048)"),
+        ("vLLM", {}, " (unknown)"),
+    ],
+)
+def test_batch_and_budget_stand_in_a_rows_figures_or_in_its_name(name: str, figures: Any, said: str) -> None:
+    assert summary._setting(Row(name, figures), 32, " (unknown)") == said
 
 
 def test_what_is_missing_is_said_to_be(tmp_path: Path) -> None:
