@@ -26,6 +26,25 @@ def test_modules_and_tests_of_mutants_exist(name: str) -> None:
         assert f"def {function.partition('[')[0]}(" in source if function else source, test
 
 
+def test_survivors_are_judged_again_beside_those_that_were_killed() -> None:
+    """Of 10, three survived: the line of one is gone, one is killed now, and one still survives."""
+    import mutate  # it loads a parser
+    from mutations import Mutant
+
+    before = {
+        "mutants": 90,
+        "judged": 10,
+        "killed": 6,
+        "equivalent": 1,
+        "survivors": ["3: a -> b", "4: c -> d", "9: gone -> g"],
+    }
+    found = [Mutant(3, "a", "b", ""), Mutant(5, "c", "d", ""), Mutant(5, "c", "e", "")]
+    assert mutate.survivors_of(before, found) == found[:2]
+    now = {"mutants": 88, "judged": 2, "killed": 1, "equivalent": 0, "survived": 1, "survivors": ["5: c -> d"]}
+    assert mutate.add_to(before, now) == {**now, "judged": 9, "killed": 7, "equivalent": 1}
+    assert mutate.add_to(None, now) is now
+
+
 def record(folder: Path, cases: list[str]) -> dict[str, Any]:
     """What the file says after one process has drawn these cases, the first of which fails."""
     tally = Tally("cases", len(cases), "drawn", str(folder))

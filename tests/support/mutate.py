@@ -1,6 +1,7 @@
 """`make mutants`: changes the code that makes figures, one change at a time, and reports which changes no test notices.
 
     python tests/support/mutate.py [MODULE ...] [--sample N] [--jobs N] [--record FOLDER]
+    python tests/support/mutate.py --again --record FOLDER   the survivors of that record alone, once tests were written
     python tests/support/mutate.py --planted        the faults of `planted.yaml` alone
 
 Each mutant runs the tests that `mutants.yaml` names for its module, in a process of its own over a copy of the repository. A
@@ -132,6 +133,7 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="parts of their paths; default: all")
     parser.add_argument("--sample", type=int, default=0, help="about as many mutants of each module; default: all")
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--again", action="store_true", help="the survivors of the record alone")
     parser.add_argument("--planted", action="store_true", help="the faults of planted.yaml alone")
     parser.add_argument(
         "--record", metavar="FOLDER", help="write the numbers under this folder, where those of other modules stay"
@@ -140,17 +142,35 @@ def main() -> int:
     rows = stored_rows(given.record)
     with tempfile.TemporaryDirectory() as temporary, ProcessPoolExecutor(given.jobs, FORK) as pool:
         folders = [copy_repository(Path(temporary) / str(job)) for job in range(given.jobs)]
-        missed = [] if given.modules else missed_faults(folders, pool)
+        missed = [] if given.modules or given.again else missed_faults(folders, pool)
         for target in [] if given.planted else read_targets(given.modules):
             found = mutants_of((ROOT / target.module).read_text())
-            mutants = sample(found, given.sample)
+            before = rows.get(target.module) if given.again else None
+            if given.again and not (before and before["survivors"]):
+                continue
+            mutants = survivors_of(before, found) if before else sample(found, given.sample)
             parts = [mutants[job :: given.jobs] for job in range(given.jobs)]
             said = pool.map(partial(judge, target), parts, folders)
             judged = [pair for part in zip(parts, said, strict=True) for pair in zip(*part, strict=True)]
-            rows[target.module] = report(target, judged, len(found))
+            rows[target.module] = add_to(before, report(target, judged, len(found)))
             if given.record:
                 record(rows, given.record)
     return int(bool(missed)) or (0 if given.planted else conclude(rows))
+
+
+def survivors_of(row: Row, found: Iterable[Mutant]) -> list[Mutant]:
+    """Those whose lines are still there."""
+    lines = [line.partition(": ")[2] for line in row["survivors"]]
+    return [mutant for mutant in found if f"{mutant.before} -> {mutant.after}" in lines]
+
+
+def add_to(before: Row | None, row: Row) -> Row:
+    """A row whose survivors were judged again: the others were killed before, and equivalent ones stay so."""
+    if before is None:
+        return row
+    others = {name: before[name] for name in ("killed", "equivalent")}
+    counts = {name: others[name] + row[name] for name in others}
+    return row | counts | {"judged": sum(counts.values()) + row["survived"]}
 
 
 def missed_faults(folders: Sequence[Path], pool: ProcessPoolExecutor) -> list[str]:
