@@ -169,9 +169,10 @@ def few_swept(command: str) -> str:
 
 def write_azure_trace(path: Path, num_requests: int = 30) -> Path:
     """A small file in the format of the Azure LLM inference trace of 2023, a request every 50 ms."""
+    times = [divmod(15 * 60 + 46 + index * 0.05, 60) for index in range(num_requests)]
     lines = [
-        f"2023-11-16 18:15:{46 + index * 0.05:010.7f},{100 + 37 * index % 400},{5 + 11 * index % 40}"
-        for index in range(num_requests)
+        f"2023-11-16 18:{minute:02.0f}:{second:010.7f},{100 + 37 * index % 400},{5 + 11 * index % 40}"
+        for index, (minute, second) in enumerate(times)
     ]
     path.write_text("\r\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines, ""]))
     return path
