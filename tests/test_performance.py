@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cbatch import ConfigError
-from experiments.bench import measured, performance, summary
+from experiments.bench import measured, performance, summary, tables
 from experiments.bench.__main__ import main
 from experiments.bench.tables import Row
 from experiments.plots import lanes
@@ -100,6 +100,16 @@ def test_throughput_at_every_ratio(tmp_path: Path, capsys: pytest.CaptureFixture
     page = rows((tmp_path / "docs" / "performance.md").read_text())
     assert page["tokens/s at P:D"] == ["2", "14"] and page["orca"] == ["1,000", "2,000"]
     assert page["sarathi, 256 tokens"] == ["not measured", "3,000"]
+
+
+def test_when_a_row_was_measured_is_said_where_one_of_them_knows() -> None:
+    unknown, known = Row("a", {"median": 2.0}), Row("b", {"median": 4.0, "measured": "2026-01-02"})
+    assert "measured" not in tables.speeds([unknown], [], "ms", at_copy_speed=None, faster_is_less=True)
+    table = tables.speeds([unknown], [known, Row("c", None)], "ms", at_copy_speed=None, faster_is_less=True)
+    page = rows(table)
+    assert page[""] == ["ms", "speed over a", "measured"]
+    assert page["a"] == ["2.00", "1.000", ""] and page["b"] == ["4.00", "0.500", "2026-01-02"]
+    assert page["c"][0] == "not measured" and page["c"][-1] == ""
 
 
 @pytest.mark.parametrize(
