@@ -64,8 +64,8 @@ def test_measured_steps_at_tile_edges_stay_steps() -> None:
         (BatchShape(((100, 0),)), 18, 128),
         (BatchShape(((100, 0),)), 128, 192),  # a graph for 128 tokens would have no token per request to spare
         (BatchShape(((1025, 0),)), 18, 1025),  # not worth 2,048
-        (BatchShape(((1735, 0),)), 18, 1735),
-        (BatchShape(((1736, 0),)), 18, 2048),
+        (BatchShape(((1725, 0),)), 18, 1725),
+        (BatchShape(((1726, 0),)), 18, 2048),
         (BatchShape(((2049, 0),)), 18, 2049),
         (BatchShape((), 5, 50), 18, 8),
         (BatchShape((), 17, 170), 18, 18),
@@ -111,7 +111,7 @@ def test_a_model_without_a_table_is_estimated_from_the_ceilings_and_marked() -> 
     assert many == pytest.approx(2 * layers * 4096 / h200.ceilings.flops_per_second, rel=0.01)
 
 
-@pytest.mark.parametrize("tokens", [64, 512, 1024])
+@pytest.mark.parametrize("tokens", [64, 384, 512])
 def test_a_captured_row_less_is_taken_off_every_kernel(tokens: int) -> None:
     """What the rows of the largest batch cost was measured within products and small operations, in proportion."""
     shape, spec = BatchShape(((tokens, 0),)), replace(OTHER, name="llama-13b")
