@@ -69,6 +69,21 @@ def checks() -> str:
     return f"{small}, depending on the batch ({stamp(file)}), and {large}"
 
 
+def mutants() -> str:
+    file = stored("cpu/mutants.json")
+    found, share = file["all"], file["survived_share"]
+    number = f"{found['judged']:,} of {found['mutants']:,} mutants of {len(file['modules'])} modules"
+    ends = f"{found['killed']:,} were noticed, {found['equivalent']} are equivalent, and {found['survived']} survived"
+    return f"{number}. {ends}: {share:.1%} of those that are not equivalent, at most 3% may"
+
+
+def drawn() -> str:
+    schedules, fuzzed = stored("cpu/random_schedules.json"), stored("cpu/fuzz.json")
+    assert not schedules["failures"] and not fuzzed["failures"]
+    what = f"{schedules['schedules']:,} schedules of {len(schedules['by']['policy'])} policies ({stamp(schedules)})"
+    return f"{what} and {fuzzed['inputs']:,} inputs ({stamp(fuzzed)}), none of which failed"
+
+
 def fidelity() -> str:
     file = stored("h200/fidelity.json")
     median, most = file["median_error"], file["largest_error"]
@@ -311,6 +326,8 @@ SENTENCES = {
     whole_process: "hardware-profiles",
     fidelity: "hardware-profiles",
     checks: "trust",
+    mutants: "trust",
+    drawn: "trust",
     asynchronous_loop: "asynchronous-loop",
     host_work: "asynchronous-loop",
     busy: "asynchronous-loop",

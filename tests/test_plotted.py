@@ -487,7 +487,8 @@ def test_of_many_clients_the_smallest_are_grey(monkeypatch: pytest.MonkeyPatch, 
     )
     panel = service.new_figure(1, 1, 1)[1][0][0]
     service._draw_clients(panel, np.arange(2), np.ones((2, 3)), three)
-    assert [label for label in lines(panel) if not label.startswith("_")] == ["3 others"], "named once"
+    labels = [str(line.get_label()) for line in panel.get_lines()]
+    assert [label for label in labels if not label.startswith("_")] == ["3 others"], "named once"
 
 
 def test_throughput_needs_several_ratios(folder: Path) -> None:

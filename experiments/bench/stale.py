@@ -75,7 +75,8 @@ def main(results: str = "results") -> None:
     rows = [[*age[:3], *_shown(age.changed)] for age in ages]
     print(tabulate(rows, ["result", "date", "commit", "changed", "modules whose code changed since"]))
     older = sum(bool(age.changed) for age in ages)
-    print(f"\n{older} of {len(ages)} results rest on code that changed since; each file holds its command")
+    say = "git diff COMMIT -- MODULE says how, and the command in the file measures again"
+    print(f"\n{older} of {len(ages)} results rest on code that changed since: {say}")
 
 
 def _shown(changed: list[str] | None) -> tuple[int | str, str]:
