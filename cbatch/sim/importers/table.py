@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from itertools import islice, repeat, zip_longest
+from itertools import islice, repeat
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -81,7 +81,8 @@ def _read(path: Path, names: Names, num_rows: int | None) -> dict[str, list[str]
         raise ProfileError(f"{path}: cannot read the table: {reason}; fetch the file again") from error
     if not rows:
         raise ProfileError(f"{path}: holds no rows; fetch the file again")
-    return {name: texts for name, *texts in zip_longest(header, *rows, fillvalue="") if name in names}
+    places = {name: header.index(name) for name in names}
+    return {name: [row[place] if place < len(row) else "" for row in rows] for name, place in places.items()}
 
 
 def _check_columns(path: Path, names: Names, header: Names) -> None:
