@@ -49,7 +49,7 @@ def test_queued_runs_tell_the_speed_of_a_card_and_others_are_then_simulated_with
     speed = speed_of(served(QUEUED, trace, SLOW), PROFILE)
     assert speed.decodes[0] == pytest.approx(1.08, abs=0.01)
     assert speed.prompts[1:3] == pytest.approx((1.05, 1.1), abs=0.01)
-    [run] = served(at(60.0, 0.9), trace, SLOW)
+    [run] = served(at(50.0, 0.9), trace, SLOW)
     plain, corrected = (pair(run, PROFILE, used).simulated["end to end mean"] for used in (AS_MEASURED, speed))
     assert abs(corrected / run.figures["end to end mean"] - 1) < 0.01 < abs(plain / run.figures["end to end mean"] - 1)
 

@@ -253,7 +253,7 @@ def test_a_minorant_above_the_cost_model_is_refused() -> None:
 def test_no_policy_beats_the_bounds(hardware: str, model: str, policy: Policy) -> None:
     """With a KV cache so small that requests are preempted, and the clock of the GPU as it moves."""
     cost, draw = cost_of(hardware, model), Random(3)
-    asked = [Request(i, draw.randint(1, 900), draw.randint(1, 60), arrival_time=i * 0.02) for i in range(60)]
+    asked = [Request(i, draw.randint(1, 900), draw.randint(1, 60), arrival_time=i * 0.025) for i in range(60)]
     found = Bounds(asked, minorants_of(cost, LIMITS), LIMITS, 8000)
     record = Server(SimExecutor(cost), LIMITS, cost, KVSize(500, 16), asynchronous=True).serve(policy, asked)
     ends, firsts = (np.array([getattr(each, at) for each in asked]) for at in ("finished_at", "first_token_at"))
