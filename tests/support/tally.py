@@ -36,7 +36,7 @@ class Tally:
             (`pytest -n`) add to it.
         """
         self._what, self._num_cases, self._versions = what, num_cases, versions
-        self._path = folder and Path(folder) / "cpu" / f"{name}.json"
+        self._path = folder and Path(folder).resolve() / "cpu" / f"{name}.json"  # tests change the current folder
         self._run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or uuid4().hex
         self._case = ""
         self._bar: tqdm[Never] | None = None
