@@ -52,11 +52,10 @@ def a_million_requests() -> str:
 
 def whole_process() -> str:
     file = stored("cpu/vidur.json")
-    run, vidur = file["figures"]["tables"], file["vidur"]
+    run = file["figures"]["tables"]
     ours = f"{run['wall_seconds']['median']:.1f} s and {run['peak_memory_mb']['median']:.0f} MB, result tables included"
-    theirs = f"Vidur, entered by hand: {vidur['seconds']['process, every output off']} s without any output, 1.4 GB)"
     when = f"{stamp(file)}, before there were leaps"
-    return f"is one process of {ours} ({when}; the same machine, `python -m experiments.bench vidur`; {theirs}"
+    return f"is one process of {ours} ({when}; the same machine, `python -m experiments.bench vidur`)"
 
 
 def checks() -> str:
@@ -198,10 +197,12 @@ def held_out() -> str:
     file = stored("h200/held_out.json")
     cases, told = file["cases"].items(), file["at_card_speed"]
     runs = [run["error"] for name, policies in cases if "queued" not in name for run in policies.values()]
-    names = {"TTFT mean": "mean TTFT", "TTFT P99": "P99 of TTFT", "TBT mean": "mean TBT", "TPOT mean": "mean TPOT"}
-    names["end to end mean"] = "mean end-to-end latency"
+    figures = {"TTFT": "TTFT", "TBT": "TBT", "TPOT": "TPOT", "end to end": "end-to-end latency"}
+    names = {f"{name} mean": f"mean {text}" for name, text in figures.items()}
+    names |= {f"{name} {part}": f"{part} of {text}" for name, text in figures.items() for part in ("P50", "P90", "P99")}
     rows = []
-    for name, text in names.items():
+    for name in (f"{figure} {part}" for figure in figures for part in ("mean", "P50", "P90", "P99")):
+        text = names[name]
         sizes = [abs(run[name]) for run in runs]
         found = (median(sizes), max(sizes), told[name]["median"], told[name]["largest"])
         rows.append(f"| {text} | {' | '.join(f'{size:.1%}' for size in found)} |")
