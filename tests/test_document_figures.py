@@ -51,11 +51,10 @@ def a_million_requests() -> str:
 
 def whole_process() -> str:
     file = stored("cpu/vidur.json")
-    run, vidur = file["figures"]["tables"], file["vidur"]
+    run = file["figures"]["tables"]
     ours = f"{run['wall_seconds']['median']:.1f} s and {run['peak_memory_mb']['median']:.0f} MB, result tables included"
-    theirs = f"Vidur, entered by hand: {vidur['seconds']['process, every output off']} s without any output, 1.4 GB)"
     when = f"{stamp(file)}, before there were leaps"
-    return f"is one process of {ours} ({when}; the same machine, `python -m experiments.bench vidur`; {theirs}"
+    return f"is one process of {ours} ({when}; the same machine, `python -m experiments.bench vidur`)"
 
 
 def checks() -> str:
@@ -181,6 +180,17 @@ def ranks() -> str:
     return " ".join(rows)
 
 
+def ranks_off() -> str:
+    one, other, virtual = (
+        stored(f"h200-x2/tensor-{kind}.json")["figures"]["2"] for kind in ("13b", "decode", "simulated")
+    )
+    large, small = (
+        virtual[kind]["ms_per_iteration"]["median"] / run["ms_per_iteration"]["median"] - 1
+        for kind, run in (one | other).items()
+    )
+    return f"Simulated iterations are {-large:.1%} too short for the 13B and {small:.1%} too long for the 8B."
+
+
 def large_model() -> str:
     [(work, found)] = stored("h200-x2/tensor-70b.json")["figures"]["2"].items()
     assert work == "llama-2-70b, 1216 + 128" and {f"{share:.2%}" for share in found["kernel_shares"]} == {"99.95%"}
@@ -197,10 +207,12 @@ def held_out() -> str:
     file = stored("h200/held_out.json")
     cases, told = file["cases"].items(), file["at_card_speed"]
     runs = [run["error"] for name, policies in cases if "queued" not in name for run in policies.values()]
-    names = {"TTFT mean": "mean TTFT", "TTFT P99": "P99 of TTFT", "TBT mean": "mean TBT", "TPOT mean": "mean TPOT"}
-    names["end to end mean"] = "mean end-to-end latency"
+    figures = {"TTFT": "TTFT", "TBT": "TBT", "TPOT": "TPOT", "end to end": "end-to-end latency"}
+    names = {f"{name} mean": f"mean {text}" for name, text in figures.items()}
+    names |= {f"{name} {part}": f"{part} of {text}" for name, text in figures.items() for part in ("P50", "P90", "P99")}
     rows = []
-    for name, text in names.items():
+    for name in (f"{figure} {part}" for figure in figures for part in ("mean", "P50", "P90", "P99")):
+        text = names[name]
         sizes = [abs(run[name]) for run in runs]
         found = (median(sizes), max(sizes), told[name]["median"], told[name]["largest"])
         rows.append(f"| {text} | {' | '.join(f'{size:.1%}' for size in found)} |")
@@ -266,35 +278,55 @@ def vllm_in_turns() -> str:
 
 
 def vllm_host() -> str:
-    host = stored("h200/vllm.json")["host"]
-    times = [
-        tuple(host[side][number]["milliseconds"] for side in ("policy=vllm_v1 chunk=2048", "vllm"))
-        for number in ("32", "256")
-    ]
-    few, many = (f"{policy:.2f} ms instead of {own:.2f} ({policy / own:.2f} times)" for policy, own in times)
-    return f"it took {few} for 32 decodes, and {many} for 256"
+    file = stored("h200/vllm.json")
+    own, policy = (file["host"][side] for side in ("vllm", "policy=vllm_v1 chunk=2048"))
+    first = f"one engine, all requests sent at once ({stamp(file)})"
+    note = "no server, the adapter before it was made cheaper"
+    rows = []
+    for number in ("1", "32", "256"):
+        long, short = (side[number]["milliseconds"] for side in (policy, own))
+        what, why = ("the same", "the same") if rows else (first, note)
+        ratio = f"{long / short:.2f} ({long:.2f} ms instead of {short:.2f})"
+        rows.append(f"| {what} | {number} | `vllm_v1` | {ratio} | {why} |")
+    return " ".join(rows)
+
+
+def host_ratios(file: Json) -> dict[str, str]:
+    """Of 32 decodes, by policy, against vLLM's own rule."""
+    sides = {
+        side.split()[0].removeprefix("policy="): times["32"]["milliseconds"] for side, times in file["host"].items()
+    }
+    return {name: f"{time / sides['vllm']:.2f}" for name, time in sides.items()}
 
 
 def vllm_host_serving() -> str:
-    host = stored("h200/vllm-serving-high.json")["host"]
-    sides = {side.split()[0].removeprefix("policy="): times["32"]["milliseconds"] for side, times in host.items()}
-    names = ("sarathi_serve", "longest_first", "qoserve")
-    few = ", ".join(f"{sides[name] / sides['vllm']:.2f} times as long with `{name}`" for name in names)
-    return f"for 32 decodes of the server below it takes {few}"
+    file = stored("h200/vllm-serving-high.json")
+    ratios, numbers = host_ratios(file), [times["32"]["iterations"] for times in file["host"].values()]
+    first = f"the server below at 90%, one side after another ({stamp(file)}) | 32 | `sarathi_serve`"
+    note = f"one run each, {min(numbers)} to {max(numbers)} iterations"
+    second = f"| the same | 32 | `longest_first` | {ratios['longest_first']} | the same |"
+    third = f"| the same | 32 | `qoserve`, which predicts iterations | {ratios['qoserve']} | the same |"
+    return f"| {first} | {ratios['sarathi_serve']} | {note} | {second} {third}"
 
 
 def vllm_host_in_turns() -> str:
     file = stored("h200/vllm-serving-long.json")
-    sides = {side.split()[0].removeprefix("policy="): times for side, times in file["host"].items()}
-    del sides["vllm_v1"]  # the recorded one
-    own, turns = sides["vllm"], file["host"]["policy=vllm_v1 chunk=2048"]
+    own, turns, ratios = file["host"]["vllm"], file["host"]["policy=vllm_v1 chunk=2048"], host_ratios(file)
     few, many = (f"{turns[number]['milliseconds'] / own[number]['milliseconds']:.2f}" for number in ("32", "256"))
-    ratios = [
-        f"{sides[name]['32']['milliseconds'] / own['32']['milliseconds']:.2f}"
-        for name in ("sarathi_serve", "longest_first")
-    ]
-    late = f"and 32 decodes at 90% of the capacity {ratios[0]} times with `sarathi_serve`, {ratios[1]} with `longest_first`"
-    return f"32 and 256 requests at once took {few} and {many} times as long in turns ({stamp(file)}), {late}"
+    note = "16 other processes on hyperthreads of the same cores"
+    first = f"| a server, all requests sent at once, in turns ({stamp(file)}) | 32 | `vllm_v1` | {few} | {note} |"
+    second = f"| the same | 256 | `vllm_v1` | {many} | the same |"
+    third = (
+        f"| that server at 90%, one side after another | 32 | `sarathi_serve` | {ratios['sarathi_serve']} | the same |"
+    )
+    return f"{first} {second} {third} | the same | 32 | `longest_first` | {ratios['longest_first']} | the same |"
+
+
+def vllm_durations() -> str:
+    files = [stored(f"h200/vllm-serving{kind}.json")["figures"]["vllm"] for kind in ("", "-high", "-long")]
+    runs = [run["completed"] / run["request_throughput"] for file in files for run in file.values()]
+    *most, last = (f"{seconds:.1f}" for seconds in runs)
+    return f"the runs last {', '.join(most)} and {last} s"
 
 
 def vllm_server() -> str:
@@ -315,7 +347,20 @@ def vllm_server() -> str:
 def vllm_simulated() -> str:
     file = stored("h200/vllm-simulated.json")
     each = (f"{name} {found['median']:.1%} (at most {found['largest']:.1%})" for name, found in file["errors"].items())
-    return f"median errors of {len(file['runs'])} runs: {', '.join(each)}"
+    return f"median errors of {len(file['runs'])} runs: {', '.join(each)} ({stamp(file)})"
+
+
+def vllm_bias() -> str:
+    runs = stored("h200/vllm-simulated.json")["runs"]
+    late, few, slow = (
+        [abs(run[name]["simulated"] / run[name]["measured"] - 1) for label, run in runs.items() if load in label]
+        for name, load in (("TTFT mean", ""), ("TTFT mean", " 0.6:"), ("TPOT mean", ""))
+    )
+    assert all(run["TTFT mean"]["simulated"] < run["TTFT mean"]["measured"] for run in runs.values())
+    assert all(run["TPOT mean"]["simulated"] > run["TPOT mean"]["measured"] for run in runs.values())
+    ttft = f"by {min(late) * 100:.0f} to {max(late):.0%}, at load 0.6 by {min(few) * 100:.0f} to {max(few):.0%}"
+    tpot = f"by {min(slow) * 100:.0f} to {max(slow):.0%}"
+    return f"every mean TTFT is simulated too short, {ttft}, and every mean TPOT too long, {tpot}"
 
 
 SENTENCES = {
@@ -348,6 +393,9 @@ SENTENCES = {
     vllm_host_in_turns: "vllm",
     vllm_server: "vllm",
     vllm_simulated: "vllm",
+    vllm_durations: "vllm",
+    vllm_bias: "vllm",
+    ranks_off: "multi-gpu",
 }
 
 

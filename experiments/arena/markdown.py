@@ -13,7 +13,8 @@ Table = tuple[Sequence[str], list[list[str]]]
 READING = (
     "Load: the request rate over the highest that any policy can sustain (B3). attained: share of the requests that meet all "
     "of their objectives, mean ± half of the 95% interval over replications; bold: cannot be told apart from the best policy of "
-    "the cell, paired by replication. latency / bound: mean end-to-end latency over what no policy can beat (B6)."
+    "the cell, paired by replication, which is weak evidence with few. latency / bound: mean end-to-end latency over what no "
+    "policy can beat (B6). The ranking's means have no interval."
 )
 
 
@@ -49,7 +50,7 @@ def ranking(rows: Sequence[Row]) -> Table:
         )
         for policy, own in by_policy.items()
     ]
-    heads = ["policy", "attained [%]", "as good as the best in", "latency / bound"]
+    heads = ["policy", "attained [%]", "not told apart from the best in", "latency / bound"]
     return heads, [line for _, line in sorted(lines)]
 
 
