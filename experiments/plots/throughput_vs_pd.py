@@ -33,7 +33,7 @@ def draw(folder: Path, baseline: str = "request_level", runs: str = "") -> Figur
     labels = list(dict.fromkeys(frame["label"]))
     points = summarize_series(frame, ratio, SPEED)
     bases = frame.loc[frame["policy"] == baseline, "label"].unique()
-    figure, [axes] = new_figure(1, 2 if len(bases) else 1, 2.9)
+    figure, [axes] = new_figure(1, 2 if len(bases) else 1, 3.2)
     _draw_lines(axes[0], points, labels, ratio, 1e3)
     axes[0].set(ylabel="throughput [1,000 tokens/s]", ylim=(0, None))
     if len(bases):
