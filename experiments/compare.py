@@ -13,7 +13,8 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
 
 Runs that differ only in the seed are replications of one thing. Things are compared with the baseline that has the same settings
 apart from the policy's: in a sweep of request rates, at each rate. Two things served the same requests if their workloads
-differ in nothing else: then replications are compared in pairs, by seed, which takes out most of the noise.
+differ in nothing else: then replications are compared in pairs, by seed, which takes out most of the noise. Whether two things can
+be told apart is decided by the interval of the difference; that of the ratio is of its logarithm, and may disagree with few seeds.
 """
 
 import json
@@ -37,19 +38,22 @@ from experiments.store.intervals import Compared, compare
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.runs import Run, label_runs, label_seeds, seed_keys
 from experiments.store.selection import choose_runs, say, select_runs
-from experiments.store.text import COLUMNS, flat, format_number, policy_name
+from experiments.store.text import COLUMNS, ONE_REPLICATION, all_equal, flat, format_number, policy_name
 from experiments.sweep import sweep_folder
 
 _OPTIONS = ("metric", "baseline", "runs")
 _CAPACITY = {"capacity [requests/s]": ("capacity.requests_per_second", 1.0)}
 _MOST = 1_000_000  # replications
+_WHICH_DECIDES = (
+    "the interval of the difference decides; that of the ratio is of its logarithm, and disagrees in a row above"
+)
 
 
 class Thing(NamedTuple):
     """What is compared.
 
     figures: values by replication, by key. served: equal for things that served the same requests. settings: those that are not
-    the policy's. runs: for notes.
+    the policy's. runs: for notes. once: its runs are equal, so that they are one replication.
     """
 
     label: str
@@ -57,6 +61,7 @@ class Thing(NamedTuple):
     served: str
     settings: str = ""
     runs: Sequence[Run] = ()
+    once: bool = False
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -182,7 +187,8 @@ def _group(label: str, runs: Sequence[Run]) -> Thing:
         for key, value in flat({key: part for key, part in found.summary.items() if key != "about"}):
             if isinstance(value, int | float) and math.isfinite(value):
                 figures.setdefault(key, {})[seed, again] = float(value)
-    return Thing(label, figures, _workload(runs[0], []), _settings(runs[0]), runs)
+    once = all_equal([found.summary for found in runs])
+    return Thing(label, figures, _workload(runs[0], []), _settings(runs[0]), runs, once)
 
 
 def _workload(found: Run, others: Sequence[Any]) -> str:
@@ -244,11 +250,22 @@ def _pair(first: Thing, second: Thing, shown: Mapping[str, tuple[str, float]]) -
     }
     if not found:
         raise ConfigError(f"compare: {first.label} and {second.label} have no figure in common; give runs of one kind")
+    if first.once and second.once:
+        values = [[head, _times(one.ratio[0]), _signed(one.difference[0])] for head, one in found.items()]
+        where = "the same requests" if same else "different requests"
+        title = f"{second.label} over {first.label}: 1 replication, on {where}"
+        return f"{title}\n{tabulate(values, ['', 'ratio', 'difference'], disable_numparse=True)}\n{ONE_REPLICATION}"
     rows = [[head, _ratio(one), _difference(one), "" if one.apart else _not_apart(one)] for head, one in found.items()]
     some = next(iter(found.values()))
     how = "in pairs, on the same requests" if some.paired else "NOT in pairs: they served different requests"
     title = f"{second.label} over {first.label}: {some.number} replications, {how}"
-    return f"{title}\n{tabulate(rows, ['', 'ratio', 'difference', ''], disable_numparse=True)}"
+    table = f"{title}\n{tabulate(rows, ['', 'ratio', 'difference', ''], disable_numparse=True)}"
+    return f"{table}\n{_WHICH_DECIDES}" if any(map(_disagree, found.values())) else table
+
+
+def _disagree(found: Compared) -> bool:
+    """Whether 1 is in the ratio's interval and 0 not in that of the difference, or the other way round."""
+    return not math.isnan(found.ratio[0]) and found.apart == (found.ratio[1] <= 1 <= found.ratio[2])
 
 
 def _scale(values: Mapping[Any, float], factor: float) -> dict[Any, float]:
@@ -257,12 +274,20 @@ def _scale(values: Mapping[Any, float], factor: float) -> dict[Any, float]:
 
 def _ratio(found: Compared) -> str:
     value, low, high = found.ratio
-    return "-" if math.isnan(value) else f"{value:.4g}x [{low:.4g}, {high:.4g}]"
+    return "-" if math.isnan(value) else f"{_times(value)} [{low:.4g}, {high:.4g}]"
+
+
+def _times(ratio: float) -> str:
+    return "-" if math.isnan(ratio) else f"{ratio:.4g}x"
 
 
 def _difference(found: Compared) -> str:
     value, low, high = found.difference
-    return f"{'+' if value > 0 else ''}{format_number(value)} [{format_number(low)}, {format_number(high)}]"
+    return f"{_signed(value)} [{format_number(low)}, {format_number(high)}]"
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{format_number(value)}"
 
 
 def _not_apart(found: Compared) -> str:

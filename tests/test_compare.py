@@ -15,7 +15,7 @@ from in_process import outcome
 
 from cbatch import ConfigError
 from experiments import run
-from experiments.compare import Thing, main, report
+from experiments.compare import Thing, main, report, things_of
 from experiments.store.intervals import compare
 
 T4 = 2.7764
@@ -60,6 +60,40 @@ def test_how_many_replications_would_tell() -> None:
     )
     assert "b over a: 10 replications, in pairs, on the same requests" in text
     assert "cannot be told apart; about 867 replications would (80%" in text
+
+
+def test_equal_runs_of_several_seeds_are_one_replication(tmp_path: Path) -> None:
+    """A deterministic policy on a recorded trace: 100 and 150 tokens/s with every seed; 1.5 times, and 50 more."""
+    for policy, speed in (("a", 100.0), ("b", 150.0)):
+        for seed in (0, 1, 2):
+            settings = {"workload": {"rate": 1, "seed": seed}, "policy": {"_target_": f"policies.{policy}"}}
+            given = [f"policy={policy}", f"workload.seed={seed}"]
+            write_run(tmp_path / f"{policy}{seed}", {"policy": policy, "overrides": given}, settings, speed=speed)
+    lines = report(things_of([tmp_path]), [SPEED.removeprefix("metric=")]).splitlines()
+    assert lines[0] == "b over a: 1 replication, on the same requests"
+    assert lines[3].split() == ["throughput.total_tokens_per_second", "1.5x", "+50"]
+    assert lines[4].startswith("the seed changes nothing here: 1 replication, no interval; ")
+
+
+def test_one_side_that_no_seed_changes_is_paired_with_the_other(tmp_path: Path) -> None:
+    """10 with both seeds against 12 and 14: differences of 2 and 4, 3 on average, of which 12.706 standard errors are 12.706."""
+    for policy, speeds in (("a", (10.0, 10.0)), ("b", (12.0, 14.0))):
+        for seed, speed in enumerate(speeds):
+            settings = {"workload": {"rate": 1, "seed": seed}, "policy": {"_target_": f"policies.{policy}"}}
+            write_run(tmp_path / f"{policy}{seed}", {"policy": policy}, settings, speed=speed)
+    text = report(things_of([tmp_path]), [SPEED.removeprefix("metric=")])
+    assert "b over a: 2 replications, in pairs" in text and "+3 [-9.71, 15.7]" in text
+    assert "the seed changes nothing" not in text
+
+
+def test_a_line_says_which_interval_decides_where_the_two_disagree() -> None:
+    """10 and 20 against 19 and 41: differences 9 and 21 reach below 0; as parts of the means they hardly scatter."""
+    things = [Thing("a", {"x": numbered(10, 20)}, "w"), Thing("b", {"x": numbered(19, 41)}, "w")]
+    line = "the interval of the difference decides"
+    text = report(things, ["x"])
+    assert "2x [1.309, 3.055]" in text and "cannot be told apart" in text and line in text
+    agreeing = [Thing("a", {"x": numbered(100, 101)}, "w"), Thing("b", {"x": numbered(200, 202)}, "w")]
+    assert line not in report(agreeing, ["x"])  # 94.1 to 106.9, and exactly 2
 
 
 def test_other_requests_are_not_paired_and_equal_ones_are_said_to_be() -> None:

@@ -12,7 +12,7 @@ from cbatch import ConfigError
 from experiments.config.run_options import with_seeds
 from experiments.plots.series import describe_points, summarize_series
 from experiments.store.intervals import Mean, log_ends, share_ends
-from experiments.store.text import sweep_text
+from experiments.store.text import ONE_REPLICATION, sweep_text
 
 HALF = 12.706 * math.sqrt(2) / math.sqrt(2)
 """Of the interval of 1 and 3: one degree of freedom, and an error of sqrt(2) / sqrt(2)."""
@@ -61,6 +61,23 @@ def test_a_table_has_a_row_for_the_runs_of_several_seeds() -> None:
     enough = sweep_text([("a", summary(1.0, 1000)), ("a", summary(3.0, 1000))])
     assert "beyond a run's P99 lie 10 of its requests\n" in enough
     assert "±" not in sweep_text([("a", summary(1.0, 900)), ("b", summary(5.0, 900))])
+
+
+def test_rows_of_equal_runs_have_no_interval() -> None:
+    """One row of equal runs; then beside one whose runs differ."""
+    equal = [("a", summary(2.0, 900)), ("a", summary(2.0, 900))]
+    text = sweep_text(equal)
+    assert ONE_REPLICATION in text and "95% interval" not in text and "±" not in text
+    both = sweep_text([*equal, ("b", summary(1.0, 900)), ("b", summary(3.0, 900))])
+    assert "mean ± half of the 95% interval over 2 runs" in both
+    assert f"{ONE_REPLICATION}; so in 1 of 2 rows" in both
+    assert ONE_REPLICATION not in sweep_text([("a", summary(2.0, 900)), ("a", summary(2.0, 901))])
+
+
+def test_points_of_equal_runs_have_no_interval() -> None:
+    frame = pd.DataFrame({"label": ["p", "p"], "rate": [2.0, 2.0], "figures": ["same", "same"]})
+    assert describe_points(frame, "rate") == "2 equal runs per point: the seed changes nothing"
+    assert describe_points(frame.assign(figures=["same", "other"]), "rate").startswith("mean and 95% interval of 2")
 
 
 def test_a_band_is_the_interval_of_the_mean() -> None:

@@ -11,6 +11,7 @@ from experiments.store.intervals import Mean, linear_ends, mean_of
 from experiments.store.runs import Run, label_runs, seed_keys
 from experiments.store.selection import Omitted, say, select_runs
 from experiments.store.tables import as_frame, load_requests
+from experiments.store.text import figures_of
 
 RATE = "workload.arrivals.rate"
 SPEEDS = ("workload.speed", "workload.rate_scale")  # of a trace: the rate itself is that of its requests
@@ -50,8 +51,9 @@ def load_series(folder: Path, text: str, without: Iterable[str]) -> pd.DataFrame
 
 
 def _with_about(frame: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFrame:
-    """With a column for the notes below a plot."""
-    return frame.assign(about=pd.Series([run.about for run in runs], frame.index, dtype=object))
+    """With a column for the notes below a plot, and one of all figures as text."""
+    about = pd.Series([run.about for run in runs], frame.index, dtype=object)
+    return frame.assign(about=about, figures=[figures_of(run.summary) for run in runs])
 
 
 def load_rates(folder: Path, text: str) -> pd.DataFrame:
@@ -120,8 +122,11 @@ def summarize_series(frame: pd.DataFrame, x: str, y: str, ends: Ends = linear_en
 
 def describe_points(frame: pd.DataFrame, x: str) -> str:
     """What a point represents, for a heading; empty if one run."""
-    sizes = frame.groupby(["label", x]).size()
+    points = frame.groupby(["label", x])
+    sizes = points.size()
     number = f"{sizes.min()}" if sizes.min() == sizes.max() else f"up to {sizes.max()}"
+    if sizes.max() > 1 and "figures" in frame and points["figures"].nunique().max() == 1:
+        return f"{number} equal runs per point: the seed changes nothing"
     return f"mean and 95% interval of {number} runs per point" if sizes.max() > 1 else ""
 
 

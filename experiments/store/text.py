@@ -1,5 +1,6 @@
 """Text that commands print about results: one run in full, a sweep as a table."""
 
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,11 @@ COLUMNS = {
     "recomputed [%]": ("run.recomputed_share", 100.0),
 }
 """Columns of a table of runs: key of the figure in summary.json, and the factor of its unit."""
+
+ONE_REPLICATION = (
+    "the seed changes nothing here: 1 replication, no interval; draw from a trace's lengths "
+    "(workload=traces/azure_conv_lengths), or compare capacities"
+)
 
 MORE_COLUMNS = {
     "recomputed tokens": ("run.recomputed_tokens", 1.0),
@@ -177,11 +183,26 @@ def format_mean(found: Mean) -> str:
 
 def _repeats_text(groups: Iterable[Sequence[Summary]]) -> str:
     """What the rows of several runs show; empty without such rows."""
-    sizes = [len(group) for group in groups if len(group) > 1]
+    several = [group for group in groups if len(group) > 1]
+    sizes = [len(group) for group in several if not all_equal(group)]
+    equal = len(several) - len(sizes)
+    note = f"{ONE_REPLICATION}; so in {equal} of {len(several)} rows" if equal and sizes else ONE_REPLICATION
     if not sizes:
-        return ""
+        return note if equal else ""
     number = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    return f"mean ± half of the 95% interval over {number} runs; percentiles are those of each run, averaged"
+    text = f"mean ± half of the 95% interval over {number} runs; percentiles are those of each run, averaged"
+    return f"{text}\n{note}" if equal else text
+
+
+def all_equal(summaries: Sequence[Summary]) -> bool:
+    """Whether several runs have all figures in common: they are one replication."""
+    return len(summaries) > 1 and len(set(map(figures_of, summaries))) == 1
+
+
+def figures_of(summary: Summary) -> str:
+    """All figures of a run, by nested or by dotted keys, as text."""
+    figures = {key: value for key, value in summary.items() if key.partition(".")[0] != "about"}
+    return json.dumps(figures, sort_keys=True, default=str)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
