@@ -113,8 +113,9 @@ def parse(kind: Any, text: str, key: str) -> Any:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """`did you mean X? known: X, Y, Z`, for messages; a known word of the name, as in chunk_size, comes first."""
-    found = [word for word in name.split("_") if word in known] or get_close_matches(name, list(known), 1)
+    """`did you mean X? known: X, Y, Z`, for messages; a known word of the name, as in chunk_size, comes before what is less than very near."""
+    found = get_close_matches(name, list(known), 1, cutoff=0.9) or [word for word in name.split("_") if word in known]
+    found = found or get_close_matches(name, list(known), 1)
     found += [other for other in known if name and other.startswith(name)]
     hint = f"did you mean {found[0]}? " if found else ""
     return f"{hint}known: {', '.join(sorted(known)) or 'none'}"

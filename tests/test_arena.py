@@ -85,7 +85,7 @@ def test_a_cell_is_what_runs_at_its_rate_measure(folder: Path) -> None:
             assert cell["by_replication"][key][seed] == pytest.approx(summary(Path(f"run{seed}"))[group][name]), key
         assert cell["by_replication"]["regret.latency"][seed] >= 1
     assert cell["cell"]["rate"] == pytest.approx(0.7 * cell["cell"]["rate_bound"])
-    assert "1 cells" in printed and "multirun/arena/arena.html" in printed
+    assert "\n1 cell\n" in printed and "multirun/arena/arena.html" in printed
     assert "finished before" in arena(*ARENA), "it is kept"
     arena(*[key.replace("orca", "request_level") for key in ARENA])
     [other] = [found for found in cells() if found["about"]["policy"] == "request_level"]

@@ -11,7 +11,7 @@ import pytest
 
 from cbatch import ConfigError
 from cbatch.errors import WorkloadError
-from cbatch.validation import Give, Switch, check, not_negative, positive, read, whole
+from cbatch.validation import Give, Switch, check, nearest, not_negative, positive, read, whole
 
 
 @dataclass(frozen=True)
@@ -105,3 +105,8 @@ def test_mappings_become_dataclasses() -> None:
 def test_importing_the_public_face_loads_no_pydantic() -> None:
     program = "import sys, cbatch, policies.sarathi; sys.exit('pydantic' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parent.parent).returncode == 0
+
+
+def test_a_name_with_a_slip_is_nearer_than_a_known_word_of_it() -> None:
+    assert nearest("sarathi_srve", ["sarathi", "sarathi_serve"]).startswith("did you mean sarathi_serve?")
+    assert nearest("chunk_size", ["batch", "chunk"]).startswith("did you mean chunk?")

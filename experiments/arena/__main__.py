@@ -36,7 +36,8 @@ def _job(config: DictConfig) -> float | None:
 
 
 def _count(root: Path) -> str:
-    return f"{len(cell_folders(root))} cells"
+    number = len(cell_folders(root))
+    return f"{number} cell{'' if number == 1 else 's'}"
 
 
 COMMAND = Command("arena", _job, cell_folders, _count, check=partial(split, Keys))
