@@ -13,6 +13,7 @@ from hand_made import write_run
 from test_schedule_chart import with_decisions
 
 from cbatch import ConfigError
+from cbatch.sim.profile_file import load_profile
 from experiments.plot import NAMES, main
 from experiments.plots import composition, lanes, latency_cdf, table, throughput_vs_pd
 from experiments.plots.series import load_runs
@@ -148,8 +149,10 @@ def test_the_table_is_markdown(sweep: Path) -> None:
 
 def test_every_plot_says_that_it_is_simulated(sweep: Path, one: Path, loops: Path) -> None:
     drawn = [throughput_vs_pd.draw(sweep), latency_cdf.draw(one), composition.draw(one), lanes.draw(loops)]
+    compared = load_profile("h200").compared
+    assert compared is not None
     for figure in drawn:
-        error = "not compared with real runs" if figure is drawn[-1] else "error: TTFT 5%, at most 39%"
+        error = "not compared with real runs" if figure is drawn[-1] else compared.brief
         assert figure.get_supxlabel().startswith(f"SIMULATED with profile h200 ({error}; ")
         assert "llama-3.1-8b, closed, length 1024, batch 18" in (
             figure.get_suptitle() or figure.legends[0].get_title().get_text()
