@@ -26,7 +26,7 @@ from cbatch.kv import blocks_for
 from cbatch.request_spec import SLO
 from cbatch.sim.profile import Profile
 from cbatch.sim.profile_file import load_profile
-from cbatch.validation import Switch, positive, whole
+from cbatch.validation import Switch, parse, positive, whole
 from experiments.capacity.estimate import Shares
 from experiments.config.command_line import beginning_with
 from experiments.fidelity import runs as kept_runs
@@ -47,7 +47,7 @@ def main(
     path: str = "",
     measured: tuple[str, ...] = (),
     policies: str = "sarathi_serve;prefill_first;past_future",
-    shares: tuple[float, ...] = (0.95, 1.0, 1.05),
+    shares: str = "0.95,1,1.05",
     requests: Number = 400,
     queued: Number = 300,
     ttft: Seconds = 1.0,
@@ -65,7 +65,8 @@ def main(
 
     Args:
         path: a trace to serve. measured: files of kept runs instead, each of a card.
-        policies: beginnings of names, separated by ";". shares: of the simulated capacity, at which to serve.
+        policies: beginnings of names, separated by ";". shares: of the simulated capacity, at which to serve; several lists
+            for the policies in their order, separated by ";".
         requests: of each run. queued: of those that tell the card's speed.
         hardware: profile to simulate with. serve: off prints the rates and ends. backend: cpu serves small models.
 
@@ -83,13 +84,14 @@ def main(
             Case(f"capacity, {policy}", *sizes, (policy,), start=1500, held_out=True, slo=slo)
             for policy in beginning_with("policies", policies, POLICIES)
         ]
+        served = _shares(shares, len(chosen))
         search = partial(simulated_capacity, path=path, numbers=numbers, attainment=attainment, profile=profile)
         with ProcessPoolExecutor(min(len(chosen), os.cpu_count() or 1)) as pool:
-            for case, found in zip(chosen, pool.map(search, chosen), strict=True):
+            for case, found, of in zip(chosen, pool.map(search, chosen), served, strict=True):
                 print(f"{case.name}: {found:.2f} requests/s simulated", flush=True)
                 cases += [
                     replace(case, name=f"{case.name} at {share:.0%}", load=share, rate=round(share * found, 3))
-                    for share in shares
+                    for share in of
                 ]
         if not serve:
             return
@@ -99,6 +101,14 @@ def main(
     result = _results([found for _, found in kept], attainment, profile)
     about = {"measured": [each for each, _ in kept], "attainment": attainment}
     print(f"written: {write(name, kept[0][0]['hardware'], about | result, Path(folder))}")
+
+
+def _shares(text: str, number: int) -> list[tuple[float, ...]]:
+    """Returns the shares of each of the policies."""
+    lists: list[tuple[float, ...]] = [parse(tuple[float, ...], part, "capacity: shares") for part in text.split(";")]
+    if len(lists) not in (1, number):
+        raise ConfigError(f"capacity: shares={text}: give one list, or one for each of the {number} policies")
+    return lists * number if len(lists) == 1 else lists
 
 
 def simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainment: float, profile: Profile) -> float:
@@ -134,14 +144,13 @@ def crossing(rates: Sequence[float], shares: Sequence[float], requests: int, att
     return Shares(np.array(rates), asked * np.array(shares), asked, attainment).crossing()
 
 
-def _serve(cases: list[Case], path: str, numbers: dict[str, int], file: Path, backend: str) -> None:
-    """Serves the cases and keeps the runs; first those with the longest request, for which the server is built."""
+def _serve(cases: Sequence[Case], path: str, numbers: dict[str, int], file: Path, backend: str) -> None:
+    """Serves the cases on one server, the lowest shares first, and keeps the runs."""
     from experiments.fidelity.serve import serve_cases  # loads torch
 
-    def longest(case: Case) -> int:
-        return max(request.max_tokens for request in workload(case, path, numbers, 1.0).requests(None))
-
-    for about, served in serve_cases(sorted(cases, key=longest, reverse=True), path, numbers, (), backend):
+    asked = [request for case in cases for request in workload(case, path, numbers, None).requests(None)]
+    longest, ordered = max(request.max_tokens for request in asked), sorted(cases, key=lambda case: case.load or 0)
+    for about, served in serve_cases(ordered, path, numbers, (), backend, longest):
         kept_runs.save(file, about, served)
     print(f"written: {file}")
 

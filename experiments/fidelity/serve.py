@@ -22,11 +22,17 @@ WARM_UP = (64, 16)
 
 
 def serve_cases(
-    cases: Iterable[Case], path: str, numbers: Mapping[str, int], runs: Iterable[ServedRun], backend: str = "cuda"
+    cases: Iterable[Case],
+    path: str,
+    numbers: Mapping[str, int],
+    runs: Iterable[ServedRun],
+    backend: str = "cuda",
+    longest: int = 0,
 ) -> Iterator[tuple[dict[str, Any], list[ServedRun]]]:
     """Serves the cases; yields what all runs so far have in common, and the runs. A run replaces an earlier one of its name.
 
     path, numbers: see `cases.workload`. runs: earlier ones. backend: "cuda", or "cpu" for small models.
+    longest: tokens of requests for which servers are built, at least; a longer request needs another server.
 
     Raises:
         ConfigError: no GPU, or a capacity that was never measured.
@@ -38,13 +44,13 @@ def serve_cases(
         for case in cases:
             requests = workload(case, path, numbers, capacity(case, by_name))
             lengths = requests.requests(None)
-            longest = max(request.max_tokens for request in lengths)
+            needed = max(longest, *(request.max_tokens for request in lengths))
             spec = load_spec(case.model)
             fits = before is not None and case.fits(before)
-            if machine is None or not fits or longest > machine.server.limits.max_request_tokens:
+            if machine is None or not fits or needed > machine.server.limits.max_request_tokens:
                 machine = None  # frees its memory for the next one
                 in_use.close()
-                machine = build(backend, spec, batch=case.batch, max_tokens=case.max_tokens, longest=longest)
+                machine = build(backend, spec, batch=case.batch, max_tokens=case.max_tokens, longest=needed)
                 in_use.enter_context(closing(machine.server))
                 _compile(machine.laboratory(spec))
             before = case
