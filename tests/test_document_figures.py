@@ -53,8 +53,7 @@ def whole_process() -> str:
     file = stored("cpu/vidur.json")
     run = file["figures"]["tables"]
     ours = f"{run['wall_seconds']['median']:.1f} s and {run['peak_memory_mb']['median']:.0f} MB, result tables included"
-    when = f"{stamp(file)}, before there were leaps"
-    return f"is one process of {ours} ({when}; the same machine, `python -m experiments.bench vidur`)"
+    return f"is one process of {ours} ({stamp(file)}; the same machine, `python -m experiments.bench vidur`)"
 
 
 def checks() -> str:
