@@ -232,13 +232,10 @@ def report(things: Sequence[Thing], metrics: Sequence[str]) -> str:
     alone = [
         f"not compared: nothing else has the settings of {only[0].label}" for only in groups.values() if not only[1:]
     ]
-    tail = _tail(things) if any("p99" in key for key, _ in shown.values()) else ""
+    counted = ([found.summary["run"]["counted_requests"] for found in thing.runs] for thing in things)
+    tail = tail_text(counted) if any("p99" in key for key, _ in shown.values()) else ""
     notes = [tail, *notes_of(found.about for thing in things for found in thing.runs)]
     return "\n\n".join(filter(None, [*pairs, "\n".join(alone), "\n".join(filter(None, notes))]))
-
-
-def _tail(things: Sequence[Thing]) -> str:
-    return tail_text([found.summary["run"]["counted_requests"] for found in thing.runs] for thing in things)
 
 
 def _pair(first: Thing, second: Thing, shown: Mapping[str, tuple[str, float]]) -> str:
