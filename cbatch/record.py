@@ -3,6 +3,7 @@
 Rows hold plain numbers; arrays and tables are made once, at the end. `cbatch.results` derives figures from it.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,6 +98,11 @@ class RunRecord:
         """receivers: ids of the requests that received a token, [receivers]."""
         self.steps.append(step)
         self.receivers.append(receivers)
+
+    def drain(self, receive: Callable[["RunRecord"], object], at_once: int = 1000) -> None:
+        """Passes what `take` returns to `receive`, once more than `at_once` iterations have been added."""
+        if len(self.steps) > at_once:
+            receive(self.take())
 
     def take(self) -> "RunRecord":
         """Returns what was added since the last call and forgets it, except the latest iteration, which views read."""

@@ -93,8 +93,7 @@ class Server(Generic[E_co]):
         """
 
         def drain(engine: Engine) -> None:
-            if len(engine.record.steps) > at_once:
-                take(engine.record.take())
+            engine.record.drain(take, at_once)
 
         engine, arrival, left = self.engine(policy, asynchronous=asynchronous), 0.0, iter(requests)
         while some := list(islice(left, at_once)):

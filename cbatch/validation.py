@@ -113,7 +113,10 @@ def parse(kind: Any, text: str, key: str) -> Any:
 
 
 def nearest(name: str, known: Collection[str]) -> str:
-    """`did you mean X? known: X, Y, Z`, for messages; a known word of the name, as in chunk_size, comes before what is less than very near."""
+    """`did you mean X? known: X, Y, Z`, for messages.
+
+    X is nearly the same name, or else a word of it that is known, as in chunk_size, or else the most similar name.
+    """
     found = get_close_matches(name, list(known), 1, cutoff=0.9) or [word for word in name.split("_") if word in known]
     found = found or get_close_matches(name, list(known), 1)
     found += [other for other in known if name and other.startswith(name)]

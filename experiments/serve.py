@@ -161,7 +161,7 @@ def _run(
 
         def show_and_drain(engine: Engine) -> None:
             on_step(engine)
-            tables.drain(engine)
+            engine.record.drain(tables.take)
 
         tables.take(run.engine.run(show_and_drain).take())
         return tables.run.ended, tables.run

@@ -6,11 +6,11 @@ granted in this iteration return to the budget. Waiting requests are admitted on
 and the first one that does not fit blocks the others. A prompt's blocks are allocated chunk by chunk.
 
     victim   last  the newest admitted (vLLM's rule)
-             lcf   the one with the fewest computed tokens (RFC vllm#54644, its abstract); ties: the newest admitted
-             cost  the highest blocks held / tokens to recompute * (1 - generated / limit) (PR vllm#56897, the same)
+             lcf   the one with the fewest computed tokens (RFC vllm#54644); ties: the newest admitted
+             cost  the highest blocks held / tokens to recompute * (1 - generated / limit) (PR vllm#56897)
 
-Differs from its code: a plan that only preempts is made again at once, where vLLM loses the step; with iterations in
-flight, blocks that are about to come free are waited for before another request is preempted.
+Differs from its code (of the RFC and the PR only the abstracts were read): a plan that only preempts is made again at
+once, where vLLM loses the step; with iterations in flight, blocks about to come free are waited for before preempting.
 """
 
 from collections.abc import Iterable

@@ -21,18 +21,18 @@ class MeasuredStages(Stages):
         """
         computed, arrived = Cause.COMPUTE if full else Cause.NO_WORK, launched_at
         if source is not None and source.ended > arrived:
-            self._trail.append(Activity(arrived, source.ended, computed, source.shape))
+            self._trail.append((arrived, source.ended, computed, source.shape))
             arrived = source.ended
         bubbles = 0.0
         for stage, (account, (begin, end)) in enumerate(zip(self.accounts, spans, strict=True)):
             free_at = self._free_at[stage]
             if arrived < begin:  # copies of inputs, events, and peer stores that are under way
-                self._trail.append(Activity(arrived, begin, Cause.SEND, shape))
+                self._trail.append((arrived, begin, Cause.SEND, shape))
             if free_at < begin:
                 bubbles += self._account_idle(account, free_at, begin)
             account.compute += end - max(begin, free_at)
             self._free_at[stage] = arrived = end
-            self._trail.append(Activity(begin, end, computed, shape))
+            self._trail.append((begin, end, computed, shape))
         self._trail.clear()
         self._previous = shape
         return Span(spans[0][0], spans[-1][1], shape, bubbles)
@@ -83,7 +83,7 @@ class _HostTrail:
 
     def _advance(self, time: float, cause: Cause, shape: BatchShape = BatchShape()) -> Iterator[Activity]:  # noqa: B008
         if time > self._now:
-            yield Activity(self._now, time, cause, shape)
+            yield self._now, time, cause, shape
             self._now = time
 
 

@@ -65,7 +65,7 @@ class StreamedRun:
         self._token_ids, self._token_times = ids[~have_ended], times[~have_ended]
         served = served_of(piece.requests, ids[have_ended], times[have_ended], ())
         seconds, ends = served.gaps()
-        gaps, counts = np.unique(ends + 1j * seconds, return_counts=True)
+        gaps, counts = np.unique(ends + 1j * seconds, return_counts=True)  # pairs of both, sorted and counted
         own = {
             field.name: getattr(served, field.name) for field in fields(Served) if not field.name.startswith("token_")
         }

@@ -55,13 +55,8 @@ class Cause(Enum):
     NO_WORK = 3
 
 
-class Activity(NamedTuple):
-    """What an iteration, or the host, did in an interval; `shape` is of the computed iteration."""
-
-    begin: float
-    end: float
-    cause: Cause
-    shape: BatchShape
+Activity = tuple[float, float, Cause, BatchShape]
+"""What an iteration, or the host, did in an interval: its begin, its end, the cause, the batch of the computed iteration."""
 
 
 class Span(NamedTuple):
@@ -83,7 +78,7 @@ class Stages:
         self.accounts = [StageAccount() for _ in range(num_stages)]
         self._free_at = [0.0] * num_stages
         self._previous: BatchShape | None = None  # the previous iteration, in every stage
-        self._trail: list[tuple[float, float, Cause, BatchShape]] = []  # activities since the previous launch
+        self._trail: list[Activity] = []  # since the previous launch
 
     def record_host(self, begin: float, end: float, cause: Cause, shape: BatchShape = BatchShape()) -> None:  # noqa: B008
         """Record what the host did before the next launch; `shape` is of the iteration that it waited for."""
@@ -109,7 +104,7 @@ class Stages:
         arrived, work = now, times.compute - saved + times.communication
         if carried_from is not None and carried_from.ended > now:
             arrived = carried_from.ended
-            self._trail.append(Activity(now, arrived, computed, carried_from.shape))
+            self._trail.append((now, arrived, computed, carried_from.shape))
         last = len(self.accounts) - 1
         started = bubbles = 0.0
         for stage, account in enumerate(self.accounts):
@@ -127,7 +122,7 @@ class Stages:
             self._free_at[stage] = end
             if stage < last:
                 arrived = end + times.transfers[stage]
-                self._trail += (Activity(begin, end, computed, shape), Activity(end, arrived, Cause.SEND, shape))
+                self._trail += ((begin, end, computed, shape), (end, arrived, Cause.SEND, shape))
         self._trail.clear()
         self._previous = shape
         return Span(started, end, shape, bubbles)

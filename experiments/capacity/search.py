@@ -129,7 +129,7 @@ class Search:
             passing, failing, at_passing = (rate, failing, in_system) if passes else (passing, rate, at_passing)
             if (
                 not self.wanted.grows
-            ):  # the warm-up does, with the rate: too few requests are refused as soon as possible
+            ):  # the warm-up grows with the rate: too few requests are refused as soon as it shows
                 self._warmup(at_passing)
             rate = _round(2 * rate if failing == inf else rate / 2 if not passing else sqrt(passing * failing))
         return passing, failing, at_passing

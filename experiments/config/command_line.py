@@ -20,7 +20,7 @@ from experiments.config.settings import GROUPS, ROOT_KEYS
 
 HELP = frozenset({"-h", "--help"})
 Count = Annotated[int, whole(1)]
-Number = Annotated[int, whole(0)]
+Index = Annotated[int, whole(0)]
 
 
 def run(

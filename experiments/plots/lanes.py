@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from cbatch.executor import CopyTimes
-from experiments.config.command_line import Count, Number
+from experiments.config.command_line import Count, Index
 from experiments.plots.lane_panels import BENCHMARK, Panel, read_benchmark, read_runs
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
@@ -22,7 +22,7 @@ _LABELLED = 0.03  # an iteration this wide, as a share of the panel, has room fo
 
 
 @print_style()
-def draw(folder: Path, first: Number = 20, iterations: Count = 8, runs: str = "") -> Figure:
+def draw(folder: Path, first: Index = 20, iterations: Count = 8, runs: str = "") -> Figure:
     """Lanes from the start of an iteration on, of finished runs or of a folder of the `async` benchmark.
 
     Args:

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from cbatch import ConfigError, Request
 from cbatch.replay.schedule import Cell, Doing, Schedule
 from cbatch.request import spec_of
-from experiments.config.command_line import Count, Number
+from experiments.config.command_line import Count, Index
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
 from experiments.plots.style import DECODE, IDLE, PAGE, PREFILL, add_title, new_figure, print_style
@@ -33,7 +33,7 @@ _LABELS = {Doing.PAUSED: "paused, with its KV cache"}
 
 
 @print_style()
-def draw(folder: Path, runs: str = "", first: Number = 0, iterations: Count = 60) -> Figure:
+def draw(folder: Path, runs: str = "", first: Index = 0, iterations: Count = 60) -> Figure:
     """A cell for each request and iteration of a run with decisions=true; the number is that of prompt tokens.
 
     Args:

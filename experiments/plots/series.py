@@ -11,7 +11,7 @@ from experiments.store.intervals import Mean, linear_ends, mean_of
 from experiments.store.runs import Run, label_runs, seed_keys
 from experiments.store.selection import Omitted, say, select_runs
 from experiments.store.tables import as_frame, load_requests
-from experiments.store.text import figures_of
+from experiments.store.text import figures_text
 
 RATE = "workload.arrivals.rate"
 SPEEDS = ("workload.speed", "workload.rate_scale")  # of a trace: the rate itself is that of its requests
@@ -53,7 +53,7 @@ def load_series(folder: Path, text: str, without: Iterable[str]) -> pd.DataFrame
 def _with_about(frame: pd.DataFrame, runs: Sequence[Run]) -> pd.DataFrame:
     """With a column for the notes below a plot, and one of all figures as text."""
     about = pd.Series([run.about for run in runs], frame.index, dtype=object)
-    return frame.assign(about=about, figures=[figures_of(run.summary) for run in runs])
+    return frame.assign(about=about, figures=[figures_text(run.summary) for run in runs])
 
 
 def load_rates(folder: Path, text: str) -> pd.DataFrame:

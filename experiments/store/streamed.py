@@ -6,13 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from cbatch import Engine, RunRecord, StepRecord
+from cbatch import RunRecord, StepRecord
 from cbatch.results.streamed import StreamedRun
 from experiments.store.csv_tables import EXTRA, REQUEST_COLUMNS, request_rows, step_rows
 from experiments.store.run_folder import REQUESTS, STEPS
-
-AT_ONCE = 1000
-"""Iterations after which results are written."""
 
 
 class StreamedTables:
@@ -30,11 +27,6 @@ class StreamedTables:
         self._requests, self._steps = map(csv.writer, self._files)
         self._requests.writerow((*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra)))
         self._steps.writerow(StepRecord._fields)
-
-    def drain(self, engine: Engine) -> None:
-        """Takes the engine's results once they are many; for `Engine.run`."""
-        if len(engine.record.steps) > AT_ONCE:
-            self.take(engine.record.take())
 
     def take(self, record: RunRecord) -> None:
         """Appends results that `RunRecord.take` has returned."""

@@ -196,10 +196,10 @@ def _repeats_text(groups: Iterable[Sequence[Summary]]) -> str:
 
 def all_equal(summaries: Sequence[Summary]) -> bool:
     """Whether several runs have all figures in common: they are one replication."""
-    return len(summaries) > 1 and len(set(map(figures_of, summaries))) == 1
+    return len(summaries) > 1 and len(set(map(figures_text, summaries))) == 1
 
 
-def figures_of(summary: Summary) -> str:
+def figures_text(summary: Summary) -> str:
     """All figures of a run, by nested or by dotted keys, as text."""
     figures = {key: value for key, value in summary.items() if key.partition(".")[0] != "about"}
     return json.dumps(figures, sort_keys=True, default=str)
