@@ -36,9 +36,9 @@ test-nightly: $(INSTALLED)
 	done
 
 # Changes the code that makes figures, one change at a time: which changes does no test notice? Takes hours.
-# MODULES= parts of paths; SAMPLE= about as many changes of each module.
+# MODULES= parts of paths; SAMPLE= about as many changes of each module, DRAW= others.
 mutants: $(INSTALLED)
-	$(BIN)/python tests/support/mutate.py $(MODULES) $(if $(SAMPLE),--sample=$(SAMPLE)) --record=results
+	$(BIN)/python tests/support/mutate.py $(MODULES) $(if $(SAMPLE),--sample=$(SAMPLE)) $(if $(DRAW),--draw=$(DRAW)) --record=results
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest tests/gpu

@@ -53,12 +53,6 @@ def num_workloads(pytestconfig: pytest.Config) -> int:
 
 
 @pytest.fixture
-def num_schedules(pytestconfig: pytest.Config) -> int:
-    number: int = pytestconfig.getoption("--schedules")
-    return number
-
-
-@pytest.fixture
 def num_repetitions(pytestconfig: pytest.Config) -> int:
     number: int = pytestconfig.getoption("--repetitions")
     return number

@@ -2,14 +2,17 @@
 
     python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results
 
-draws that many, shows how far it is, and writes results/cpu/random_schedules.json. Depth is the number of iterations in
-flight while the next is planned: the number of pipeline stages, in the synchronous loop one fewer. Drawn numbers repeat; --draw=N draws
-others. A failing schedule is shrunk to a small one, printed, and made again by the --replay=... that stands below it.
+draws that many, shows how far it is, and writes results/cpu/random_schedules.json. The policies take turns of
+about 30 schedules, so that a run that is cut has drawn of all alike (with -n, give --maxschedchunk=1 too). Depth is the number of
+iterations in flight while the next is planned: the number of pipeline stages, in the synchronous loop one fewer. Drawn numbers
+repeat; --draw=N draws others. A failing schedule is shrunk to a small one, printed, and made again by the --replay=... that
+stands below it.
 """
 
 import random
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from zlib import crc32
 
 import pytest
@@ -24,6 +27,8 @@ from tiny_models import DEEP, greedy_references
 
 from cbatch.model import ModelSpec
 from cbatch.runtime.checks.races import checked
+
+MOST_IN_A_TURN = 32
 
 
 class Fading(random.Random):
@@ -114,11 +119,19 @@ def tally(pytestconfig: pytest.Config) -> Tally:
     return Tally("schedules", number, "random_schedules", folder, hypothesis=hypothesis_version)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """All policies in each turn, and as many schedules as are asked for in all."""
+    number = metafunc.config.getoption("--schedules")
+    cells = list(product(range(-(-number // (MOST_IN_A_TURN * len(POLICIES)))), POLICIES))
+    drawn = [number // len(cells) + (place < number % len(cells)) for place in range(len(cells))]
+    cases = [(name, turn, num_drawn) for (turn, name), num_drawn in zip(cells, drawn, strict=True) if num_drawn]
+    metafunc.parametrize(("name", "turn", "num_drawn"), cases, ids=[f"{name}-{turn}" for name, turn, _ in cases])
+
+
 def test_any_schedule_makes_the_tokens_of_generate(
-    name: str, tally: Tally, pytestconfig: pytest.Config, capfd: pytest.CaptureFixture[str]
+    name: str, turn: int, num_drawn: int, tally: Tally, pytestconfig: pytest.Config, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Each policy draws schedules of its own."""
+    """Each policy draws schedules of its own, others in each turn."""
 
     def check(schedule: Schedule) -> None:
         with tally.failing(f"{name} {schedule}"):
@@ -144,13 +157,12 @@ def test_any_schedule_makes_the_tokens_of_generate(
             },
         )
 
-    number = pytestconfig.getoption("--schedules") // len(POLICIES)
     run = given(schedule=schedules)(check)
     run = settings(
-        max_examples=number, suppress_health_check=list(HealthCheck), print_blob=True, report_multiple_bugs=False
+        max_examples=num_drawn, suppress_health_check=list(HealthCheck), print_blob=True, report_multiple_bugs=False
     )(run)
-    run = seed(crc32(f"{name} {pytestconfig.getoption('--draw')}".encode()))(run)
+    run = seed(crc32(f"{name} {pytestconfig.getoption('--draw')} {turn}".encode()))(run)
     if blob := pytestconfig.getoption("--replay"):
         run = reproduce_failure(hypothesis_version, blob.encode())(run)
-    with capfd.disabled(), tally.found(name):
+    with capfd.disabled(), tally.found(f"{name}-0"):
         run()

@@ -1,6 +1,6 @@
 """`make mutants`: changes the code that makes figures, one change at a time, and reports which changes no test notices.
 
-    python tests/support/mutate.py [MODULE ...] [--sample N] [--jobs N] [--record FOLDER]
+    python tests/support/mutate.py [MODULE ...] [--sample N [--draw N]] [--jobs N] [--record FOLDER]
     python tests/support/mutate.py --again --record FOLDER   the survivors of that record alone, once tests were written
     python tests/support/mutate.py --planted        the faults of `planted.yaml` alone
 
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -69,8 +69,10 @@ def read_targets(chosen: Sequence[str]) -> list[Target]:
     return [target for target in targets if not chosen or any(name in target.module for name in chosen)]
 
 
-def copy_repository(folder: Path) -> Path:
-    """The code to change and its tests; everything else is linked."""
+def own_copy(temporary: str) -> Path:
+    """This process's copy of the repository: the code to change and its tests; everything else is linked."""
+    if (folder := Path(temporary) / str(os.getpid())).is_dir():
+        return folder
     folder.mkdir()
     for path in ROOT.iterdir():
         if path.name in COPIED:
@@ -111,14 +113,15 @@ def _path(tests: str) -> str:
     return "::".join([f"tests/{name}.py", *one])
 
 
-def judge(target: Target, mutants: Sequence[Mutant], folder: Path) -> list[str]:
-    """What the tests say of each mutant, in a copy of the repository; raises SystemExit if they fail without one."""
+def judge(target: Target, mutants: Sequence[Mutant], temporary: str) -> list[str]:
+    """What the tests say of each mutant, in this process's copy; raises RuntimeError if they fail without one."""
+    folder = own_copy(temporary)
     path, began = folder / target.module, time.monotonic()
     if run_tests(folder, target.tests, keep=True) != "passed":
-        raise SystemExit(f"{target.module}: its tests fail without any mutant: {' '.join(target.tests)}")
+        raise RuntimeError(f"{target.module}: its tests fail without any mutant: {' '.join(target.tests)}")
     seconds = 10 + 4 * (time.monotonic() - began)
     if not (compiled := Path(cache_from_source(str(path)))).is_file():
-        raise SystemExit(f"{target.module}: its tests do not import it: {' '.join(target.tests)}")
+        raise RuntimeError(f"{target.module}: its tests do not import it: {' '.join(target.tests)}")
     compiled.unlink()  # a mutant may be as long, and written in the same second
     original, said = path.read_text(), []
     for mutant in mutants:
@@ -132,30 +135,41 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="parts of their paths; default: all")
     parser.add_argument("--sample", type=int, default=0, help="about as many mutants of each module; default: all")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--draw", type=int, default=0, help="another number samples other mutants")
+    parser.add_argument("--jobs", type=int, default=2, help="modules at a time")
     parser.add_argument("--again", action="store_true", help="the survivors of the record alone")
     parser.add_argument("--planted", action="store_true", help="the faults of planted.yaml alone")
     parser.add_argument(
         "--record", metavar="FOLDER", help="write the numbers under this folder, where those of other modules stay"
     )
     given = parser.parse_args()
-    rows = stored_rows(given.record)
+    rows, failed = stored_rows(given.record), False
     with tempfile.TemporaryDirectory() as temporary, ProcessPoolExecutor(given.jobs, FORK) as pool:
-        folders = [copy_repository(Path(temporary) / str(job)) for job in range(given.jobs)]
-        missed = [] if given.modules or given.again else missed_faults(folders, pool)
-        for target in [] if given.planted else read_targets(given.modules):
-            found = mutants_of((ROOT / target.module).read_text())
-            before = rows.get(target.module) if given.again else None
-            if given.again and not (before and before["survivors"]):
-                continue
-            mutants = survivors_of(before, found) if before else sample(found, given.sample)
-            parts = [mutants[job :: given.jobs] for job in range(given.jobs)]
-            said = pool.map(partial(judge, target), parts, folders)
-            judged = [pair for part in zip(parts, said, strict=True) for pair in zip(*part, strict=True)]
-            rows[target.module] = add_to(before, report(target, judged, len(found)))
-            if given.record:
-                record(rows, given.record)
-    return int(bool(missed)) or (0 if given.planted else conclude(rows))
+        if not given.modules and not given.again:
+            failed = missed_faults(pool, temporary)
+        targets = [] if given.planted else read_targets(given.modules)
+        judging = [pool.submit(judge_module, target, rows.get(target.module), given, temporary) for target in targets]
+        for done in as_completed(judging):
+            if error := done.exception():
+                failed = True
+                print(error, flush=True)
+            elif row := done.result():
+                print("".join(f"{row['module']}:{line}\n" for line in row["survivors"]), end="", flush=True)
+                rows[row["module"]] = row
+                if given.record:
+                    record(rows, given.record)
+    return int(failed) or (0 if given.planted else conclude(rows))
+
+
+def judge_module(target: Target, stored: Row | None, given: argparse.Namespace, temporary: str) -> Row | None:
+    """A row of the table; None where none of its survivors is to be judged again."""
+    found = mutants_of((ROOT / target.module).read_text())
+    before = stored if given.again else None
+    if given.again and not (before and before["survivors"]):
+        return None
+    mutants = survivors_of(before, found) if before else sample(found, given.sample, given.draw)
+    said = judge(target, mutants, temporary)
+    return add_to(before, report(target, list(zip(mutants, said, strict=True)), len(found)))
 
 
 def survivors_of(row: Row, found: Iterable[Mutant]) -> list[Mutant]:
@@ -173,35 +187,31 @@ def add_to(before: Row | None, row: Row) -> Row:
     return row | counts | {"judged": sum(counts.values()) + row["survived"]}
 
 
-def missed_faults(folders: Sequence[Path], pool: ProcessPoolExecutor) -> list[str]:
-    """The planted faults that no test notices, printed with the number of all."""
-    faults = list(yaml.safe_load(PLANTED.read_text()).items())
-    parts = [faults[job :: len(folders)] for job in range(len(folders))]
-    missed = [what for part in pool.map(_missed, parts, folders) for what in part]
+def missed_faults(pool: ProcessPoolExecutor, temporary: str) -> bool:
+    """Plants each fault; prints those that no test notices, and the number of all. True if there are any."""
+    faults = yaml.safe_load(PLANTED.read_text())
+    missed = [
+        what for what in pool.map(partial(_missed, temporary=temporary), *zip(*faults.items(), strict=True)) if what
+    ]
     print("".join(f"planted, not noticed: {what}\n" for what in missed), end="")
     print(f"{len(faults) - len(missed)} of {len(faults)} planted faults are noticed", flush=True)
-    return missed
+    return bool(missed)
 
 
-def _missed(faults: Sequence[tuple[str, dict[str, Any]]], folder: Path) -> list[str]:
-    missed = []
-    for what, fault in faults:
-        source = (ROOT / fault["module"]).read_text()
-        if source.count(fault["before"]) != 1:
-            raise SystemExit(f"planted.yaml: {what}: {fault['before']} does not stand once in {fault['module']}")
-        mutant = Mutant(0, fault["before"], fault["after"], source.replace(fault["before"], fault["after"]))
-        if judge(Target(fault["module"], fault["tests"]), [mutant], folder) == ["passed"]:
-            missed.append(what)
-    return missed
+def _missed(what: str, fault: dict[str, Any], temporary: str) -> str:
+    source = (ROOT / fault["module"]).read_text()
+    if source.count(fault["before"]) != 1:
+        raise RuntimeError(f"planted.yaml: {what}: {fault['before']} does not stand once in {fault['module']}")
+    mutant = Mutant(0, fault["before"], fault["after"], source.replace(fault["before"], fault["after"]))
+    said = judge(Target(fault["module"], fault["tests"]), [mutant], temporary)
+    return what if said == ["passed"] else ""
 
 
 def report(target: Target, judged: Sequence[tuple[Mutant, str]], num_mutants: int) -> Row:
-    """Prints the mutants that nobody noticed and that no one explains; returns a row of the table. num_mutants: before sampling."""
+    """A row of the table, with the mutants that nobody noticed and that no one explains. num_mutants: before sampling."""
     passed = [mutant for mutant, said in judged if said == "passed"]
     left = sorted((mutant for mutant in passed if not target.explains(mutant)), key=lambda mutant: mutant.line)
     shown = [f"{mutant.line}: {mutant.before} -> {mutant.after}" for mutant in left]
-    for line in shown:
-        print(f"{target.module}:{line}", flush=True)
     counts = (num_mutants, len(judged), len(judged) - len(passed), len(passed) - len(left), len(left))
     return {"module": target.module, **dict(zip(COUNTS, counts, strict=True)), "survivors": shown}
 

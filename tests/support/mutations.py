@@ -3,9 +3,10 @@
 What has no meaning for a result is left alone: annotations, imports, docstrings, error messages, the look of plots.
 """
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
+from random import Random
 from typing import Any
 
 import libcst as cst
@@ -227,8 +228,9 @@ def _num_equal(first: list[str], second: list[str]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-def sample(mutants: Iterable[Mutant], number: int) -> list[Mutant]:
-    """Every n-th mutant, so that about `number` are left, from all parts of the file; 0: all."""
-    found = list(mutants)
-    step = max(len(found) / number, 1.0) if number else 1.0
-    return [found[int(place * step)] for place in range(int(len(found) / step))]
+def sample(mutants: Sequence[Mutant], number: int, draw: int = 0) -> list[Mutant]:
+    """One of each n in a row, drawn from the seed `draw`, so that about `number` are left, from all parts of the file; 0: all."""
+    step, random = max(len(mutants) / number, 1.0) if number else 1.0, Random(draw)
+    return [
+        random.choice(mutants[int(place * step) : int((place + 1) * step)]) for place in range(int(len(mutants) / step))
+    ]
