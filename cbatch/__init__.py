@@ -5,9 +5,11 @@ This is the public face that a policy or a program imports; it loads neither tor
 
 from cbatch.cost import BatchShape, CostModel
 from cbatch.engine import Engine
-from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError
+from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError, WorkloadError
 from cbatch.executor import Executor, Step, StepResult
+from cbatch.kv import KVSize
 from cbatch.limits import Limits
+from cbatch.model import ModelSpec
 from cbatch.plan import Plan, Refusal
 from cbatch.plan_builder import PlanBuilder
 from cbatch.policy import Policy, is_steady
@@ -18,7 +20,18 @@ from cbatch.resources import KVView
 from cbatch.server import Server
 from cbatch.view import View
 
-__all__ = ["Engine", "Executor", "Limits", "RunRecord", "Server", "Step", "StepRecord", "StepResult"]
+__all__ = [
+    "Engine",
+    "Executor",
+    "KVSize",
+    "Limits",
+    "ModelSpec",
+    "RunRecord",
+    "Server",
+    "Step",
+    "StepRecord",
+    "StepResult",
+]
 __all__ += ["BatchShape", "CostModel", "KVView", "Plan", "PlanBuilder", "Policy", "Refusal", "View"]
 __all__ += ["SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status"]
-__all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "is_steady"]
+__all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "WorkloadError", "is_steady"]

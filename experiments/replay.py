@@ -14,9 +14,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from cbatch import PlanError
+from cbatch import ModelSpec, PlanError
 from cbatch.errors import ReplayError
-from cbatch.model import ModelSpec
 from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
 from cbatch.replay.follow import follow

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from cbatch import ConfigError
-from cbatch.sim.cost import ProfileCost
+from cbatch.sim import ProfileCost
 from cbatch.topology import Topology
 from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter, make_scheduler

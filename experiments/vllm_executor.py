@@ -4,7 +4,7 @@ The CBATCH variable names the profile: CBATCH="hardware=h200-vllm model=llama-3.
 `--scheduler-cls experiments.vllm.PolicyScheduler`. docs/vllm.md has the commands.
 """
 
-from cbatch.sim.cost import ProfileCost
+from cbatch.sim import ProfileCost
 from cbatch.vllm import executor
 from experiments.vllm import predictions, variable
 

@@ -1,1 +1,8 @@
 """Simulation: hardware profiles, cost models, and an executor with a virtual clock. Never imports torch."""
+
+from cbatch.sim.cost import ProfileCost
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.profile import HostTime, Profile
+from cbatch.sim.profile_file import PROFILES, load_profile
+
+__all__ = ["PROFILES", "HostTime", "Profile", "ProfileCost", "SimExecutor", "load_profile"]

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cbatch.kv import KVSize, blocks_for
-from cbatch.model import ModelSpec
+from cbatch import KVSize, ModelSpec
+from cbatch.kv import blocks_for
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds
 from cbatch.runtime.fast.attention.choice import choose_attention

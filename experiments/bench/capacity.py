@@ -21,11 +21,9 @@ from typing import Annotated, Any
 import numpy as np
 from tabulate import tabulate
 
-from cbatch import ConfigError
+from cbatch import SLO, ConfigError
 from cbatch.kv import blocks_for
-from cbatch.request_spec import SLO
-from cbatch.sim.profile import Profile
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim import Profile, load_profile
 from cbatch.validation import Switch, parse, positive, whole
 from experiments.capacity.estimate import Shares
 from experiments.config.command_line import beginning_with

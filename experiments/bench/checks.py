@@ -8,10 +8,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cbatch import ConfigError, Limits, Request, Server
-from cbatch.model import ModelSpec
+from cbatch import ConfigError, Limits, ModelSpec, Request, Server
 from cbatch.runtime.options import Options
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim import load_profile
 from experiments.config.backends import Cpu, Cuda
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from cbatch import BatchShape, Limits, Request, Server
-from cbatch.kv import KVSize
+from cbatch import BatchShape, KVSize, Limits, Request, Server
 from cbatch.results.metrics import collect_served
-from cbatch.sim.executor import SimExecutor
+from cbatch.sim import SimExecutor
 from experiments.capacity.estimate import Shares
 from experiments.config.command_line import Count
 from experiments.config.this_machine import cpu_name

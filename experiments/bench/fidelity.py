@@ -20,8 +20,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from cbatch import ConfigError
-from cbatch.sim.profile import Profile
-from cbatch.sim.profile_file import PROFILES, load_profile
+from cbatch.sim import PROFILES, Profile, load_profile
 from cbatch.validation import Switch, whole
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases

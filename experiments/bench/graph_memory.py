@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cbatch import Limits
-from cbatch.kv import KVSize
+from cbatch import KVSize, Limits
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.fast.graph_shapes import default_shapes
 from cbatch.runtime.graphs import CaptureReport, GraphedIteration

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cbatch import ConfigError, Limits, RunRecord, Server
-from cbatch.model import ModelSpec
+from cbatch import ConfigError, Limits, ModelSpec, RunRecord, Server
 from cbatch.runtime.options import Options
 from cbatch.validation import nearest
 from experiments.bench.serving import MakeServer, gpu_server, summarize

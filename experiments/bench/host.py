@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cbatch import Limits, Request, Server, Step, StepResult
+from cbatch import KVSize, Limits, Request, Server, Step, StepResult
 from cbatch.cost import NO_COST
-from cbatch.kv import KVSize
 from cbatch.runtime.batch import Shape, host_views, pack
 from experiments.bench.plans import measure
 from experiments.config.this_machine import cpu_name

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cbatch import Limits, Policy
-from cbatch.model import ModelSpec
+from cbatch import Limits, ModelSpec, Policy
 from cbatch.runtime.options import Options
 from experiments.bench.serving import MakeServer, Runs, gpu_server, repeat
 from experiments.config.assemble import make_model, make_policy

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from cbatch import ConfigError, Limits, Policy, Request, Server
-from cbatch.kv import KVSize
-from cbatch.model import ModelSpec
+from cbatch import ConfigError, KVSize, Limits, ModelSpec, Policy, Request, Server
 from cbatch.results.stages import account_stages
 from cbatch.runtime.devices import choose_devices
 from cbatch.runtime.options import Options
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim import load_profile
 from cbatch.sim.stages import StageAccount
 from experiments.bench.serving import Served, chunked, compare, summarize
 from experiments.config.backends import Cuda, Simulated

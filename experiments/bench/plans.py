@@ -11,12 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from cbatch import SLO, Limits, Plan, Policy, Request, Server, View
-from cbatch.kv import KVSize
-from cbatch.request_spec import RequestSpec
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile_file import load_profile
+from cbatch import SLO, KVSize, Limits, Plan, Policy, Request, RequestSpec, Server, View
+from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.bench.sim import SPEC
 from experiments.config.composition import policy_names, policy_of
 

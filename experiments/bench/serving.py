@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cbatch import Limits, Policy, Request, RunRecord, Server
-from cbatch.model import ModelSpec
+from cbatch import Limits, ModelSpec, Policy, Request, RunRecord, Server
 from cbatch.runtime.options import Options
 from experiments.config.backends import Cuda
 from experiments.config.servers import real_server

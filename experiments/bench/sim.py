@@ -15,12 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from cbatch import BatchShape, Limits, Policy, Request, Server
-from cbatch.kv import KVSize
-from cbatch.model import ModelSpec
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile_file import load_profile, profile_names
+from cbatch import BatchShape, KVSize, Limits, ModelSpec, Policy, Request, Server
+from cbatch.sim import ProfileCost, SimExecutor, load_profile
+from cbatch.sim.profile_file import profile_names
 from experiments.config.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
 from experiments.workloads import read_trace

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from cbatch.kv import KVSize, blocks_for
-from cbatch.model import ModelSpec
+from cbatch import KVSize, ModelSpec
+from cbatch.kv import blocks_for
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
 from cbatch.runtime.fast.argmax import argmax

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from cbatch import ConfigError, Limits, Request, Server
-from cbatch.kv import KVSize, blocks_for
-from cbatch.model import ModelSpec
+from cbatch import ConfigError, KVSize, Limits, ModelSpec, Request, Server
+from cbatch.kv import blocks_for
 from cbatch.runtime.devices import choose_devices
 from cbatch.runtime.options import Options
 from experiments.bench.async_loop import window

@@ -14,8 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from pydantic import Field
 
-from cbatch import ConfigError
-from cbatch.request_spec import SLO
+from cbatch import SLO, ConfigError
 from cbatch.validation import Give, positive, read, whole
 from experiments.capacity.definitions import Criterion, Rule
 from experiments.capacity.estimate import Shares, alone, by_replication

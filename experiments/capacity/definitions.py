@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cbatch import ConfigError, Request
-from cbatch.request_spec import NO_SLO, SLO
+from cbatch import SLO, ConfigError, Request
+from cbatch.request_spec import NO_SLO
 from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served
 

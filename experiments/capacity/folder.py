@@ -11,8 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
-from cbatch import ConfigError
-from cbatch.errors import CbatchError
+from cbatch import CbatchError, ConfigError
 from experiments.capacity.replications import Outcome
 from experiments.capacity.search import TooFewError
 from experiments.store.claim import claimed, make_folder

@@ -13,9 +13,8 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
 
-from cbatch import ConfigError, Request
+from cbatch import ConfigError, Request, RequestSpec
 from cbatch.request import spec_of
-from cbatch.request_spec import RequestSpec
 from cbatch.results.metrics import collect_served
 from experiments.capacity.definitions import Count, Rule, select
 from experiments.config.assemble import assemble

@@ -4,12 +4,12 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cbatch import BatchShape, CbatchError, Limits, Policy, PolicyError, Request, Server
+from cbatch import BatchShape, CbatchError, KVSize, Limits, Policy, PolicyError, Request, Server
 from cbatch.errors import StallError
-from cbatch.kv import KVSize, blocks_for
+from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
-from cbatch.sim.executor import SimExecutor
+from cbatch.sim import SimExecutor
 from cbatch.stall import Patience
 
 

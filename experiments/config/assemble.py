@@ -4,15 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cbatch import ConfigError, Engine, Limits, Policy, Request, Server
+from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Policy, Request, Server
 from cbatch.checkpoint import spec_from_checkpoint
 from cbatch.cluster import Cluster, ReplicatedServer
-from cbatch.kv import KVSize
-from cbatch.model import ModelSpec
 from cbatch.policy_calls import check_policy
 from cbatch.results.service import NO_CLIENT
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import Profile
+from cbatch.sim import Profile, ProfileCost
 from cbatch.validation import nearest
 from experiments.config.backend import Backend
 from experiments.config.backends import Auto, Runtime

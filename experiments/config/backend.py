@@ -5,13 +5,10 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
-from cbatch import Executor, Limits, Server
+from cbatch import Executor, KVSize, Limits, ModelSpec, Server
 from cbatch.cluster import ReplicatedServer
-from cbatch.kv import KVSize
-from cbatch.model import ModelSpec
 from cbatch.runtime.options import Options
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import Profile
+from cbatch.sim import Profile, ProfileCost
 from experiments.config.hardware import cost_model
 from experiments.workloads import Vocabulary
 

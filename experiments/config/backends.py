@@ -8,15 +8,14 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
-from cbatch import ConfigError, Executor, Limits, Server
+from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec, Server
 from cbatch.cluster import Executors, ReplicatedServer, make_router
-from cbatch.kv import KVSize, blocks_for
+from cbatch.kv import blocks_for
 from cbatch.live_cluster import LiveCluster
-from cbatch.model import ModelSpec, split_layers
+from cbatch.model import split_layers
 from cbatch.runtime.options import AttentionName, Options
-from cbatch.sim.cost import Outside, ProfileCost
-from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile import HostTime, Profile
+from cbatch.sim import HostTime, Profile, ProfileCost, SimExecutor
+from cbatch.sim.cost import Outside
 from cbatch.topology import Degree, Topology, split_ranks
 from cbatch.validation import Give, Switch, check, not_negative
 from experiments.config.backend import Backend

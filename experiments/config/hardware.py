@@ -11,11 +11,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from cbatch import BatchShape, ConfigError
-from cbatch.model import ModelSpec
-from cbatch.sim.cost import Outside, ProfileCost
-from cbatch.sim.profile import Profile
-from cbatch.sim.profile_file import ModelTables, load_profile
+from cbatch import BatchShape, ConfigError, ModelSpec
+from cbatch.sim import Profile, ProfileCost, load_profile
+from cbatch.sim.cost import Outside
+from cbatch.sim.profile_file import ModelTables
 from cbatch.sim.roofline import Ceilings
 from cbatch.topology import Topology
 from experiments.config.this_machine import cpu_name, memory_bytes

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from cbatch import ConfigError
-from cbatch.model import ModelSpec
+from cbatch import ConfigError, ModelSpec
 from cbatch.validation import nearest
 
 FOLDER = Path(__file__).parents[1] / "conf" / "model"

@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from cbatch import Limits, Request, Server
-from cbatch.kv import KVSize, blocks_for
-from cbatch.model import ModelSpec
+from cbatch import KVSize, Limits, ModelSpec, Request, Server
+from cbatch.kv import blocks_for
 from cbatch.runtime.options import Options
-from cbatch.sim.cost import ProfileCost
+from cbatch.sim import ProfileCost
 from cbatch.stall import PATIENCE, Patience
 from experiments.config.backend import Backend
 from experiments.config.backends import Cpu, Cuda

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from cbatch import ConfigError, Policy, Request
+from cbatch import SLO, ConfigError, Policy, Request
 from cbatch.request import spec_of
-from cbatch.request_spec import SLO
 from experiments.config.command_line import beginning_with
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, TraceLengths, TraceReplay, Workload
 from experiments.workloads.annotate import Limit

@@ -8,12 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from cbatch import BatchShape, Limits, Request, RunRecord, Server
-from cbatch.kv import KVSize
-from cbatch.sim.cost import ProfileCost, StageTimes
-from cbatch.sim.executor import SimExecutor
+from cbatch import BatchShape, KVSize, Limits, Request, RunRecord, Server
+from cbatch.sim import Profile, ProfileCost, SimExecutor
+from cbatch.sim.cost import StageTimes
 from cbatch.sim.power import GpuClock
-from cbatch.sim.profile import Profile
 from experiments.config.presets import load_spec
 from experiments.fidelity.card import AS_MEASURED, CardSpeed, card_speed
 from experiments.fidelity.cases import POLICIES

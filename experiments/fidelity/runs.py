@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch import BatchShape, Executor, Request, RunRecord, Step
-from cbatch.errors import ConfigError
+from cbatch import SLO, BatchShape, ConfigError, Executor, Request, RunRecord, Step
 from cbatch.request import spec_of
-from cbatch.request_spec import SLO
 from cbatch.results.attainment import attainment
 from cbatch.results.metrics import Window, collect_served, statistics, step_columns
 from experiments.store.provenance import atomic_write

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cbatch.model import ModelSpec
+from cbatch import ModelSpec
 from cbatch.vocabulary import Vocabulary
 from experiments.config.hardware import cost_model
 from experiments.config.presets import load_spec

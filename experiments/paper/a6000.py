@@ -22,8 +22,8 @@ from typing import Any
 
 import pandas as pd
 
-from cbatch.model import ModelSpec
-from cbatch.sim.profile_file import PROFILES
+from cbatch import ModelSpec
+from cbatch.sim import PROFILES
 from experiments.config.presets import load_spec
 from experiments.paper import quantities
 from experiments.paper.claims import check

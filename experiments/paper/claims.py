@@ -29,7 +29,7 @@ from typing import Any, Literal
 import pandas as pd
 import yaml
 
-from cbatch.errors import ConfigError
+from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.paper.machines import Machines
 from experiments.paper.quantities import QUANTITIES

@@ -24,8 +24,8 @@ import numpy as np
 from tabulate import tabulate
 
 from cbatch import Plan, Policy, Request, View
+from cbatch.sim import Profile
 from cbatch.sim.links import Links
-from cbatch.sim.profile import Profile
 from cbatch.sim.roofline import Affine
 from cbatch.topology import Topology
 from experiments.config.command_line import Count

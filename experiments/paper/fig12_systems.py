@@ -24,14 +24,10 @@ from typing import Any
 import numpy as np
 from tabulate import tabulate
 
-from cbatch import Limits, Policy, Request, Server, Step
+from cbatch import KVSize, Limits, Policy, Request, Server, Step
 from cbatch.cluster import Cluster, RoundRobin
-from cbatch.kv import KVSize
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.executor import SimExecutor
+from cbatch.sim import Profile, ProfileCost, SimExecutor, load_profile
 from cbatch.sim.importers.vidur import read_links
-from cbatch.sim.profile import Profile
-from cbatch.sim.profile_file import load_profile
 from cbatch.sim.stages import Span, StageAccount
 from cbatch.topology import Topology
 from experiments.config.command_line import Count

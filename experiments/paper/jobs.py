@@ -12,9 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from cbatch import BatchShape, CostModel, Engine, Limits, Policy, Request, RunRecord, Server
-from cbatch.kv import KVSize
-from cbatch.sim.executor import SimExecutor
+from cbatch import BatchShape, CostModel, Engine, KVSize, Limits, Policy, Request, RunRecord, Server
+from cbatch.sim import SimExecutor
 from experiments.config.assemble import assemble
 from experiments.config.composition import compose_run
 from experiments.serve import figures_of

@@ -12,8 +12,7 @@ Figures leave unavailable machines out, and the command says which option would 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim import ProfileCost, load_profile
 from experiments.config.presets import load_spec
 from experiments.paper.steady import SteadyState
 

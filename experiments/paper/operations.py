@@ -1,7 +1,7 @@
 """Seconds of an iteration by operation, under the names of the SARATHI paper (arXiv 2308.16369, section 2.1)."""
 
 from cbatch import BatchShape
-from cbatch.sim.cost import ProfileCost
+from cbatch.sim import ProfileCost
 from cbatch.sim.op_counts import layer_op_counts
 
 NAMES = {"qkv": "preproj", "attention": "attention", "o": "postproj", "gate_up": "ffn", "down": "ffn"}

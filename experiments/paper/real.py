@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cbatch import ConfigError, Limits, Server
+from cbatch import ConfigError, Limits, ModelSpec, Server
 from cbatch.kv import blocks_for
-from cbatch.model import ModelSpec
 from experiments.config.backends import Cpu, Cuda
 from experiments.config.hardware import cost_model
 from experiments.config.presets import load_spec

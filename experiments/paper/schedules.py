@@ -9,11 +9,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from cbatch import SLO, BatchShape, Limits, Request, Server
-from cbatch.kv import KVSize
+from cbatch import SLO, BatchShape, KVSize, Limits, Request, Server
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.replay.schedule import Schedule
-from cbatch.sim.executor import SimExecutor
+from cbatch.sim import SimExecutor
 from experiments.config.construct import construct
 from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.plots.schedule import draw_schedule

@@ -16,14 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tabulate import tabulate
 
-from cbatch import ConfigError, Limits, Request, Server
+from cbatch import ConfigError, KVSize, Limits, Request, Server
 from cbatch.errors import ProfileError
-from cbatch.kv import KVSize
 from cbatch.results.metrics import collect_served
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.executor import SimExecutor
-from cbatch.sim.profile import HostTime
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim import HostTime, ProfileCost, SimExecutor, load_profile
 from experiments.config.presets import load_spec
 from experiments.paper.verdicts import write
 from policies.chunking import TileAligned

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Literal
 
-from cbatch import BatchShape, Limits, Policy, Request, RunRecord, Server
-from cbatch.kv import KVSize, blocks_for
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.executor import SimExecutor
+from cbatch import BatchShape, KVSize, Limits, Policy, Request, RunRecord, Server
+from cbatch.kv import blocks_for
+from cbatch.sim import ProfileCost, SimExecutor
 from experiments.config.composition import composed
 from experiments.workloads import ClosedBatch
 from experiments.workloads.base import Vocabulary

@@ -11,11 +11,9 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
-from cbatch.errors import ConfigError
-from cbatch.model import ModelSpec
-from cbatch.sim.cost import ProfileCost
+from cbatch import ConfigError, ModelSpec
+from cbatch.sim import PROFILES, ProfileCost, load_profile
 from cbatch.sim.interpolation import PiecewiseLinear
-from cbatch.sim.profile_file import PROFILES, load_profile
 from cbatch.topology import Degree, Topology, split_ranks
 from cbatch.validation import whole
 from experiments.config.hardware import cpu_profile

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cbatch import RunRecord, Server
-from cbatch.sim.profile import HostTime
+from cbatch.sim import HostTime
 from experiments.config.servers import equal_requests
 from policies.prefill_first import PrefillFirst
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cbatch.limits import Limits
-from cbatch.model import Layers, ModelSpec
+from cbatch import Limits, ModelSpec
+from cbatch.model import Layers
 from cbatch.runtime.devices import choose_devices, synchronize
 from cbatch.runtime.fast.exchange import Meeting, push
 from cbatch.runtime.fast.fused_model import exchanges_of

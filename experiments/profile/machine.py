@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cbatch import ConfigError, Limits, Server
-from cbatch.model import ModelSpec
+from cbatch import ConfigError, Limits, ModelSpec, Server
 from experiments.config.backends import Cpu, Cuda
 from experiments.config.servers import real_server, release_memory
 from experiments.config.this_machine import count_gpus, cpu_name, memory_bytes

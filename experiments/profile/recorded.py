@@ -17,12 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from cbatch import BatchShape, ConfigError
-from cbatch.model import ModelSpec
+from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.replay.decisions import Decision
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile import Profile
-from cbatch.sim.profile_file import PROFILES, load_profile
+from cbatch.sim import PROFILES, Profile, ProfileCost, load_profile
 from experiments.config.presets import load_spec
 from experiments.profile.tables import DIGITS, UNCOMPARED, write_profile
 from experiments.store.decisions_file import read_decisions

@@ -2,7 +2,7 @@
 
 from tabulate import tabulate
 
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim import load_profile
 from cbatch.sim.provenance import NOT_COMPARED, kind_of
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cbatch import ModelSpec
 from cbatch.errors import ProfileError
-from cbatch.model import ModelSpec
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile_file import profile_text

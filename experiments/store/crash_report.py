@@ -18,7 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from cbatch.errors import CbatchError, Interruption, ResultsError
+from cbatch import CbatchError
+from cbatch.errors import Interruption, ResultsError
 from experiments.store.claim import Claim, has_ended, release
 from experiments.store.provenance import now, write_json
 

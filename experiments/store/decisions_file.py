@@ -20,12 +20,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cbatch import SLO, ConfigError, Engine, Request
+from cbatch import SLO, ConfigError, Engine, Request, RequestSpec
 from cbatch.errors import ReplayError, ResultsError
 from cbatch.replay.counterfactual import STOP_TOKEN, Recorded
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.request import spec_of
-from cbatch.request_spec import RequestSpec
 from cbatch.validation import read
 
 _OMITTED = {"prompt", "sampling", "stop_tokens"}

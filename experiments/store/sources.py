@@ -15,7 +15,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cbatch.sim.profile_file import PROFILES
+from cbatch.sim import PROFILES
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FRAMEWORK = ("cbatch", "experiments/config", "experiments/workloads", "experiments/serve.py")

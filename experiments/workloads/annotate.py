@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from cbatch.errors import WorkloadError
-from cbatch.request_spec import NO_SLO, SLO
+from cbatch import SLO, WorkloadError
+from cbatch.request_spec import NO_SLO
 from cbatch.validation import Give, not_negative
 from experiments.workloads.histogram import Histogram
 from experiments.workloads.seeds import Stream, generator

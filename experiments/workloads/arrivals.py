@@ -6,7 +6,7 @@ from typing import Annotated, Protocol, runtime_checkable
 import numpy as np
 from pydantic import Field
 
-from cbatch.errors import WorkloadError
+from cbatch import WorkloadError
 from cbatch.validation import Give, check, positive
 from experiments.workloads.trace import Floats
 

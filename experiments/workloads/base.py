@@ -8,9 +8,8 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 from pydantic import Field
 
-from cbatch.errors import WorkloadError
-from cbatch.request import Request
-from cbatch.request_spec import GREEDY, Sampling
+from cbatch import Request, Sampling, WorkloadError
+from cbatch.request_spec import GREEDY
 from cbatch.validation import Give, check, not_negative, read, whole
 from experiments.workloads.annotate import Annotations, BatchSize, Limit
 from experiments.workloads.seeds import Stream, request_seeds

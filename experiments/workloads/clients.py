@@ -12,8 +12,7 @@ from zlib import crc32
 import numpy as np
 from pydantic import AfterValidator, Field
 
-from cbatch.errors import WorkloadError
-from cbatch.request import Request
+from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive, read
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload
 from experiments.workloads.seeds import Stream, generator

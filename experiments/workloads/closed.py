@@ -24,7 +24,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from cbatch.request import Request
+from cbatch import Request
 from cbatch.validation import Give, whole
 from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.lengths import PDRatio, check_pd_ratio, split

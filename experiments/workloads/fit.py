@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from cbatch.errors import WorkloadError
+from cbatch import WorkloadError
 from cbatch.validation import positive, whole
 from experiments.workloads.trace import MOST_TOKENS, Ints, Trace
 

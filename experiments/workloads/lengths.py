@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from pydantic import InstanceOf
 
-from cbatch.errors import WorkloadError
+from cbatch import WorkloadError
 from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.workloads.fit import Fit
 from experiments.workloads.histogram import Histogram

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from cbatch.request import Request
+from cbatch import Request
 from cbatch.validation import Give, positive, whole
 from experiments.workloads.arrivals import Arrivals
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary, Workload

@@ -6,9 +6,7 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from cbatch.errors import ConfigError, WorkloadError
-from cbatch.request import Request
-from cbatch.request_spec import SLO, RequestSpec
+from cbatch import SLO, ConfigError, Request, RequestSpec, WorkloadError
 from cbatch.validation import Give, not_negative, read, whole
 from experiments.workloads.annotate import Annotations
 from experiments.workloads.base import SamplingKeys, Vocabulary, Workload

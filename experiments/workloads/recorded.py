@@ -6,8 +6,7 @@ from typing import Annotated
 
 import numpy as np
 
-from cbatch.errors import WorkloadError
-from cbatch.request import Request
+from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.fit import Fit

@@ -15,8 +15,7 @@ from typing import Annotated
 
 import numpy as np
 
-from cbatch.errors import WorkloadError
-from cbatch.request import Request
+from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import MOST_REQUESTS, Vocabulary
 from experiments.workloads.readers.servegen import WINDOW_SECONDS, ServeGenClients, read_servegen

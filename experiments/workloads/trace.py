@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.errors import WorkloadError
+from cbatch import WorkloadError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

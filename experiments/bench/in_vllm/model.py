@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cbatch.model import ModelSpec
+from cbatch import ModelSpec
 from experiments.bench.peers.measure import write_checkpoint
 
 

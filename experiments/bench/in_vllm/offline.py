@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cbatch import Request
-from cbatch.model import ModelSpec
+from cbatch import ModelSpec, Request
 from experiments.bench.in_vllm.model import write_model
 from experiments.bench.peers.measure import graphics_card
 from experiments.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine

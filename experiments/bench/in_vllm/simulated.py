@@ -11,7 +11,7 @@ import numpy as np
 from tabulate import tabulate
 
 from cbatch import ConfigError
-from cbatch.sim.profile_file import PROFILES
+from cbatch.sim import PROFILES
 from cbatch.validation import Switch
 from experiments.bench.fidelity import stamp_error
 from experiments.config.assemble import assemble

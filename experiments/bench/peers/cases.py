@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cbatch import ConfigError, Request
-from cbatch.model import ModelSpec
+from cbatch import ConfigError, ModelSpec, Request
 from cbatch.vocabulary import Vocabulary
 from experiments.config.servers import equal_requests
 from experiments.workloads import ClosedBatch, TraceReplay

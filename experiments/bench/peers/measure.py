@@ -10,8 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
-from cbatch import CbatchError, Request
-from cbatch.model import ModelSpec
+from cbatch import CbatchError, ModelSpec, Request
 from experiments.bench.peers.cases import CASES, WORKS, Case, requests_of, speed
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import spread, write

@@ -17,9 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from cbatch import BatchShape, Limits, Request, Server
-from cbatch.kv import KVSize
-from cbatch.sim.executor import SimExecutor
+from cbatch import BatchShape, KVSize, Limits, Request, Server
+from cbatch.sim import SimExecutor
 from experiments.paper.claims import Claim
 from experiments.paper.frames import FOLDER, add_provenance, explain_missing, select
 from experiments.paper.machines import Machines

@@ -11,10 +11,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from cbatch import Engine, Limits, Server
-from cbatch.kv import KVSize
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.executor import SimExecutor
+from cbatch import Engine, KVSize, Limits, Server
+from cbatch.sim import ProfileCost, SimExecutor
 from experiments.config.composition import composed, swept, workload
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select

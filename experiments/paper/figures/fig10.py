@@ -12,8 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cbatch import Step
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.executor import SimExecutor
+from cbatch.sim import ProfileCost, SimExecutor
 from cbatch.sim.stages import Span
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select

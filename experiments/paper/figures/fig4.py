@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from cbatch import BatchShape
-from cbatch.sim.cost import ProfileCost
+from cbatch.sim import ProfileCost
 from experiments.paper.claims import Claim, printed_points
 from experiments.paper.frames import pivot, select
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines

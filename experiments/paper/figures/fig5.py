@@ -14,10 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from cbatch import BatchShape, Limits, Policy, Request, Server, Step
-from cbatch.kv import KVSize
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.executor import SimExecutor
+from cbatch import BatchShape, KVSize, Limits, Policy, Request, Server, Step
+from cbatch.sim import ProfileCost, SimExecutor
 from cbatch.sim.links import Link, Links
 from cbatch.sim.stages import Span
 from cbatch.topology import Topology

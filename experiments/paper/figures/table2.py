@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from cbatch import BatchShape
-from cbatch.sim.cost import ProfileCost
+from cbatch.sim import ProfileCost
 from experiments.paper.claims import Claim
 from experiments.paper.frames import pivot
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines

@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from cbatch.errors import WorkloadError
+from cbatch import WorkloadError
 from experiments.workloads.readers import formats
 from experiments.workloads.readers.own_columns import read_own_columns
 from experiments.workloads.readers.source import TextFile, read_lines

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from cbatch.request_spec import SLO
+from cbatch import SLO
 from experiments.workloads.readers.source import TextFile
 from experiments.workloads.readers.table import Table, header_of, read_csv, read_json_lines
 from experiments.workloads.trace import Column, Trace

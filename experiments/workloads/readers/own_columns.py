@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cbatch.errors import WorkloadError
-from cbatch.request_spec import RequestSpec
+from cbatch import RequestSpec, WorkloadError
 from cbatch.validation import nearest
 from experiments.workloads.readers.source import TextFile
 from experiments.workloads.readers.table import NUMBER, WHOLE, Table, header_of, read_csv, read_json_lines

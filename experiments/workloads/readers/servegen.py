@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from cbatch.errors import WorkloadError
+from cbatch import WorkloadError
 from experiments.workloads.histogram import Histogram
 from experiments.workloads.readers.source import TextFile, read_lines
 from experiments.workloads.readers.table import Table, read_csv, read_json_lines

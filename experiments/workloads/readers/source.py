@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cbatch.errors import WorkloadError
+from cbatch import WorkloadError
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 
 from cbatch import SLO, BatchShape, PlanBuilder, Request, View
 from cbatch.results.metrics import collect_served
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim import ProfileCost, load_profile
 from experiments.config.presets import load_spec
 from experiments.paper.claims import Claim
 from experiments.paper.frames import pivot, select

@@ -15,8 +15,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cbatch import BatchShape, Plan, View
-from cbatch.sim.cost import ProfileCost
-from cbatch.sim.profile_file import load_profile
+from cbatch.sim import ProfileCost, load_profile
 from cbatch.topology import Topology
 from experiments.config.presets import load_spec
 from experiments.paper.claims import Claim
