@@ -1,14 +1,16 @@
 """The cost of `runtime.check=races`: the same decodes with unchecked streams, checked ones, and unchecked ones again.
 
-The second unchecked server shows the noise. The three serve in turn, so that the machine's speed cancels out of the
-ratios. On a GPU if there is one, else on the CPU, where a small model makes iterations short, the check's share large.
+The second unchecked server shows the noise. The three decode a few iterations in turn, so that a busy machine slows all
+alike: their ratios stand where their times do not. On a GPU if there is one, else on the CPU, where a small model makes
+iterations short, the check's share large.
 """
 
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from cbatch import ConfigError, Limits, ModelSpec, Request, Server
+from cbatch import ConfigError, Limits, ModelSpec
+from cbatch.engine import Engine
 from cbatch.runtime.options import Options
 from cbatch.sim import load_profile
 from experiments.config.backends import Cpu, Cuda
@@ -20,12 +22,13 @@ from experiments.store.benchmark_file import spread, write
 from experiments.workloads import ClosedBatch
 from policies.prefill_first import PrefillFirst
 
+Figures = dict[str, dict[str, dict[str, float]]]
 CHECKS = {"off": Options(), "races": Options(check="races"), "off again": Options()}
-WARM_UP_TOKENS = 16
+WARM_UP, IN_A_TURN = 16, 8  # iterations
 
 
 class Milliseconds(NamedTuple):
-    """Mean time of an iteration. wall: from the first plan to the last token. processor: CPU time of all threads."""
+    """Mean time of an iteration of a turn. processor: CPU time of all threads."""
 
     wall: float
     processor: float
@@ -35,8 +38,7 @@ def main(
     model: str = "auto",
     batch: tuple[Count, ...] = (),
     prompt: Count = 64,
-    new: Count = 256,
-    repeats: Count = 5,
+    turns: Count = 64,
     backend: str = "auto",
     folder: str = "results",
 ) -> None:
@@ -46,9 +48,10 @@ def main(
     spec = load_spec(("tiny" if on_cpu else "llama-3.1-8b") if model == "auto" else model)
     batches = batch or ((1, 32, 128) if on_cpu else (32,))
     hardware = place.hardware(load_profile("h200"))
-    print(f"{spec.name}, requests of {prompt} + {new} tokens on {hardware}", flush=True)
-    found = {f"batch {number}": _measure(place, spec, number, prompt, new, repeats) for number in batches}
-    figures = {"unit": "ms per iteration", "model": spec.name, "prompt": prompt, "new": new, "figures": found}
+    print(f"{spec.name}, {turns} turns of {IN_A_TURN} decodes after prompts of {prompt} on {hardware}", flush=True)
+    found = {f"batch {number}": _measure(place, spec, number, prompt, turns) for number in batches}
+    asked = {"model": spec.name, "prompt": prompt, "iterations in a turn": IN_A_TURN}
+    figures = {"unit": "ms per iteration", **asked, "figures": found}
     print(f"written: {write('checks', hardware, figures, Path(folder))}")
 
 
@@ -58,46 +61,49 @@ def _place(backend: str) -> Cpu | Cuda:
     return Cuda() if backend == "cuda" or (backend == "auto" and count_gpus() > 0) else Cpu()
 
 
-def _measure(
-    place: Cpu | Cuda, spec: ModelSpec, batch: int, num_prompt: int, num_new: int, repeats: int
-) -> dict[str, dict[str, dict[str, float]]]:
-    """Returns times by what is checked, and their ratios."""
-
-    def ask(num_new: int) -> list[Request]:
-        length, ratio = num_prompt + num_new, num_prompt / num_new
-        workload = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=batch)
-        return workload.requests(place.vocabulary(spec))
-
-    limits = Limits(batch, max(batch * num_prompt, 2048), num_prompt + num_new)
+def _measure(place: Cpu | Cuda, spec: ModelSpec, batch: int, num_prompt: int, turns: int) -> Figures:
+    """Returns times by what is checked, and their ratios, turn by turn and of all turns together."""
+    num_new = WARM_UP + turns * IN_A_TURN + 1
+    length, ratio = num_prompt + num_new, num_prompt / num_new
+    workload = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=batch)
+    limits = Limits(batch, max(batch * num_prompt, 2048), length)
     servers = {name: real_server(place, spec, limits, options) for name, options in CHECKS.items()}
-    for server in servers.values():
-        _time(server, ask(min(WARM_UP_TOKENS, num_new)))
-    times: dict[str, list[Milliseconds]] = {name: [] for name in servers}
-    for _ in range(repeats):
-        for name, server in servers.items():
-            times[name].append(_time(server, ask(num_new)))
+    engines = {
+        name: server.engine(PrefillFirst(), workload.requests(place.vocabulary(spec)))
+        for name, server in servers.items()
+    }
+    for engine in engines.values():
+        while len(engine.view.decoding) < batch:
+            engine.step()
+        _time(engine, WARM_UP)
+    taken = [{name: _time(engines[name], IN_A_TURN) for name in _order(turn)} for turn in range(turns)]
     for server in servers.values():
         server.close()
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    found: Figures = {}
     for kind in Milliseconds._fields:
-        values = {name: [getattr(time, kind) for time in taken] for name, taken in times.items()}
+        values = {name: [getattr(times[name], kind) for times in taken] for name in CHECKS}
         found[kind] = {name: spread(milliseconds) for name, milliseconds in values.items()}
         for name in ("races", "off again"):
-            ratio = spread([mine / off for mine, off in zip(values[name], values["off"], strict=True)])
-            found[kind][f"{name} over off"] = {**ratio, "of least": min(values[name]) / min(values["off"])}
+            ratios = spread([mine / off for mine, off in zip(values[name], values["off"], strict=True)])
+            found[kind][f"{name} over off"] = {**ratios, "of all": sum(values[name]) / sum(values["off"])}
         print(f"  batch {batch:3}, {kind:9}  " + "  ".join(_shown(name, found[kind]) for name in CHECKS), flush=True)
     return found
 
 
-def _time(server: Server[Any], requests: list[Request]) -> Milliseconds:
-    began = time.process_time()
-    steps = server.serve(PrefillFirst(), requests).steps
-    processor = time.process_time() - began
-    wall = steps[-1].received_at - steps[0].planned_at
-    return Milliseconds(wall / len(steps) * 1e3, processor / len(steps) * 1e3)
+def _order(turn: int) -> list[str]:
+    """Each server follows each other one as often."""
+    return list(CHECKS) if turn % 2 == 0 else list(reversed(CHECKS))
+
+
+def _time(engine: Engine, iterations: int) -> Milliseconds:
+    began, began_processor = time.perf_counter(), time.process_time()
+    for _ in range(iterations):
+        engine.step()
+    wall, processor = time.perf_counter() - began, time.process_time() - began_processor
+    return Milliseconds(wall / iterations * 1e3, processor / iterations * 1e3)
 
 
 def _shown(name: str, found: dict[str, dict[str, float]]) -> str:
     ratio = found.get(f"{name} over off")
     times = f"{name} {found[name]['median']:.3f} ms"
-    return times if ratio is None else f"{times} (x {ratio['median']:.3f}, of the least {ratio['of least']:.3f})"
+    return times if ratio is None else f"{times} (x {ratio['median']:.3f}, of all {ratio['of all']:.3f})"
