@@ -377,6 +377,32 @@ def test_where_all_time_is_attention_a_base_is_left() -> None:
     assert min(found.mixed.seconds) > 0
 
 
+def test_a_pause_of_the_host_leaves_the_median_of_a_long_iteration() -> None:
+    class Pausing(Clockwork):
+        def seconds(self, shape: BatchShape) -> float:
+            return 0.06 + 0.5 * (shape.num_tokens == 300 and 0.25 < self.clock < 0.35)
+
+    lab = Laboratory(Server(Pausing(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
+    assert lab.time(Batch(((300, 0),))) == pytest.approx(0.06)
+    assert lab.executor.now() > 0.9  # it paused
+
+
+def test_what_launching_without_a_graph_adds_is_measured() -> None:
+    class Launching(Clockwork):
+        host = 0.0
+
+        def launch(self, step: Step) -> StepResult:
+            self.host += 0.002 + 0.02 * (step.shape().num_tokens > CAPTURED[-1])
+            return super().launch(step)
+
+        def now(self) -> float:
+            return self.host
+
+    lab = Laboratory(Server(Launching(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
+    assert host.eager_seconds(lab, CAPTURED[-1]) == pytest.approx(0.02)
+    assert host.eager_seconds(lab, LIMITS.max_tokens) == 0  # nothing runs without a graph
+
+
 def test_host_times_are_a_line_with_a_constant_and_no_fall() -> None:
     assert host.fit_line({4: 7.0}) == HostTime(7.0)
     found = host.fit_line({1: 1.1, 4: 1.4, 16: 2.6})

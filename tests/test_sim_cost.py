@@ -17,7 +17,7 @@ from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
-from cbatch.sim.profile import Measured
+from cbatch.sim.profile import HostTime, Measured
 from cbatch.sim.profile_file import PROFILES, load_profile
 from cbatch.topology import Topology
 from experiments.config.presets import load_spec
@@ -86,6 +86,24 @@ def test_a_prompt_of_385_tokens_that_costs_as_much_as_512_has_127_of_padding() -
     assert [step.num_padding_tokens for step in record.steps] == [127]
     figures = summarize(record, num_blocks=99, max_batch=4)["iterations"]
     assert (figures["batch_tokens"], figures["padding_share"]) == (512, 127 / 512)
+
+
+@pytest.mark.parametrize("launching", [0.02, 0.2])
+def test_an_iteration_without_a_graph_keeps_the_host_while_the_device_computes(launching: float) -> None:
+    """A prompt of 1,100 tokens, which fits no graph, while another request decodes, in 4 ms: its token is received late."""
+    cost = ProfileCost(load_profile("h200"), LLAMA, max_batch=4)
+    executor = SimExecutor(cost, HostTime(0.001, eager_seconds=launching))
+    limits = Limits(max_batch=4, max_tokens=2048, max_request_tokens=2048, tile=128)
+    engine = Engine(Orca(), executor, limits, cost, num_blocks=99, block_size=64)
+    engine.submit([Request(0, 64, 6), Request(1, 1100, 1, arrival_time=0.012)])
+    steps = engine.run().steps
+    place = next(place for place, step in enumerate(steps) if step.num_prefill_tokens == 1100)
+    decode, prompt = steps[place - 1], steps[place]
+    assert prompt.launched_at - prompt.planned_at == pytest.approx(0.001 + launching)
+    assert decode.ended < prompt.planned_at + 0.005 and decode.received_at == prompt.launched_at
+    assert prompt.started == pytest.approx(max(decode.ended, prompt.planned_at + 0.001))
+    assert (prompt.ended == prompt.launched_at) == (launching == 0.2)
+    assert all(step.launched_at - step.planned_at == pytest.approx(0.001) for step in steps[:place])
 
 
 def test_without_graphs_nothing_is_padded() -> None:

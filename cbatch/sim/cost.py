@@ -116,7 +116,7 @@ class ProfileCost:
         self._most_decodes = alone.linear.sizes[-1] if alone else 0.0
         self._max_batch = max_batch
         self._decodes: dict[int, Decodes] = {}  # by their number
-        self._computed: dict[tuple[int, bool], int] = {}
+        self._computed: dict[tuple[int, bool], int | None] = {}
 
     def predict(self, shape: BatchShape) -> float:
         """Seconds for which an iteration of this shape occupies the busiest device, that of the last stage."""
@@ -157,15 +157,11 @@ class ProfileCost:
 
     def computed_tokens(self, shape: BatchShape) -> int:
         """Tokens that the GPU computes for an iteration: its own, planned padding, and up to a captured graph's."""
-        num_tokens, prompts = shape.num_tokens, bool(shape.chunks or shape.num_padding)
-        graphs = self.operations.captured_graphs
-        if graphs is None:
-            return num_tokens
-        found = self._computed.get((num_tokens, prompts))
-        if found is None:
-            max_batch = self._max_batch or graphs.decodes[-1]
-            found = self._computed[num_tokens, prompts] = graphs.padded(num_tokens, max_batch, prompts=prompts)
-        return found
+        return self._graph_tokens(shape) or shape.num_tokens
+
+    def is_eager(self, shape: BatchShape) -> bool:
+        """Whether no captured graph computes the iteration, although there are graphs."""
+        return self.operations.captured_graphs is not None and self._graph_tokens(shape) is None
 
     def origins(self) -> dict[str, str]:
         """Where each entry that predictions use comes from; see `cbatch.sim.provenance`."""
@@ -216,6 +212,13 @@ class ProfileCost:
         if head is None:
             head = tables.heads[num_requests] = tables.head.at(num_requests)
         return StageTimes(compute, communication, embedding, head, transfers, pace)
+
+    def _graph_tokens(self, shape: BatchShape) -> int | None:
+        """Tokens of the captured graph that computes an iteration; None: of none."""
+        key, graphs = (shape.num_tokens, bool(shape.chunks or shape.num_padding)), self.operations.captured_graphs
+        if graphs is not None and key not in self._computed:
+            self._computed[key] = graphs.padded(key[0], self._max_batch or graphs.decodes[-1], prompts=key[1])
+        return self._computed.get(key)
 
     def _tables(self, shape: BatchShape) -> _Tables:
         """More decodes than were measured alone are closer to as many prompt tokens: their products bound them."""

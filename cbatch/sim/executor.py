@@ -2,7 +2,8 @@
 
 Host and device run concurrently, as in the real loop. A launch takes host time; the device starts a step once it has
 been launched and the previous step has ended. A synchronous engine therefore takes the sum of host and device time, an
-asynchronous one the larger of the two. With pipeline stages, as many steps are in flight.
+asynchronous one the larger of the two. With pipeline stages, as many steps are in flight. A step that no captured graph
+computes is launched operation by operation: the device starts with the first ones, and the host is late for its next work.
 
 If the profile describes how the GPU's clock follows its power, an iteration's time also depends on the previous
 iterations: see `cbatch.sim.power`.
@@ -33,6 +34,7 @@ class SimExecutor:
         self.num_stages = cost.topology.pipeline_stages if isinstance(cost, ProfileCost) else 1
         self._execute = cost.execute if isinstance(cost, ProfileCost) else self._execute_on_one
         self._computed_tokens = cost.computed_tokens if isinstance(cost, ProfileCost) else _as_planned
+        self._is_eager = cost.is_eager if isinstance(cost, ProfileCost) and self.host.eager_seconds else _never
         self.restart()
 
     def restart(self) -> None:
@@ -47,14 +49,18 @@ class SimExecutor:
         shape = step.shape()
         times = self._execute(shape)
         self._advance(self._now + self.host.of(len(step.requests)), Cause.HOST)
+        launched = self._now + (self.host.eager_seconds if shape.chunks and self._is_eager(shape) else 0.0)
         saved = 0.0 if self._gpu_clock is None else self._saved(times, self._gpu_clock)
         carried_from = None
         if self.num_stages > 1 and len(self._latest) == self.num_stages and (step.carry >= 0).any():
             carried_from = self._latest[0]
         self._num_in_flight += 1
         full = self._num_in_flight >= self.num_stages
-        span = self._stages.launch(self._now, shape, times, saved=saved, full=full, carried_from=carried_from)
+        span = self._stages.launch(
+            self._now, shape, times, saved=saved, full=full, carried_from=carried_from, launched=launched
+        )
         self._latest.append(span)
+        self._advance(launched, Cause.HOST)
         return span
 
     def wait(self, in_flight: Span) -> StepResult:
@@ -93,3 +99,7 @@ class SimExecutor:
 
 def _as_planned(shape: BatchShape) -> int:
     return shape.num_tokens
+
+
+def _never(shape: BatchShape) -> bool:
+    return False

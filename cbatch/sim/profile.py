@@ -21,10 +21,14 @@ MEMORY_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class HostTime:
-    """Host seconds of an iteration: plan, pack, launch and absorb."""
+    """Host seconds of an iteration: plan, pack, launch and absorb.
+
+    eager_seconds: what launching adds without a captured graph, operation by operation, while the device computes.
+    """
 
     seconds: float = 0.0
     seconds_per_request: float = 0.0
+    eager_seconds: float = 0.0
 
     def of(self, num_requests: int) -> float:
         return self.seconds + self.seconds_per_request * num_requests
@@ -80,15 +84,15 @@ class CapturedGraphs:
     decodes: tuple[int, ...]
     prompts: tuple[tuple[int, int], ...]
 
-    def padded(self, num_tokens: int, max_batch: int, *, prompts: bool) -> int:
-        """Tokens that are computed for an iteration with or without prompts, padding included."""
+    def padded(self, num_tokens: int, max_batch: int, *, prompts: bool) -> int | None:
+        """Tokens of the graph that computes an iteration with or without prompts; None: it runs unpadded, without a graph."""
         if not prompts:
             sizes = [size for size in self.decodes if size < max_batch]
-            return next((size for size in [*sizes, max_batch] if size >= num_tokens), num_tokens)
+            return next((size for size in [*sizes, max_batch] if size >= num_tokens), None)
         for size, fewest in self.prompts:
             if max_batch < size and num_tokens <= size:
-                return size if num_tokens >= fewest else num_tokens
-        return num_tokens
+                return size if num_tokens >= fewest else None
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
      "ceilings":         {"bandwidth_bytes_per_second", "flops_per_second", "tile"},
      "attention":        rates of any model's attention, see `AttentionRates`                          (optional)
      "small_operations": see `SmallOperations`                                                         (optional)
-     "host":  {"sync": {"seconds", "seconds_per_request"}, "async": the same}                          (optional)
+     "host":  {"sync": {"seconds", "seconds_per_request", "eager_seconds" (optional)}, "async": the same}  (optional)
      "links": {"all_reduce": {GPUs: {"bytes": [], "seconds": []}}, "within_node", "between_nodes", "to_device",
                "to_host": {"bytes", "seconds"}},                                                          (optional)
      "models": {NAME: {"num_layers": number, "host": as above, optional, "tensor_parallel": {DEGREE: {
@@ -161,8 +161,11 @@ def _attention_rates(node: Node) -> AttentionRates:
 def _host(node: Node) -> tuple[HostTime, HostTime]:
     """The host times of the synchronous and of the asynchronous loop."""
     node.only("sync", "async")
-    fields = ("seconds", "seconds_per_request")
-    return _numbers(node.child("sync"), HostTime, zero=fields), _numbers(node.child("async"), HostTime, zero=fields)
+    fields, optional = ("seconds", "seconds_per_request", "eager_seconds"), ("eager_seconds",)
+    sync, overlapped = (
+        _numbers(node.child(loop), HostTime, zero=fields, optional=optional) for loop in ("sync", "async")
+    )
+    return sync, overlapped
 
 
 def _links(node: Node) -> Links:

@@ -93,12 +93,14 @@ class Stages:
         saved: float = 0.0,
         full: bool = True,
         carried_from: Span | None = None,
+        launched: float = 0.0,
     ) -> Span:
         """Sends an iteration through all stages.
 
         saved: seconds of `times.compute` that each stage saves.
         full: as many iterations are in flight as there are stages; otherwise a waiting stage has no work.
         carried_from: the iteration whose sampled tokens are inputs of this one, which cannot start before they arrive.
+        launched: when the host has launched its last operation, before which it cannot end.
         """
         computed = Cause.COMPUTE if full else Cause.NO_WORK
         arrived, work = now, times.compute - saved + times.communication
@@ -116,7 +118,7 @@ class Stages:
             if stage == 0:
                 started, end = begin, end + times.embedding
             if stage == last:
-                end += times.head
+                end = max(end + times.head, launched)
             account.communication += times.communication
             account.compute += end - begin - times.communication
             self._free_at[stage] = end

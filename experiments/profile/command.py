@@ -19,7 +19,7 @@ from cbatch.validation import whole
 from experiments.config.hardware import cpu_profile
 from experiments.config.presets import load_spec
 from experiments.profile.batches import captured_edges, held_out, prompts
-from experiments.profile.host import host_time
+from experiments.profile.host import eager_seconds, host_time
 from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import TILES, Machine, build, device_memory, hardware_name
@@ -100,7 +100,8 @@ def _one(
         host = {}
         if degree == 1:
             report("host time")
-            host = {loop: _host(machine, spec, loop == "async") for loop in ("sync", "async")}
+            eager = eager_seconds(laboratory, machine.mixed_ranges[-1][1]) if machine.mixed_ranges else 0.0
+            host = {loop: _host(machine, spec, loop == "async", eager) for loop in ("sync", "async")}
         report("shares of kernels")
         alone, mixed = _shares(laboratory, machine, found, on_gpu=backend == "cuda")
         decode_sizes, ranges, measured = machine.decode_sizes, machine.mixed_ranges, laboratory.measured
@@ -141,9 +142,10 @@ def _blank(hardware: str, backend: str, name: str, origin: str) -> dict[str, Any
     }
 
 
-def _host(machine: Machine, spec: ModelSpec, asynchronous: bool) -> dict[str, float]:
+def _host(machine: Machine, spec: ModelSpec, asynchronous: bool, eager: float) -> dict[str, float]:
     time = host_time(machine.server, spec.vocab_size, asynchronous=asynchronous)
-    return {"seconds": round(time.seconds, 7), "seconds_per_request": round(time.seconds_per_request, 10)}
+    line = {"seconds": round(time.seconds, 7), "seconds_per_request": round(time.seconds_per_request, 10)}
+    return line | ({"eager_seconds": round(eager, 5)} if eager else {})
 
 
 def _shares(laboratory: Laboratory, machine: Machine, found: Iterations, *, on_gpu: bool) -> tuple[Any, Any]:

@@ -2,7 +2,8 @@
 
 In the synchronous loop this is the device's pause between two iterations: tokens downloaded and absorbed, the next
 iteration planned, packed, uploaded and launched. In the asynchronous loop it is the host's work per iteration without
-its waiting; the device does not notice it while its iterations take longer.
+its waiting; the device does not notice it while its iterations take longer. Those are decodes, replayed from graphs: what
+launching operation by operation adds is measured apart.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ import numpy as np
 from cbatch import RunRecord, Server
 from cbatch.sim import HostTime
 from experiments.config.servers import equal_requests
+from experiments.profile.batches import prompts
+from experiments.profile.laboratory import Batch, Laboratory
 from policies.prefill_first import PrefillFirst
 
 PROMPT, NEW = 16, 48
@@ -31,6 +34,14 @@ def host_time(server: Server[Any], vocabulary_size: int, *, asynchronous: bool) 
         if line := fit_line(medians):
             return line
     return HostTime(min(medians.values()))
+
+
+def eager_seconds(laboratory: Laboratory, captured: int) -> float:
+    """Returns the host seconds by which launching without a graph takes longer. captured: most tokens that a graph takes."""
+    replayed, eager = (Batch(prompts(size)) for size in (captured, captured + 1))
+    if not laboratory.holds(eager):
+        return 0.0
+    return max(laboratory.launch_seconds(eager) - laboratory.launch_seconds(replayed), 0.0)
 
 
 def fit_line(medians: Mapping[int, float]) -> HostTime | None:
