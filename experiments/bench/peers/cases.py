@@ -31,7 +31,7 @@ class Work(NamedTuple):
     """How the speed of a piece of work is stated.
 
     section: its table of docs/performance.md, as keys of peers.json. row: its row there, after the engine's name.
-    Both are formatted with a case's fields.
+    Both are formatted with a case's fields, and `loop`: sync or async.
     """
 
     unit: str
@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 WORKS = {
     "trace": Work(PROMPT_AND_OUTPUT, ("trace",), ", batch {batch}, {budget} tokens an iteration"),
-    "decode": Work("ms per iteration", ("decode", "{new} new"), ", async"),
+    "decode": Work("ms per iteration", ("decode", "{new} new"), ", {loop}"),
     "one": Work("output tokens/s", ("one_request",)),
     "pd": Work(PROMPT_AND_OUTPUT, ("pd",), ", {budget} tokens an iteration"),
 }

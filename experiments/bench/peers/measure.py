@@ -24,7 +24,7 @@ class Engine(Protocol):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was built with, for the results file."""
+        """What it was built with, for the results file; of `async_scheduling` and `variant` its name in tables depends."""
 
     def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
         """Submit all requests at once, greedy and without end-of-sequence token.
@@ -65,7 +65,8 @@ def measure(name: str, peer: Peer, *, path: str, repeats: int, folder: Path) -> 
     start_seconds, seconds, settings = run(peer, case, spec, requests, repeats)
     values = spread([speed(case, requests, taken) for taken in seconds])
     version = metadata.version(peer.package)
-    row = f"{peer.label} {version}{work.row.format(**fields)}"
+    loop = "async" if settings["async_scheduling"] else "sync"
+    row = f"{peer.label} {version}{settings.get('variant', '')}{work.row.format(**fields, loop=loop)}"
     print(f"{row}: {work.unit} {values['median']:.6g} ({values['min']:.6g} to {values['max']:.6g})", flush=True)
     found = {
         "case": name,

@@ -1,6 +1,7 @@
 """Continuous batching of `transformers` (5.17), as it is by default: captured graphs and asynchronous batching where it finds them useful.
 
-Only what the work asks for is set. Attention is paged, by flash-attention 3 or 2 if it is installed, else PyTorch's.
+Only what the work asks for is set. Attention is paged, by flash-attention 3 or 2 if it is installed, else PyTorch's, which its rows name:
+with it, every query is masked against the keys of all requests, without captured graphs and without asynchronous batching.
 """
 
 import time
@@ -46,7 +47,8 @@ class TransformersEngine:
     def settings(self) -> dict[str, Any]:
         found = self._manager.continuous_batching_config
         chosen = {"async_scheduling": found.use_async_batching, "cuda_graphs": found.use_cuda_graph}
-        return {"arguments": self._arguments, "attention": self._attention, **chosen}
+        variant = {"variant": ", SDPA"} if self._attention.endswith("sdpa") else {}
+        return {"arguments": self._arguments, "attention": self._attention, **variant, **chosen}
 
     def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
         began = time.perf_counter()
