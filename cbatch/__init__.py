@@ -3,7 +3,7 @@
 This is the public face that a policy or a program imports; it loads neither torch nor Hydra.
 """
 
-from cbatch.cost import BatchShape, CostModel
+from cbatch.cost import BatchShape, CostFunction, CostModel
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError, WorkloadError
 from cbatch.executor import Executor, Step, StepResult
@@ -32,6 +32,6 @@ __all__ = [
     "StepRecord",
     "StepResult",
 ]
-__all__ += ["BatchShape", "CostModel", "KVView", "Plan", "PlanBuilder", "Policy", "Refusal", "View"]
+__all__ += ["BatchShape", "CostFunction", "CostModel", "KVView", "Plan", "PlanBuilder", "Policy", "Refusal", "View"]
 __all__ += ["SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status"]
 __all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "WorkloadError", "is_steady"]

@@ -4,6 +4,8 @@ The shape of a batch is all that a cost model sees. Implementations live in `cba
 `view.cost`.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 
@@ -41,10 +43,12 @@ class CostModel(Protocol):
         """Seconds that the device is busy with an iteration of this shape."""
 
 
-class _NoCost:
-    def predict(self, shape: BatchShape) -> float:
-        return 0.0
+@dataclass(frozen=True)
+class CostFunction:
+    """A cost model in one function."""
+
+    predict: Callable[[BatchShape], float]
 
 
-NO_COST = _NoCost()
+NO_COST = CostFunction(lambda shape: 0.0)
 """For policies that do not predict."""

@@ -12,7 +12,7 @@ from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from experiments.check.__main__ import _policy, main
 from experiments.check.properties import NAMES, PROPERTIES
-from experiments.check.scenario import Ask, EvenCost, Scenario, play
+from experiments.check.scenario import EVEN_COST, Ask, Scenario, play
 from experiments.check.search import Found, describe_sizes, search, tight_scenarios, tiny_scenarios
 from experiments.check.verdicts import BEGIN, table_of, text
 from experiments.config.composition import policy_names
@@ -335,7 +335,7 @@ def test_no_workload_is_larger_than_the_verdict_says(chunk: int) -> None:
     asks = [ask for scenario in islice(tiny_scenarios(chunk), 0, None, 3) for ask in scenario.asks]
     assert describe_sizes(chunk).startswith(f"prompts of 1 to {max(ask.prompt for ask in asks)} tokens, ")
     assert max(ask.output for ask in asks) <= 12
-    assert 1e-3 < EvenCost().predict(BatchShape(num_decodes=8 * chunk)) < 2e-3
+    assert 1e-3 < EVEN_COST.predict(BatchShape(num_decodes=8 * chunk)) < 2e-3
 
 
 @pytest.mark.parametrize(("require", "status"), [("fair,stall_free", 0), ("bounded_tbt", 1)])

@@ -133,7 +133,7 @@ def test_a_claim_holds_or_fails_by_what_it_asks() -> None:
         ("id: x, figure: fig9, where: y, quantity: gain, within: 0.1", "claim x: give printed with one of within"),
         (
             "id: x, figure: fig9, where: y, quantity: gain, atleast: 1",
-            "claim x: atleast is not a key of a claim; did you mean at_least",
+            "claim x: atleast: no such key; did you mean at_least",
         ),
         ("id: x, where: y, quantity: gain, at_least: 1", "claim x: .*missing.*figure"),
         (

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 from matplotlib import pyplot as plt
 
-from cbatch import BatchShape
 from cbatch.errors import ConfigError
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
@@ -321,7 +320,3 @@ def test_every_figure_has_claims_and_those_that_cannot_be_met_say_why(module: An
     for claim in claims:
         assert callable(getattr(module, claim.quantity)), claim.id
         assert claim.expected == "held" or claim.note
-
-
-def test_a_constant_iteration_is_constant() -> None:
-    assert async_lanes.Always(0.02).predict(BatchShape((), 3, 30)) == 0.02

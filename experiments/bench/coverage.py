@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from cbatch import BatchShape, KVSize, Limits, Request, Server
+from cbatch import CostFunction, KVSize, Limits, Request, Server
 from cbatch.results.metrics import collect_served
 from cbatch.sim import SimExecutor
 from experiments.capacity.estimate import Shares
@@ -35,11 +35,7 @@ SPREAD = (0.76, 0.88, 0.96, 1.04, 1.12, 1.24)
 
 _MEAN_AT = 0  # the rate at which the mean is estimated
 _TOKENS = 1000  # of a mean prompt: one second
-
-
-class _Cost:
-    def predict(self, shape: BatchShape) -> float:
-        return shape.num_tokens / _TOKENS
+_COST = CostFunction(lambda shape: shape.num_tokens / _TOKENS)
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ class Queue:
     def serve(self, seed: int, rate: float) -> Floats:
         """Seconds from arrival to end of one replication's requests, by the engine, [requests]."""
         limits, kv = Limits(1, 100 * _TOKENS, 100 * _TOKENS), KVSize(110, _TOKENS)
-        server = Server(SimExecutor(_Cost()), limits, _Cost(), kv, asynchronous=False)
+        server = Server(SimExecutor(_COST), limits, _COST, kv, asynchronous=False)
         arrivals, tokens = self.draw(seed)
         rows = zip(tokens.tolist(), (arrivals / rate).tolist(), strict=True)
         asked = [Request(id_, length, 1, arrival_time=time) for id_, (length, time) in enumerate(rows)]

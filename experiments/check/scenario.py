@@ -4,7 +4,7 @@ from collections.abc import Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from cbatch import BatchShape, CbatchError, KVSize, Limits, Policy, PolicyError, Request, Server
+from cbatch import CbatchError, CostFunction, KVSize, Limits, Policy, PolicyError, Request, Server
 from cbatch.errors import StallError
 from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
@@ -29,6 +29,10 @@ class Ask:
         return f"{self.prompt} prompt and {self.output} new tokens, from iteration {self.arrival} on"
 
 
+EVEN_COST = CostFunction(lambda shape: 1e-3 + 1e-5 * shape.num_tokens)
+"""A constant time per token and per iteration."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A workload, and the limits of `cbatch.Limits` and `cbatch.Engine`."""
@@ -51,13 +55,6 @@ class Scenario:
         kv = f"kv_tokens={self.num_blocks * self.block_size} block_size={self.block_size}"
         runtime = "async" if self.asynchronous else "sync"
         return f"batch={self.batch} max_tokens={self.max_tokens} {kv} runtime={runtime}"
-
-
-class EvenCost:
-    """A device with a constant time per token and per iteration."""
-
-    def predict(self, shape: BatchShape) -> float:
-        return 1e-3 + 1e-5 * shape.num_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +98,6 @@ def play(policy: Policy, scenario: Scenario, patience: Patience = SHORT) -> Hist
 
 def _play(policy: Policy, scenario: Scenario, patience: Patience) -> History:
     """It is given up after many times the plans that it takes."""
-    cost = EvenCost()
     decisions: list[Decision] = []
     foreseen: set[int] = set()
     most_plans = patience.empty_plans + 5 * sum(ask.tokens for ask in scenario.asks)
@@ -117,7 +113,7 @@ def _play(policy: Policy, scenario: Scenario, patience: Patience) -> History:
     error: CbatchError | None = None
     try:
         kv = KVSize(scenario.num_blocks, scenario.block_size)
-        server = Server(SimExecutor(cost), scenario.limits, cost, kv, scenario.asynchronous, patience)
+        server = Server(SimExecutor(EVEN_COST), scenario.limits, EVEN_COST, kv, scenario.asynchronous, patience)
         asks = enumerate(scenario.asks)
         requests = (Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in asks)
         engine = server.engine(copy_policy(policy), requests)

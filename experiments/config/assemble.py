@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Policy, Request, Server
@@ -68,7 +69,9 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
     spec = make_model(config, chosen)
     cost = backend.cost(settings.hardware, spec, settings.batch)
     profile = cost.profile
-    _note_other_hardware(backend, profile, chosen)
+    here, there = backend.hardware(profile), profile.hardware
+    if here not in (there, there.partition(",")[0]):
+        chosen["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
     workload: Workload = construct("workload", config["workload"], needs=("requests",))
     policy = make_policy(config, settings, chosen)
 
@@ -83,21 +86,11 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
         if spec.weight_bytes >= LARGE:
             kind = "random weights" if spec.path is None else f"weights from {spec.path}"
             say(f"loading {spec.name} on {backend.hardware(profile)}: {spec.weight_bytes / 1e9:.1f} GB of {kind}")
+    make = partial(make_server, asynchronous=runtime.asynchronous, patience=settings.patience)
     servers: list[Server[Any]] = []
     for replica in range(backend.replicas):
         with backend.place(replica):
-            servers.append(
-                make_server(
-                    backend,
-                    spec,
-                    cost,
-                    limits,
-                    kv,
-                    options,
-                    asynchronous=runtime.asynchronous,
-                    patience=settings.patience,
-                )
-            )
+            servers.append(make(backend, spec, cost, limits, kv, options))
     server = backend.replicated(servers) if len(servers) > 1 else servers[0]
     try:
         engine = server.engine(policy, requests)
@@ -113,13 +106,6 @@ def _backend(config: Mapping[str, Any], chosen: dict[str, str]) -> Backend:
         backend, why = backend.choose()
         chosen["backend"] = f"{backend.name} ({why})"
     return backend
-
-
-def _note_other_hardware(backend: Backend, profile: Profile, chosen: dict[str, str]) -> None:
-    """Notes that policies predict with the profile of other hardware than this machine's."""
-    here, there = backend.hardware(profile), profile.hardware
-    if here not in (there, there.partition(",")[0]):
-        chosen["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
 
 
 def make_model(config: Mapping[str, Any], chosen: dict[str, str]) -> ModelSpec:

@@ -3,21 +3,26 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cbatch import Executor, KVSize, Limits, ModelSpec, Server
-from cbatch.cluster import ReplicatedServer
+from cbatch.cluster import ReplicatedServer, make_router
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
+from cbatch.topology import Degree
+from cbatch.validation import check
 from experiments.config.hardware import cost_model
 from experiments.workloads import Vocabulary
 
 
+@dataclass(frozen=True, kw_only=True)
 class Backend(ABC):
     """A place to run; the defaults are those of real tokens.
 
     name: as in the results. simulated: whether times are predicted. block_size: default tokens per KV block.
     predicts_with: profile for the predictions of policies where no settings name one.
+    tensor_parallel: ranks that share every layer, on a GPU each; on a CPU they take turns.
     pipeline_stages: consecutive parts of the model; that many iterations are in flight.
     replicas: copies of the model, each with its own queue. router: assigns requests to them: round_robin, least_loaded,
         or an object with the method of `cbatch.cluster.Router`.
@@ -27,9 +32,14 @@ class Backend(ABC):
     simulated: ClassVar[bool] = False
     block_size: ClassVar[int] = 16
     predicts_with: ClassVar[str] = "h200"
-    pipeline_stages: int
-    replicas: int
-    router: Any
+    tensor_parallel: Degree = 1
+    pipeline_stages: Degree = 1
+    replicas: Degree = 1
+    router: Any = "round_robin"
+
+    def __post_init__(self) -> None:
+        check(self, "backend.")
+        object.__setattr__(self, "router", make_router(self.router))
 
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Returns the cost model for policies; its topology is the run's."""

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
 from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec, Server
-from cbatch.cluster import Executors, ReplicatedServer, make_router
+from cbatch.cluster import Executors, ReplicatedServer
 from cbatch.kv import blocks_for
 from cbatch.live_cluster import LiveCluster
 from cbatch.model import split_layers
@@ -64,19 +64,11 @@ class Simulated(Backend):
     """
 
     host_seconds: HostSeconds = "auto"
-    tensor_parallel: Degree = 1
-    pipeline_stages: Degree = 1
-    replicas: Degree = 1
     gpus_per_node: Degree = 8
-    router: Any = "round_robin"
     outside: Outside = "mark"
 
     name = "sim"
     simulated = True
-
-    def __post_init__(self) -> None:
-        check(self, "backend.")
-        object.__setattr__(self, "router", make_router(self.router))
 
     @property
     def _topology(self) -> Topology:
@@ -108,22 +100,12 @@ class Simulated(Backend):
 
 @dataclass(frozen=True, kw_only=True)
 class Real(Backend):
-    """Real tokens.
+    """Real tokens; on a CPU each pipeline stage has a thread of its own.
 
-    tensor_parallel: ranks that share every layer, on a GPU each; on a CPU they take turns.
-    pipeline_stages: consecutive parts of the model, on GPUs or a thread of their own; that many iterations are in flight.
     layers: number of layers of each stage, as in [17,15]; the last one also has the output head. "auto": equally many.
     """
 
-    tensor_parallel: Degree = 1
-    pipeline_stages: Degree = 1
     layers: Sizes = "auto"
-    replicas: Degree = 1
-    router: Any = "round_robin"
-
-    def __post_init__(self) -> None:
-        check(self, "backend.")
-        object.__setattr__(self, "router", make_router(self.router))
 
     @property
     def sizes(self) -> tuple[int, ...] | None:
@@ -215,9 +197,8 @@ class Cuda(Real):
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         from cbatch.runtime import gpu
 
-        return gpu.kv_tokens_beside(
-            spec, limits, self._with_topology(Options())
-        ), "beside weights and iterations in the free memory"
+        num_tokens = gpu.kv_tokens_beside(spec, limits, self._with_topology(Options()))
+        return num_tokens, "beside weights and iterations in the free memory"
 
     def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
         from cbatch.runtime import gpu

@@ -9,7 +9,6 @@ import re
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any
 
 from cbatch import ConfigError
@@ -43,38 +42,32 @@ def run(
         The exit status: the command's own, or 0; 2 after a user error; 130 after Ctrl-C; 141 if the reader of its output
         has ended.
     """
-    return ends_with_its_reader(partial(_run, command, arguments, usage, bare, composes, interrupted))
 
+    def attempt() -> int:
+        given = arguments
+        try:
+            if HELP & set(given) or not (given or bare):
+                print(usage())
+                return 0 if given else 2
+            given = with_arguments(with_search_path(given)) if composes else given
+            for argument in given:
+                if argument.startswith("-"):
+                    raise no_such_option(argument)
+            if composes:
+                check_given_once(given, GROUPS)
+                say_repeated(given)
+            return command(*given) or 0
+        except KeyboardInterrupt:
+            print(f"\n{interrupted}", file=sys.stderr)
+            return 130
+        except Exception as error:
+            message = one_line(error, given)
+            if message is None:
+                raise
+            print(f"error: {message}", file=sys.stderr)
+            return 2
 
-def _run(
-    command: Callable[..., int | None],
-    arguments: Sequence[str],
-    usage: Callable[[], str],
-    bare: bool,
-    composes: bool,
-    interrupted: str,
-) -> int:
-    try:
-        if HELP & set(arguments) or not (arguments or bare):
-            print(usage())
-            return 0 if arguments else 2
-        arguments = with_arguments(with_search_path(arguments)) if composes else arguments
-        for argument in arguments:
-            if argument.startswith("-"):
-                raise no_such_option(argument)
-        if composes:
-            check_given_once(arguments, GROUPS)
-            say_repeated(arguments)
-        return command(*arguments) or 0
-    except KeyboardInterrupt:
-        print(f"\n{interrupted}", file=sys.stderr)
-        return 130
-    except Exception as error:
-        message = one_line(error, arguments)
-        if message is None:
-            raise
-        print(f"error: {message}", file=sys.stderr)
-        return 2
+    return ends_with_its_reader(attempt)
 
 
 def with_search_path(arguments: Sequence[str]) -> list[str]:

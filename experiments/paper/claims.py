@@ -19,7 +19,7 @@ claims/<source>.yaml holds what one source states, one claim per entry:
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from inspect import signature
 from math import inf, isnan
 from pathlib import Path
@@ -30,10 +30,9 @@ import pandas as pd
 import yaml
 
 from cbatch import ConfigError
-from cbatch.validation import nearest
+from cbatch.validation import check_known, nearest
 from experiments.paper.machines import Machines
 from experiments.paper.quantities import QUANTITIES
-from experiments.paper.steady import SteadyState
 
 FOLDER = Path(__file__).parent / "claims"
 
@@ -69,11 +68,10 @@ class Claim:
     def _tolerance(self) -> str:
         if self.printed is None:
             return ""
-        if self.gain is not None:
-            return f"{self.printed} +- {100 * self.gain:g}% of the gain"
-        if self.steps is not None:
-            return f"{self.printed} +- {self.steps} of the grid's steps"
-        return f"{self.printed} +- " + (f"{self.within}" if self.share is None else f"{100 * self.share:g}%")
+        of_gain = "" if self.gain is None else f"{100 * self.gain:g}% of the gain"
+        of_value = "" if self.share is None else f"{100 * self.share:g}%"
+        of_grid = "" if self.steps is None else f"{self.steps} of the grid's steps"
+        return f"{self.printed} +- {of_gain or of_value or of_grid or self.within}"
 
     def _bounds(self) -> str:
         bounds = ((">=", self.at_least), ("<=", self.at_most))
@@ -179,10 +177,8 @@ def read_claims(figure: str = "") -> list[Claim]:
 
 
 def _claim(path: Path, entry: Mapping[str, Any]) -> Claim:
-    known, name = [field.name for field in fields(Claim)], f"{path}: claim {entry.get('id', '?')}"
-    for key in entry:
-        if key not in known:
-            raise ConfigError(f"{name}: {key} is not a key of a claim; {nearest(key, known)}")
+    name = f"{path}: claim {entry.get('id', '?')}"
+    check_known(entry, Claim.__dataclass_fields__, f"{name}: ")
     try:
         claim = Claim(**{"source": path.stem, **entry})
     except TypeError as error:
@@ -250,11 +246,7 @@ def _measure(claim: Claim, machines: Machines, figure: ModuleType, data: pd.Data
         known = {"hardware": claim.hardware} if "hardware" in signature(function).parameters else {}
         return Verdict(claim, float(function(data, **{**known, **claim.setting})))
     if at := machines.get(claim.hardware):
-        return Verdict(claim, float(function(at, **claim.setting)), _by_hand(claim, at))
+        of_sarathi = claim.quantity == "gain" and "scheme" not in claim.setting
+        extra = {"by_hand": QUANTITIES["closed_form"](at, **claim.setting)} if of_sarathi else {}
+        return Verdict(claim, float(function(at, **claim.setting)), extra)
     return None
-
-
-def _by_hand(claim: Claim, at: SteadyState) -> dict[str, float]:
-    """Sarathi's gain computed by hand, to compare with that of a run."""
-    is_gain = claim.quantity == "gain" and "scheme" not in claim.setting
-    return {"by_hand": QUANTITIES["closed_form"](at, **claim.setting)} if is_gain else {}

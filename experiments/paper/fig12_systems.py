@@ -32,7 +32,7 @@ from cbatch.sim.stages import Span, StageAccount
 from cbatch.topology import Topology
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
-from experiments.paper.claims import Claim, Verdict, read_claims
+from experiments.paper.claims import Verdict, read_claims
 from experiments.paper.verdicts import conclusion, table, write
 from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
 from policies.chunking import TileAligned
@@ -83,7 +83,10 @@ def main(tables: str, links: str, num_requests: Count = 10_000, step: Count = 1,
     outcomes = dict(run_systems(load_linked_profile(tables, links), num_requests, step))
     print(_tabulate(outcomes))
     values = ratios(outcomes)
-    verdicts = [Verdict(claim, values[_key(claim)]) for claim in read_claims("fig12")]
+    verdicts = []
+    for claim in read_claims("fig12"):
+        what = "bubbles" if claim.quantity == "bubbles_over" else "time"
+        verdicts.append(Verdict(claim, values[f"{claim.setting['over']} {what} / {claim.setting['under']} {what}"]))
     print(f"\n{table(verdicts)}\n\n{conclusion(verdicts)}")
     figures = {
         "num_requests": num_requests,
@@ -148,12 +151,6 @@ def ratios(outcomes: dict[str, Outcome]) -> dict[str, float]:
         "tp time / sarathi time": tp.seconds / sarathi.seconds,
         "orca time / tp time": orca.seconds / tp.seconds,
     }
-
-
-def _key(claim: Claim) -> str:
-    """The claim's key in `ratios`."""
-    what = "bubbles" if claim.quantity == "bubbles_over" else "time"
-    return f"{claim.setting['over']} {what} / {claim.setting['under']} {what}"
 
 
 def _tabulate(outcomes: dict[str, Outcome]) -> str:

@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import NamedTuple
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
@@ -97,10 +96,13 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
         return Shown(name, verdicts, time.perf_counter() - begin, notes or [f"left out: {why}"], "", drawn=False)
     path = folder / "paper" / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    _write_table(data, path.with_suffix(".csv"))
+    with atomic_write(path.with_suffix(".csv")) as partial:
+        data.to_csv(partial, index=False, float_format="%.6g")
     with style.print_style():
         figure = module.draw(data, claims)
-        _add_origin(figure, machines.origin())
+        if origin := machines.origin():
+            lines = filter(None, [figure.get_supxlabel(), style.wrap_origin(origin)])
+            figure.supxlabel("\n".join(lines), fontsize=6, color="#444444")
         style.save(figure, path.parent, path.name)
     description = {
         "figure": about(name),
@@ -129,15 +131,3 @@ def _failure(verdict: Verdict) -> str:
     claim = verdict.claim
     reason = claim.note or "no reason is known"
     return f"  {verdict.outcome}: {claim.id}, {claim.where}: {claim.asked}, ours {verdict.value:.3g}: {reason}"
-
-
-def _add_origin(figure: Figure, origin: str) -> None:
-    """Add where the times come from to the text below a figure."""
-    if origin:
-        lines = filter(None, [figure.get_supxlabel(), style.wrap_origin(origin)])
-        figure.supxlabel("\n".join(lines), fontsize=6, color="#444444")
-
-
-def _write_table(data: pd.DataFrame, path: Path) -> None:
-    with atomic_write(path) as partial:
-        data.to_csv(partial, index=False, float_format="%.6g")

@@ -6,13 +6,13 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from math import ceil, inf
+from math import ceil, inf, nan
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from cbatch import BatchShape, CostModel, Engine, KVSize, Limits, Policy, Request, RunRecord, Server
+from cbatch import CostModel, Engine, KVSize, Limits, Policy, Request, RunRecord, Server
 from cbatch.sim import SimExecutor
 from experiments.config.assemble import assemble
 from experiments.config.composition import compose_run
@@ -62,13 +62,6 @@ def run_jobs(
     return pd.DataFrame([{**job, **known[key]} for key, job in zip(keys, jobs, strict=True)])
 
 
-class Seconds:
-    """A machine of which only the seconds of an iteration are known."""
-
-    def __init__(self, of: Callable[[BatchShape], float] = lambda shape: 1.0) -> None:
-        self.predict = of
-
-
 def serve_on(
     cost: CostModel,
     policy: Policy,
@@ -98,11 +91,9 @@ def summary_of(*overrides: str) -> dict[str, Any]:
 
 def crossing(rates: Sequence[float], shares: Sequence[float], most: float) -> float:
     """The rate, ascending, from which on a share exceeds `most`, linear between two rates; NaN if none or every one does."""
-    before = (0.0, -inf)
+    lower, below = nan, -inf
     for rate, share in zip(rates, shares, strict=True):
         if share > most:
-            return (
-                before[0] + (rate - before[0]) * (most - before[1]) / (share - before[1]) if before[0] else float("nan")
-            )
-        before = rate, share
-    return float("nan")
+            return lower + (rate - lower) * (most - below) / (share - below)
+        lower, below = rate, share
+    return nan

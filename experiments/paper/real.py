@@ -90,12 +90,8 @@ def _on(backend: Cpu | Cuda, spec: ModelSpec, loads: Sequence[Load]) -> RealStea
         max(load.batch * load.length for load in loads),
         max(load.length for load in loads),
     )
-    kv_tokens = max(_blocks(load, backend.block_size) for load in loads) * backend.block_size
-    server = real_server(backend, spec, limits, kv_tokens=kv_tokens)
+    # two batches: one may end at once, and its blocks are freed an iteration later
+    num_blocks = max(2 * load.batch * blocks_for(load.length, backend.block_size) for load in loads)
+    server = real_server(backend, spec, limits, kv_tokens=num_blocks * backend.block_size)
     cost = cost_model(Cuda.predicts_with, spec, max_batch=limits.max_batch)
     return RealSteadyState(cost, server=server, hardware=backend.hardware(cost.profile))
-
-
-def _blocks(load: Load, block_size: int) -> int:
-    """Returns the KV blocks of two batches: a batch may end at once, and its blocks are freed an iteration later."""
-    return 2 * load.batch * blocks_for(load.length, block_size)

@@ -7,14 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
-from cbatch import SLO, BatchShape, KVSize, Limits, Request, Server
+from cbatch import SLO, CostFunction, KVSize, Limits, Policy, Request, Server
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.replay.schedule import Schedule
 from cbatch.sim import SimExecutor
-from experiments.config.construct import construct
-from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.config.composition import policy_names, policy_of
 from experiments.plots.schedule import draw_schedule
 from experiments.plots.style import new_figure, print_style
 from experiments.store.claim import make_folder
@@ -45,24 +42,12 @@ PAUSING = ("mlfq", "ltr")
 """Policies that need more places than the batch has."""
 
 
-class UnitCost:
-    """Every iteration takes one second."""
-
-    def predict(self, shape: BatchShape) -> float:
-        return 1.0
-
-
-def names() -> list[str]:
-    """The policies of conf/policy, without `external`."""
-    return sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml") if path.stem != "external")
-
-
 def record(policy: str) -> tuple[Schedule, list[Request]]:
     """Serves the five requests."""
-    cost, events, requests = UnitCost(), list[Decision | StepEnd](), _requests()
+    cost, events, requests = CostFunction(lambda shape: 1.0), list[Decision | StepEnd](), _requests()
     limits = LIMITS if policy not in PAUSING else Limits(2, KV_TOKENS, KV_TOKENS, tile=1, max_running=len(requests))
     server = Server(SimExecutor(cost), limits, cost, KVSize(KV_TOKENS, 1), asynchronous=False)
-    engine = server.engine(construct("policy", _section(policy)), requests)
+    engine = server.engine(_policy(policy), requests)
     with record_decisions(engine, events.append):
         engine.run()
     return Schedule(events, requests), requests
@@ -72,7 +57,7 @@ def main(folder: str = "docs/figures/policies") -> None:
     """Draw every policy's figure into a folder."""
     make_folder(Path(folder))
     fcfs, _ = record(FCFS)
-    for policy in names():
+    for policy in policy_names():
         schedule, requests = record(policy)
         path = Path(folder) / f"{policy}.png"
         panels = {policy: schedule} if policy == FCFS else {FCFS: fcfs, policy: schedule}
@@ -121,14 +106,7 @@ def _requests() -> list[Request]:
     ]
 
 
-def _section(policy: str) -> Mapping[str, Any]:
-    """The settings of conf/policy/NAME.yaml with chunks of `CHUNK` tokens and true output lengths."""
-
-    def load(group: str, name: str) -> Any:
-        return OmegaConf.load(CONFIG_FOLDER / group / f"{name}.yaml")
-
-    section = OmegaConf.merge(load("policy", policy), OmegaConf.create(dict(OWN_SETTINGS.get(policy, {}))))
-    groups = {"chunking": load("chunking", "tile_aligned"), "predictor": load("predictor", "oracle")}
-    root = {"chunk": CHUNK, "seed": 0, "metrics": {"client_weights": None}, **groups, "policy": section}
-    resolved: Any = OmegaConf.to_container(OmegaConf.create(root), resolve=True)
-    return dict(resolved["policy"])
+def _policy(name: str) -> Policy:
+    """With chunks of `CHUNK` tokens and true output lengths."""
+    own = (f"policy.{key}={value}" for key, value in OWN_SETTINGS.get(name, {}).items())
+    return policy_of(f"policy={name}", "chunking=tile_aligned", "predictor=oracle", f"chunk={CHUNK}", *own)[0]

@@ -40,9 +40,11 @@ Columns = Mapping[str, NDArray[np.float64]]
 
 def main(tables: str, host_ms: float = 0.0, folder: str = "results") -> None:
     """Simulate the run, print measured and simulated metrics, write served.json."""
+    if not 0 <= host_ms < 1e3:
+        raise ConfigError(f"host_ms={host_ms:g}: give milliseconds of host time per iteration, from 0 to 1000")
     measured = read_run(Path(tables) / "vllm_run" / "requests.jsonl.gz")
     cost = ProfileCost(load_profile(tables), load_spec("llama-3.1-8b"))
-    simulated = simulate(measured, cost, HostTime(_host_seconds(host_ms)))
+    simulated = simulate(measured, cost, HostTime(host_ms / 1e3))
     real, virtual = figures(measured), figures(simulated)
     rows = [(name, real[name], virtual[name], f"{virtual[name] / real[name] - 1:+.1%}") for name in real]
     print(tabulate(rows, ("", "measured", "simulated", "error"), floatfmt=".4f"))
@@ -105,9 +107,3 @@ def figures(run: Columns) -> dict[str, float]:
 
 def _latency(run: Columns) -> NDArray[np.float64]:
     return run["last"] - run["arrival"]
-
-
-def _host_seconds(host_ms: float) -> float:
-    if not 0 <= host_ms < 1e3:
-        raise ConfigError(f"host_ms={host_ms:g}: give milliseconds of host time per iteration, from 0 to 1000")
-    return host_ms / 1e3

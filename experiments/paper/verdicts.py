@@ -35,12 +35,11 @@ def conclusion(verdicts: Sequence[Verdict]) -> str:
     """Each outcome's number among the independent claims, and how many follow from inputs or from other claims."""
     count = Counter(verdict.outcome for verdict in verdicts)
     tested = sum(count[outcome] for outcome in TESTED)
-    parts = [_listed(count, names) for names in (TESTED, NOT_TESTED)]
+    parts = [
+        ", ".join(f"{count[outcome]} {words}" for outcome, words in names.items() if count[outcome])
+        for names in (TESTED, NOT_TESTED)
+    ]
     return "; ".join(filter(None, [f"{tested} independent claims tested: {parts[0]}", parts[1]]))
-
-
-def _listed(count: Mapping[Outcome, int], names: Mapping[Outcome, str]) -> str:
-    return ", ".join(f"{count[outcome]} {words}" for outcome, words in names.items() if count[outcome])
 
 
 TESTED: Mapping[Outcome, str] = {

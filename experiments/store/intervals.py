@@ -19,10 +19,6 @@ class Mean(NamedTuple):
     half: float
     number: int
 
-    @property
-    def ends(self) -> tuple[float, float]:
-        return self.mean - self.half, self.mean + self.half
-
     def times(self, factor: float) -> "Mean":
         """In another unit."""
         return Mean(factor * self.mean, factor * self.half, self.number)
@@ -30,7 +26,7 @@ class Mean(NamedTuple):
 
 def linear_ends(found: Mean) -> tuple[float, float]:
     """The ends of a mean's interval."""
-    return found.ends
+    return found.mean - found.half, found.mean + found.half
 
 
 def log_ends(found: Mean) -> tuple[float, float]:
@@ -41,7 +37,7 @@ def log_ends(found: Mean) -> tuple[float, float]:
 
 def share_ends(found: Mean) -> tuple[float, float]:
     """The ends for shares, cut at 0 and 1."""
-    low, high = found.ends
+    low, high = linear_ends(found)
     return max(low, 0.0), min(high, 1.0)
 
 

@@ -49,7 +49,7 @@ def sources_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, path in [*named, (f"profile {hardware}", PROFILES / f"{hardware}.json")]:
         with suppress(OSError, ValueError):
             own[name] = _digest_of(path)
-    return {"framework": _framework(), "own": own}
+    return {"framework": hash_of(_FRAMEWORK), "own": own}
 
 
 def differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
@@ -151,10 +151,6 @@ def _read(file: Path, spec: ModuleSpec) -> _Source:
                 imports += [str(base), *(f"{base}.{alias.name}" for alias in node.names)]
     parents = [name.rpartition(".")[0] for name in imports]
     return _Source(hashlib.sha256(content).hexdigest()[:16], tuple(dict.fromkeys([*imports, *parents])))
-
-
-def _framework() -> str:
-    return hash_of(_FRAMEWORK)
 
 
 @cache

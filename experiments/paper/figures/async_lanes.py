@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from cbatch import BatchShape, KVSize, Limits, Request, Server
+from cbatch import CostFunction, KVSize, Limits, Request, Server
 from cbatch.sim import SimExecutor
 from experiments.paper.claims import Claim
 from experiments.paper.frames import FOLDER, add_provenance, explain_missing, select
@@ -36,16 +36,6 @@ FILLS: dict[str, dict[str, Any]] = {
     "wait": {"label": "host waits; device idle", "facecolor": IDLE, "edgecolor": "#999999"},
 }
 TIMES = ("planned_at", "launched_at", "waited_at", "received_at", "done_at", "started", "ended")
-
-
-class Always:
-    """Every iteration takes the same time on the device."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def predict(self, shape: BatchShape) -> float:
-        return self.seconds
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
@@ -70,7 +60,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 
 def _simulate(asynchronous: bool) -> Iterator[tuple[str, float, float]]:
     device, host = (share * SECONDS / NEW for share in (ACTIVE, 1 - ACTIVE))
-    cost = Always(device)
+    cost = CostFunction(lambda shape: device)
     limits, kv = Limits(BATCH, BATCH * PROMPT, PROMPT + NEW), KVSize(BATCH, PROMPT + NEW)
     server = Server(SimExecutor(cost, host), limits, cost, kv, asynchronous)
     record = server.serve(PrefillFirst(), (Request(index, PROMPT, NEW) for index in range(BATCH)))

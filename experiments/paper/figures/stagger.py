@@ -32,7 +32,12 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 
     Columns: hardware, series (the policy), pd_ratio, stagger (iterations between two starts), value.
     """
-    rows, policies = [], _policies(composed(EXPERIMENT)["chunk"])
+    chunk = composed(EXPERIMENT)["chunk"]
+    policies: dict[str, Callable[[], Policy]] = {
+        "Orca": Orca,
+        f"Sarathi, C = {chunk}": lambda: Sarathi(TileAligned(chunk)),
+    }
+    rows = []
     for hardware, at in machines.available(HARDWARE):
         for ratio in swept_numbers(EXPERIMENT, "workload.pd_ratio"):
             say(f"{hardware}, P:D {ratio:g}")
@@ -43,11 +48,6 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
                     gain = baseline / seconds_per_request(at.cost, make(), load, stagger=stagger)
                     rows.append((hardware, series, ratio, stagger, gain))
     return pd.DataFrame(rows, columns=["hardware", "series", "pd_ratio", "stagger", "value"])
-
-
-def _policies(chunk: int) -> dict[str, Callable[[], Policy]]:
-    """Makers of each policy, by its name in the figure."""
-    return {"Orca": Orca, f"Sarathi, C = {chunk}": lambda: Sarathi(TileAligned(chunk))}
 
 
 def _staggers(load: Load) -> list[float]:

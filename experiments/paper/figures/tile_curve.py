@@ -93,14 +93,9 @@ def text(data: pd.DataFrame) -> str:
     """Time and rate of every candidate, the share of throughput it loses against smaller sizes, and what is faster."""
     found = judge(data)
     found = found[(found["tokens"] % CANDIDATES == 0) | (found["tokens"] % CANDIDATES == 1) & (found["tokens"] > 64)]
-    rows = [
-        (row["tokens"], row["value"], row["rate"], f"{row['lost']:.0%}", _advise(row["lost"], row["instead"]))
-        for row in found.to_dict("records")
-    ]
+    rows = []
+    for row in found.to_dict("records"):
+        slower = "avoid: a smaller one has a higher rate" if row["lost"] > LOST else ""
+        advice = f"avoid: {row['instead']} takes less time" if row["instead"] else slower
+        rows.append((row["tokens"], row["value"], row["rate"], f"{row['lost']:.0%}", advice))
     return tabulate(rows, ("tokens", "ms", "tokens/ms", "below the best smaller", ""), floatfmt=("d", ".2f", ".1f"))
-
-
-def _advise(lost: float, instead: int) -> str:
-    if instead:
-        return f"avoid: {instead} takes less time"
-    return "avoid: a smaller one has a higher rate" if lost > LOST else ""

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from cbatch import Request
+from cbatch import CostFunction, Request
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select
-from experiments.paper.jobs import Figures, Seconds, run_jobs, serve_on
+from experiments.paper.jobs import Figures, run_jobs, serve_on
 from experiments.paper.machines import Machines
 from experiments.plots.parts import mark_printed
 from experiments.plots.style import line_style, new_figure
@@ -58,7 +58,7 @@ def latency(asked: Asked, order: str) -> float:
         Request(number, prompt, output, arrival_time=float(arrival))
         for number, (arrival, prompt, output) in enumerate(asked)
     ]
-    record = serve_on(Seconds(), McSf(Oracle(), order), requests, memory=MEMORY)
+    record = serve_on(CostFunction(lambda shape: 1.0), McSf(Oracle(), order), requests, memory=MEMORY)
     return sum((request.finished_at or 0.0) - request.arrival_time for request in record.requests)
 
 

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from cbatch import Engine, Plan, Request, View
+from cbatch import CostFunction, Engine, Plan, Request, View
 from experiments.paper.claims import Claim
 from experiments.paper.frames import pivot, select
-from experiments.paper.jobs import Figures, Seconds, run_jobs, serve_on
+from experiments.paper.jobs import Figures, run_jobs, serve_on
 from experiments.paper.machines import Machines
 from experiments.plots.parts import grouped_bars, legend, mark_printed
 from experiments.plots.style import new_figure
@@ -71,7 +71,7 @@ def run(lengths: str, admission: str, num_requests: int = NUM_REQUESTS) -> Figur
         engine.record.steps.clear()  # hundreds of thousands of rows that are not used
         engine.record.receivers.clear()
 
-    serve_on(Seconds(), policy, requests, memory=MEMORY, tokens=32_768 + limit, on_step=note)
+    serve_on(CostFunction(lambda shape: 1.0), policy, requests, memory=MEMORY, tokens=32_768 + limit, on_step=note)
     ended = sum((request.finished_at or 0.0) <= policy.steps for request in requests)
     return {
         "steps": policy.steps,

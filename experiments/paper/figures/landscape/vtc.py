@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from cbatch import Engine, Policy, Request
+from cbatch import CostFunction, Engine, Policy, Request
 from cbatch.results.metrics import collect_served
 from cbatch.results.service import OUTPUT_WEIGHT, PROMPT_WEIGHT, WINDOW_SECONDS, Service, fairness, service_of
 from experiments.config.composition import compose_run
 from experiments.config.construct import construct
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select
-from experiments.paper.jobs import Figures, Seconds, run_jobs, serve_on
+from experiments.paper.jobs import Figures, run_jobs, serve_on
 from experiments.paper.machines import Machines
 from experiments.plots.parts import mark_printed
 from experiments.plots.style import line_style, new_figure
@@ -88,7 +88,7 @@ def run(suite: str, policy: str, path: str) -> Figures:
         requests = limited(requests, RPM)
     serving, spread = POLICIES[policy](), Spread(requests)
     note = partial(spread.note, serving) if isinstance(serving, VTC) else (lambda engine: None)
-    record = serve_on(Seconds(lambda shape: ITERATION), serving, requests, memory=MEMORY, on_step=note)
+    record = serve_on(CostFunction(lambda shape: ITERATION), serving, requests, memory=MEMORY, on_step=note)
     served = collect_served(record)
     service = service_of(record.requests, served)
     assert service is not None
