@@ -69,7 +69,7 @@ class Engine:
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
         self.num_unfinished = 0
         self._stall_watch = StallWatch(patience)
-        self._latest: InFlight | None = None  # the latest turn's iteration, if its plan only computes
+        self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
@@ -155,7 +155,7 @@ class Engine:
         counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
         self._num_preempted = 0
         launched = self._launch(step, planned_at, counts)
-        if not plan.preempt and not plan.reject:
+        if step.num_batch_tokens == step.num_decode_tokens and not plan.preempt and not plan.reject:
             self._latest = launched
         return launched
 

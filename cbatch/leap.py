@@ -7,6 +7,7 @@ The latest plan computes one token of each running request. It repeats until one
 run short. Every iteration is launched and recorded as if it had been planned; only the counters advance at the end.
 """
 
+from collections import Counter
 from itertools import accumulate, takewhile
 
 from cbatch.executor import Step
@@ -36,11 +37,11 @@ def num_repeats(step: Step, state: State) -> int:
 
 def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
     """Returns the KV blocks in use after each of so many iterations that repeat this one, as long as there are enough."""
-    pool, rows = state.pool, step.rows
-    taken = [0] * num_iterations
-    for room in (pool.room[rows] - state.table.computed[rows]).tolist():
-        if room < num_iterations:
-            for iteration in range(room, num_iterations, pool.block_size):
-                taken[iteration] += 1
+    pool, rows, taken = state.pool, step.rows, list[int]()
+    first = Counter(
+        (pool.room[rows] - state.table.computed[rows]).tolist()
+    )  # requests by when they take their next block
+    for iteration in range(num_iterations):
+        taken.append(first.get(iteration, 0) + (taken[-pool.block_size] if iteration >= pool.block_size else 0))
     used = accumulate(taken, initial=pool.num_used)
     return [*takewhile(lambda number: number <= pool.num_blocks, used)][1:]

@@ -48,7 +48,7 @@ class RequestSet:
 
     def among(self, requests: Iterable[Request]) -> list[Request]:
         """Returns the `requests` that are members, in the order given."""
-        return [request for request in requests if request in self._members]
+        return list(filter(self._members.__contains__, requests))
 
     def without(self, requests: set[Request]) -> set[Request]:
         """Returns the `requests` that are not members."""

@@ -16,14 +16,14 @@ from cbatch.kv import BlockPool
 from cbatch.plan import Plan
 from cbatch.request import FinishReason, Request, Status, spec_of
 from cbatch.request_set import RequestSet
-from cbatch.request_table import NEVER, NONE, ONE, Counters, Ints, RequestTable
+from cbatch.request_table import NEVER, NONE, ONE, ZERO, Counters, Ints, RequestTable
 
 
 class CheckedPlan(NamedTuple):
     """A legal plan, with intermediate results of the check that carrying it out needs.
 
     newcomers: the waiting requests among `plan.requests`, in plan order.
-    rows: int64 [batch], table rows; -1 before the first admission.
+    rows: int64 [batch], table rows; -1 before the first admission, which fills it in.
     num_tokens: int64 [batch], tokens to compute. end: int64 [batch], those in the KV cache thereafter.
     taking, num_blocks: places of the requests that take KV blocks, and how many each.
     num_batch_tokens: tokens to compute in all, and num_decodes requests that have only their newest token left.
@@ -100,7 +100,8 @@ class State:
         if newcomers:
             for request in newcomers:
                 self._admit(request, now)
-            rows = np.fromiter(map(attrgetter("row"), plan.requests), np.int64, len(plan))
+            for place in (rows < ZERO).nonzero()[0].tolist():
+                rows[place] = plan.requests[place].row
         table = self.table
         self._extend(rows, taking, num_blocks)
         sampled = (end == total).nonzero()[0]

@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from itertools import islice, repeat
+from itertools import islice, repeat, zip_longest
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -67,7 +67,7 @@ def only_file(folder: Path, pattern: str) -> Path:
     return found[-1]
 
 
-def _read(path: Path, names: Names, num_rows: int | None) -> dict[str, list[str]]:
+def _read(path: Path, names: Names, num_rows: int | None) -> dict[str, Names]:
     """The named columns as text; a field that its row lacks is empty."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
@@ -75,14 +75,13 @@ def _read(path: Path, names: Names, num_rows: int | None) -> dict[str, list[str]
             lines = csv.reader(file)
             header = next(lines, [])
             _check_columns(path, names, header)
-            rows = list(islice(lines, num_rows))
+            columns = list(zip_longest(header, *islice(lines, num_rows), fillvalue=""))
     except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise ProfileError(f"{path}: cannot read the table: {reason}; fetch the file again") from error
-    if not rows:
+    if len(columns[0]) == 1:
         raise ProfileError(f"{path}: holds no rows; fetch the file again")
-    places = {name: header.index(name) for name in names}
-    return {name: [row[place] if place < len(row) else "" for row in rows] for name, place in places.items()}
+    return {name: columns[header.index(name)][1:] for name in names}
 
 
 def _check_columns(path: Path, names: Names, header: Names) -> None:
