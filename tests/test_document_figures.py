@@ -65,6 +65,24 @@ def checks() -> str:
     return f"{small}, depending on the batch ({stamp(file)}), and {large}"
 
 
+def plans() -> str:
+    """The dearest policy by its median plan, and that of the longest single one, beside each number of waiting requests."""
+    file = stored("cpu/host.json")
+
+    def dearest(waiting: int, figure: str, number: str) -> str:
+        times = {name: found[f"waiting {waiting}"][figure] for name, found in file["plans"].items()}
+        name = max(times, key=times.__getitem__)
+        return f"{times[name]:{number}} ms (`{name}`)"
+
+    few, many = (dearest(waiting, "median", ".2f") for waiting in (10_000, 100_000))
+    longest = " and ".join(dearest(waiting, "max", ".0f") for waiting in (10_000, 100_000))
+    typical = (
+        f"of CPU time at most, by its median, beside 256 running and 10,000 waiting requests, and {many} beside 100,000"
+    )
+    where = f"(`python -m experiments.bench host`, [host.json](../results/cpu/host.json), {file['hardware']}, {stamp(file)})"
+    return f"A plan takes {few} {typical}. Single plans, which sort or rank anew, take up to {longest} {where}."
+
+
 def mutants() -> str:
     file = stored("cpu/mutants.json")
     found, share = file["all"], file["survived_share"]
@@ -78,6 +96,20 @@ def drawn() -> str:
     assert not schedules["failures"] and not fuzzed["failures"]
     what = f"{schedules['schedules']:,} schedules of {len(schedules['by']['policy'])} policies ({stamp(schedules)})"
     return f"{what} and {fuzzed['inputs']:,} inputs ({stamp(fuzzed)}), none of which failed"
+
+
+def slow_card() -> str:
+    """Of the speeds on a card whose power limit kept it slow."""
+    [pairs] = stored("h200/slow-card/pd.json")["figures"].values()
+    found = [
+        pairs,
+        *(stored(f"h200/slow-card/trace-{name}.json")["figures"] for name in (SERVE.split(",")[0], "longest_first")),
+    ]
+    speeds = [f"{run['tokens_per_second']['median']:,.0f}" for policies in found for run in policies.values()]
+    rows = "LLaMA-13B's row is {} tokens/s and batch 128 of the trace {}, and {} with `longest_first".format(*speeds)
+    return (
+        f"with the newer kernels of {stamp(stored('h200/slow-card/pd.json')).split()[-1]}, on this slower card, {rows}"
+    )
 
 
 def fidelity() -> str:
@@ -238,24 +270,33 @@ def errors_by_card() -> str:
     )
 
 
-def outcomes() -> Counter[str]:
+TESTED = ("held", "same direction", "missed")
+
+
+def outcomes(source: str = "", folder: str = "paper") -> Counter[str]:
     """Without those of `closure`, which judges the same claims again from other inputs, and of `fig12_systems`."""
-    paths = (ROOT / "results" / "paper").glob("*.json")
+    paths = (ROOT / "results" / folder).glob("*.json")
     files = [json.loads(path.read_text()) for path in paths if path.stem not in ("closure", "fig12_systems")]
-    return Counter(claim["outcome"] for file in files for claim in file.get("claims", []))
+    found = [claim for file in files for claim in file.get("claims", [])]
+    return Counter(claim["outcome"] for claim in found if source in ("", claim["source"]))
 
 
 def claims() -> str:
     counts = outcomes()
-    tested = sum(counts[outcome] for outcome in ("held", "same direction", "missed"))
+    tested = sum(counts[outcome] for outcome in TESTED)
     return f"So {tested} independent claims were tested, and {counts['held']} held"
 
 
 def claims_in_brief() -> str:
     counts = outcomes()
-    tested = sum(counts[outcome] for outcome in ("held", "same direction", "missed"))
+    tested = sum(counts[outcome] for outcome in TESTED)
     others = f"{counts['same direction']} held in direction only, {counts['missed']} were missed"
-    return f"of {tested} independent claims {counts['held']} held, {others}, and {counts['not comparable']} more could not be tested"
+    first = f"of {tested} independent claims {counts['held']} held, {others}, and {counts['not comparable']} more could not be tested"
+    own, newer = outcomes("ours"), outcomes(folder="paper/landscape")
+    of_own, of_newer = (sum(found[outcome] for outcome in TESTED) for found in (own, newer))
+    second = f"{of_own} of the {tested} are of our own ablations ({own['held']} held)"
+    papers = f"so of the papers' {counts['held'] - own['held']} of {tested - of_own} held"
+    return f"{first}. {second}, {papers}. Of the newer policies' papers {newer['held']} of {of_newer} held"
 
 
 def one_number_for_all_gains() -> str:
@@ -368,6 +409,8 @@ SENTENCES = {
     whole_process: "hardware-profiles",
     fidelity: "hardware-profiles",
     checks: "trust",
+    plans: "policies",
+    slow_card: "../README",
     mutants: "trust",
     drawn: "trust",
     asynchronous_loop: "asynchronous-loop",
