@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cbatch import Limits, Request
+from cbatch import Limits, Plan, Request, View
 from policies.chunking import Fixed
 from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe
@@ -115,3 +115,65 @@ def test_blocks_that_a_connector_brings_need_not_be_computed(asynchronous: bool,
     rig.update()
     assert serve(rig) == [{"0": 1}]
     assert rig.scheduler.counts.short == 1
+
+
+class Noting(Orca):
+    """asked: the iterations for which it was asked."""
+
+    steady = True
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def plan(self, view: View) -> Plan:
+        self.asked.append(view.iteration)
+        return super().plan(view)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_steady_policy_is_asked_when_a_request_arrives_ends_or_frees_blocks(
+    asynchronous: bool, vllm_rig: Any
+) -> None:
+    """Request 1 arrives for iteration 5 and samples its last token in 6, which async frees its blocks after 7 is planned."""
+    policy = Noting()
+    rig = rig_of(vllm_rig, policy, asynchronous=asynchronous)
+    add(rig, Request(0, 10, 12))
+    while rig.scheduler._planner.view.iteration < 5:
+        rig.step()
+    add(rig, Request(1, 10, 2))
+    while rig.scheduler.has_requests() or rig.in_flight:
+        rig.step()
+    assert policy.asked == ([0, 1, 5, 6, 7, 8] if asynchronous else [0, 1, 5, 6, 7])
+    assert rig.scheduler.counts.iterations == 12 and rig.scheduler.counts.short == 0
+
+
+def test_a_paused_vllm_computes_nothing_and_then_goes_on(vllm_rig: Any) -> None:
+    from vllm.v1.core.sched.interface import PauseState
+
+    rig = rig_of(vllm_rig, Noting())
+    add(rig, Request(0, 10, 9))
+    for _ in range(4):
+        rig.step()
+    for state, scheduled in ((PauseState.PAUSED_ALL, {}), (PauseState.UNPAUSED, {"0": 1})):
+        rig.scheduler.set_pause_state(state)
+        assert rig.schedule().num_scheduled_tokens == scheduled
+        rig.update()
+    assert rig.scheduler.counts.short == 0
+
+
+class HoldsBack:
+    """Chunks of four tokens at even iterations only."""
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        plan.add_decodes()
+        for request in [] if view.iteration % 2 else [*view.prefilling, *view.waiting]:
+            plan.add(request, 4)
+        return plan.build()
+
+
+def test_vllm_computes_decodes_alone_while_a_policy_holds_a_begun_prompt_back(vllm_rig: Any) -> None:
+    rig = rig_of(vllm_rig, HoldsBack())
+    add(rig, Request(0, 4, 6), Request(1, 12, 1))
+    alone, both = {"0": 1}, {"0": 1, "1": 4}
+    assert serve(rig) == [{"0": 4, "1": 4}, alone, both, alone, both, alone]

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 from fuzz_policy import FuzzPolicy
+from test_leaps import STEADY
+from test_same_plans import LinearCost
 
-from cbatch import Limits, Plan, Request, View
+from cbatch import Limits, Plan, Policy, Request, View
 from cbatch.plan_rules import check_rules
 
 STOP = 3
@@ -61,6 +63,27 @@ class Clients:
                     self.finished[output.request_id] = str(output.finish_reason)
 
 
+def run(rig: Any, numbers: random.Random) -> list[tuple[Any, ...]]:
+    """Serves random clients to the end; returns the tokens of each iteration, by request, and who is preempted."""
+    clients, scheduled, schedule = Clients(numbers), [], rig.scheduler.schedule
+
+    def note() -> Any:
+        output = schedule()
+        scheduled.append((*output.num_scheduled_tokens.items(), output.preempted_req_ids))
+        return output
+
+    rig.scheduler.schedule = note
+    for turn in range(3000):
+        clients.act(rig)
+        if not (clients.num_left or rig.in_flight or rig.scheduler.has_requests()):
+            break
+        rig.now = 1e-3 * turn
+        clients.take(rig.step())
+        check_population(rig)
+    check_nothing_is_lost(rig, clients)
+    return scheduled
+
+
 @pytest.mark.parametrize("mode", ["strict", "fallback", "shadow"])
 def test_no_request_and_no_block_is_lost(mode: Any, num_runs: int, draw: int, vllm_rig: Any) -> None:
     from cbatch.vllm import Adapter
@@ -73,17 +96,49 @@ def test_no_request_and_no_block_is_lost(mode: Any, num_runs: int, draw: int, vl
         flags = {"asynchronous": numbers.random() < 0.6, "prefix_cache": numbers.random() < 0.5}
         rig = vllm_rig.Rig(Adapter(policy, mode), limits, numbers.randint(16, 40), 4, **flags)
         rig.sample = lambda id_: STOP if numbers.random() < 0.05 else 7  # noqa: B023 - of this run
-        clients = Clients(numbers)
-        for turn in range(3000):
-            clients.act(rig)
-            if not (clients.num_left or rig.in_flight or rig.scheduler.has_requests()):
-                break
-            rig.now = 1e-3 * turn
-            clients.take(rig.step())
-            check_population(rig)
-        check_nothing_is_lost(rig, clients)
+        run(rig, numbers)
         short += rig.scheduler.counts.short
     assert mode == "shadow" or num_runs < 10 or short
+
+
+class Counted:
+    """A steady policy whose plans are counted. It is asked for every one if its class does not say that it is steady."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.num_asked = policy, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def plan(self, view: View) -> Plan:
+        self.num_asked += 1
+        return self.policy.plan(view)
+
+
+class Steady(Counted):
+    steady = True
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_a_steady_policy_is_asked_less_and_schedules_the_same(
+    name: str, num_runs: int, draw: int, vllm_rig: Any
+) -> None:
+    from cbatch.vllm import Adapter
+
+    num_asked = {Counted: 0, Steady: 0}
+    for seed in range(draw, draw + num_runs):
+        schedules = []
+        for kind in num_asked:
+            numbers = random.Random(seed)
+            policy = kind(STEADY[name](numbers.choice((8, 16))))
+            flags = {"asynchronous": numbers.random() < 0.6, "prefix_cache": numbers.random() < 0.5}
+            limits = Limits(numbers.randint(2, 6), 64, 60, tile=8)
+            rig = vllm_rig.Rig(Adapter(policy, cost=LinearCost()), limits, numbers.randint(24, 60), 4, **flags)
+            rig.sample = lambda id_, numbers=numbers: STOP if numbers.random() < 0.03 else 7
+            schedules.append((run(rig, numbers), rig.scheduler.counts))
+            num_asked[kind] += policy.num_asked
+        assert schedules[0] == schedules[1], f"seed {seed}"
+    assert num_asked[Steady] < num_asked[Counted]
 
 
 def check_population(rig: Any) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 from cbatch.errors import CbatchError, StallError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
+from cbatch.policy import is_steady
 from cbatch.policy_calls import call_at, check_policy, ignore, optional_method
 from cbatch.record import StepRecord
-from cbatch.request import Status
+from cbatch.request import Request, Status
 from cbatch.stall import describe_shortage
 from cbatch.vllm.plan_check import check_plan
 from cbatch.vllm.population import Population
@@ -25,7 +26,11 @@ Clock = Callable[[], float]
 
 
 class Planner:
-    """The policy's side of the adapter: knows vLLM's scheduler only as what `VllmView` reads."""
+    """The policy's side of the adapter: knows vLLM's scheduler only as what `VllmView` reads.
+
+    planned: tokens of the latest plan, by vLLM's ids.
+    all_decode: it is one token of each running request, and nothing else.
+    """
 
     def __init__(self, adapter: Adapter, scheduler: Any, limits: Limits, clock: Clock, asynchronous: bool) -> None:
         policy = adapter.policy
@@ -36,6 +41,11 @@ class Planner:
         self._policy, self._name, self._patience = policy, type(policy).__name__, adapter.patience
         self._progress_at = 0.0
         self._num_preempted = 0
+        self.planned: dict[str, int] = {}
+        self.all_decode = False
+        self._latest: tuple[Plan, list[Request], int] | None = (
+            None  # of a steady policy, its decodes, free blocks after it
+        )
         self._arriving: deque[ServedRequest] = deque()  # to be announced before the next plan
         self._ended: list[ServedRequest] = []
         recorder, rows = adapter.recorder, scheduler.max_num_running_reqs
@@ -43,6 +53,8 @@ class Planner:
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = (
             optional_method(policy, name) for name in ("on_arrival", "on_tokens", "on_step", "on_finish")
         )
+        unseen = self._on_tokens is self._on_step is ignore and recorder is None and self.mode != "shadow"
+        self._leaps = unseen and is_steady(policy)
 
     # -- before an iteration -------------------------------------------------------------------------------------------
 
@@ -82,6 +94,9 @@ class Planner:
         view.look_again()
         if self._recording is not None:
             self._recording.look()
+        if not paused and (repeated := self._repeated()):
+            return repeated
+        self.planned, self.all_decode = {}, False
         if paused:
             return None
         try:
@@ -100,17 +115,29 @@ class Planner:
             _warn_at_times(self.counts.fallbacks, "vLLM decides iterations by its own rule (%d so far): %s", error)
             self._arriving.extend(population.waiting)  # the policy may have taken them for admitted
             return None
+        self.planned = {each.vllm_id: count for each, count in zip(served(plan.requests), plan.num_tokens, strict=True)}
+        more = plan.preempt or plan.reject or plan.reserve
+        self.all_decode = not more and len(plan) == len(population.running) and plan.requests == view.decodes
         return plan
+
+    def _repeated(self) -> Plan | None:
+        """Returns a steady policy's latest plan if it would make it again (`cbatch.leap`); None if it must be asked."""
+        if self._latest is None or self.population.waiting:
+            return None
+        plan, decodes, num_free = self._latest
+        same = decodes is self.view.decodes and self.view.kv.num_free == num_free >= len(decodes)
+        return plan if same else None
 
     # -- an iteration was scheduled ------------------------------------------------------------------------------------
 
-    def launched(self, plan: Plan | None, planned: Mapping[str, int], scheduled: Mapping[str, int]) -> None:
-        """vLLM has scheduled this many tokens, by its ids. plan, planned: the policy's, and its tokens by vLLM's ids."""
+    def launched(self, plan: Plan | None, scheduled: Mapping[str, int]) -> None:
+        """vLLM has scheduled this many tokens, by its ids. plan: the policy's."""
         view, population = self.view, self.population
         view.look_again()
-        as_planned = planned == scheduled
+        decodes, self._latest = view.decodes, None
+        as_planned = self.planned == scheduled
         if plan is not None and not as_planned:
-            self._compare(planned, scheduled)
+            self._compare(self.planned, scheduled)
         carried_out = None if self.mode == "shadow" else plan
         if carried_out is None:
             requests = [population.by_id[id_] for id_ in scheduled]
@@ -125,8 +152,10 @@ class Planner:
         num_decodes = 0 if self._on_step is ignore else sum(request in population.decoding for request in requests)
         population.advance(requests, view.now)
         population.leave_ending()
-        used, note = view.kv.num_blocks - view.kv.num_free, "" if plan is None else plan.note
-        state = (self._num_preempted, used, len(population.waiting), len(population.running))
+        num_free, note = view.kv.num_free, "" if plan is None else plan.note
+        if plan is not None and self._leaps and self.all_decode:
+            self._latest = plan, decodes, num_free
+        state = (self._num_preempted, view.kv.num_blocks - num_free, len(population.waiting), len(population.running))
         times = (view.now, self.clock())
         view.in_flight.append(Launched(view.iteration, requests, scheduled, *times, num_decodes, state, note))
         view.iteration += 1
@@ -231,8 +260,3 @@ def _warn_at_times(number: int, message: str, what: object) -> None:
     """Logs the 1st, 10th, 100th ... time."""
     if set(str(number)[1:]) <= {"0"} and str(number)[0] == "1":
         _log.warning(message, number, what)
-
-
-def plan_counts(plan: Plan) -> dict[str, int]:
-    """Tokens by vLLM's id."""
-    return {request.vllm_id: count for request, count in zip(served(plan.requests), plan.num_tokens, strict=True)}

@@ -16,7 +16,7 @@ from vllm.v1.request import RequestStatus
 
 from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.vllm.planner import Clock, Planner, plan_counts
+from cbatch.vllm.planner import Clock, Planner
 from cbatch.vllm.request import ServedRequest
 from cbatch.vllm.settings import Adapter, Counts
 from cbatch.vllm.steering import Steering
@@ -84,23 +84,19 @@ class _Policed:
         planner = self._planner
         self._look_at_blocked()
         plan = planner.plan(self._pause_state != PauseState.UNPAUSED)
-        planned = {} if plan is None else plan_counts(plan)
         if plan is None or planner.mode == "shadow":
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         else:
-            output = self._carry_out(plan, planned, *args, **kwargs)
-        planner.launched(plan, planned, output.num_scheduled_tokens)
+            output = self._carry_out(plan, *args, **kwargs)
+        planner.launched(plan, output.num_scheduled_tokens)
         return output
 
-    def _carry_out(self: Any, plan: Plan, planned: dict[str, int], *args: Any, **kwargs: Any) -> Any:
+    def _carry_out(self: Any, plan: Plan, *args: Any, **kwargs: Any) -> Any:
         for request, why in plan.reject:
             self._refuse(request, why)
-        steering, population = self._steering, self._planner.population
+        steering, planner = self._steering, self._planner
         steering.preempt(plan)
-        decodes_only = plan.requests == population.decoding.members
-        num_running = sum(request in population.running for request in plan.requests) if not decodes_only else len(plan)
-        every = {"all_running": num_running == len(population.running), "none_new": num_running == len(plan)}
-        with steering.shown(plan, planned, all_ready=decodes_only, **every):
+        with steering.shown(plan, planner.planned, planner.all_decode):
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         self._add_preempted(output)
         steering.preempted.clear()

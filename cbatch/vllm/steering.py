@@ -38,24 +38,27 @@ class Steering:
             self._scheduler._preempt_request(request.source, time.monotonic())
 
     @contextmanager
-    def shown(
-        self, plan: Plan, counts: dict[str, int], *, all_ready: bool, all_running: bool, none_new: bool
-    ) -> Iterator[None]:
+    def shown(self, plan: Plan, counts: dict[str, int], all_decode: bool) -> Iterator[None]:
         """vLLM sees the plan inside the `with`.
 
-        counts: tokens by vLLM's id. all_ready: every planned request computes all that is ready. all_running: every request that runs is
-            planned. none_new: none of them waits.
+        counts: tokens by vLLM's id. all_decode: the plan is one token of each request that runs, as vLLM's own rule has it if none waits.
         """
-        scheduler = self._scheduler
-        newcomers = [] if none_new else [each.source for each in served(plan.requests) if each.status is Status.WAITING]
-        self.counts = counts
+        scheduler, planned = self._scheduler, served(plan.requests)
         real = scheduler.running, scheduler.waiting, getattr(scheduler, self._side)
+        self.counts = counts
+        if all_decode and not any(real[1:]):
+            try:
+                yield
+            finally:
+                self.counts = None
+            return
+        newcomers = [] if all_decode else [each.source for each in planned if each.status is Status.WAITING]
         fits_whole = scheduler.scheduler_reserve_full_isl if hasattr(scheduler, "scheduler_reserve_full_isl") else None
-        if not all_running:
-            scheduler.running = [each.source for each in served(plan.requests) if each.status is Status.RUNNING]
+        if not all_decode:
+            scheduler.running = [each.source for each in planned if each.status is Status.RUNNING]
         scheduler.waiting = FCFSRequestQueue(newcomers)
         setattr(scheduler, self._side, FCFSRequestQueue())
-        scheduler.need_mamba_block_aligned_split = not all_ready
+        scheduler.need_mamba_block_aligned_split = not all_decode
         scheduler.scheduler_reserve_full_isl = False
         if plan.reserve:
             self._reserve(

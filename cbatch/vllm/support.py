@@ -54,7 +54,8 @@ def side_queue(scheduler: Any) -> str:
 
 def blocked_requests(scheduler: Any) -> list[Any]:
     """vLLM's requests that wait for something else than to be computed, or did so."""
-    return list(scheduler.deferred_waiting if hasattr(scheduler, "deferred_waiting") else scheduler.skipped_waiting)
+    blocked: Any = getattr(scheduler, "deferred_waiting", None) or getattr(scheduler, "skipped_waiting", ())
+    return list(blocked)
 
 
 def promote(scheduler: Any, source: Any) -> bool:
