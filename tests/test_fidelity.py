@@ -17,7 +17,8 @@ from experiments.bench.fidelity import errors_at_card_speed
 from experiments.config.presets import load_spec
 from experiments.fidelity import runs as runs_file
 from experiments.fidelity.cases import CASES, POLICIES, Case, chosen_cases, workload
-from experiments.fidelity.compare import CLOSED, Nudged, compare, error_line, pair, ranking
+from experiments.fidelity.compare import CLOSED, Nudged, compare, pair, ranking
+from experiments.fidelity.report import error_line
 from experiments.fidelity.runs import ServedRun
 from experiments.fidelity.serve import serve, serve_cases
 from experiments.plots import fidelity as plot
@@ -188,7 +189,7 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
         "models": ["llama-3.1-8b"],
         "loops": ["async"],
         "gpus": 1,
-        "brief": "error: TTFT 0%, at most 0%",  # the runs are simulated
+        "brief": "error: TTFT 0%, at most 0%; P99 0%, at most 0%",  # the runs are simulated
     }
     assert stamped["error"].startswith("against 8 real runs of llama-3.1-8b on 1 card,")
     values, *_ = plot.draw(tmp_path / "h200").axes

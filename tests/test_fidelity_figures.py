@@ -13,7 +13,7 @@ from test_figures import FIGURES
 from cbatch import SLO, BatchShape, Request
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.profile import HostTime
-from experiments.fidelity import compare
+from experiments.fidelity import compare, report
 from experiments.fidelity.compare import TARGETS, Pair
 from experiments.fidelity.runs import ServedRun, figures, percentile_ranks, run_of
 
@@ -263,10 +263,13 @@ def test_iterations_of_several_cards_are_added_up_card_by_card() -> None:
     assert compare.cards({"pd": run(1, 0.1)}) == {"1": {"decodes alone": pytest.approx(0.1)}}
 
 
+WITHIN = "within target (3% of means and medians, 8% of P90 and P99, or 0.3 percentiles): 51 of 54 figures, all of them in 1 of 3 runs"
+
+
 def test_the_printed_table_shows_each_figure_under_its_name(
     result: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    compare.show(result)
+    report.show(result)
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert lines[0] == "trace: a; measured, and the error of simulation"
     cells = [line.replace("  ", "\t").split("\t") for line in lines]
@@ -288,14 +291,15 @@ def test_the_printed_table_shows_each_figure_under_its_name(
     ]
     missed = [index for index, line in enumerate(shown) if "MISSED" in line]
     assert [shown[index].split(" error")[0].strip() for index in missed] == ["total time", "TTFT P50", "TBT P99"]
-    assert shown[-1] == "card 1: all iterations, predicted one by one: with prompts -1.4%"
+    assert shown[-2] == "card 1: all iterations, predicted one by one: with prompts -1.4%"
+    assert shown[-1] == WITHIN  # the three figures, two of them of one run
 
 
 def test_a_percentile_is_right_if_it_lies_next_to_that_of_the_simulation(
     result: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The measured P99 of TTFT, 12% off, is the simulation's P99.2; the P50, 20% off, its P47."""
-    compare.show(result)
+    report.show(result)
     lines = capsys.readouterr().out.splitlines()
     assert "  TTFT P99        error  4.00% (median) 12.00% (largest), target 8%" in lines
     assert "  TTFT P50        error  2.00% (median) 20.00% (largest), target 3%, MISSED by 1 of 3, most by:" in lines
@@ -307,22 +311,24 @@ def test_every_pair_of_policies_in_another_order_is_named(
     result: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     result["ranking"]["pd"]["swapped"] = {"a; b": 0.012, "a; c": 0.1}
-    compare.show(result)
+    report.show(result)
     assert "  ranking: differs: a; b (apart by 1.2%), a; c (apart by 10.0%)" in capsys.readouterr().out.splitlines()
 
 
 def test_the_error_of_a_profile_in_brief() -> None:
     """The median and the largest are no ends of a range."""
-    assert compare.brief_error(0.048, 0.387) == "error: TTFT 5%, at most 39%"
+    assert report.brief_error((0.048, 0.387), (0.1, 0.123)) == "error: TTFT 5%, at most 39%; P99 10%, at most 12%"
 
 
 def test_the_line_of_a_profile(result: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "today", lambda: "2026-01-02")
+    monkeypatch.setattr(report, "today", lambda: "2026-01-02")
     result["cards"] = {"1": {"with prompts": -0.014, "decodes alone": 0.01}, "2": {"with prompts": 0.02}}
     result["measured"] = [{"commit": "1a"}, {"commit": "2b"}, {"commit": "1a"}]
-    assert compare.error_line(result) == (
+    assert report.error_line(result) == (
         "against 3 real runs of a and b on 2 cards by the runtime of 1a and 2b, median error: TTFT mean 0.0% (at most 0.0%), TBT mean 0.0% (at most 0.0%), "
         "TPOT mean 0.0% (at most 0.0%), end to end mean 0.0% (at most 0.0%), TTFT P99 4.0% (at most 12.0%), "
-        "TBT P99 6.0% (at most 9.0%); iterations, by card: with prompts -1.4% to +2.0%, decodes alone +1.0% to +1.0%; "
+        "TBT P99 6.0% (at most 9.0%); "
+        + WITHIN
+        + "; iterations, by card: with prompts -1.4% to +2.0%, decodes alone +1.0% to +1.0%; "
         "python -m experiments.bench fidelity, 2026-01-02"
     )

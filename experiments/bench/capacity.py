@@ -29,7 +29,8 @@ from experiments.capacity.estimate import Shares
 from experiments.config.command_line import beginning_with
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import POLICIES, SERVE, Case, workload
-from experiments.fidelity.compare import Pair, compare, on_card, pair, show, simulate, speed_of
+from experiments.fidelity.compare import Pair, compare, on_card, pair, simulate, speed_of
+from experiments.fidelity.report import show
 from experiments.fidelity.runs import ServedRun, figures
 from experiments.store.benchmark_file import write
 

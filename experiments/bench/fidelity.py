@@ -24,18 +24,8 @@ from cbatch.sim import PROFILES, Profile, load_profile
 from cbatch.validation import Switch, whole
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases
-from experiments.fidelity.compare import (
-    CLOSED,
-    TARGETS,
-    brief_error,
-    compare,
-    error_line,
-    on_card,
-    pair,
-    show,
-    simulate,
-    speed_of,
-)
+from experiments.fidelity.compare import CLOSED, TARGETS, compare, on_card, pair, simulate, speed_of
+from experiments.fidelity.report import brief_error, error_line, show
 from experiments.fidelity.runs import ServedRun, figures
 from experiments.profile.tables import write_profile
 from experiments.store.benchmark_file import write
@@ -99,7 +89,8 @@ def main(
     print(*save(plot.draw(written.parent, written.name), written.parent, name), sep="\n")
     if stamp:
         models = sorted({run.settings["model"] for run in runs})
-        brief = brief_error(*(result[which]["TTFT mean"] for which in ("median_error", "largest_error")))
+        median, largest = result["median_error"], result["largest_error"]
+        brief = brief_error(*((median[name], largest[name]) for name in ("TTFT mean", "TTFT P99")))
         compared = {"models": models, "loops": ["async"], "gpus": 1, "brief": brief}
         stamp_error(PROFILES / f"{hardware}.json", error_line(result), compared)
 

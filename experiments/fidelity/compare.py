@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tabulate import tabulate
 
 from cbatch import BatchShape, KVSize, Limits, Request, RunRecord, Server
 from cbatch.sim import Profile, ProfileCost, SimExecutor
@@ -16,7 +15,6 @@ from experiments.config.presets import load_spec
 from experiments.fidelity.card import AS_MEASURED, CardSpeed, card_speed
 from experiments.fidelity.cases import POLICIES
 from experiments.fidelity.runs import ServedRun, figures, percentile_ranks
-from experiments.store.provenance import today
 
 CLOSED = {"total time": 0.03, "throughput": 0.03}
 """Largest relative errors that are acceptable, of runs whose requests all wait at the start: in others arrivals decide."""
@@ -25,8 +23,6 @@ KINDS = ("TTFT", "TBT", "TPOT", "end to end")
 RANKS = {"mean": 0.03, "P50": 0.03, "P90": 0.08, "P99": 0.08}
 TARGETS = CLOSED | {f"{kind} {rank}": target for kind in KINDS for rank, target in RANKS.items()}
 """The same, and of all runs. A percentile is right, too, within `RANK` percentiles of the simulated run."""
-
-SUMMARY = ("TTFT mean", "TBT mean", "TPOT mean", "end to end mean", "TTFT P99", "TBT P99")
 
 RANK = 0.3
 
@@ -108,6 +104,7 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
         "targets": TARGETS,
         "largest_error": {name: max(values) for name, values in sizes.items() if values},
         "median_error": {name: float(np.median(values)) for name, values in sizes.items() if values},
+        "within": within_targets(cases),
         "cards": cards(cases),
         "ranking": {case: ranking(policies) for case, policies in cases.items()},
         "cases": cases,
@@ -118,6 +115,23 @@ def judged(cases: Mapping[str, Any], name: str) -> list[tuple[str, dict[str, Any
     """Returns the names of the runs that this figure is judged by, and the runs."""
     every = [(f"{case}, {policy}", run) for case, runs in cases.items() for policy, run in runs.items()]
     return [(which, run) for which, run in every if name not in CLOSED or run.get("load") is None]
+
+
+def within_targets(cases: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how many runs are within the target of each figure, and of all of them: [within, judged]."""
+    runs = {name: judged(cases, name) for name in TARGETS}
+    met = {name: [which for which, run in found if is_within(name, TARGETS[name], run)] for name, found in runs.items()}
+    missed = {which for name, found in runs.items() for which, _ in found if which not in met[name]}
+    every = sum(map(len, cases.values()))
+    figures = {name: [len(met[name]), len(found)] for name, found in runs.items() if found}
+    totals = {"figures": np.sum(list(figures.values()), axis=0).tolist(), "runs": [every - len(missed), every]}
+    return figures | {f"all {what}": counts for what, counts in totals.items()}
+
+
+def is_within(name: str, target: float, found: Mapping[str, Any]) -> bool:
+    """Whether a run is within the target of a figure, or within `RANK` percentiles."""
+    place, percentile = found["percentile_rank"].get(name), name.rpartition(" P")[2]
+    return abs(found["error"][name]) <= target or (place is not None and abs(place - float(percentile)) <= RANK)
 
 
 def on_card(case: str, card: int) -> str:
@@ -206,91 +220,3 @@ def ranking(policies: dict[str, Any]) -> dict[str, Any]:
         if speed["simulated"][first] < speed["simulated"][second]
     }
     return {**orders, "swapped": swapped}
-
-
-def show(result: dict[str, Any]) -> None:
-    """Prints the figures of each run, and a summary of the errors.
-
-    In brackets: the range of a figure's error while all iteration times are scaled by up to 1%. A percentile next to a jump
-    in the distribution may be far off although nearly all values are right; its rank in the simulated run shows that.
-    """
-    for case, policies in result["cases"].items():
-        rows = [
-            [name if kind == KINDS[0] else "", kind, *(_cell(found, f"{kind} {rank}") for rank in RANKS)]
-            for name, found in policies.items()
-            for kind in KINDS
-        ]
-        print(f"\n{case}: {next(iter(policies.values()))['model']}; measured, and the error of simulation")
-        print(tabulate(rows, ["policy", "", *RANKS], disable_numparse=True))
-        for name, found in policies.items():
-            kinds = [
-                f"{kind}: {part['number']}, {part['seconds']:.2f} s, in all {part['total']:+.1%}, each {part['median']:.1%}"
-                for kind, part in found["iterations"].items()
-            ]
-            print(f"  {name}: {'; '.join(f'{what} {_cell(found, what)}' for what in CLOSED)}")
-            print(f"  iterations of {name}, predicted one by one: {'; '.join(kinds)}")
-        swapped = ", ".join(f"{pair} (apart by {gap:.1%})" for pair, gap in result["ranking"][case]["swapped"].items())
-        print(f"  ranking: {f'differs: {swapped}' if swapped else 'the same'}")
-    print()
-    for name, target in TARGETS.items():
-        if name in result["median_error"]:
-            _show_errors(name, target, result)
-    for card, kinds in result["cards"].items():
-        errors = ", ".join(f"{kind} {error:+.1%}" for kind, error in kinds.items())
-        print(f"  card {card}: all iterations, predicted one by one: {errors}")
-    if at_speed := _at_card_speed(result):
-        print(f"  runs whose requests arrive over time, at the speed of their card, median error: {at_speed}")
-
-
-def _cell(found: Mapping[str, Any], name: str) -> str:
-    return f"{found['measured'][name]:,.4g} {found['error'][name]:+.1%}"
-
-
-def _show_errors(name: str, target: float, result: Mapping[str, Any]) -> None:
-    """Prints the errors of a figure, and of the run that it misses by most."""
-    runs = judged(result["cases"], name)
-    missed = [(abs(found["error"][name]), which, found) for which, found in runs if not _within(name, target, found)]
-    errors = f"{result['median_error'][name]:6.2%} (median) {result['largest_error'][name]:6.2%} (largest)"
-    says = f", MISSED by {len(missed)} of {len(runs)}, most by:" if missed else ""
-    print(f"  {name:15} error {errors}, target {target:.0%}{says}")
-    if missed:
-        _, which, found = max(missed, key=lambda miss: miss[:2])
-        low, high = found["error_range"][name]
-        place = found["percentile_rank"].get(name)
-        moved = f"{low:+.1%} to {high:+.1%} as iteration times move by 1%"
-        rank = "" if place is None else f"; the measured one is P{place:.2f} of the simulated run"
-        print(f"      {which}: {found['error'][name]:+.1%} ({moved}){rank}")
-
-
-def _within(name: str, target: float, found: Mapping[str, Any]) -> bool:
-    place, percentile = found["percentile_rank"].get(name), name.rpartition(" P")[2]
-    return abs(found["error"][name]) <= target or (place is not None and abs(place - float(percentile)) <= RANK)
-
-
-def error_line(result: dict[str, Any]) -> str:
-    """Returns the text of a profile's `error`, which names the commits of the runtime that served the real runs."""
-    number = sum(len(policies) for policies in result["cases"].values())
-    models = sorted({found["model"] for policies in result["cases"].values() for found in policies.values()})
-    median, most, by_card = result["median_error"], result["largest_error"], result["cards"]
-    errors = ", ".join(f"{name} {median[name]:.1%} (at most {most[name]:.1%})" for name in SUMMARY)
-    if at_speed := _at_card_speed(result):
-        errors += f"; at the speed of their card, of the runs whose requests arrive over time: {at_speed}"
-    runs = f"against {number} real runs of {' and '.join(models)} on {len(by_card)} card{'s' * (len(by_card) > 1)}"
-    if commits := list(dict.fromkeys(card["commit"] for card in result["measured"] if card.get("commit"))):
-        runs += f" by the runtime of {' and '.join(commits)}"
-    kinds = list(dict.fromkeys(kind for kinds in by_card.values() for kind in kinds))
-    off = {kind: [kinds[kind] for kinds in by_card.values() if kind in kinds] for kind in kinds}
-    spread = ", ".join(f"{kind} {min(found):+.1%} to {max(found):+.1%}" for kind, found in off.items())
-    command = f"python -m experiments.bench fidelity, {today()}"
-    return f"{runs}, median error: {errors}; iterations, by card: {spread}; {command}"
-
-
-def _at_card_speed(result: Mapping[str, Any]) -> str:
-    errors = result.get("at_card_speed", {}).items()
-    known = {name: f"{name} {found['median']:.1%} (at most {found['largest']:.1%})" for name, found in errors}
-    return ", ".join(known[name] for name in SUMMARY if name in known)
-
-
-def brief_error(median: float, most: float) -> str:
-    """Returns the text of `cbatch.sim.provenance.Compared.brief`: the error of the mean TTFT over the runs, the largest of all means."""
-    return f"error: TTFT {median:.0%}, at most {most:.0%}"

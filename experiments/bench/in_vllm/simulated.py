@@ -16,7 +16,7 @@ from cbatch.validation import Switch
 from experiments.bench.fidelity import stamp_error
 from experiments.config.assemble import assemble
 from experiments.config.composition import compose_run
-from experiments.fidelity.compare import brief_error
+from experiments.fidelity.report import brief_error
 from experiments.fidelity.runs import figures
 from experiments.store.benchmark_file import write
 from experiments.store.provenance import today
@@ -77,7 +77,7 @@ def _in_words(errors: dict[str, dict[str, float]], number: int, kept: dict[str, 
     )
     line = f"against {number} runs of vllm serve {kept['version']} as `vllm bench serve` reports them, median error: {names}; {today()}. "
     line += "TTFT is too short by what the API server takes, which is not simulated"
-    brief = brief_error(errors["TTFT mean"]["median"], errors["TTFT mean"]["largest"])
+    brief = brief_error(*((errors[name]["median"], errors[name]["largest"]) for name in ("TTFT mean", "TTFT P99")))
     return line, {"models": [kept["model"]], "loops": ["async"], "gpus": 1, "brief": brief}
 
 
