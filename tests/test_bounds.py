@@ -201,7 +201,13 @@ def test_no_bound_exceeds_the_optimum(
 # Profiles
 
 
-CASES = [("h200", "llama-3.1-8b"), ("h200", "llama-13b"), ("h200", "qwen3-8b"), ("a6000-llama-13b", "nanogpt-13b")]
+CASES = [
+    ("h200", "llama-3.1-8b"),
+    ("h200", "llama-13b"),
+    ("h200", "qwen3-8b"),
+    ("h100", "llama-3.1-8b"),
+    ("a6000-llama-13b", "nanogpt-13b"),
+]
 LIMITS = Limits(64, 1024, 4096)
 
 

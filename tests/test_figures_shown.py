@@ -403,8 +403,8 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     assert origin_of(simulated(0, parts)) == "SIMULATED with profile h200 (error: 5%; 2 parts unmeasured)"
     assert origin_of(simulated(0, parts[:1])).endswith("; 1 part unmeasured)")
     long = "against 16 real runs, median error: total time 5%"
-    brief = simulated(0, error=long, brief="error 5%, at most 9%")
-    assert origin_of(brief) == "SIMULATED with profile h200 (error 5%, at most 9%)"
+    brief = simulated(0, error=long, brief="error: TTFT 5%, at most 19%; P99 10%, at most 29%")
+    assert origin_of(brief) == "SIMULATED with profile h200 (error: TTFT 5%, at most 19%; P99 10%, at most 29%)"
     assert origin_of(simulated(0, error=long)) == "SIMULATED with profile h200 (error: see summary.json)"
     summary = make_summary(make_record(), simulated(3))
     assert run_text(summary).splitlines()[1:3] == [

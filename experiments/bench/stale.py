@@ -41,6 +41,7 @@ RESTS_ON = {
     "/paper/": PREDICTED | {"policies/chunking"} | _modules("policies", "orca request_level sarathi"),
     "simulated": H200,
     "/(attention|graph|tiles)": KERNELS,
+    "h100/": COST | {"cbatch/sim/profiles/h100.json", "experiments/fidelity"},
     "/(capacity|fidelity|held_out)": H200 | {"experiments/fidelity"},
     "/checks": CHECKS,
     "/coverage": {"experiments/bench/coverage.py", "experiments/capacity", "experiments/store/intervals.py"},

@@ -26,8 +26,8 @@ def origin_of(about: About) -> str:
     if not about["simulated"]:
         return f"measured on {about['hardware']}"
     profile = about["execution"]
-    error = str(profile.get("error_in_brief") or profile["error"])
-    limits = [error if len(error) < _LONGEST_ERROR else "error: see summary.json"]
+    error = str(profile["error"]) if len(profile["error"]) < _LONGEST_ERROR else "error: see summary.json"
+    limits = [profile.get("error_in_brief") or error]
     if others := profile.get("not_measured"):
         limits.append(f"{len(others)} {'part' if len(others) == 1 else 'parts'} unmeasured")
     return f"SIMULATED with profile {profile['profile']} ({'; '.join(limits)})"
