@@ -100,9 +100,7 @@ def make_router(router: str | Router) -> Router:
     routers: dict[str, type[Router]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded}
     if not isinstance(router, str):
         if not callable(getattr(router, "choose", None)):
-            raise ConfigError(
-                f"backend.router: {type(router).__name__} has no method choose(request, replicas); define it"
-            )
+            raise ConfigError(f"backend.router: {type(router).__name__} has no method choose(request, replicas)")
         return router
     if router not in routers:
         own = "one of yours with backend.router._target_=my_module.MyRouter"

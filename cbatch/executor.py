@@ -131,7 +131,8 @@ class Executor(Protocol):
     N + num_stages on. 1 for one GPU, the number of stages for a pipeline. At most `num_stages` iterations are in flight
     when a further one is launched.
 
-    `needs_tokens` says whether prompts must hold real token values.
+    `needs_tokens` says whether prompts must hold real token values. A subclass inherits methods that return nothing; they
+    do nothing.
     """
 
     num_stages: int
@@ -145,12 +146,15 @@ class Executor(Protocol):
 
     def restart(self) -> None:
         """Set the clock back to 0: a new run begins. No step is in flight."""
+        return
 
     def now(self) -> float:
         """Seconds since the clock was first read after a restart; virtual in simulation."""
 
     def sleep_until(self, time: float) -> None:
         """Wait: there is nothing to compute before `time`."""
+        return
 
     def close(self) -> None:
         """Release threads and memory. No step is in flight."""
+        return

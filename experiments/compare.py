@@ -75,9 +75,7 @@ def _compare(*arguments: str) -> int | None:
     own = {key: [text for name, _, text in map(_parts, options) if name == key] for key in _OPTIONS}
     others = [option for option in options if _parts(option)[0] not in _OPTIONS]
     if not names:
-        raise ConfigError(
-            "compare: give folders of runs or at least two policies first, as in compare orca sarathi_serve"
-        )
+        raise ConfigError("compare: give folders of runs, or at least two policies, as in compare orca sarathi_serve")
     folders, first = [Path(name) for name in names if Path(name).is_dir()], own["baseline"]
     for key in ("baseline", "runs"):
         if len(own[key]) > 1:
@@ -96,9 +94,7 @@ def _compare(*arguments: str) -> int | None:
             return status
         folders, first = [sweep_folder(sweep)], [*first, *policies]
     elif others:
-        raise ConfigError(
-            f"compare: {others[0]} is for policies that are run first; for folders give metric=, baseline= or runs="
-        )
+        raise ConfigError(f"compare: {others[0]} is for policies; folders take metric=, baseline= and runs=")
     print(report(things_of(folders, "".join(own["runs"]), first), own["metric"]))
     return None
 
@@ -128,9 +124,7 @@ def things_of(folders: Sequence[Path], text: str = "", first: Sequence[str] = ()
     runs = {folder: _select(folder, text) for folder in folders if not list(folder.rglob(CAPACITY))}
     if searches and runs:
         one = next(iter(runs.values()))[0]
-        raise ConfigError(
-            f"compare: {one.folder} holds runs and {searches[0].folder} a capacity; give folders of one kind"
-        )
+        raise ConfigError(f"compare: {one.folder} holds runs, {searches[0].folder} a capacity; give one kind")
     if searches:
         searches = choose_runs(searches, text)
         groups = {label: [found] for found, label in zip(searches, label_runs(searches), strict=True)}

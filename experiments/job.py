@@ -87,7 +87,7 @@ def run_job(config: DictConfig, work: Work = RUN) -> float | None:
         _go_to_the_sweep(hydra)
     if sweeping and _searches(hydra) and config.get("objective") is None:
         raise Refused(
-            "objective=null: this sweeper needs a figure of summary.json; give objective=ttft_seconds.p99, say"
+            "objective=null: this sweeper needs a figure of summary.json; give one, as objective=ttft_seconds.p99"
         )
     objective = config.get("objective")
     if objective is not None and not may_exist(str(objective)) and not str(objective).startswith(work.figures):

@@ -57,7 +57,8 @@ def _replay(run_folder: str, *overrides: str) -> int:
     except PlanError as error:
         print(f"the recorded run ended here: {error}\n")
     print(found.text(folder))
-    if changed := _changed_since(folder, settings):
+    code = (read_summary(folder) or {"about": {}})["about"].get("code")
+    if code and (changed := differences(code, sources_of(settings))):
         print(f"\nchanged since the recording: {changed}")
     return 1 if found.num_different else 0
 
@@ -137,12 +138,6 @@ def _settings(folder: Path) -> dict[str, Any]:
     defaults: Any = OmegaConf.load(CONFIG_FOLDER / "config.yaml")
     newer = Settings.__dataclass_fields__.keys() - settings.keys()
     return {**settings, **{key: defaults[key] for key in newer}}
-
-
-def _changed_since(folder: Path, settings: Mapping[str, Any]) -> str:
-    """Returns the code and files that are not those of the recorded run; empty if all are, or none were recorded."""
-    code = (read_summary(folder) or {"about": {}})["about"].get("code")
-    return differences(code, sources_of(settings)) if code else ""
 
 
 def _policy_settings(

@@ -99,9 +99,9 @@ def _main(command: Command, claims: ExitStack) -> int:
             )
             if options.help:
                 print(_help(hydra_main, command))
-            elif _needs_hydra_main(arguments):
+            elif any(argument.startswith("-") or "hydra" in argument for argument in arguments):
                 hydra_main()
-            else:
+            else:  # a single run
                 command.job(_compose(command.config, arguments))
     except ReaderEnded:
         raise BrokenPipeError from None
@@ -135,11 +135,6 @@ def _help(hydra_main: Callable[[], object], command: Command) -> str:
     with redirect_stdout(StringIO()) as text, suppress(SystemExit):
         hydra_main()
     return "".join(line for line in text.getvalue().splitlines(keepends=True) if not line.startswith(hidden))
-
-
-def _needs_hydra_main(arguments: list[str]) -> bool:
-    """Whether an argument is an option or one of Hydra's own settings; otherwise the command is a single run."""
-    return any(argument.startswith("-") or "hydra" in argument for argument in arguments)
 
 
 def _compose(name: str, overrides: list[str]) -> DictConfig:

@@ -52,18 +52,17 @@ def _name_of_sweep(arguments: list[str]) -> str | None:
     named = [argument for argument in arguments if argument.startswith("sweep=")]
     if not named:
         return None
-    override = OverridesParser.create().parse_override(named[-1])
+    given = named[-1]
+    override = OverridesParser.create().parse_override(given)
     value = override.value()
     if override.is_sweep_override() or value in (None, "") or "${" in str(value):
-        raise ConfigError(f"{named[-1]}: is not a name; give one, without commas or ${{...}}")
+        raise ConfigError(f"{given}: is not a name; give one, without commas or ${{...}}")
     name = Path(str(value))
     if name.is_absolute() or not name.parts or ".." in name.parts:
-        raise ConfigError(
-            f"{named[-1]}: is not below multirun/, where sweeps are; give a name without .. or a leading /"
-        )
+        raise ConfigError(f"{given}: is not below multirun/, where sweeps are; give a name without .. or a leading /")
     for folder in (sweep_folder(str(name)), *map(sweep_folder, map(str, name.parents))):
         if folder != sweep_folder(".") and (folder / CONFIG).is_file():
-            raise ConfigError(f"{named[-1]}: {folder} is the folder of a run; give another name")
+            raise ConfigError(f"{given}: {folder} is the folder of a run; give another name")
     return str(value)
 
 
@@ -75,14 +74,12 @@ def end_of_sweep(sweep: str, folders: Callable[[Path], list[Path]], table: Calla
     if not errors.exists():
         if finished:
             return 0
-        print(
-            "error: the sweep holds no run; glob(...) chooses among the names of a group, give other keys their values",
-            file=sys.stderr,
-        )
-        return 2
-    num_failed = len(errors.read_text(encoding="utf-8").splitlines())
-    failed = f"{num_failed} {'run' if num_failed == 1 else 'runs'} failed, see {errors}"
-    print(f"error: {failed}; the same command with sweep={sweep} runs them again", file=sys.stderr)
+        problem = "the sweep holds no run; glob(...) chooses among the names of a group, give other keys their values"
+    else:
+        num_failed = len(errors.read_text(encoding="utf-8").splitlines())
+        failed = f"{num_failed} {'run' if num_failed == 1 else 'runs'} failed, see {errors}"
+        problem = f"{failed}; the same command with sweep={sweep} runs them again"
+    print(f"error: {problem}", file=sys.stderr)
     return 2
 
 
@@ -121,8 +118,7 @@ def sweep_folder(sweep: str) -> Path:
 
 
 def how_to_resume(sweep: str, num_finished: int) -> str:
+    again = f"the same command with sweep={sweep} runs"
     if not num_finished:
-        return f"no run had finished; the same command with sweep={sweep} runs them"
-    return (
-        f"runs finished: {num_finished}, in {sweep_folder(sweep)}; the same command with sweep={sweep} runs the others"
-    )
+        return f"no run had finished; {again} them"
+    return f"runs finished: {num_finished}, in {sweep_folder(sweep)}; {again} the others"

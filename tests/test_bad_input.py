@@ -236,7 +236,7 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ("batch=0", "batch=0: give a whole number from 1 to 1000000"),
         ("batch=1.5", "batch=1.5: give a whole number from 1 to 1000000"),
         ("seed=-1", "seed=-1: give a whole number, at least 0"),
-        ("max_tokens=4", "max_tokens=4 is below batch=18 (one token per decode); raise it or lower batch"),
+        ("max_tokens=4", "max_tokens=4 is below batch=18, a token per decode; raise it or lower batch"),
         ("kv_tokens=0", "kv_tokens=0: give a whole number of tokens"),
         ("kv_tokens=10", "kv_tokens=10 is less than one block of block_size=16; raise kv_tokens"),
         ("block_size=none", "block_size=none: give a whole number of tokens"),

@@ -225,11 +225,7 @@ def test_search_adds_replications_at_the_nearest_rates_only() -> None:
 @pytest.mark.parametrize(
     ("curve", "wanted", "said"),
     [
-        (
-            Curve(lambda rate: 0.3),
-            {},
-            "no rate meets it, requests alone on the server reach attainment 70%; set longer",
-        ),
+        (Curve(lambda rate: 0.3), {}, "no rate meets it, requests served alone reach attainment 70%; set longer"),
         (
             Curve(lambda rate: 0.0),
             {"requests": 300},
@@ -394,7 +390,7 @@ def compose_settings() -> DictConfig:
         ("backend", "cpu", "backend=cpu: this command simulates; give backend=sim"),
         ("slo", "strictest", "slo=strictest: no such slo; did you mean strict"),
         ("slo.tpot", "1", "slo.tpot: no such key of slo=none; "),
-        ("requests", "60", "slo: no rate meets it, requests alone on the server reach attainment 70%"),
+        ("requests", "60", "slo: no rate meets it, requests served alone reach attainment 70%"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

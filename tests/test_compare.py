@@ -165,7 +165,7 @@ def test_searches_are_compared_by_their_replications(tmp_path: Path) -> None:
             printed("one", "nowhere")
             == "compare nowhere: no such folder; give folders of runs, or at least two policies"
         )
-        assert printed("one", "other", "chunk=2").startswith("compare: chunk=2 is for policies that are run first")
+        assert printed("one", "other", "chunk=2").startswith("compare: chunk=2 is for policies; folders take metric=")
 
 
 def write_sweep(folder: Path, policies: Sequence[str], rates: Sequence[int], seeds: Sequence[int] = (0, 1)) -> None:

@@ -105,7 +105,7 @@ def test_a_kv_cache_is_what_weights_and_iterations_leave_of_a_gpu() -> None:
     """70B in 16 bits on a card with 139 GB free: the weights leave no room for an iteration; with 188 GB there is some."""
     spec, limits = load_spec("llama-2-70b"), Limits(18, 8192, 1024)
     remedy = (
-        "raise backend.tensor_parallel or backend.pipeline_stages if there are more GPUs, choose a smaller model, or simulate several GPUs with "
+        "with more GPUs raise backend.tensor_parallel or backend.pipeline_stages, else choose a smaller model, or simulate several GPUs with "
         "backend=sim backend.tensor_parallel=N"
     )
     whole = [Layers(0, 80, 80)]

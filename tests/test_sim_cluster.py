@@ -114,7 +114,7 @@ def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
         ConfigError, match="router=random is unknown; choose round_robin or least_loaded, or one of yours"
     ):
         make_router("random")
-    with pytest.raises(ConfigError, match=r"router: Orca has no method choose\(request, replicas\); define it"):
+    with pytest.raises(ConfigError, match=r"router: Orca has no method choose\(request, replicas\)"):
         make_router(Orca())  # type: ignore[arg-type]
     with pytest.raises(WorkloadError, match=r"request 4: 200 prompt \+ 1 new tokens exceed the 100 positions"):
         Cluster(replicas(2), RoundRobin()).submit([Request(4, 200, 1)])

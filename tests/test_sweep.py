@@ -146,7 +146,7 @@ def test_an_unknown_objective_is_named_with_the_nearest_ones(tmp_path: Path) -> 
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("summary.json"))  # found before the first run
     assert search(tmp_path, "256", "null").stderr.endswith(
-        "error: objective=null: this sweeper needs a figure of summary.json; give objective=ttft_seconds.p99, say\n"
+        "error: objective=null: this sweeper needs a figure of summary.json; give one, as objective=ttft_seconds.p99\n"
     )
 
 

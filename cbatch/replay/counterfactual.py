@@ -14,7 +14,7 @@ import numpy as np
 
 from cbatch.cost import CostModel
 from cbatch.errors import CbatchError, ReplayError
-from cbatch.executor import Step, StepResult
+from cbatch.executor import Executor, Step, StepResult
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.plan import Plan
@@ -93,7 +93,7 @@ def replay(recorded: Recorded, requests: Sequence[Request], policy: Policy, cost
         engine.run()
 
 
-class ReplayExecutor:
+class ReplayExecutor(Executor):
     """Returns the recorded times and stops, in order."""
 
     needs_tokens = False
@@ -113,19 +113,10 @@ class ReplayExecutor:
         stopped = [request.id in end.stopped for request in in_flight.requests]
         return StepResult(np.array(stopped, np.int32) * STOP_TOKEN, end.started, end.ended)
 
-    def restart(self) -> None:
-        """The recorded clock is read once."""
-
     def now(self) -> float:
         """After the last recorded time the clock stands still."""
         self._last = next(self._times, self._last)
         return self._last
-
-    def sleep_until(self, time: float) -> None:
-        """The recorded clock has passed it already."""
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 class ReplayPolicy:

@@ -72,7 +72,11 @@ class StreamedRun:
         counted = {"gap_times": gaps.real, "gap_seconds": gaps.imag, "gap_counts": counts}
         self._served.append({**own, **counted, "longest": served.longest_gap})
         if piece.steps or not self._steps:
-            self._steps.append({name: _narrow(column) for name, column in step_columns(piece.steps).items()})
+            columns = step_columns(piece.steps).items()
+            narrow = (
+                (name, column.astype(np.int32) if column.dtype == np.int64 else column) for name, column in columns
+            )
+            self._steps.append(dict(narrow))
         self.ended.requests += piece.requests
         return served
 
@@ -88,10 +92,6 @@ class StreamedRun:
 def _join(parts: list[Columns]) -> Columns:
     """Columns of all parts, which are emptied column by column: they and the whole would need twice the memory."""
     return {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
-
-
-def _narrow(column: NDArray[Any]) -> NDArray[Any]:
-    return column.astype(np.int32) if column.dtype == np.int64 else column
 
 
 def counted_statistics(values: Floats, counts: NDArray[np.int64]) -> dict[str, float]:

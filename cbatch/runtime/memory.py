@@ -47,7 +47,8 @@ def needs(spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, num_r
     embedding = (spec.vocab_size - share.vocab_size) * spec.hidden_size * size * layers.is_first  # every rank has all
     activations = round(tokens * (1 + GRAPH_SHARE)) + logits + arriving + boxes
     weights = layers.weight_bytes(share) + embedding
-    return Needs(weights, kv_tokens * _kv_bytes(share, layers), activations)
+    kv_bytes = share.kv_bytes_per_token * layers.size // layers.total  # of a token, in a stage
+    return Needs(weights, kv_tokens * kv_bytes, activations)
 
 
 def box_rows(limits: Limits) -> int:
@@ -88,9 +89,7 @@ def _check_stage(
     elif need.weights + SPARE + need.activations / 8 <= free:
         remedy = "lower max_tokens and kv_tokens"
     else:
-        other = (
-            "raise backend.tensor_parallel or backend.pipeline_stages if there are more GPUs, choose a smaller model"
-        )
+        other = "with more GPUs raise backend.tensor_parallel or backend.pipeline_stages, else choose a smaller model"
         remedy = f"{other}, or simulate several GPUs with backend=sim backend.tensor_parallel=N"
     weights, cache, activations, spare, left = (f"{amount / 1e9:.1f} GB" for amount in (*need, SPARE, free))
     raise CapacityError(
@@ -113,8 +112,3 @@ def kv_tokens_that_fit(
         need = needs(spec, limits, 1, part, num_ranks)
         found.append(int((left - need.weights - need.activations - SPARE) // need.kv_cache))
     return min(found)
-
-
-def _kv_bytes(spec: ModelSpec, layers: Layers) -> int:
-    """Bytes of keys and values that one token takes in a stage."""
-    return spec.kv_bytes_per_token * layers.size // layers.total

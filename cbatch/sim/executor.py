@@ -12,15 +12,15 @@ iterations: see `cbatch.sim.power`.
 from collections import deque
 
 from cbatch.cost import BatchShape, CostModel
-from cbatch.executor import Step, StepResult
+from cbatch.executor import Executor, Step, StepResult
 from cbatch.sim.cost import ProfileCost, StageTimes
 from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages
 
 
-class SimExecutor:
-    """Implements `cbatch.Executor` for the simulated GPUs of one replica."""
+class SimExecutor(Executor):
+    """The simulated GPUs of one replica."""
 
     needs_tokens = False
 
@@ -74,9 +74,6 @@ class SimExecutor:
 
     def sleep_until(self, time: float) -> None:
         self._advance(time, Cause.NO_WORK)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
     def accounts(self) -> list[StageAccount]:
         """The time of each stage by cause, from 0 to the end of the last iteration."""

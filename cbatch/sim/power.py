@@ -64,10 +64,6 @@ class PowerLimit:
         gain, loss = min(_held(self.gain, num_tokens), 1.0) * seconds, _held(self.loss, num_tokens) * seconds
         return Pace(gain, loss, (gain + loss) / self.reserve_seconds)
 
-    def of_decodes(self, num_decodes: int, seconds: float) -> Pace:
-        """The pace of decodes alone. seconds: in the steady state."""
-        return self.decodes(num_decodes).pace(seconds)
-
     def decodes(self, num_decodes: int) -> "Decodes":
         """What the pace of so many decodes alone is computed from."""
         return Decodes(_held(self.decode_loss, num_decodes), _held(self.rise_seconds, num_decodes))
@@ -80,6 +76,7 @@ class Decodes(NamedTuple):
     rise: float
 
     def pace(self, seconds: float) -> Pace:
+        """The pace of decodes alone that take so many seconds in the steady state."""
         return Pace(0.0, self.loss * seconds, seconds / self.rise)
 
 

@@ -16,9 +16,7 @@ Mode = Literal["strict", "fallback", "shadow"]
 
 class _NotGiven:
     def predict(self, shape: BatchShape) -> float:
-        raise ConfigError(
-            "view.cost: the policy predicts iterations; give model=NAME and hardware=NAME of a profile in CBATCH"
-        )
+        raise ConfigError("view.cost: the policy predicts iterations; give model=NAME and hardware=NAME in CBATCH")
 
 
 class Recorder(Protocol):

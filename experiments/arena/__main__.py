@@ -75,9 +75,7 @@ def _check_traces(given: Mapping[str, str]) -> None:
     """Raises ConfigError, once and not for every cell, if the traces are not where they are looked for."""
     folder, asked = given.get("traces", "traces"), given.get("workload", "traces/")
     if "traces/" in asked and not Path(folder).is_dir():
-        raise ConfigError(
-            f"traces={folder}: no such folder; give the one with the published traces, or other workload="
-        )
+        raise ConfigError(f"traces={folder}: no such folder; give the one with the published traces, or workload=")
 
 
 def _without(keys: tuple[str, ...], arguments: list[str]) -> list[str]:

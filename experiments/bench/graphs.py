@@ -151,7 +151,5 @@ def rates_of_window(record: RunRecord, batch: int, window: int) -> list[float]:
 
 def show_price(name: str, found: dict[str, Any]) -> None:
     speed = f"whole run {found['output_tokens_per_second']['median']:.1f} tokens/s"
-    built = (
-        f"built in {found['build_seconds']:.1f} s, {found['capture_seconds']:.1f} of it for {found['graphs']} graphs"
-    )
+    built = f"built in {found['build_seconds']:.1f} s, {found['capture_seconds']:.1f} for {found['graphs']} graphs"
     print(f"  {name:22} {speed}; {built}; first request {found['warm_up_seconds']:.1f} s", flush=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cbatch import KVSize, Limits, Request, Server, Step, StepResult
+from cbatch import Executor, KVSize, Limits, Request, Server, Step, StepResult
 from cbatch.cost import NO_COST
 from cbatch.runtime.batch import Shape, host_views, pack
 from experiments.bench.plans import measure
@@ -23,7 +23,7 @@ PROMPT, LONGEST, BLOCK = 64, 4096, 16
 WARM_UP, REPEATS, ITERATIONS = 50, 7, 200
 
 
-class PackOnly:
+class PackOnly(Executor):
     """Packs each step as a real executor does, then returns token 1 for every request."""
 
     num_stages = 1
@@ -41,17 +41,8 @@ class PackOnly:
     def wait(self, in_flight: Step) -> StepResult:
         return StepResult(self.tokens[: len(in_flight.rows)], 0.0, 0.0)
 
-    def restart(self) -> None:
-        """Its clock is the machine's; nothing here arrives by time."""
-
     def now(self) -> float:
         return time.perf_counter()
-
-    def sleep_until(self, time: float) -> None:
-        """Never idle here."""
-
-    def close(self) -> None:
-        """Holds no resources."""
 
 
 def main(folder: str = "results") -> None:

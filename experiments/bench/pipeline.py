@@ -18,7 +18,7 @@ from experiments.bench.serving import Served, chunked, compare, summarize
 from experiments.config.backends import Cuda, Simulated
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
-from experiments.config.servers import make_server, real_server, release_memory
+from experiments.config.servers import real_server, release_memory
 from experiments.store.benchmark_file import spread, write
 from policies.orca import Orca
 from policies.sarathi import Sarathi
@@ -59,9 +59,7 @@ def main(
         ConfigError: fewer GPUs than stages, or `layers` in simulation, which splits them equally.
     """
     if hardware and layers:
-        raise ConfigError(
-            "pipeline: layers= needs real stages; simulated ones have equal shares, so leave hardware= out"
-        )
+        raise ConfigError("pipeline: layers= is for real stages, simulated ones are equal; leave hardware= out")
     chosen = {each: POLICIES[each] for each in beginning_with("policies", policies, POLICIES)}
     spec, lengths = load_spec(model), zipf_lengths(requests)
     if hardware:
@@ -124,7 +122,7 @@ def _simulate(
     for name, policy in chosen.items():
         cost = backend.cost(hardware, spec, limits.max_batch)
         kv = KVSize(limits.max_running * LONGEST // BLOCK_SIZE, BLOCK_SIZE)
-        server = make_server(backend, spec, cost, limits, kv, Options(), asynchronous=True)
+        server: Server[Any] = Server(backend.executor(spec, cost, limits, kv, Options(), True), limits, cost, kv)
         run = summarize(server.serve(policy(), make_requests(lengths, spec.vocab_size)))
         accounts = server.executor.accounts() if limits.num_stages > 1 else []
         yield name, _figures(spread([run.tokens_per_second]), run, 0, accounts)

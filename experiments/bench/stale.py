@@ -134,7 +134,5 @@ def _git(folder: Path, *arguments: str, missing: bool = False) -> str:
     """What git prints, stripped. missing: an error is an empty answer."""
     done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True)
     if done.returncode and not missing:
-        raise ConfigError(
-            f"stale: git has no history here ({done.stderr.strip()}); run it in a clone of the repository"
-        )
+        raise ConfigError(f"stale: git has no history here ({done.stderr.strip()}); run it in a clone")
     return done.stdout.strip()

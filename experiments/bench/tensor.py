@@ -18,7 +18,7 @@ from experiments.bench.serving import MakeServer, Runs, chunked, compare, repeat
 from experiments.config.backends import Cuda, Simulated
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests, make_server, real_server, release_memory
+from experiments.config.servers import equal_requests, real_server, release_memory
 from experiments.profile.kernel_trace import KernelTrace, covered_share
 from experiments.store.benchmark_file import write
 from policies.prefill_first import PrefillFirst
@@ -97,7 +97,7 @@ def make_server_on(hardware: str, ranks: int, spec: ModelSpec, limits: Limits, o
     backend = Simulated(tensor_parallel=ranks)
     kv = KVSize(limits.max_batch * blocks_for(limits.max_request_tokens, Cuda.block_size), Cuda.block_size)
     cost = backend.cost(hardware, spec, limits.max_batch)
-    return make_server(backend, spec, cost, limits, kv, options, asynchronous=True)
+    return Server(backend.executor(spec, cost, limits, kv, options, True), limits, cost, kv)
 
 
 def serve_requests(

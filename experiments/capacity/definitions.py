@@ -99,9 +99,7 @@ class Rule:
             if getattr(self.slo, key) is None:
                 raise ConfigError(f"definition={self.name}: needs an objective, give slo.{key}=SECONDS")
         if self.name in ("joint", "qoserve") and self.slo == NO_SLO and not self.tiers:
-            raise ConfigError(
-                f"definition={self.name}: no objective is set; give slo.ttft=SECONDS, slo.tbt=SECONDS or both"
-            )
+            raise ConfigError(f"definition={self.name}: no objective is set; give slo.ttft=SECONDS or slo.tbt=SECONDS")
 
     @property
     def definition(self) -> Definition:

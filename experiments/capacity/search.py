@@ -148,9 +148,7 @@ class Search:
             return
         self._alone_passes, said, _ = self._try(_round(_IDLE * rate), min(_FEW, self.requests), 0)
         if not self._alone_passes:
-            raise ConfigError(
-                f"slo: no rate meets it, requests alone on the server reach {said}; set longer objectives"
-            )
+            raise ConfigError(f"slo: no rate meets it, requests served alone reach {said}; set longer objectives")
 
     def _try(self, rate: float, requests: int, warmup: int) -> tuple[bool, str, list[Outcome]]:
         outcomes = self.simulate([(number, rate) for number in range(min(_PILOT, self.most))], requests, warmup)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Policy, Request, Server
@@ -15,7 +14,6 @@ from cbatch.validation import nearest
 from experiments.config.backend import Backend
 from experiments.config.backends import Auto, Runtime
 from experiments.config.construct import construct
-from experiments.config.servers import make_server
 from experiments.config.settings import Settings, read_settings
 from experiments.progress import loading_bars
 from experiments.workloads import Workload
@@ -86,11 +84,11 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
         if spec.weight_bytes >= LARGE:
             kind = "random weights" if spec.path is None else f"weights from {spec.path}"
             say(f"loading {spec.name} on {backend.hardware(profile)}: {spec.weight_bytes / 1e9:.1f} GB of {kind}")
-    make = partial(make_server, asynchronous=runtime.asynchronous, patience=settings.patience)
     servers: list[Server[Any]] = []
     for replica in range(backend.replicas):
         with backend.place(replica):
-            servers.append(make(backend, spec, cost, limits, kv, options))
+            executor = backend.executor(spec, cost, limits, kv, options, runtime.asynchronous)
+            servers.append(Server(executor, limits, cost, kv, runtime.asynchronous, settings.patience))
     server = backend.replicated(servers) if len(servers) > 1 else servers[0]
     try:
         engine = server.engine(policy, requests)
@@ -159,7 +157,7 @@ def _limits(
         chosen["max_tokens"] = str(max_tokens)
     if max_tokens < batch:
         raise ConfigError(
-            f"max_tokens={max_tokens} is below batch={batch} (one token per decode); raise it or lower batch"
+            f"max_tokens={max_tokens} is below batch={batch}, a token per decode; raise it or lower batch"
         )
     if settings.chunk is not None and settings.chunk > max_tokens:
         raise ConfigError(f"chunk={settings.chunk} exceeds max_tokens={max_tokens}; lower chunk or raise max_tokens")

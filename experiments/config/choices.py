@@ -51,17 +51,15 @@ def with_arguments(overrides: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: arguments that cannot be read.
     """
-    return [_plain(override) for override in overrides]
-
-
-def _plain(override: str) -> str:
-    group, _, value = override.partition("=")
-    if group not in GROUPS or value.partition("(")[0] in create_functions().functions:
-        return override
-    pieces = _pieces(value) if "(" in value or "." in value else []
-    if not any("(" in piece or _is_import_path(group, piece) for piece in pieces):
-        return override
-    return f"{group}={','.join(repr(name) for name in option_names(group, value))}"
+    plain = []
+    for override in overrides:
+        group, _, value = override.partition("=")
+        named = group in GROUPS and value.partition("(")[0] not in create_functions().functions
+        pieces = _pieces(value) if named and ("(" in value or "." in value) else []
+        if any("(" in piece or _is_import_path(group, piece) for piece in pieces):
+            override = f"{group}={','.join(map(repr, option_names(group, value)))}"
+        plain.append(override)
+    return plain
 
 
 def option_names(group: str, options: str) -> list[str]:

@@ -103,13 +103,9 @@ def _check_types(path: str, config: Mapping[str, Any]) -> None:
             named = " or ".join(name for kind, name in _PLAIN.items() if kind in allowed)
             if value is None and isclass(annotation):
                 raise ConfigError(f"{path}.{key}=null: {target} needs {named or f'one; choose it with {key}=NAME'}")
-            if {*allowed} <= _PLAIN.keys() and not _fits(value, allowed):
+            fits = type(value) in allowed or (type(value) is int and float in allowed)
+            if {*allowed} <= _PLAIN.keys() and not fits:
                 raise ConfigError(f"{path}.{key}={shorten(value)}: give {named}")
-
-
-def _fits(value: object, allowed: Sequence[object]) -> bool:
-    kind = type(value)
-    return kind in allowed or (kind is int and float in allowed)
 
 
 def takes(target: object) -> Collection[str]:

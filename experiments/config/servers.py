@@ -1,4 +1,4 @@
-"""Servers on a backend; those of commands that read no settings have the KV cache that their largest batch needs."""
+"""Servers of real tokens for commands that read no settings, with the KV cache that their largest batch needs."""
 
 import gc
 from typing import Any
@@ -8,26 +8,7 @@ import numpy as np
 from cbatch import KVSize, Limits, ModelSpec, Request, Server
 from cbatch.kv import blocks_for
 from cbatch.runtime.options import Options
-from cbatch.sim import ProfileCost
-from cbatch.stall import PATIENCE, Patience
-from experiments.config.backend import Backend
 from experiments.config.backends import Cpu, Cuda
-
-
-def make_server(
-    backend: Backend,
-    spec: ModelSpec,
-    cost: ProfileCost,
-    limits: Limits,
-    kv: KVSize,
-    options: Options,
-    *,
-    asynchronous: bool,
-    patience: Patience = PATIENCE,
-) -> Server[Any]:
-    """Builds the backend's executor and a server on it."""
-    executor = backend.executor(spec, cost, limits, kv, options, asynchronous)
-    return Server(executor, limits, cost, kv, asynchronous, patience)
 
 
 def real_server(
@@ -41,7 +22,8 @@ def real_server(
     if kv_tokens is None:
         longest = blocks_for(limits.max_request_tokens, size) * size
         kv_tokens = min(limits.max_running * longest, backend.kv_tokens(spec, cost.profile, limits, size)[0])
-    return make_server(backend, spec, cost, limits, KVSize(kv_tokens // size, size), options, asynchronous=True)
+    kv = KVSize(kv_tokens // size, size)
+    return Server(backend.executor(spec, cost, limits, kv, options, True), limits, cost, kv)
 
 
 def equal_requests(number: int, prompt: int, new: int, vocabulary: int) -> list[Request]:

@@ -61,7 +61,12 @@ def draw(folder: Path, runs: str = "") -> Figure:
     if frame is not None:
         add_title(figure, frame, "Idle time of pipeline stages", handles, below="numbers: bubbles of all three kinds")
     else:
-        origin = f"{_origin(folder)}; means over the stages; numbers: bubbles of all three kinds"
+        reals = [real for real, _ in _pairs(folder)]
+        days = ", ".join(sorted({real["date"] for real in reals}))
+        origin = (
+            f"measured on {reals[0]['hardware']}, {days}; simulated with the profile of one GPU; means over the stages"
+        )
+        origin = f"{origin}; numbers: bubbles of all three kinds"
         add_heading(figure, "Idle time of pipeline stages", origin, handles)
     return figure
 
@@ -126,10 +131,3 @@ def _draw_panel(axes: Axes, panel: Panel) -> float:
     axes.set_title(panel.title)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     return float(table.sum(axis=1).max())
-
-
-def _origin(folder: Path) -> str:
-    """The hardware and days of the results."""
-    reals = [real for real, _ in _pairs(folder)]
-    days = ", ".join(sorted({real["date"] for real in reals}))
-    return f"measured on {reals[0]['hardware']}, {days}; simulated with the profile of one GPU"

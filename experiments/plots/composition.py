@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
@@ -41,7 +40,11 @@ def draw(folder: Path, runs: str = "", begin: float = 0.0, end: float = float("i
         raise ConfigError(f"begin={begin:g} end={end:g}: no iteration starts in these seconds")
     drawn, how = _thin_out(steps)
     figure, [[tokens], [requests], [memory]] = new_figure(3, 1, 4.4, ratios=(2, 1, 1), sharex=True)
-    _draw_tokens(tokens, drawn)
+    shown_tokens = {name: parts for name, parts in _TOKENS.items() if drawn[parts[0]].any()}
+    counts = [drawn[column] for column, _ in shown_tokens.values()]
+    colours = [colour for _, colour in shown_tokens.values()]
+    tokens.stackplot(drawn["started"], *counts, step="post", labels=list(shown_tokens), colors=colours, linewidth=0)
+    tokens.set_ylabel("tokens per iteration")
     for index, name in enumerate(("running", "waiting")):
         style = {**line_style(index), "marker": "None", "drawstyle": "steps-post"}
         requests.plot(drawn["started"], drawn[f"num_{name}"], label=name, **style)
@@ -58,13 +61,6 @@ def draw(folder: Path, runs: str = "", begin: float = 0.0, end: float = float("i
         panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     add_title(figure, shown, str(run["label"]), note=how)
     return figure
-
-
-def _draw_tokens(axes: Axes, steps: pd.DataFrame) -> None:
-    shown = {name: parts for name, parts in _TOKENS.items() if steps[parts[0]].any()}
-    counts, colours = [steps[column] for column, _ in shown.values()], [colour for _, colour in shown.values()]
-    axes.stackplot(steps["started"], *counts, step="post", labels=list(shown), colors=colours, linewidth=0)
-    axes.set_ylabel("tokens per iteration")
 
 
 def _thin_out(steps: pd.DataFrame) -> tuple[pd.DataFrame, str]:

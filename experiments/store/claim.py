@@ -38,9 +38,8 @@ class ClaimedError(ResultsError):
     def __init__(self, path: Path, claim: Claim) -> None:
         self.visible = _is_visible(claim)
         self.who = f"process {claim['process']} on {claim['host']}"
-        remedy = (
-            "wait for its end, or give another name" if self.visible else f"if it has ended, remove {quote(str(path))}"
-        )
+        ended = f"if it has ended, remove {quote(str(path))}"
+        remedy = "wait for its end, or give another name" if self.visible else ended
         super().__init__(f"{path.parent}: is in use since {claim['begun']} by {self.who}; {remedy}")
 
 
@@ -125,29 +124,21 @@ def _create(path: Path, mine: Claim) -> bool:
     """Creates a claim, complete from the first moment; False if there is one."""
     if path.exists():
         return False
-    partial = partial_path(path)
+    partial, text = partial_path(path), json.dumps(mine, indent=1) + "\n"
     try:
-        partial.write_text(_text(mine), encoding="utf-8")
-        try:
-            os.link(partial, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return _create_without_links(path, mine)
-        return True
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _create_without_links(path: Path, mine: Claim) -> bool:
-    try:
-        file = path.open("x", encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
+        os.link(partial, path)
     except FileExistsError:
         return False
-    with file:
-        file.write(_text(mine))
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
+            file.write(text)
+            return True
+        return False
+    finally:
+        partial.unlink(missing_ok=True)
     return True
 
 
@@ -162,10 +153,6 @@ def _take_over(path: Path, mine: Claim) -> bool:
         check_free(path)
         write_json(path, mine)
     return True
-
-
-def _text(claim: Claim) -> str:
-    return json.dumps(claim, indent=1) + "\n"
 
 
 def _read(path: Path) -> Claim | None:

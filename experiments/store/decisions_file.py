@@ -68,7 +68,10 @@ class DecisionsWriter:
             raise ResultsError(f"{self._path}: {problem}; give plain values, or set decisions=false") from error
 
     def event(self, event: Decision | StepEnd) -> None:
-        self._write(**_line(event))
+        if isinstance(event, StepEnd):
+            self._write(step=event._asdict())
+        else:
+            self._write(plan={**event._asdict(), "seen": event.seen._asdict(), "decided": event.decided._asdict()})
 
     def finish(self, id_: int, num_output_tokens: int) -> None:
         """A request whose length its spec does not tell has ended."""
@@ -141,12 +144,6 @@ def read_decisions(path: Path) -> DecisionsFile:
     except (ConfigError, TypeError, KeyError, AttributeError) as error:
         raise ReplayError(f"{path}: its first line does not describe a run ({error}); record the run again") from error
     return DecisionsFile(recorded, requests, overrides)
-
-
-def _line(event: Decision | StepEnd) -> dict[str, Any]:
-    if isinstance(event, StepEnd):
-        return {"step": event._asdict()}
-    return {"plan": {**event._asdict(), "seen": event.seen._asdict(), "decided": event.decided._asdict()}}
 
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:

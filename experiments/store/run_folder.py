@@ -142,12 +142,13 @@ def open_run_folder(folder: Path, config: Mapping[str, Any], facts: Facts = dict
     _check_ours(folder, config, replace)
     try:
         begun = _begin(folder, config, replace)
-        try:
-            with report_crashes(folder, begun, facts), _without_partial_results(folder):
+        with report_crashes(folder, begun, facts):
+            try:
                 yield
-        except KeyboardInterrupt:
-            _remove_files(folder)
-            raise
+            except BaseException as error:  # partial results may have filled the disk
+                kept = () if isinstance(error, KeyboardInterrupt) else (CONFIG, DECISIONS, UNFINISHED)
+                _remove_files(folder, but=kept)
+                raise
     finally:
         _remove_empty(missing)
 
@@ -186,16 +187,6 @@ def _begin(folder: Path, config: Mapping[str, Any], replace: bool) -> Claim:
             release(folder / UNFINISHED, begun)
         if isinstance(error, OSError):
             raise ConfigError(f"{folder} cannot be written ({error.strerror}); {_OTHER_FOLDER}") from error
-        raise
-
-
-@contextmanager
-def _without_partial_results(folder: Path) -> Iterator[None]:
-    """After an error keeps only settings and decisions: partial results may have filled the disk."""
-    try:
-        yield
-    except BaseException:
-        _remove_files(folder, but=(CONFIG, DECISIONS, UNFINISHED))
         raise
 
 

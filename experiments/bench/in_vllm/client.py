@@ -79,7 +79,7 @@ class Client:
             result = self._module.main(self._parser.parse_args([*words, *flags]))
         if result["completed"] < number:
             raise CbatchError(
-                f"vllm bench serve completed {result['completed']} of {number} requests: {printed.getvalue()[-2000:]}"
+                f"vllm bench serve completed {result['completed']} of {number}: {printed.getvalue()[-2000:]}"
             )
         sent = [time - min(result["start_times"]) for time in result["start_times"]]
         rows = sorted(zip(sent, result["input_lens"], result["output_lens"], strict=True))

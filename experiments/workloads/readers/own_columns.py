@@ -34,9 +34,9 @@ def read_own_columns(file: TextFile, columns: Mapping[str, str]) -> dict[str, Co
     """
     for name in columns:
         if name in _TAKEN:
-            known = nearest(name, [*_TEXTS, *_NUMBERS])
+            near = nearest(name, [*_TEXTS, *_NUMBERS])
             raise WorkloadError(
-                f"workload.columns.{name}: the format fills it; choose another name, or a field: {known}"
+                f"workload.columns.{name}: the format fills it; choose another name, or a field: {near}"
             )
     is_json = file.lines[0].startswith("{")
     header = [] if is_json else header_of(file)
