@@ -20,18 +20,7 @@ from cbatch.resources import KVView
 from cbatch.server import Server
 from cbatch.view import View
 
-__all__ = [
-    "Engine",
-    "Executor",
-    "KVSize",
-    "Limits",
-    "ModelSpec",
-    "RunRecord",
-    "Server",
-    "Step",
-    "StepRecord",
-    "StepResult",
-]
+__all__ = ["Engine", "Executor", "KVSize", "Limits", "ModelSpec", "RunRecord", "Server", "Step", "StepRecord"]
 __all__ += ["BatchShape", "CostFunction", "CostModel", "KVView", "Plan", "PlanBuilder", "Policy", "Refusal", "View"]
-__all__ += ["SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status"]
+__all__ += ["SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status", "StepResult"]
 __all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "WorkloadError", "is_steady"]

@@ -55,7 +55,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def cells() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(Path("multirun").rglob(CELL))]
+    return [json.loads(path.read_text()) for path in sorted(Path("multirun").rglob(CELL.name))]
 
 
 def test_a_cell_is_what_runs_at_its_rate_measure(folder: Path) -> None:
@@ -111,7 +111,7 @@ def test_bad_input_is_one_line_before_the_first_cell(
     assert command.arena([*[key for key in ARENA if key.partition("=")[0] not in keys], *given]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"error: {said}") and len(lines) == 1
-    assert not list(folder.rglob(CELL))
+    assert not list(folder.rglob(CELL.name))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def write_cell(policy: str, load: float, shares: Sequence[float], latency: float
         "by_replication": {"attainment.share": list(shares), **values},
         "settings": {"load": load, "policy": {"_target_": policy}, "workload": {}, "replications": 4},
     }
-    path = Path("board/cells") / f"{policy}{load}" / CELL
+    path = Path("board/cells") / f"{policy}{load}" / CELL.name
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(content))
 
@@ -171,7 +171,7 @@ def write_capacity(policy: str, slo: str, rate: float) -> None:
     settings = {"slo": {"ttft": rate}, "accuracy": rate, "replications": 200}
     found = {"requests_per_second": rate, "low": rate - 1, "high": rate + 2, "cpu_seconds": 5.0}
     content = {"about": about, "capacity": found, "regret": {"capacity": rate / 40}, "settings": settings}
-    path = Path("board/capacity") / f"{policy}{slo}" / CAPACITY
+    path = Path("board/capacity") / f"{policy}{slo}" / CAPACITY.name
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(content))
 

@@ -14,18 +14,18 @@ from omegaconf import DictConfig
 from cbatch import ConfigError
 from cbatch.validation import Switch, parse
 from experiments.arena import markdown, web
-from experiments.arena.cell import Keys, cell_folders, cell_line, measure, read_finished
+from experiments.arena.cell import CELL, Keys, cell_line, measure
 from experiments.arena.rows import read_board
-from experiments.capacity.__main__ import COMMAND as CAPACITY
+from experiments.capacity.__main__ import COMMAND as OF_CAPACITY
 from experiments.capacity.command import split
-from experiments.capacity.folder import capacity_folders
+from experiments.capacity.folder import CAPACITY
 from experiments.config.command_line import HELP
 from experiments.job import Work, run_job
 from experiments.run import Command, main
 from experiments.store.provenance import write_text
 from experiments.sweep import sweep_folder
 
-_WORK = Work(read_finished, measure, str, cell_line, "_arena", ("cell.",))
+_WORK = Work(CELL.read_finished, measure, str, cell_line, "_arena", ("cell.",))
 _OF_CELLS, _OF_CAPACITY = ("load=", "replications=", "requests="), ("accuracy=", "attainment=", "cores=", "definition=")
 _SLOS = "slo=strict,relaxed"
 _TITLE = "Arena of scheduling policies"
@@ -36,11 +36,11 @@ def _job(config: DictConfig) -> float | None:
 
 
 def _count(root: Path) -> str:
-    number = len(cell_folders(root))
+    number = len(CELL.folders(root))
     return f"{number} cell{'' if number == 1 else 's'}"
 
 
-COMMAND = Command("arena", _job, cell_folders, _count, check=partial(split, Keys))
+COMMAND = Command("arena", _job, CELL.folders, _count, check=partial(split, Keys))
 
 
 def arena(arguments: list[str]) -> int:
@@ -62,9 +62,9 @@ def arena(arguments: list[str]) -> int:
     status = _sweep(COMMAND, [*_without(_OF_CAPACITY, both), f"sweep={sweep}/cells"])
     if searches and status in (0, 2):
         both += [] if "slo" in given else [_SLOS]
-        status = max(status, _sweep(CAPACITY, [*_without(_OF_CELLS, both), f"sweep={sweep}/capacity"]))
+        status = max(status, _sweep(OF_CAPACITY, [*_without(_OF_CELLS, both), f"sweep={sweep}/capacity"]))
     folder = sweep_folder(sweep)
-    if status in (0, 2) and [*cell_folders(folder), *capacity_folders(folder)]:
+    if status in (0, 2) and [*CELL.folders(folder), *CAPACITY.folders(folder)]:
         board = read_board(folder)
         print(write_text(folder / "arena.md", markdown.page(board, _TITLE)))
         print(write_text(folder / "arena.html", web.page(board, _TITLE)))

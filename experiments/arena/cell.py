@@ -7,7 +7,6 @@ GPU. The bounds are those of the union of the replications, so that they are the
 import json
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
@@ -25,12 +24,11 @@ from experiments.config.assemble import assemble
 from experiments.serve import Command, about_run, bounds_of, figures_of
 from experiments.store.claim import claimed, make_folder
 from experiments.store.crash_report import UNFINISHED
-from experiments.store.provenance import write_json
-from experiments.store.run_folder import WITHOUT_EFFECT
+from experiments.store.result_file import ResultFile
 from experiments.store.sources import sources_of
 from experiments.store.text import flat, format_number, format_share
 
-CELL = "cell.json"
+CELL = ResultFile("cell.json", frozenset({"cell", "by_replication"}), without=("capacity",))
 
 FIGURES = (
     "attainment.share",
@@ -99,7 +97,7 @@ def measure(
         about = {**about_run(run, run_settings, command), **origin}
         about["execution"]["iterations_outside_measured_range"] = outside
         summary = {"about": about, "cell": {**cell, "cpu_seconds": cpu}, "by_replication": values}
-        write_json(folder / CELL, {**summary, "settings": dict(settings)})
+        CELL.write(folder, summary, settings)
     return summary
 
 
@@ -128,31 +126,6 @@ def _machine(settings: str, replications: int, requests: int) -> tuple[float, Ca
     run = assemble(together(json.loads(settings), replications, requests))
     bounds = bounds_of(run)
     return bounds(run.requests).rate, bounds
-
-
-def read_cell(folder: Path) -> dict[str, Any] | None:
-    """The cell in a folder; None if it holds none."""
-    with suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads((folder / CELL).read_text(encoding="utf-8"))
-        return found if {"about", "cell", "by_replication", "settings"} <= found.keys() else None
-    return None
-
-
-def read_finished(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The cell in a folder, if it is of these settings."""
-    found = read_cell(folder)
-    wanted = {key: value for key, value in settings.items() if key not in (*WITHOUT_EFFECT, "capacity")}
-    same = json.dumps(wanted, sort_keys=True)
-    return (
-        found
-        if found and json.dumps({key: found["settings"].get(key) for key in wanted}, sort_keys=True) == same
-        else None
-    )
-
-
-def cell_folders(root: Path) -> list[Path]:
-    """The folders of finished cells in and below a folder."""
-    return sorted(path.parent for path in root.rglob(CELL) if read_cell(path.parent) is not None)
 
 
 def cell_line(name: str, summary: Mapping[str, Any]) -> str:

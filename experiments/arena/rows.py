@@ -4,12 +4,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.arena.cell import cell_folders, read_cell
-from experiments.capacity.folder import capacity_folders, read_capacity
+from experiments.arena.cell import CELL
+from experiments.capacity.folder import CAPACITY
 from experiments.store.intervals import Mean, compare, mean_of
 from experiments.store.notes import notes_of
 from experiments.store.runs import ERRORS, Run, label_runs
-from experiments.store.text import flat
 
 _SHOWN_APART = ("load", "slo", "workload", "accuracy", "cores")  # in columns of their own, or without effect
 
@@ -54,8 +53,7 @@ class Board(NamedTuple):
 
 def read_board(root: Path) -> Board:
     """Reads what is finished in and below a folder."""
-    cells = [_as_run(folder, read_cell(folder)) for folder in cell_folders(root)]
-    searches = [_as_run(folder, read_capacity(folder)) for folder in capacity_folders(root)]
+    cells, searches = CELL.runs(root), CAPACITY.runs(root)
     rows = [_row(run, label) for run, label in zip(cells, _labels(cells), strict=True)]
     capacities = [_capacity(run, label) for run, label in zip(searches, _labels(searches), strict=True)]
     runs = [*cells, *searches]
@@ -78,11 +76,6 @@ def _made(runs: Sequence[Run]) -> str:
         f"{len(runs)} simulated, {seconds:,.0f} s of processor time, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
     )
     return f"{made}, commit {', '.join(commits)}"
-
-
-def _as_run(folder: Path, found: Mapping[str, Any] | None) -> Run:
-    assert found is not None, "the folders hold one"
-    return Run(folder, dict(flat(found["settings"])), found)
 
 
 def _row(run: Run, label: str) -> Row:

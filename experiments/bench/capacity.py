@@ -185,7 +185,7 @@ def _shown(value: float | Sequence[float] | None) -> str:
     return f"{value:.4g}" if isinstance(value, float) else ", ".join(f"{each:.4g}" for each in value)
 
 
-_HEADS = (
+_HEADS = [
     "policy",
     "simulated",
     "rates",
@@ -195,7 +195,7 @@ _HEADS = (
     "capacity",
     "simulated",
     "card's",
-)
+]
 
 
 def _capacity(policy: str, ways: Mapping[str, Sequence[Pair]], attainment: float) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from functools import partial
 from omegaconf import DictConfig
 
 from experiments.capacity.command import Keys, measure, split
-from experiments.capacity.folder import capacity_folders, read_finished
+from experiments.capacity.folder import CAPACITY
 from experiments.capacity.report import capacity_line, capacity_table, capacity_text
 from experiments.job import Work, run_job
 from experiments.run import Command, main
 
-_WORK = Work(read_finished, measure, capacity_text, capacity_line, "_capacity", ("capacity.",))
+_WORK = Work(CAPACITY.read_finished, measure, capacity_text, capacity_line, "_capacity", ("capacity.",))
 
 
 def _job(config: DictConfig) -> float | None:
@@ -24,7 +24,7 @@ def _job(config: DictConfig) -> float | None:
 COMMAND = Command(
     "capacity",
     _job,
-    capacity_folders,
+    CAPACITY.folders,
     capacity_table,
     alone="simulations that ended are kept in output=FOLDER, the same command goes on from them",
     check=partial(split, Keys),

@@ -26,7 +26,6 @@ from experiments.config.backends import Simulated
 from experiments.config.construct import construct
 from experiments.serve import Command, about_run
 from experiments.store.intervals import CONFIDENCE
-from experiments.store.provenance import write_json
 from experiments.store.sources import sources_of
 
 _REQUESTS, _PIECES = 2000, 20
@@ -88,7 +87,7 @@ def measure(
         summary = {"about": about, "capacity": figures(found, keys, search.outcomes), **_details(found, rule.criteria)}
         if run_settings["bounds"]:
             summary["regret"] = _regret(found, run_settings, rule)
-        write_json(folder / CAPACITY, {**summary, "settings": dict(settings)})
+        CAPACITY.write(folder, summary, settings)
     return summary
 
 

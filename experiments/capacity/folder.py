@@ -16,41 +16,14 @@ from experiments.capacity.replications import Outcome
 from experiments.capacity.search import TooFewError
 from experiments.store.claim import claimed, make_folder
 from experiments.store.crash_report import UNFINISHED
+from experiments.store.result_file import ResultFile
 from experiments.store.run_folder import PLOTS, WITHOUT_EFFECT
-from experiments.store.runs import Run
-from experiments.store.text import flat
 
-CAPACITY, SIMULATIONS = "capacity.json", "simulations.jsonl"
+CAPACITY = ResultFile("capacity.json", frozenset({"capacity"}), without=("cores",))
+SIMULATIONS = "simulations.jsonl"
 
 _EFFORT = ("accuracy", "replications", "cores", "bounds")  # keys that do not affect a simulation
-_FILES = {CAPACITY, SIMULATIONS, UNFINISHED, PLOTS}
-
-
-def read_finished(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The result in a folder, if it is of these settings."""
-    found = read_capacity(folder)
-    wanted = _plain({key: value for key, value in settings.items() if key not in (*WITHOUT_EFFECT, "cores")})
-    return found if found and {key: found["settings"].get(key) for key in wanted} == wanted else None
-
-
-def read_capacity(folder: Path) -> dict[str, Any] | None:
-    """The result in a folder; None if it holds none."""
-    with suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads((folder / CAPACITY).read_text(encoding="utf-8"))
-        return found if {"about", "capacity", "settings"} <= found.keys() else None
-    return None
-
-
-def capacity_folders(root: Path) -> list[Path]:
-    """The folders of finished searches in and below a folder."""
-    return sorted(path.parent for path in root.rglob(CAPACITY) if read_capacity(path.parent) is not None)
-
-
-def as_run(folder: Path) -> Run:
-    """A finished search, to be labelled as a run is."""
-    found = read_capacity(folder)
-    assert found is not None, "one of `capacity_folders`"
-    return Run(folder, dict(flat(found["settings"])), found)
+_FILES = {CAPACITY.name, SIMULATIONS, UNFINISHED, PLOTS}
 
 
 class Simulations:
@@ -83,13 +56,14 @@ def open_simulations(folder: Path, settings: Mapping[str, Any], code: Mapping[st
     others = {path.name for path in folder.iterdir()} - _FILES if folder.is_dir() else set()
     if any(not name.startswith(".") for name in others):
         raise ConfigError(f"{folder} contains files that do not belong to a search; choose another folder with output=")
-    new, head = not folder.exists(), _plain({"settings": _effective(settings), "code": code})
+    effective = {key: value for key, value in settings.items() if key not in (*WITHOUT_EFFECT, *_EFFORT)}
+    new, head = not folder.exists(), _plain({"settings": effective, "code": code})
     path, useless = folder / SIMULATIONS, False
     make_folder(folder)
     try:
         with claimed(folder / UNFINISHED):
             done = _read(path, head, keep=settings["other_code"] == "keep")
-            (folder / CAPACITY).unlink(missing_ok=True)
+            (folder / CAPACITY.name).unlink(missing_ok=True)
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in chain([head], done.values()))
                 file.flush()
@@ -116,16 +90,8 @@ def _read(path: Path, head: Mapping[str, Any], keep: bool) -> dict[Any, Outcome]
             lines.append(json.loads(line))
     if not lines or any(lines[0].get(key) != head[key] for key in (("settings",) if keep else head)):
         return {}
-    found = [_outcome(*line) for line in lines[1:]]
+    found = [Outcome._make([*line[:4], tuple(map(tuple, line[4])), *line[5:]]) for line in lines[1:]]
     return {outcome[:4]: outcome for outcome in found}
-
-
-def _outcome(rate: float, number: int, requests: int, warmup: int, counts: Sequence[Any], *others: Any) -> Outcome:
-    return Outcome(rate, number, requests, warmup, tuple(map(tuple, counts)), *others)
-
-
-def _effective(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in (*WITHOUT_EFFECT, *_EFFORT)}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

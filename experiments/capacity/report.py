@@ -6,7 +6,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from experiments.capacity.folder import as_run, capacity_folders
+from experiments.capacity.folder import CAPACITY
 from experiments.store.notes import notes_of
 from experiments.store.runs import label_runs
 from experiments.store.text import format_share, name_of
@@ -87,7 +87,7 @@ def capacity_line(name: str, summary: Summary) -> str:
 
 def capacity_table(root: Path) -> str:
     """The capacities in and below a folder, the highest first."""
-    runs = [as_run(folder) for folder in capacity_folders(root)]
+    runs = CAPACITY.runs(root)
     rows = [
         (
             run.summary["capacity"]["requests_per_second"],

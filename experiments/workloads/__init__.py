@@ -24,26 +24,14 @@ from experiments.workloads.recorded import TraceReplay
 from experiments.workloads.servegen import ServeGen
 from experiments.workloads.trace import Trace
 
-__all__ = [
-    "AllAtOnce",
-    "Arrivals",
-    "Clients",
-    "ClosedBatch",
+__all__ = ["Clients", "ClosedBatch", "OpenLoop", "PromptFile", "ServeGen", "TraceReplay", "Vocabulary", "Workload"]
+__all__ += [
     "DriftingLengths",
     "FixedLengths",
-    "GammaArrivals",
     "Lengths",
     "MixedLengths",
-    "OpenLoop",
-    "PromptFile",
-    "ServeGen",
-    "Trace",
     "TraceLengths",
-    "TraceReplay",
     "UniformLengths",
-    "Vocabulary",
-    "Workload",
     "ZipfLengths",
-    "read_trace",
-    "sampling",
 ]
+__all__ += ["AllAtOnce", "Arrivals", "GammaArrivals", "Trace", "read_trace", "sampling"]
