@@ -198,6 +198,21 @@ def test_the_clock_is_seen_to_follow_the_power() -> None:
     )
 
 
+def test_the_reserve_is_all_that_is_saved_however_long_the_clock_waits_before_it_falls() -> None:
+    """After a rest two iterations take a tenth less, the next ones nothing less."""
+
+    class Delayed(Clockwork):
+        left = 0
+
+        def saved(self, shape: BatchShape) -> float:
+            self.left = self.left - 1 if shape.chunks else 2
+            return 0.1 * self.seconds(shape) if shape.chunks and self.left >= 0 else 0.0
+
+    lab = Laboratory(Server(Delayed(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
+    found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None).power
+    assert found.reserve_seconds == pytest.approx(2 * 0.1 * 0.06, rel=0.15)  # its large iteration takes about 60 ms
+
+
 def test_a_degree_is_measured_with_its_exchanges_beside_the_other_degrees(tmp_path: Path) -> None:
     """On two GPUs the clockwork is as fast as on one: nothing is halved, and no all-reduce is added."""
     one, lab = profile_of(tmp_path, laboratory(), laboratory(2)), laboratory()

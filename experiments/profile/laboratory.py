@@ -89,24 +89,27 @@ class Laboratory:
             self.measured[batch] = float(np.median(self._intervals(batch)))
         return self.measured[batch]
 
-    def last_of(self, batches: Sequence[Batch], pause: float = 0.0) -> tuple[float, float]:
-        """Computes these batches in turn; returns the seconds of the last one, and of the device's pause before it.
+    def in_turn(self, batches: Sequence[Batch], pause: float = 0.0) -> tuple[list[float], float]:
+        """Computes these batches in turn; returns the seconds of each, and of the device's pause before the last one.
 
         pause: idle seconds before the last one.
         """
         self._give_blocks([max(ends) for ends in zip_longest(*(batch.ends for batch in set(batches)), fillvalue=0)])
-        before, ended = None, 0.0
+        before, results = None, []
         for place, batch in enumerate(batches):
             if pause and place == len(batches) - 1 and before is not None:
-                ended, before = self.executor.wait(before).ended, None
+                results.append(self.executor.wait(before))
+                before = None
                 self.executor.sleep_until(self.executor.now() + pause)
             after = self.executor.launch(self._step(batch))
             if before is not None:
-                ended = self.executor.wait(before).ended
+                results.append(self.executor.wait(before))
             before = after
-        last = self.executor.wait(before)
+        results.append(self.executor.wait(before))
         self._hot = any(batch.chunks for batch in batches)
-        return last.ended - max(last.started, ended), max(last.started - ended, 0.0)
+        ended = [0.0, *(result.ended for result in results)]
+        seconds = [result.ended - max(result.started, last) for result, last in zip(results, ended, strict=False)]
+        return seconds, max(results[-1].started - ended[-2], 0.0)
 
     def launch_seconds(self, batch: Batch) -> float:
         """Returns the host's median seconds to launch the batch on an idle device."""

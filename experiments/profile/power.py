@@ -4,7 +4,7 @@ The measured effect on an iteration is less than the clock's full effect, as the
 `GpuClock.run`.
 
 gain          light decodes, long enough | prompts: what they save
-reserve       light decodes, long enough | two large iterations: by how much less the second saves
+reserve       light decodes, long enough | large iterations until nothing is saved: what they save in all
 loss          large ones until nothing is saved | prompts, or decodes: what they take more
 rise          large ones until nothing is saved | decodes, or a pause, of known length | a large one: what it saves again
 """
@@ -34,6 +34,10 @@ If the largest iteration is much shorter, it hardly lowers the clock, and the re
 LARGEST_SECONDS = 0.12
 """Longest iteration to look at: for longer ones the saving is lost in noise."""
 
+FALLING, FALLEN = 4, 3
+"""Large iterations during which the clock falls after a rest, and that are compared with them. On an H100 five iterations of 14 ms
+save something, the first two of them nearly all that they can, so that how these differ does not tell the sum."""
+
 DECODE_CONTEXT = 1056
 """Context of each decode, if requests may be that long."""
 
@@ -54,8 +58,7 @@ def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: S
     large = min(sizes, key=lambda size: abs(laboratory.seconds(Batch(prompts(size))) - LARGE_SECONDS))
     batch, first = Batch(prompts(large)), saved[large]
     spent = [batch] * _repeats(laboratory, batch, RESTED_SECONDS)
-    second, _ = _saved(laboratory, [*rest, batch, batch])
-    reserve = max(first / (1 - _part(second, first)), *saved.values())
+    reserve = max(_reserve(laboratory, [*rest, *[batch] * FALLING, *[batch] * FALLEN]), *saved.values())
     gain, loss = _prompts(laboratory, saved, reserve, spent)
     decode_loss, rise_seconds = _decodes(laboratory, decode_counts, spent, first)
     risen, pause = _saved(laboratory, [*spent, batch], PAUSE_SECONDS)
@@ -133,9 +136,17 @@ def _sizes(laboratory: Laboratory, bases: PiecewiseLinear) -> list[int]:
 
 def _saved(laboratory: Laboratory, batches: Sequence[Batch], pause: float = 0.0) -> tuple[float, float]:
     """Returns the seconds that the last of these iterations saves over its steady state, and the pause before it."""
-    taken = [laboratory.last_of(batches, pause) for _ in range(REPEATS)]
-    seconds, paused = (median(values) for values in zip(*taken, strict=True))
+    taken = [laboratory.in_turn(batches, pause) for _ in range(REPEATS)]
+    seconds, paused = median(seconds[-1] for seconds, _ in taken), median(paused for _, paused in taken)
     return laboratory.seconds(batches[-1]) - seconds, paused
+
+
+def _reserve(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
+    """Returns the seconds that the falling ones of these iterations save in all over the fallen ones, which are the last."""
+    taken = [laboratory.in_turn(batches)[0][-FALLING - FALLEN :] for _ in range(REPEATS)]
+    seconds = [median(values) for values in zip(*taken, strict=True)]
+    fallen: float = median(seconds[FALLING:])
+    return FALLING * fallen - sum(seconds[:FALLING])
 
 
 def _lost(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
