@@ -145,8 +145,8 @@ def _reserve(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
     """Returns the seconds that the falling ones of these iterations save in all over the fallen ones, which are the last."""
     taken = [laboratory.in_turn(batches)[0][-FALLING - FALLEN :] for _ in range(REPEATS)]
     seconds = [median(values) for values in zip(*taken, strict=True)]
-    fallen: float = median(seconds[FALLING:])
-    return FALLING * fallen - sum(seconds[:FALLING])
+    fallen = float(median(seconds[FALLING:]))
+    return FALLING * fallen - float(sum(seconds[:FALLING]))
 
 
 def _lost(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
