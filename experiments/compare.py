@@ -87,7 +87,7 @@ def _compare(*arguments: str) -> int | None:
             raise ConfigError(f"compare {missing}: no such folder; give folders of runs, or at least two policies")
         _check_baseline(first, policies)
         for key in own["metric"]:
-            if not may_exist(key):
+            if not may_exist(key) or key.startswith("about."):
                 raise ConfigError(no_such_figure(f"metric={key}", known_figures()))
         sweep = f"{datetime.now():%Y-%m-%d_%H-%M-%S}_compare"
         if status := _run_policies(names, others, sweep):

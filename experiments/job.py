@@ -134,9 +134,6 @@ def objective_of(summary: Mapping[str, Any], key: str) -> float:
         for name, value in flat(summary)
         if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     }
-    if key not in numbers and key in known_figures():
-        group = key.partition(".")[0]
-        raise ConfigError(f"objective={key}: this run has no {group}; docs/metrics.md says of which requests it is")
     if key not in numbers:
         raise ConfigError(no_such_figure(f"objective={key}", list(numbers)))
     value = numbers[key]
@@ -159,8 +156,11 @@ def known_figures() -> list[str]:
 
 
 def no_such_figure(given: str, known: Sequence[str]) -> str:
-    """The message for a key=NAME that names no number of a summary."""
-    near = get_close_matches(given.partition("=")[2], known, 3, 0.3) or list(known)[:3]
+    """The message for a key=NAME that names no number of a summary, or one that other runs have."""
+    key = given.partition("=")[2]
+    if key not in known and key in known_figures():
+        return f"{given}: this run has no {key.partition('.')[0]}; docs/metrics.md says of which requests it is"
+    near = get_close_matches(key, known, 3, 0.3) or list(known)[:3]
     return f"{given}: summary.json has no such number; did you mean {' or '.join(near)}?"
 
 

@@ -78,7 +78,7 @@ class Differences:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.num_plans = self.num_different = self.num_illegal = 0
+        self.num_plans = self.num_different = self.num_illegal = self.num_reserves = 0
         self.first: Comparison | None = None
 
     def add(self, comparison: Comparison) -> None:
@@ -86,13 +86,17 @@ class Differences:
         if not comparison.same:
             self.num_different += 1
             self.num_illegal += bool(comparison.answer.problem)
+            self.num_reserves += comparison.same_but_reserves
             self.first = self.first or comparison
 
     def text(self, folder: Path) -> str:
         if self.first is None:
             return f"{folder}: {self.name} makes the same {self.num_plans} plans"
         illegal = f"; {self.num_illegal} of its plans could not be carried out" if self.num_illegal else ""
-        counts = f"{folder}: {self.name} decides otherwise at {self.num_different} of {self.num_plans} views{illegal}"
+        reserves = (
+            f", at {self.num_reserves} of them only in the KV cache that it reserves" if self.num_reserves else ""
+        )
+        counts = f"{folder}: {self.name} decides otherwise at {self.num_different} of {self.num_plans} views{reserves}{illegal}"
         return f"{counts}\n\n{_difference(self.first, self.name)}"
 
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,6 +45,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--draw", type=int, default=0, help="another number draws others, of schedules and inputs")
     parser.addoption("--replay", metavar="BLOB", help="a failing schedule again, as its failure printed it")
     parser.addoption("--record", metavar="FOLDER", help="show progress, and write what was found under this folder")
+
+
+@pytest.fixture(autouse=True)
+def close_figures() -> Iterator[None]:
+    """pyplot warns of more than 20 open figures."""
+    yield
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close("all")
 
 
 @pytest.fixture

@@ -302,6 +302,56 @@ def test_a_function_over_the_original_is_refused_in_copies() -> None:
     assert copy_policy(Ranked(over_self=False)).served == 0
 
 
+class Late(Orca):
+    """Computes nothing for the newest request once it has waited, or run, for 5 s."""
+
+    steady = True
+
+    def plan(self, view: View) -> Plan:
+        plan = view.plan()
+        for request in [*view.running, *view.waiting]:
+            if view.now - request.arrival_time < 5 or request.id == 0:
+                plan.add(request, reserve=request.max_tokens)
+        return plan.build()
+
+
+def test_a_rule_in_seconds_is_not_steady() -> None:
+    """The iterations of all workloads together last less than 5 s, so that no plan of them shows it."""
+    steady = [prop for prop in PROPERTIES if prop.name == "steady"]
+    found = search(Late(), steady, CHUNK, num_random=0, tiny=few_scenarios(CHUNK))["steady"]
+    assert (
+        found is not None
+        and "is followed by nothing if 900 s pass, and nothing else has changed" in found.violation.why
+    )
+
+
+UNCOPIED = """
+from policies.orca import Orca
+
+class Mine(Orca):
+    def __init__(self):
+        self.served = 0
+        self.rank = lambda request: self.served
+        self.lines = (line for line in "ab")
+
+    def plan(self, view):
+        self.served += self.rank(None) == self.served
+        if self.served > 200:
+            raise ValueError("served another workload before")
+        return super().plan(view)
+"""
+
+
+def test_a_policy_that_cannot_be_copied_is_built_anew_for_each_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "uncopied.py").write_text(UNCOPIED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("experiments.check.search.tiny_scenarios", few_scenarios)
+    assert main(["policy=external", "policy._target_=uncopied.Mine", "random=0"]) == 0
+    assert "legal            yes" in capsys.readouterr().out
+
+
 MINE = """
 from policies.orca import Orca
 

@@ -119,6 +119,12 @@ def test_what_cannot_be_compared(things: list[Thing], said: str) -> None:
         report(things, ["x"])
 
 
+def test_a_figure_that_only_other_runs_have_is_said_to_be_theirs() -> None:
+    said = "metric=goodput.attained_share: this run has no goodput; docs/metrics.md says of which requests it is"
+    with pytest.raises(ConfigError, match=said):
+        report([Thing(name, {"x": numbered(1, 2)}, "") for name in "ab"], ["goodput.attained_share"])
+
+
 def titles(*things: tuple[str, str, str]) -> list[str]:
     """What is compared with what, and in pairs or not. things: label, requests that they served, other settings."""
     text = report([Thing(label, {"x": numbered(1, 2)}, *others) for label, *others in things], ["x"])
@@ -251,6 +257,7 @@ def test_policies_are_run_first_and_the_first_is_the_baseline(
             "metric=ttft_seconds.p9",
             "metric=ttft_seconds.p9: summary.json has no such number; did you mean ttft_seconds.p99",
         ),
+        ("metric=about.wall_seconds", "metric=about.wall_seconds: summary.json has no such number; did you mean "),
         ("metrics=ttft_seconds.p99", "metrics=ttft_seconds.p99: give its keys, such as "),
         ("output=x", "output=x names the folder of a single run; name a sweep with sweep="),
         ("baseline=vtc", "baseline=vtc: no run of this policy; known: orca, sarathi"),

@@ -13,10 +13,11 @@ from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import Engine, Executor, FinishReason, Plan, Policy, PolicyError, Request, View
 from cbatch.errors import ReplayError, ResultsError
-from cbatch.replay.counterfactual import STOP_TOKEN, Comparison, Recorded, replay
-from cbatch.replay.decisions import Decision, StepEnd, record_decisions
+from cbatch.replay.counterfactual import STOP_TOKEN, Answer, Comparison, Recorded, replay
+from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, record_decisions
 from experiments.config import backends
 from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.replay import Differences
 from experiments.store.decisions_file import read_decisions, write_decisions
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -185,6 +186,15 @@ def test_files_that_hold_something_else_are_refused(tmp_path: Path) -> None:
         with gzip.open(path, "wt") as file:
             file.write(line + "\n")
         assert str(path) in refused()
+
+
+def test_plans_that_differ_in_reserves_alone_are_counted_apart() -> None:
+    seen = Seen(0.0, 0, (0,), (), 9, 0)
+    differences = Differences("Mine")
+    for decided in (Decided(((0, 4),)), Decided(((0, 4),), reserve=((0, 8),)), Decided(((0, 3),), reserve=((0, 8),))):
+        differences.add(Comparison(Decision(0, seen, Decided(((0, 4),)), ()), Answer(decided, "")))
+    said = differences.text(Path("run")).partition("\n")[0]
+    assert said == "run: Mine decides otherwise at 2 of 3 views, at 1 of them only in the KV cache that it reserves"
 
 
 def test_the_command_compares_as_diff_does(tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,12 +21,6 @@ from experiments.plots.series import load_runs
 
 T1 = 12.7062
 """Standard errors that the interval of a mean of two values reaches to each side."""
-
-
-@pytest.fixture(autouse=True)
-def close_figures() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 Points = tuple[list[float], list[float]]

@@ -1,23 +1,15 @@
 """The picture of idle stages: what each bar stacks, of benchmark results and of runs."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
 from cbatch import ConfigError
 from experiments.plots import bubbles
-
-
-@pytest.fixture(autouse=True)
-def close_figures() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 def stage(**shares: float) -> dict[str, float]:

@@ -1,20 +1,12 @@
 """What the plot of simulated against measured figures shows of a file made by hand."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 
 from experiments.plots import fidelity
-
-
-@pytest.fixture(autouse=True)
-def close_figures() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 def made(measured: float, simulated: float) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """What the lanes of host and device show, of a run made by hand (`hand_made`) and of a benchmark's file."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 from hand_made import write_run
 from matplotlib.axes import Axes
@@ -14,12 +12,6 @@ from matplotlib.colors import to_hex
 from cbatch import ConfigError
 from experiments.plots import lanes
 from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL
-
-
-@pytest.fixture(autouse=True)
-def close_figures() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The schedule of a run - what each request does in each iteration - and its chart, of golden schedules."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -23,12 +22,6 @@ from policies.chunking import Fixed
 from policies.mlfq import MLFQ
 from policies.sarathi_serve import SarathiServe
 from policies.vllm_v1 import VllmV1
-
-
-@pytest.fixture(autouse=True)
-def close_figures() -> Iterator[None]:
-    yield
-    plt.close("all")
 
 
 def make_engine(policy: Policy, limits: Limits, memory: int = AMPLE, *, asynchronous: bool = False) -> Engine:

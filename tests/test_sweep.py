@@ -254,6 +254,15 @@ def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:
             "workload.path=no: no such file; a relative path begins",
         ),
         ("workload=closed,sharegpt(lengths.path=no)", "workload.lengths.path=no: no such file; "),
+        (
+            "policy=orca,sarathi workload=trace workload.path={bad}",
+            "{bad}, line 3: num_decode_tokens='x': must be a whole",
+        ),
+        (
+            "workload=closed,sharegpt(lengths.path={bad})",
+            "{bad}, line 3: num_decode_tokens='x': must be a whole number",
+        ),
+        ("workload=closed,prompts(path={bad})", "{bad}, line 1: 'num_prefill_tokens,num_decode_tokens' is not JSON"),
         ("workload=closed,sharegpt", "workload.lengths.path: has no value; give workload.lengths.path=..."),
         (
             "backend=sim backend.router._target_=cbatch.cluster.RoundRobin,mine.Router",
@@ -262,10 +271,12 @@ def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_what_the_last_run_of_a_sweep_lacks_is_said_before_the_first(tmp_path: Path, swept: str, message: str) -> None:
-    done = command("run", "-m", "sweep=s", *swept.split(), "workload.num_requests=4", cwd=tmp_path)
+    bad = tmp_path / "bad.csv"
+    bad.write_text("num_prefill_tokens,num_decode_tokens\n5,5\n5,x\n")
+    done = command("run", "-m", "sweep=s", *swept.format(bad=bad).split(), "workload.num_requests=4", cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+    assert done.stderr.startswith(f"error: {message.format(bad=bad)}") and done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [bad]
 
 
 def test_an_interrupted_sweep_without_a_run_names_no_folder() -> None:

@@ -63,8 +63,16 @@ class Comparison(NamedTuple):
     @property
     def same(self) -> bool:
         """Whether both compute, preempt, reject and reserve the same; notes do not count."""
+        return self._same(note="")
+
+    @property
+    def same_but_reserves(self) -> bool:
+        """Whether they differ, and in nothing but the KV cache that they reserve."""
+        return not self.same and self._same(note="", reserve=())
+
+    def _same(self, **but: Any) -> bool:
         recorded, answer = self.recorded.decided, self.answer.decided
-        return not self.answer.problem and answer._replace(note="") == recorded._replace(note="")
+        return not self.answer.problem and answer._replace(**but) == recorded._replace(**but)
 
 
 Report = Callable[[Comparison], None]

@@ -17,13 +17,15 @@ The status is 0, or 1 if the policy lacks a property that it must have, among th
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tqdm import tqdm
 
 from cbatch import ConfigError, Policy, is_steady
+from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from cbatch.validation import nearest
 from experiments.check.properties import NAMES, PROPERTIES
@@ -31,7 +33,7 @@ from experiments.check.scenario import SHORT
 from experiments.check.search import describe_sizes, search
 from experiments.check.verdicts import text, write_table
 from experiments.config.command_line import check_effects, listed, run
-from experiments.config.composition import policy_of
+from experiments.config.composition import policy_maker
 from experiments.config.settings import PLANS_BY
 
 CHUNK = 4
@@ -55,7 +57,8 @@ def _check(*arguments: str) -> int:
     options, overrides = _options(arguments)
     if options.table and overrides:
         raise ConfigError(f"table={options.table}: checks all built-in policies; leave out {overrides[0]}")
-    policy, chunk, patience = _policy(overrides)
+    make, chunk, patience = _policy(overrides)
+    policy = make()
     counts: list[int] = []
     with tqdm(unit=" workloads", leave=False, disable=None) as bar:
         if options.table:
@@ -66,7 +69,14 @@ def _check(*arguments: str) -> int:
             counts.append(number)
             bar.update(number)
 
-        found = search(policy, PROPERTIES, chunk, num_random=options.num_random, patience=patience, tick=tick)
+        found = search(
+            policy if _can_be_copied(policy) else make,
+            PROPERTIES,
+            chunk,
+            num_random=options.num_random,
+            patience=patience,
+            tick=tick,
+        )
     head = f"{type(policy).__name__} with chunk={chunk}, {sum(counts):,} workloads: {describe_sizes(chunk)}"
     print(f"{head}\n\n{text(found, PROPERTIES)}")
     required = {*options.required, *(["steady"] if is_steady(policy) else [])}
@@ -95,12 +105,20 @@ def _options(arguments: Sequence[str]) -> tuple[Options, list[str]]:
     return options, overrides
 
 
-def _policy(overrides: Sequence[str]) -> tuple[Policy, int, Patience]:
-    """Returns the policy that the overrides describe, its chunk, and how long it may make no progress."""
+def _can_be_copied(policy: Policy) -> bool:
+    """Copying one takes much less time than building it from settings."""
+    with suppress(ConfigError):
+        copy_policy(policy)
+        return True
+    return False
+
+
+def _policy(overrides: Sequence[str]) -> tuple[Callable[[], Policy], int, Patience]:
+    """Returns what builds the policy that the overrides describe, its chunk, and how long it may make no progress."""
     check_effects(overrides, (*PLANS_BY, "patience"), "check")
     given = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}", *overrides]  # the last one counts
-    policy, settings = policy_of(*given)
-    return policy, settings.chunk or CHUNK, settings.patience
+    make, settings = policy_maker(*given)
+    return make, settings.chunk or CHUNK, settings.patience
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from cbatch import PlanError
 from cbatch.replay.decisions import Decision
-from experiments.check.scenario import History
+from experiments.check.scenario import LATER, History
 
 OVERTAKEN_LIMIT = 8
 """A waiting request starves if more than this many times `batch` later ones are admitted before it."""
@@ -74,6 +74,12 @@ def _turns(history: History, chunk: int) -> Violations:
         before, decided = (history.decisions[index].decided for index in (place - 1, place))
         if decided != before:
             yield Violation(place, f"{before} is followed by {decided}, although nothing has changed")
+    if history.late is not None:
+        place, decided = history.late
+        if decided != (before := history.decisions[place - 1].decided):
+            yield Violation(
+                place, f"{before} is followed by {decided} if {LATER:g} s pass, and nothing else has changed"
+            )
 
 
 def _starves(history: History, chunk: int) -> Violations:
@@ -139,7 +145,7 @@ def _delays(history: History, chunk: int) -> Violations:
 
 
 _SAME = "deterministic: the same workload is planned the same each time"
-_STEADY = "steady: decodes alone are planned again until something changes; needed by policies that say so"
+_STEADY = f"steady: decodes alone are planned again until something changes, also {LATER:g} s later; needed by policies that say so"
 _FAIR = f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits"
 _BUSY = "work-conserving: no iteration is empty while any waiting request would fit"
 _ITERATION_LEVEL = "admission at every iteration: no decodes alone while any waiting request would fit"

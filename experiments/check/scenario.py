@@ -1,14 +1,14 @@
 """Small workloads with the limits that they are served under, and the history of a policy serving one."""
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from cbatch import CbatchError, CostFunction, KVSize, Limits, Policy, PolicyError, Request, Server
 from cbatch.errors import StallError
 from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
-from cbatch.replay.decisions import Decision, StepEnd, record_decisions
+from cbatch.replay.decisions import Decided, Decision, StepEnd, record_decisions
 from cbatch.sim import SimExecutor
 from cbatch.stall import Patience
 
@@ -64,6 +64,7 @@ class History:
     error: why the run ended early; None if all requests ended.
     endless: why it was given up; empty if it was not.
     foreseen: places of the decisions that a steady policy would not have been asked for.
+    late: one of these places, and what is decided there in a run in which `LATER` passes before it; None without such a place.
     again: the plans of a second run, if there was one.
     """
 
@@ -72,6 +73,7 @@ class History:
     error: CbatchError | None
     endless: str
     foreseen: Set[int] = frozenset()
+    late: tuple[int, Decided] | None = None
     again: list[Decision] | None = None
 
     @cached_property
@@ -88,16 +90,29 @@ SHORT = Patience(empty_plans=50)
 """Suffices for scenarios, in which few requests take more iterations."""
 
 
-def play(policy: Policy, scenario: Scenario, patience: Patience = SHORT) -> History:
-    """Serve a scenario with a copy of the policy, in simulation; twice where three or more requests run asynchronously."""
-    history = _play(policy, scenario, patience)
+LATER = 900.0
+"""Seconds that pass between two iterations of decodes alone, to see whether a policy then plans in another way."""
+
+
+def play(policy: Policy | Callable[[], Policy], scenario: Scenario, patience: Patience = SHORT) -> History:
+    """Serve a scenario in simulation; twice where three or more requests run asynchronously, and once with a pause.
+
+    policy: copied for each run, or what builds it anew.
+    """
+    fresh = partial(copy_policy, policy) if hasattr(policy, "plan") else policy
+    serve = partial(_play, fresh, scenario, patience)
+    history = serve()
+    if history.foreseen:
+        place = max(history.foreseen, key=lambda place: len(history.decisions[place].seen.waiting))
+        if len(decisions := serve(place).decisions) > place:
+            history = replace(history, late=(place, decisions[place].decided))
     if len(scenario.asks) < 3 or not scenario.asynchronous:
         return history
-    return replace(history, again=_play(policy, scenario, patience).decisions)
+    return replace(history, again=serve().decisions)
 
 
-def _play(policy: Policy, scenario: Scenario, patience: Patience) -> History:
-    """It is given up after many times the plans that it takes."""
+def _play(fresh: Callable[[], Policy], scenario: Scenario, patience: Patience, late: int | None = None) -> History:
+    """It is given up after many times the plans that it takes. late: the decision, the last one, before which `LATER` passes."""
     decisions: list[Decision] = []
     foreseen: set[int] = set()
     most_plans = patience.empty_plans + 5 * sum(ask.tokens for ask in scenario.asks)
@@ -107,7 +122,9 @@ def _play(policy: Policy, scenario: Scenario, patience: Patience) -> History:
             if engine.foresee(ends=True):
                 foreseen.add(len(decisions))
             decisions.append(event)
-            if len(decisions) > most_plans:
+            if len(decisions) == late:
+                server.executor.sleep_until(server.executor.now() + LATER)
+            if len(decisions) > (most_plans if late is None else late):
                 raise StallError("requests are planned and preempted again and again, and none ends")
 
     error: CbatchError | None = None
@@ -116,7 +133,7 @@ def _play(policy: Policy, scenario: Scenario, patience: Patience) -> History:
         server = Server(SimExecutor(EVEN_COST), scenario.limits, EVEN_COST, kv, scenario.asynchronous, patience)
         asks = enumerate(scenario.asks)
         requests = (Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in asks)
-        engine = server.engine(copy_policy(policy), requests)
+        engine = server.engine(fresh(), requests)
         with record_decisions(engine, hear):
             engine.run()
     except StallError as raised:

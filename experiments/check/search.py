@@ -32,7 +32,7 @@ Found = dict[str, Counterexample | None]
 
 
 def search(
-    policy: Policy,
+    policy: Policy | Callable[[], Policy],
     properties: Sequence[Property],
     chunk: int,
     *,
@@ -44,6 +44,7 @@ def search(
     """Search for the smallest history that violates each property.
 
     Args:
+        policy: as for `play`.
         chunk: the policy's, in tokens.
         num_random: random scenarios to try for each property that no tiny one violates.
         tiny: scenarios to try first; default `tiny_scenarios`.
@@ -53,7 +54,8 @@ def search(
     Raises:
         ConfigError: the policy cannot be copied.
     """
-    copy_policy(policy)  # each scenario is served by a copy
+    if hasattr(policy, "plan"):
+        copy_policy(policy)
     found: Found = {prop.name: None for prop in properties}
     left = list(properties)
     for scenario in tiny_scenarios(chunk) if tiny is None else tiny:
@@ -119,7 +121,7 @@ def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Itera
 
 
 def _search_random(
-    policy: Policy, prop: Property, chunk: int, num_random: int, patience: Patience
+    policy: Policy | Callable[[], Policy], prop: Property, chunk: int, num_random: int, patience: Patience
 ) -> Counterexample | None:
     from hypothesis import find, settings  # loaded only where needed
     from hypothesis.errors import NoSuchExample

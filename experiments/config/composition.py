@@ -3,8 +3,8 @@
 They are those of `experiments.run -m experiment=NAME` and `experiments.run policy=NAME`.
 """
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -63,10 +63,16 @@ def policy_names() -> list[str]:
 
 def policy_of(*overrides: str) -> tuple[Policy, Settings]:
     """Builds the policy that these keys of a run describe; returns all settings with it."""
+    make, settings = policy_maker(*overrides)
+    return make(), settings
+
+
+def policy_maker(*overrides: str) -> tuple[Callable[[], Policy], Settings]:
+    """Returns what builds the policy that these keys of a run describe, and all settings."""
     settings = compose_run(*overrides)
     OmegaConf.to_container(OmegaConf.create({"policy": settings["policy"]}), throw_on_missing=True)
     checked = read_settings(settings)
-    return make_policy(settings, checked, {}), checked
+    return partial(make_policy, settings, checked, {}), checked
 
 
 @cache

@@ -1,9 +1,8 @@
-"""Checks every run of a sweep before the first one starts: that keys, classes and traces are there."""
+"""Checks every run of a sweep before the first one starts: its keys and classes, and the files of its workload."""
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hydra.plugins.sweeper import Sweeper
@@ -11,8 +10,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments import workloads
 from experiments.config.construct import check_section
-from experiments.store.text import flat
-from experiments.workloads.readers.source import no_such_file
+from experiments.workloads.readers import read_trace
+from experiments.workloads.readers.servegen import read_servegen
+from experiments.workloads.readers.source import read_lines
+from experiments.workloads.readers.table import json_objects
 
 _BUILT = ("backend", "runtime", "model", "workload", "policy")
 """Sections of which a run builds an object."""
@@ -37,31 +38,49 @@ def check_jobs_first(check: Callable[[dict[str, Any]], object]) -> None:
             kept = checked.pop(tuple(sweep_overrides), None)
             return pickle.loads(kept) if kept else compose(master_config, sweep_overrides)
 
+        files: set[str] = set()
         for overrides in batch:
             config = compose(sweeper.config, list(overrides))
             checked[tuple(overrides)] = pickle.dumps(config)
-            check(check_job(config))
+            check(check_job(config, files))
         if sweeper.config.hydra.launcher._target_.endswith(".BasicLauncher"):  # others compose in their workers
             loader.load_sweep_config = load_sweep_config  # type: ignore[method-assign]
 
     Sweeper.validate_batch_is_legal = check_batch  # type: ignore[method-assign, assignment]
 
 
-def check_job(config: DictConfig) -> dict[str, Any]:
+def check_job(config: DictConfig, files: set[str]) -> dict[str, Any]:
     """Checks the settings of one run, which a sweeper has composed, and returns them.
+
+    files: those that were read for other runs, and how; each is read once.
 
     Raises:
         ConfigError: as `check_section`.
         MissingMandatoryValue: a required key has no value.
-        WorkloadError: a file that a built-in workload names is not there.
+        WorkloadError: a file that a built-in workload names is not there, or is malformed.
     """
     with open_dict(config):
         del config["hydra"]
     settings: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     for section in _BUILT:
         check_section(section, settings[section])
-    workload = settings["workload"]
-    for key, value in flat({"workload": workload}) if workload["_target_"].startswith(f"{workloads.__name__}.") else ():
-        if key.endswith((".path", ".dataset")) and not Path(str(value)).expanduser().exists():
-            raise no_such_file(key, value)
+    if settings["workload"]["_target_"].startswith(f"{workloads.__name__}."):
+        _check_files("workload", settings["workload"], files)
     return dict(settings)
+
+
+def _check_files(section: str, keys: Mapping[str, Any], files: set[str]) -> None:
+    """Reads the files that a section, or one within it, names."""
+    for name, value in keys.items():
+        if isinstance(value, Mapping):
+            _check_files(f"{section}.{name}", value, files)
+    how = {name: keys[name] for name in ("path", "dataset", "format", "columns") if name in keys}
+    if "path" not in how or (key := repr((section, how))) in files:
+        return
+    files.add(key)
+    if "dataset" in how:
+        read_servegen(how["path"], how["dataset"])
+    elif "format" in how:
+        read_trace(how["path"], how["format"], section, how.get("columns") or {})
+    else:
+        json_objects(read_lines(how["path"], f"{section}.path"))
