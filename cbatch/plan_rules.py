@@ -48,7 +48,7 @@ class Rules:
                 self.enforce(self.check)
             self._refuse_malformed(error)
             found = f"{type(error).__name__}: {error}"
-            message = f"the plan cannot be checked ({found}); a policy may change nothing but its own state"
+            message = f"the plan cannot be checked ({found}); a policy may change only its own state"
             raise PlanError(f"{self._where}: {message}") from error
 
     def check(self) -> None:

@@ -30,7 +30,7 @@ from experiments.store.streamed import StreamedTables
 from experiments.store.text import name_of
 
 STREAMED = 100_000_000
-"""Tokens to generate from which on `stream=auto` streams a simulated run: in memory each takes tens of bytes."""
+"""`stream=auto` streams simulated runs that generate at least so many tokens; each takes tens of bytes in memory."""
 
 
 @dataclass(frozen=True)

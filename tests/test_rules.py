@@ -194,7 +194,9 @@ class Vandal:
 def test_a_plan_that_cannot_be_checked_is_refused_with_the_error() -> None:
     engine = make_engine(Vandal(), LIMITS, num_blocks=10)
     engine.submit([Request(0, 8, 3)])
-    with pytest.raises(PlanError, match=r"the plan cannot be checked \(IndexError: .*\); a policy may change nothing"):
+    with pytest.raises(
+        PlanError, match=r"the plan cannot be checked \(IndexError: .*\); a policy may change only its own state"
+    ):
         engine.run()
 
 

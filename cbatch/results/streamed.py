@@ -1,4 +1,4 @@
-"""What a summary needs of a run whose record is taken piece by piece: all but its tokens, whose gaps are counted.
+"""What a summary needs of a run whose record is taken piece by piece: all but its tokens, of which only the gaps are counted.
 
     pieces of a record    | tokens of requests 0 1 2 | ... of 1 2 3 | ...
     request 0 ends        -> its times as a row, its gaps counted by time and length; its tokens are forgotten

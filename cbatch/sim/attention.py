@@ -97,7 +97,7 @@ class TableAttention:
 
     @cached_property
     def _reach(self) -> dict[int, float]:
-        """The largest mean context that the table of decodes covers, by their number, as far as it was asked for."""
+        """The largest mean context that the table of decodes covers, by their number; filled on first use."""
         return {}
 
     def seconds(self, shape: BatchShape) -> float:

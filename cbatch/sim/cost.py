@@ -199,7 +199,7 @@ class ProfileCost:
     def _times(
         self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes, power: PowerLimit | None = None
     ) -> StageTimes:
-        """power: of decodes alone; None: their pace is not asked for."""
+        """power: of decodes alone; None: their pace is not needed."""
         linear, other, pace, communication, embedding, transfers, _ = token_times
         compute = linear + other + self._layers * self._attention.seconds(shape)
         if power is not None and not shape.chunks:

@@ -72,7 +72,7 @@ def arena(arguments: list[str]) -> int:
 
 
 def _check_traces(given: Mapping[str, str]) -> None:
-    """Raises ConfigError, once and not for every cell, if the traces are not where they are looked for."""
+    """Raises ConfigError, once and not for every cell, if the folder of traces does not exist."""
     folder, asked = given.get("traces", "traces"), given.get("workload", "traces/")
     if "traces/" in asked and not Path(folder).is_dir():
         raise ConfigError(f"traces={folder}: no such folder; give the one with the published traces, or workload=")

@@ -122,7 +122,7 @@ def _without_policy(settings: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=2)
 def _machine(settings: str, replications: int, requests: int) -> tuple[float, Callable[..., Bounds]]:
-    """The highest rate that any policy can sustain, and what bounds some of the requests."""
+    """The highest rate that any policy can sustain, and a function that bounds any subset of the requests."""
     run = assemble(together(json.loads(settings), replications, requests))
     bounds = bounds_of(run)
     return bounds(run.requests).rate, bounds

@@ -19,7 +19,7 @@ from experiments.progress import loading_bars
 from experiments.workloads import Workload
 
 LARGE = 1e9
-"""Bytes of weights from which on loading them is announced."""
+"""Loading at least this many bytes of weights is announced."""
 
 LARGEST_ITERATION = 32768
 """Tokens that `max_tokens=auto` does not exceed for a whole batch of prompts."""
@@ -48,7 +48,7 @@ class Run:
 def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line: None) -> Run:
     """Builds a run from a composed configuration, resolved; no weights are loaded before all settings are checked.
 
-    say: receives a line before weights are loaded that take long.
+    say: called with a line before weights are loaded, if that takes long.
 
     Raises:
         CbatchError: a setting, workload, policy, model or profile that cannot be used; the message says which and why.

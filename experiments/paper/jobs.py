@@ -1,4 +1,4 @@
-"""Many simulated runs for one figure: on all cores, each kept as it ends, so that an interrupted command goes on."""
+"""Many simulated runs for one figure, on all cores; each result is kept, so that an interrupted command can resume."""
 
 import hashlib
 import inspect

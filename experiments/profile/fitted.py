@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from cbatch import Limits, Server
 from experiments.profile.laboratory import Batch, Laboratory
@@ -33,15 +34,11 @@ def features(batch: Batch) -> NDArray[np.float64]:
 
 
 def fit(measured: Mapping[Batch, float]) -> NDArray[np.float64]:
-    """Returns the prices of `features` with the least squares of relative errors; one that would be negative is 0."""
+    """Returns the prices of `features` with the least squares of relative errors, none negative."""
     rows = np.array([features(batch) / seconds for batch, seconds in measured.items()])
-    prices, used = np.zeros(rows.shape[1]), np.arange(rows.shape[1])
-    while True:
-        found = np.linalg.lstsq(rows[:, used], np.ones(len(rows)), rcond=None)[0]
-        if found.min() >= 0:
-            prices[used] = found
-            return prices
-        used = np.delete(used, found.argmin())
+    scale = np.maximum(rows.max(axis=0), 1e-30)  # tokens and pairs of tokens differ by orders of magnitude
+    prices: NDArray[np.float64] = nnls(rows / scale, np.ones(len(rows)))[0] / scale
+    return prices
 
 
 def _sample(limits: Limits) -> Iterator[Batch]:

@@ -7,7 +7,7 @@ A base is linear between knots, of decodes between captured sizes, to which they
 engine's host adds to iterations that follow one another is in them, so the profile has no host time beside them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.replay.decisions import Decision
 from cbatch.sim import PROFILES, Profile, ProfileCost, load_profile
 from experiments.config.presets import load_spec
-from experiments.profile.tables import DIGITS, UNCOMPARED, write_profile
+from experiments.profile.tables import UNCOMPARED, round_all, write_profile
 from experiments.store.decisions_file import read_decisions
 from experiments.store.provenance import commit, today
 from experiments.store.run_folder import DECISIONS
@@ -185,16 +185,12 @@ def _base(prices: Prices) -> dict[str, Any]:
     nothing = {"seconds": [0, 0]}
     ends = [prices.sizes[0], prices.sizes[-1]]
     return {
-        "linear": {"tokens": prices.sizes, "iteration": _rounded(prices.base)},
+        "linear": {"tokens": prices.sizes, "iteration": round_all(prices.base)},
         "other": {"tokens": ends, **nothing},
         "head": {"requests": ends, **nothing},
     }
 
 
 def _grid(sizes: Sequence[int], contexts: Sequence[int], seconds: Callable[[int, int], float]) -> dict[str, Any]:
-    rows = [_rounded(seconds(size, context) for context in contexts) for size in sizes]
+    rows = [round_all(seconds(size, context) for context in contexts) for size in sizes]
     return {"sizes": list(sizes), "contexts": list(contexts), "seconds": rows}
-
-
-def _rounded(values: Iterable[float]) -> list[float]:
-    return [float(f"{value:.{DIGITS}g}") for value in values]

@@ -4,7 +4,7 @@ Only the measured model, the host times and the links are replaced in an existin
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,21 +117,21 @@ def rows_table(bases: Mapping[int, PiecewiseLinear]) -> dict[str, Any] | None:
     sizes = [int(size) for size in smallest.sizes]
     seconds = [[max(bases[batch].at(size) - smallest.at(size), 0.0) for size in sizes] for batch in sorted(bases)]
     origin = "derived from iterations measured with graphs for each of these batches: their difference, 0 where it is negative"
-    return {"from": origin, "requests": sorted(bases), "tokens": sizes, "seconds": [_rounded(row) for row in seconds]}
+    return {"from": origin, "requests": sorted(bases), "tokens": sizes, "seconds": [round_all(row) for row in seconds]}
 
 
 def _decode_parts(base: PiecewiseLinear, share_of: ShareOf) -> dict[str, Any]:
     """Divides the base of iterations without prompts; their head has a row per decode."""
     heads = [share_of(size).head * seconds for size, seconds in zip(base.sizes, base.seconds, strict=True)]
     sizes = [int(size) for size in base.sizes]
-    return {**_divided(base, share_of, heads), "head": {"requests": sizes, "seconds": _rounded(heads)}}
+    return {**_divided(base, share_of, heads), "head": {"requests": sizes, "seconds": round_all(heads)}}
 
 
 def _mixed_parts(base: PiecewiseLinear, share_of: ShareOf, max_batch: int) -> dict[str, Any]:
     """Divides the base of iterations with prompts; a captured head has a row per request of the largest batch."""
     head = share_of(base.sizes[0]).head * base.seconds[0]
     divided = _divided(base, share_of, [head] * len(base.sizes))
-    return {**divided, "head": {"requests": [1, max_batch], "seconds": _rounded([head, head])}}
+    return {**divided, "head": {"requests": [1, max_batch], "seconds": round_all([head, head])}}
 
 
 def _divided(base: PiecewiseLinear, share_of: ShareOf, heads: Sequence[float]) -> dict[str, Any]:
@@ -143,28 +143,28 @@ def _divided(base: PiecewiseLinear, share_of: ShareOf, heads: Sequence[float]) -
         other.append(seconds - head - linear[-1])
     sizes = [int(size) for size in base.sizes]
     return {
-        "linear": {"tokens": sizes, "seconds": _rounded(linear)},
-        "other": {"tokens": sizes, "seconds": _rounded(other)},
+        "linear": {"tokens": sizes, "seconds": round_all(linear)},
+        "other": {"tokens": sizes, "seconds": round_all(other)},
     }
 
 
 def _power(power: PowerLimit) -> dict[str, Any]:
-    reserve, idle = _rounded([power.reserve_seconds, power.idle_rise_seconds])
+    reserve, idle = round_all([power.reserve_seconds, power.idle_rise_seconds])
     return {
         "tokens": [int(size) for size in power.gain.sizes],
-        "gain": _rounded(power.gain.seconds),
-        "loss": _rounded(power.loss.seconds),
+        "gain": round_all(power.gain.seconds),
+        "loss": round_all(power.loss.seconds),
         "reserve_seconds": reserve,
         "requests": [int(number) for number in power.decode_loss.sizes],
-        "decode_loss": _rounded(power.decode_loss.seconds),
-        "rise_seconds": _rounded(power.rise_seconds.seconds),
+        "decode_loss": round_all(power.decode_loss.seconds),
+        "rise_seconds": round_all(power.rise_seconds.seconds),
         "idle_rise_seconds": idle,
     }
 
 
 def _grid(grid: BilinearGrid) -> dict[str, Any]:
     contexts = sorted({context for row in grid.columns for context in row})
-    columns = zip(grid.columns, map(_rounded, grid.seconds), strict=True)
+    columns = zip(grid.columns, map(round_all, grid.seconds), strict=True)
     rows = [dict(zip(known, seconds, strict=True)) for known, seconds in columns]
     return {
         "sizes": [int(size) for size in grid.sizes],
@@ -173,7 +173,8 @@ def _grid(grid: BilinearGrid) -> dict[str, Any]:
     }
 
 
-def _rounded(values: Sequence[float]) -> list[float]:
+def round_all(values: Iterable[float]) -> list[float]:
+    """Rounds to `DIGITS` significant digits."""
     return [float(f"{value:.{DIGITS}g}") for value in values]
 
 

@@ -1,4 +1,4 @@
-"""Claims of folders: a file that one process creates atomically, also on a network file system, and that names it.
+"""Claims on folders: a file that names the process that holds it, created atomically even on a network file system.
 
 A claim ends when its process removes it, gives it another status than "begun", or no longer exists; then one other
 process can take it over. A process on another host or in another container cannot be seen: its claim is never taken
@@ -26,13 +26,13 @@ Claim = Mapping[str, Any]
 _NOT_YET_WRITTEN = {"status": "begun", "process": "?", "host": "?", "begun": "just now"}
 _SECONDS_TO_WRITE = 60.0  # an empty claim older than this is of a process that was killed before it could write
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)  # of file systems without hard links
-_MOST_ATTEMPTS = 1000  # at what other processes create and remove meanwhile
+_MOST_ATTEMPTS = 1000  # while other processes create and remove the same paths
 
 
 class ClaimedError(ResultsError):
     """Another process has claimed the folder.
 
-    who: the process, in words. visible: its end can be noticed from here.
+    who: the process, in words. visible: whether this process can tell that it has ended.
     """
 
     def __init__(self, path: Path, claim: Claim) -> None:
@@ -91,7 +91,7 @@ def has_ended(claim: Claim) -> bool:
 
 
 def make_new_folder(stem: Path) -> Path:
-    """Creates a folder called `stem`, or with a number behind it if that exists. Raises as `make_folder`."""
+    """Creates a folder called `stem`, or `stem_2` and so on if that exists. Raises as `make_folder`."""
     for number in count(1):
         folder = stem if number == 1 else stem.with_name(f"{stem.name}_{number}")
         try:
@@ -104,7 +104,7 @@ def make_new_folder(stem: Path) -> Path:
 
 
 def make_folder(folder: Path, *, new: bool = False) -> None:
-    """Creates a folder and its parents, even while runs that end without results remove those that are empty.
+    """Creates a folder and its parents, even if other runs remove empty ones at the same time.
 
     Raises:
         FileExistsError: it is a file; or, with `new`, it exists.
@@ -192,7 +192,7 @@ def _identity(process: int) -> dict[str, str]:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        tick = "ended" if fields[0] in "ZX" else fields[19]  # listed until its parent has taken notice
+        tick = "ended" if fields[0] in "ZX" else fields[19]  # a zombie, until its parent waits for it
         return {"boot": boot, "container": os.readlink("/proc/self/ns/pid"), "tick": tick}
     except OSError:
         return {}

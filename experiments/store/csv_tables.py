@@ -31,7 +31,7 @@ _SLO_COLUMNS = [f"slo_{name}_seconds" for name in _OBJECTIVES]
 LATENCY_COLUMNS = [f"{name}_seconds" for name in _LATENCIES]
 REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_TIMES, *_OUTCOME, *LATENCY_COLUMNS)
 EXTRA = "extra."
-"""Before the names of `Request.extra` in requests.csv."""
+"""Prefix of the columns of `Request.extra` in requests.csv."""
 
 
 def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
@@ -66,7 +66,7 @@ def extra_names(requests: Iterable[Request]) -> list[str]:
 
 
 def extra_text(value: object) -> str:
-    """A value of `Request.extra` as text that `read_extra` turns back into it: JSON, but plain text where it is not mistaken."""
+    """A value of `Request.extra` as text that `read_extra` reads back: plain text where that is unambiguous, else JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) and read_extra(value) == value else json.dumps(value, default=str)

@@ -40,7 +40,7 @@ class DecisionsFile(NamedTuple):
 
 
 class DecisionsWriter:
-    """Writes the lines of a file as things happen; closed at the end, or cut off where its process ends.
+    """Writes the lines of a file during the run. If the process is killed, the file ends there.
 
     Raises:
         ResultsError: from every method, if the file cannot be written, or a request's `extra` holds what JSON cannot.
@@ -74,7 +74,7 @@ class DecisionsWriter:
             self._write(plan={**event._asdict(), "seen": event.seen._asdict(), "decided": event.decided._asdict()})
 
     def finish(self, id_: int, num_output_tokens: int) -> None:
-        """A request whose length its spec does not tell has ended."""
+        """Notes the end of a request whose spec does not give its output length."""
         self._write(finish={"id": id_, "num_output_tokens": num_output_tokens})
 
     def close(self, times: Sequence[float] | None = None) -> None:

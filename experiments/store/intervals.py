@@ -9,7 +9,7 @@ import numpy as np
 from cbatch import ConfigError
 
 CONFIDENCE = 0.95
-_POWER = 0.84  # standard errors for a chance of 80% that a difference is seen
+_POWER = 0.84  # standard errors for a power of 80%
 
 
 class Mean(NamedTuple):

@@ -9,7 +9,7 @@ About = Mapping[str, Any]
 """The part `about` of a summary."""
 
 FEWEST_IN_TAIL = 10
-"""Requests that should lie beyond a percentile of a run: with fewer it is near the longest value, and biased."""
+"""Requests that should lie beyond a percentile of a run: with fewer, it is close to the maximum, and biased."""
 
 _LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line with the profile's name
 

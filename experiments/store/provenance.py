@@ -67,7 +67,7 @@ def today() -> str:
 
 
 def now() -> str:
-    """This second, with the time zone."""
+    """The current time to the second, with its time zone."""
     return f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}"
 
 
@@ -92,7 +92,7 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def partial_path(path: Path) -> Path:
-    """A new hidden path beside a file, with its suffix, to write it; it remains if the process is killed."""
+    """A new hidden path beside a file, with its suffix, to be renamed to it; left behind if the process is killed."""
     return path.with_name(f".{path.name}.{uuid4().hex}{path.suffix}")
 
 

@@ -88,7 +88,7 @@ def read_finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | N
 
 
 def damage(folder: Path, summary: Mapping[str, Any]) -> str:
-    """Which table of a complete run is not as the run wrote it, and what to do; empty if none. A missing one is none."""
+    """Names a table of a complete run that was changed since, and the remedy; empty if there is none. Missing tables do not count."""
     run = summary.get("run", {})
     for name, key in ((REQUESTS, "requests"), (STEPS, "iterations"), (COPIES, "iterations"), (STAGES, "iterations")):
         path = folder / name

@@ -1,4 +1,4 @@
-"""Which runs of a folder are shown: those that a text chooses, repeated ones once, and which others are left out, and why."""
+"""Selects the runs of a folder to show, repeated ones once, and says which are left out, and why."""
 
 import json
 import re
@@ -55,7 +55,7 @@ def say(omitted: Iterable[Omitted]) -> None:
 
 
 def find_unfinished(root: Path) -> list[Omitted]:
-    """Runs in and below a folder without results: failed, killed, or still running."""
+    """Runs without results in and below a folder: failed, killed, or still running."""
     found: dict[Path, str] = {}
     for file in sorted(root.rglob(ERRORS)):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()

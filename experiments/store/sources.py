@@ -1,6 +1,6 @@
 """Which code and files made a result: hashes of the framework, of the modules that the settings name, and of their files.
 
-A module counts as it was when this process first looked at it after its import: edits of its file have no effect on it.
+A module is hashed once per process, after its import: later edits of its file do not affect the run.
 """
 
 import ast
@@ -106,7 +106,7 @@ def _modules(targets: Sequence[str]) -> Iterator[tuple[str, _Source]]:
 
 
 def _source(name: str, installed: bool) -> _Source | None:
-    """Returns a module's source; None if there is none, or if it is installed and such a one is not wanted."""
+    """Returns a module's source; None if there is none, or if it belongs to an installed package and `installed` is false."""
     spec = _find(name)
     if spec is None or not spec.has_location or spec.origin is None:
         return None

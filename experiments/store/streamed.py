@@ -16,7 +16,7 @@ class StreamedTables:
     """The two tables in a folder, row for row as a run's; closed at the end of a `with`.
 
     extra: names of attributes of the requests' own. run: what a summary needs. Requests that arrive by iteration are not
-    provided for.
+    supported.
     """
 
     def __init__(self, folder: Path, extra: Sequence[str] = ()) -> None:

@@ -63,7 +63,7 @@ _LATENCIES = {
 
 
 def name_of(about: Summary) -> str:
-    """A run's name in tables and legends: the policy, an own one by its class, with its chunk if it has one."""
+    """A run's name in tables and legends: the policy (a user's own by its class), and its chunk if it has one."""
     policy = policy_name(about["policy"])
     chunk = "" if about.get("chunk") is None else f" {about['chunk']}"
     usual = about["chunking"] in (None, "tile_aligned") or "chunking=" in policy
@@ -182,7 +182,7 @@ def format_mean(found: Mean) -> str:
 
 
 def _repeats_text(groups: Iterable[Sequence[Summary]]) -> str:
-    """What the rows of several runs show; empty without such rows."""
+    """Explains rows that average several runs; empty if there are none."""
     several = [group for group in groups if len(group) > 1]
     sizes = [len(group) for group in several if not all_equal(group)]
     equal = len(several) - len(sizes)

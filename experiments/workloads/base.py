@@ -88,7 +88,7 @@ class Workload(ABC):
     def _build(
         self, trace: Trace, vocabulary: Vocabulary | None, prompts: Sequence[list[int]] | None = None
     ) -> list[Request]:
-        """Requests from columns. What the trace has is kept; without `prompts`, token ids are drawn evenly from all."""
+        """Requests from columns. What the trace has is kept; without `prompts`, token ids are drawn uniformly."""
         num = len(trace)
         columns: dict[str, Column] = {"num_prompt_tokens": trace.prompt_tokens}
         columns |= self._annotations().columns(trace.output_tokens, self.seed)

@@ -39,7 +39,7 @@ class Client:
     """Requests of one client, or of one phase of it: entries may share a `client`.
 
     rate: requests per second, at `begin`; end_rate: at `end`, changing linearly; None: the same.
-    prompt_tokens, output_tokens: one length for all, or a range [least, most], both included, drawn evenly and apart.
+    prompt_tokens, output_tokens: one length for all, or a range [least, most], both included, drawn uniformly.
     client: name; None is the entry's key.
     cv: coefficient of variation of the intervals: 0 is evenly spaced from a random offset, 1 Poisson, above 1 bursty.
     begin, end: seconds; None ends with the workload.

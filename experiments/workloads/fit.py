@@ -1,4 +1,4 @@
-"""Makes the lengths of a trace fit a model: scaled, and held to a maximum."""
+"""Makes the lengths of a trace fit a model: scaled, and capped."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal

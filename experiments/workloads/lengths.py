@@ -94,7 +94,7 @@ class _Range:
 
 @dataclass(frozen=True, kw_only=True)
 class UniformLengths(_Range):
-    """Total lengths drawn evenly from the range."""
+    """Total lengths drawn uniformly from the range."""
 
     def draw(self, generator: np.random.Generator, num: int) -> tuple[Ints, Ints]:
         return split(generator.integers(self.min_length, self.max_length, num, endpoint=True), self.pd_ratio)
@@ -151,7 +151,7 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True)
 class MixedLengths:
-    """Each request is of one of several kinds, by chance: a share of long contexts among others, say (Medha).
+    """Each request is of one of several kinds, drawn at random: a share of long contexts, for example (Medha).
 
     parts: the fields of `Part` by name.
     """

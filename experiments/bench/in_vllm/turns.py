@@ -30,7 +30,7 @@ class TurnsScheduler:
 
 
 class _Turns:
-    """Stands before three methods of a scheduler with a policy."""
+    """Overrides three methods of a scheduler with a policy."""
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler

@@ -34,7 +34,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Give the GPU's memory back."""
+        """Free the GPU's memory."""
 
 
 class Peer(NamedTuple):
