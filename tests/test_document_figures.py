@@ -100,16 +100,14 @@ def drawn() -> str:
 
 def slow_card() -> str:
     """Of the speeds on a card whose power limit kept it slow."""
-    [pairs] = stored("h200/slow-card/pd.json")["figures"].values()
-    found = [
-        pairs,
-        *(stored(f"h200/slow-card/trace-{name}.json")["figures"] for name in (SERVE.split(",")[0], "longest_first")),
-    ]
-    speeds = [f"{run['tokens_per_second']['median']:,.0f}" for policies in found for run in policies.values()]
-    rows = "LLaMA-13B's row is {} tokens/s and batch 128 of the trace {}, and {} with `longest_first".format(*speeds)
-    return (
-        f"with the newer kernels of {stamp(stored('h200/slow-card/pd.json')).split()[-1]}, on this slower card, {rows}"
-    )
+    names = ("pd", "trace-longest_first", "trace-sarathi_serve", "trace-sarathi_serve-before")
+    files = [*(stored(f"h200/slow-card/{name}.json") for name in names), stored("h200/trace-128.json")]
+    [newer], [earlier] = ({stamp(file).split()[-1] for file in part} for part in (files[:3], files[3:]))
+    figures = [files[0]["figures"]["14"], *(file["figures"] for file in files[1:])]
+    speeds = [f"{next(iter(found.values()))['tokens_per_second']['median']:,.0f}" for found in figures]
+    rows = "{} tokens/s in LLaMA-13B's row, {} with `longest_first policy.per_prompt_token=true` and batch 128 of the trace"
+    serve = f"and {speeds[2]} with `sarathi_serve`, whose {speeds[4]} of {earlier} are {speeds[3]} there"
+    return f"the newer kernels of {newer} reach {rows.format(*speeds)}, {serve}"
 
 
 def fidelity() -> str:
