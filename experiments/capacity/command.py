@@ -19,8 +19,16 @@ from cbatch.validation import Give, positive, read, whole
 from experiments.capacity.definitions import Criterion, Rule
 from experiments.capacity.estimate import Shares, alone, by_replication
 from experiments.capacity.folder import CAPACITY, Simulations, open_simulations
-from experiments.capacity.replications import Outcome, highest_rate, natural_rate, num_recorded, replicate, simulate
-from experiments.capacity.search import LEAST, Found, Search, Wanted
+from experiments.capacity.replications import (
+    Outcome,
+    highest_rate,
+    natural_rate,
+    num_recorded,
+    queue_of,
+    replicate,
+    simulate,
+)
+from experiments.capacity.search import LEAST, Found, Search, Wanted, shares_of
 from experiments.config.assemble import assemble
 from experiments.config.backends import Simulated
 from experiments.config.construct import construct
@@ -84,7 +92,12 @@ def measure(
         found = search.run()
         about["wall_seconds"] = time.perf_counter() - began
         about["execution"]["iterations_outside_measured_range"] = sum(each.outside for each in search.outcomes)
-        summary = {"about": about, "capacity": figures(found, keys, search.outcomes), **_details(found, rule.criteria)}
+        single = alone(shares_of(search.outcomes, rule.criteria))
+        summary = {
+            "about": about,
+            "capacity": figures(found, keys, search.outcomes, single),
+            **_details(found, rule.criteria),
+        }
         if run_settings["bounds"]:
             summary["regret"] = _regret(found, run_settings, rule)
         CAPACITY.write(folder, summary, settings)
@@ -126,7 +139,8 @@ def _wanted(keys: Keys, workload: Mapping[str, Any], rule: Rule) -> Wanted:
         remedy = f"requests={fits}, or a longer trace" if fits >= FEWEST_REQUESTS else longer
         raise ConfigError(f"requests={requests}: {problem}; give {remedy}")
     grows = keys.requests == "auto" and warmup is None
-    return Wanted(rule.criteria, requests, keys.replications, keys.accuracy, warmup, recorded, grows)
+    queue = queue_of(workload)
+    return Wanted(rule.criteria, requests, keys.replications, keys.accuracy, warmup, recorded, grows, queue)
 
 
 @contextmanager
@@ -163,9 +177,8 @@ def _simulate(
     return [outcome for outcome in map(simulations.find, keys) if outcome is not None]
 
 
-def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What is reported of a capacity."""
-    single = alone(found.shares)
+def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], single: Sequence[float]) -> dict[str, Any]:
+    """What is reported of a capacity. single: what each replication alone would give."""
     return {
         "requests_per_second": found.rate,
         "low": found.low,

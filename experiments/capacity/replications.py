@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 from cbatch import ConfigError, Request, RequestSpec
 from cbatch.request import spec_of
 from cbatch.results.metrics import collect_served
+from experiments.capacity.control import Draw
 from experiments.capacity.definitions import Count, Rule, select
+from experiments.capacity.estimate import Floats
 from experiments.config.assemble import assemble
 from experiments.config.construct import construct
 from experiments.serve import bounds_of
@@ -94,6 +96,22 @@ def natural_rate(workload: Section, num_requests: int) -> float:
         ConfigError: all of its requests arrive together.
     """
     return _natural_rate(as_json(workload), num_requests)
+
+
+def queue_of(workload: Section) -> Draw | None:
+    """What draws the replications of a workload for `Control`; None where only whole requests can be drawn."""
+    section = as_json(workload)
+    drawn = _workload(section)
+    if not isinstance(drawn, OpenLoop):
+        return None
+
+    def draw(number: int, requests: int) -> tuple[Floats, Floats]:
+        trace = replace(drawn, seed=drawn.seed + number, num_requests=requests).trace()
+        assert trace.arrival_time is not None, "of an open loop"
+        work = (trace.prompt_tokens + trace.output_tokens).astype(float)
+        return (trace.arrival_time - trace.arrival_time[0]) * _natural_rate(section, requests), work
+
+    return draw
 
 
 def as_json(section: Section) -> str:

@@ -2,7 +2,7 @@
 
 1   double or halve the rate until some criterion fails, bisect to 10%: a few replications
 2   the first and last requests that do not count: 5 mean residence times
-3   8 rates around the crossing, 8 replications each; more rates while the interval reaches beyond them
+3   4 rates around the crossing, 8 replications each; more rates while the interval reaches beyond them, and where it is to end
 4   more replications at the 2 to 4 rates nearest to it, 16 at least, until the interval is as narrow as wanted
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from cbatch import ConfigError
+from experiments.capacity.control import Control, Draw
 from experiments.capacity.definitions import Criterion
 from experiments.capacity.estimate import Shares, capacity
 from experiments.capacity.replications import Outcome
@@ -24,8 +25,8 @@ Simulate = Callable[[Sequence[tuple[int, float]], int, int], list[Outcome]]
 FIRST, LEAST = 8, 16  # replications of every rate, and of those near the crossing
 _PILOT = 4  # replications of the bracket
 _NARROW = 1.1  # ratio of the bracket's ends
-_RATES, _MOST_RATES = 8, 20
-_SPAN = 1.25  # the outermost rates over the middle
+_RATES, _MOST_RATES = 4, 20
+_STEP = 1.066  # ratio of neighbouring ones
 _RESIDENCE_TIMES = 5
 _AT_ONCE = 1e6  # requests per second
 _IDLE, _FEW = 0.02, 200  # load at which requests are served one by one, and how many are enough to see it
@@ -38,6 +39,7 @@ class Wanted:
     accuracy: half the interval's width over the capacity.
 
     warmup: requests that do not count, first and last; None: by the residence times. recorded: requests of the trace, or None.
+    queue: draws replications for a control variate; None: without one.
     """
 
     criteria: Sequence[Criterion]
@@ -47,6 +49,7 @@ class Wanted:
     warmup: int | None
     recorded: int | None = None
     grows: bool = False
+    queue: Draw | None = None
 
     def replications(self, requests: int) -> int:
         """Returns how many replications of this length there are."""
@@ -82,6 +85,8 @@ class Search:
         self.outcomes: list[Outcome] = []
         self._pilots: list[Outcome] = []
         self._alone_passes = False
+        self._throughput = inf
+        self._control: Control | None = None
 
     def run(self) -> Found:
         """Searches.
@@ -92,7 +97,7 @@ class Search:
         low, high, in_system = self._bracket()
         warmup = self._warmup(in_system)
         middle = sqrt(low * high)
-        rates = [_round(rate) for rate in np.geomspace(middle / _SPAN, middle * _SPAN, _RATES)]
+        rates = [_round(middle * _STEP**power) for power in np.arange(_RATES) - (_RATES - 1) / 2]
         self.outcomes = []
         num = min(FIRST, self.most)
         self._add(rates, range(num), warmup)
@@ -102,6 +107,9 @@ class Search:
             if beyond := self._rates_beyond(found, rates):
                 rates = sorted([*rates, *beyond])
                 self._add(beyond, range(min(FIRST, num)), warmup)
+            elif between := self._rates_between(found, rates):
+                rates = sorted([*rates, *between])
+                self._add(between, range(num), warmup)
             elif found.accuracy <= self.wanted.accuracy and num >= min(LEAST, self.most):
                 return found
             else:
@@ -120,7 +128,8 @@ class Search:
                 f"requests={self.requests}: even if all arrive at once the objectives are met; "
                 "raise requests=, or set tighter objectives"
             )
-        rate = _round(self.requests * _AT_ONCE / in_system / 2)  # they wait for half of the queue on average
+        self._throughput = self.requests * _AT_ONCE / in_system / 2  # they wait for half of the queue on average
+        rate = _round(self._throughput)
         passing, failing, at_passing = 0.0, inf, 0.0
         while failing > _NARROW * passing:
             passes, in_system = self._pilot(rate)
@@ -182,18 +191,33 @@ class Search:
 
     def _found(self, warmup: int) -> Found:
         shares = shares_of(self.outcomes, self.wanted.criteria)
+        if self.wanted.queue is not None:
+            if self._control is None:
+                self._control = Control(self.wanted.queue, self.requests, warmup, self._throughput)
+            shares = [self._control.adjust(each) for each in shares]
         return Found(*capacity(shares), shares, self.requests, warmup)
 
     def _rates_beyond(self, found: Found, rates: Sequence[float]) -> list[float]:
         """Further rates where the capacity or an end of its interval is not among the rates, up to `_MOST_RATES`."""
-        step, room = rates[1] / rates[0], _MOST_RATES - len(rates)
-        below = [_round(rates[0] / step**power) for power in (1, 2)] if found.low == 0 else []
-        above = [_round(rates[-1] * step**power) for power in (1, 2)] if found.high == inf else []
+        room = _MOST_RATES - len(rates)
+        below = [_round(rates[0] / _STEP**power) for power in (1, 2)] if found.low == 0 else []
+        above = [_round(rates[-1] * _STEP**power) for power in (1, 2)] if found.high == inf else []
         return [*below, *above][: max(room, 0)]
 
+    def _rates_between(self, found: Found, rates: Sequence[float]) -> list[float]:
+        """The ends of the interval that is wanted, where no rate is near them: between two rates shares are interpolated."""
+        accuracy, room = self.wanted.accuracy, _MOST_RATES - len(rates)
+        ends = [
+            found.rate * (1 + sign * accuracy)
+            for sign in (-1, 1)
+            if not any(0 <= sign * (rate / found.rate - 1) <= 1.5 * accuracy for rate in rates)
+        ]
+        return [_round(end) for end in ends][: max(room, 0)]
+
     def _near(self, found: Found, rates: Sequence[float]) -> list[float]:
-        """The rates that enclose the interval that is wanted."""
-        low, high = (found.rate * (1 + sign * min(self.wanted.accuracy, _SPAN - 1)) for sign in (-1, 1))
+        """The rates that enclose the interval, or the one that is wanted if that is narrower."""
+        wanted = (found.rate * (1 + sign * self.wanted.accuracy) for sign in (-1, 1))
+        low, high = max(found.low, next(wanted)), min(found.high, next(wanted))
         first = max([index for index, rate in enumerate(rates) if rate <= low], default=0)
         last = min([index for index, rate in enumerate(rates) if rate >= high], default=len(rates) - 1)
         return list(rates[first : last + 1])

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +13,7 @@ from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.workloads.fit import Fit
 from experiments.workloads.histogram import Histogram
 from experiments.workloads.readers import Format, read_trace
-from experiments.workloads.trace import Floats, Ints
+from experiments.workloads.trace import Floats, Ints, Trace
 
 LONGEST = 10_000_000
 """Tokens of a request; beyond any model's positions."""
@@ -132,13 +133,17 @@ class TraceLengths(Fit):
 
     def draw(self, generator: np.random.Generator, num: int) -> tuple[Ints, Ints]:
         in_order = self.order == "file"
-        trace = read_trace(self.path, self.format, "workload.lengths")
+        trace = self._trace
         if in_order and num > len(trace):
             remedy = "ask for fewer, or set workload.lengths.order=random"
             raise WorkloadError(f"{self.path}: has {len(trace)} rows, workload.num_requests={num}: {remedy}")
         trace = self.fit(trace, num if in_order else None)
         rows = slice(num) if in_order else generator.integers(len(trace), size=num)
         return trace.prompt_tokens[rows], trace.output_tokens[rows]
+
+    @cached_property
+    def _trace(self) -> Trace:
+        return read_trace(self.path, self.format, "workload.lengths")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,11 @@ class OpenLoop(Workload):
     rate_scale: Annotated[float, positive("1 keeps the rate")] = 1.0
 
     def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+        return self._build(self.trace(), vocabulary)
+
+    def trace(self) -> Trace:
+        """Arrivals and lengths alone."""
         assert self.num_requests is not None, "checked when built"
         times = self.arrivals.times(generator(self.seed, Stream.ARRIVALS), self.num_requests) / self.rate_scale
         prompts, outputs = self.lengths.draw(generator(self.seed, Stream.LENGTHS), self.num_requests)
-        trace = Trace(source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times)
-        return self._build(trace, vocabulary)
+        return Trace(source="open loop", prompt_tokens=prompts, output_tokens=outputs, arrival_time=times)
