@@ -11,7 +11,7 @@ import torch
 from cbatch import ConfigError, Limits
 from cbatch.runtime.options import Options
 from experiments.bench import pipeline, tensor
-from experiments.config.backends import Cpu
+from experiments.config.backends import Cpu, Simulated
 from experiments.config.presets import load_spec
 from experiments.config.servers import real_server
 
@@ -32,7 +32,7 @@ def test_the_warm_up_has_an_iteration_of_every_kind() -> None:
     """What they allocate and compile, a run that is measured does not: the largest one, and a long prompt beside decodes."""
     spec = load_spec("llama-13b")
     limits = Limits(16, 32768, pipeline.LONGEST)
-    server = tensor.make_server_on("h200", 1, spec, limits, Options())
+    server = pipeline.server_on(Simulated(), spec, limits, Options(), "h200")
     steps: list[tuple[int, int]] = []
 
     def serve(*arguments: Any) -> None:
@@ -54,9 +54,10 @@ def as_if_on_gpus(monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType) -> Non
         return made
 
     monkeypatch.setattr(benchmark, "Cuda", Cpu)
-    monkeypatch.setattr(benchmark, "real_server", server)
+    monkeypatch.setattr(pipeline, "real_server", server)
     monkeypatch.setattr(benchmark, "load_spec", lambda name: load_spec("tiny"))
-    monkeypatch.setattr(benchmark, "release_memory", lambda: None)
+    for module in (benchmark, pipeline):
+        monkeypatch.setattr(module, "release_memory", lambda: None)
     monkeypatch.setattr(pipeline, "SHORTEST", 70)
     monkeypatch.setattr(pipeline, "LONGEST", 84)
     monkeypatch.setattr(benchmark, "LONGEST", 84)

@@ -9,17 +9,18 @@ import numpy as np
 import torch
 
 from cbatch import ConfigError, KVSize, Limits, ModelSpec, Policy, Request, Server
+from cbatch.kv import blocks_for
 from cbatch.results.stages import account_stages
 from cbatch.runtime.devices import choose_devices
 from cbatch.runtime.options import Options
 from cbatch.sim import load_profile
 from cbatch.sim.stages import StageAccount
-from experiments.bench.serving import Served, chunked, compare, summarize
+from experiments.bench.serving import Runs, chunked, compare
 from experiments.config.backends import Cuda, Simulated
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
 from experiments.config.servers import real_server, release_memory
-from experiments.store.benchmark_file import spread, write
+from experiments.store.benchmark_file import write
 from policies.orca import Orca
 from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
@@ -33,7 +34,6 @@ POLICIES: Policies = {
     **chunked(SarathiServe, "sarathi_serve", 256, 512),
 }
 SHORTEST, LONGEST, THETA, PD_RATIO = 1024, 4096, 0.4, 10
-BLOCK_SIZE = 128
 WARM_UP_TOKENS, NUM_LATER = 16, 16
 
 
@@ -61,7 +61,7 @@ def main(
     if hardware and layers:
         raise ConfigError("pipeline: layers= is for real stages, simulated ones are equal; leave hardware= out")
     chosen = {each: POLICIES[each] for each in beginning_with("policies", policies, POLICIES)}
-    spec, lengths = load_spec(model), zipf_lengths(requests)
+    spec = load_spec(model)
     if hardware:
         device = device_of(hardware)
     else:
@@ -74,12 +74,12 @@ def main(
         print(
             f"{spec.name}, {number} GPU{'s' * (number > 1)}, {limits.max_running} requests in flight, {requests} in all: tokens/s"
         )
-        if hardware:
-            found = _simulate(spec, limits, chosen, lengths, hardware)
-        else:
-            backend = Cuda(pipeline_stages=number, layers=list(layers) if layers and number == stages[0] else "auto")
-            found = _measure(backend, spec, limits, chosen, lengths, repeats)
-        for policy, run in found:
+        given = list(layers) if number == stages[0] else []
+        backend = (
+            Simulated(pipeline_stages=number) if hardware else Cuda(pipeline_stages=number, layers=given or "auto")
+        )
+        for policy, runs, accounts in serve(backend, spec, limits, chosen, requests, repeats, hardware):
+            run = _figures(runs, accounts)
             figures.setdefault(f"{number}", {})[policy] = run
             rate, share = run["tokens_per_second"]["median"], run["bubble_share"]
             print(
@@ -92,16 +92,36 @@ def main(
     print(f"written: {written}")
 
 
-def _measure(
-    backend: Cuda, spec: ModelSpec, limits: Limits, chosen: Policies, lengths: Lengths, repeats: int
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    server = real_server(backend, spec, limits)
-    warm_up(server, spec)
+def serve(
+    backend: Cuda | Simulated,
+    spec: ModelSpec,
+    limits: Limits,
+    chosen: Policies,
+    number: int,
+    repeats: int,
+    hardware: str,
+) -> Iterator[tuple[str, Runs, list[StageAccount]]]:
+    """Serves `number` requests under each policy in turn; yields its name, runs and the accounts of the stages in the last one."""
+    server, lengths = server_on(backend, spec, limits, Options(), hardware), zipf_lengths(number)
+    if not hardware:
+        warm_up(server, spec)
     for name, runs in compare(server, chosen, lambda: make_requests(lengths, spec.vocab_size), repeats):
-        yield name, _figures(runs.spread("tokens_per_second"), runs.served[0], runs.eager, account_stages(runs.record))
+        is_simulated = bool(hardware) and limits.num_stages > 1
+        yield name, runs, server.executor.accounts() if is_simulated else account_stages(runs.record)
     server.close()
     del server
     release_memory()
+
+
+def server_on(
+    backend: Cuda | Simulated, spec: ModelSpec, limits: Limits, options: Options, hardware: str
+) -> Server[Any]:
+    """A server on GPUs; on simulated ones, of the profile `hardware`."""
+    if not isinstance(backend, Simulated):
+        return real_server(backend, spec, limits, options)
+    kv = KVSize(limits.max_running * blocks_for(limits.max_request_tokens, Cuda.block_size), Cuda.block_size)
+    cost = backend.cost(hardware, spec, limits.max_batch)
+    return Server(backend.executor(spec, cost, limits, kv, options, True), limits, cost, kv)
 
 
 def warm_up(server: Server[Any], spec: ModelSpec) -> None:
@@ -115,24 +135,11 @@ def warm_up(server: Server[Any], spec: ModelSpec) -> None:
     server.serve(Orca(), make_requests(short, spec.vocab_size))
 
 
-def _simulate(
-    spec: ModelSpec, limits: Limits, chosen: Policies, lengths: Lengths, hardware: str
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    backend = Simulated(pipeline_stages=limits.num_stages)
-    for name, policy in chosen.items():
-        cost = backend.cost(hardware, spec, limits.max_batch)
-        kv = KVSize(limits.max_running * LONGEST // BLOCK_SIZE, BLOCK_SIZE)
-        server: Server[Any] = Server(backend.executor(spec, cost, limits, kv, Options(), True), limits, cost, kv)
-        run = summarize(server.serve(policy(), make_requests(lengths, spec.vocab_size)))
-        accounts = server.executor.accounts() if limits.num_stages > 1 else []
-        yield name, _figures(spread([run.tokens_per_second]), run, 0, accounts)
-
-
-def _figures(rates: dict[str, float], run: Served, eager: int, accounts: list[StageAccount]) -> dict[str, Any]:
+def _figures(runs: Runs, accounts: list[StageAccount]) -> dict[str, Any]:
     return {
-        "tokens_per_second": rates,
-        "iterations": run.iterations,
-        "eager": eager,
+        "tokens_per_second": runs.spread("tokens_per_second"),
+        "iterations": runs.served[0].iterations,
+        "eager": runs.eager,
         "bubble_share": bubble_share(accounts),
         "stages": [shares_of(account) for account in accounts],
     }

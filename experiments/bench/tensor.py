@@ -1,24 +1,22 @@
 """Tensor parallelism, on GPUs or simulated: the requests of `bench pipeline` and a batch of decodes, by number of GPUs."""
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cbatch import ConfigError, KVSize, Limits, ModelSpec, Request, Server
-from cbatch.kv import blocks_for
+from cbatch import ConfigError, Limits, ModelSpec, Request, Server
 from cbatch.runtime.devices import choose_devices
 from cbatch.runtime.options import Options
 from experiments.bench.async_loop import window
-from experiments.bench.pipeline import LONGEST, POLICIES, Policies, device_of, make_requests, warm_up, zipf_lengths
-from experiments.bench.serving import MakeServer, Runs, chunked, compare, repeat
+from experiments.bench.pipeline import LONGEST, POLICIES, device_of, serve, server_on
+from experiments.bench.serving import Runs, chunked, repeat
 from experiments.config.backends import Cuda, Simulated
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests, real_server, release_memory
+from experiments.config.servers import equal_requests, release_memory
 from experiments.profile.kernel_trace import KernelTrace, covered_share
 from experiments.store.benchmark_file import write
 from policies.prefill_first import PrefillFirst
@@ -76,12 +74,13 @@ def main(
         print(f"written: {write(name, gpus, stamped, Path(folder))}", flush=True)
 
     for number in ranks:
-        make = partial(make_server_on, hardware, number)
+        backend = Simulated(tensor_parallel=number) if hardware else Cuda(tensor_parallel=number)
         if "requests" in work:
-            for policy, runs in serve_requests(make, load_spec(model), batch, requests, chosen, repeats):
+            limits = Limits(batch, 32768, LONGEST)
+            for policy, runs, _ in serve(backend, load_spec(model), limits, chosen, requests, repeats, hardware):
                 note(number, f"{model}, {policy}", figures_of(runs))
         if "decode" in work:
-            found = decode(make, load_spec(decode_model), batch, prompt, new, repeats)
+            found = decode(backend, load_spec(decode_model), batch, prompt, new, repeats, hardware)
             note(number, f"{decode_model}, {prompt} + {new}", found)
             kernels = ", ".join(f"{share:.2%}" for share in found["kernel_shares"])
             print(
@@ -90,35 +89,15 @@ def main(
             )
 
 
-def make_server_on(hardware: str, ranks: int, spec: ModelSpec, limits: Limits, options: Options) -> Server[Any]:
-    """A server on GPUs; on simulated ones if `hardware` is the name of a profile."""
-    if not hardware:
-        return real_server(Cuda(tensor_parallel=ranks), spec, limits, options)
-    backend = Simulated(tensor_parallel=ranks)
-    kv = KVSize(limits.max_batch * blocks_for(limits.max_request_tokens, Cuda.block_size), Cuda.block_size)
-    cost = backend.cost(hardware, spec, limits.max_batch)
-    return Server(backend.executor(spec, cost, limits, kv, options, True), limits, cost, kv)
-
-
-def serve_requests(
-    make: MakeServer, spec: ModelSpec, batch: int, number: int, chosen: Policies, repeats: int
-) -> Iterator[tuple[str, Runs]]:
-    lengths = zipf_lengths(number)
-    server = make(spec, Limits(batch, 32768, LONGEST), Options())
-    warm_up(server, spec)
-    yield from compare(server, chosen, lambda: make_requests(lengths, spec.vocab_size), repeats)
-    server.close()
-    del server
-    release_memory()
-
-
-def decode(make: MakeServer, spec: ModelSpec, batch: int, prompt: int, new: int, repeats: int) -> dict[str, Any]:
+def decode(
+    backend: Cuda | Simulated, spec: ModelSpec, batch: int, prompt: int, new: int, repeats: int, hardware: str
+) -> dict[str, Any]:
     """Serve one batch; its prompts are one iteration, larger than any graph.
 
     Returns `figures_of` the runs, the median milliseconds of decodes alone, and on GPUs `kernel_shares` of another run.
     """
     limits = Limits(batch, max(batch * prompt, 2048), prompt + new)
-    server = make(spec, limits, Options(graphs="decode"))
+    server = server_on(backend, spec, limits, Options(graphs="decode"), hardware)
     server.serve(PrefillFirst(), equal_requests(batch, prompt, WARM_UP_TOKENS, spec.vocab_size))
     runs = repeat(server, PrefillFirst, lambda: equal_requests(batch, prompt, new, spec.vocab_size), repeats)
     again = equal_requests(batch, min(prompt, WARM_UP_TOKENS), WARM_UP_TOKENS, spec.vocab_size)
