@@ -11,9 +11,12 @@ and the first one that does not fit blocks the others. A prompt's blocks are all
 
 Differs from its code (of the RFC and the PR only the abstracts were read): a plan that only preempts is made again at
 once, where vLLM loses the step; with iterations in flight, blocks about to come free are waited for before preempting.
+By the bare rule of `cost` two long prompts can preempt each other for ever: here a request that has generated nothing
+since its admission is no victim while another has; where none has, the newest admitted is.
 """
 
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, View
 from policies.chunking.budget import check_budget
@@ -30,6 +33,7 @@ class VllmV1:
         if budget < 1 or long_prefill < 0 or victim not in VICTIMS:
             raise ConfigError(f"policy: {budget=} >= 1, {long_prefill=} >= 0, {victim=} one of {', '.join(VICTIMS)}")
         self.budget, self.long_prefill, self.rule = budget, long_prefill or budget, victim
+        self._num_tokens_at_admission: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
 
     def plan(self, view: View) -> Plan:
         plan = view.plan()
@@ -41,6 +45,8 @@ class VllmV1:
             for request in self.waiting(view):
                 if not (tokens := self._tokens(request, plan)) or not plan.add(request, tokens, whole=True):
                     break
+                if self.rule == "cost":
+                    self._num_tokens_at_admission[request] = request.num_tokens
         return plan.build()
 
     def waiting(self, view: View) -> Iterable[Request]:
@@ -51,7 +57,9 @@ class VllmV1:
         if self.rule == "lcf":
             return min(reversed(running), key=lambda request: request.num_computed)
         if self.rule == "cost":
-            return max(reversed(running), key=lambda request: self._reclaimed(request, view))
+            known = self._num_tokens_at_admission
+            if generated := [request for request in reversed(running) if request.num_tokens > known.get(request, 0)]:
+                return max(generated, key=lambda request: self._reclaimed(request, view))
         return running[-1]
 
     def _add_decodes(self, running: list[Request], plan: PlanBuilder, view: View) -> int:

@@ -119,6 +119,14 @@ def test_the_cost_of_a_victim() -> None:
     assert VllmV1(8, victim="cost")._reclaimed(running(0, 10, 8, 2), view) == pytest.approx(3 / 11 * 6 / 8)
 
 
+def test_two_prompts_do_not_preempt_each_other_for_ever() -> None:
+    """By cost alone the victim is always the one that has just begun a block; as neither has generated, it is the newest."""
+    found = golden(
+        VllmV1(8, long_prefill=5, victim="cost"), "A 14/2 @0, B 14/4 @0", tokens=8, memory=6, block=3, asynchronous=True
+    )
+    assert found.schedule == "A5 B3 | A5 B3 | A4 pre B | A1 | B5 | B5 | B4 | B1 | B1 | B1"
+
+
 def test_a_running_prompt_is_not_cut_to_the_blocks_that_are_left() -> None:
     """In iteration 2 B wants 3 tokens of its prompt, and one block is left: it is preempted, the newest as it is."""
     found = golden(VllmV1(4), "A 2/4 @0, B 8/1 @0", tokens=4, memory=10)

@@ -1,5 +1,5 @@
 """Golden schedules of published policies on the unit machine: synchronous, one second an iteration, KV blocks of one
-token unless told otherwise.
+token, unless told otherwise.
 
 Requests and schedules are written as in the papers' examples: "A 2/4 @0, B 6/2 @1" are requests of 2 and 6 prompt tokens and 4 and
 2 output tokens, which arrive at 0 and 1 s; "A2 B2 | A1 pre B" are an iteration that computes two tokens of each, and one that
@@ -77,6 +77,7 @@ def golden(
     block: int = 1,
     seconds: Callable[[BatchShape], float] = lambda shape: 1.0,
     limits: dict[str, Any] | None = None,
+    asynchronous: bool = False,
     **fields: dict[str, Any],
 ) -> Golden:
     """Serves the requests. batch, tokens: of an iteration. memory: blocks of KV cache, each of `block` tokens."""
@@ -84,7 +85,7 @@ def golden(
     written = _Written(policy, {request: name for name, request in made.items()})
     within = Limits(batch, tokens, AMPLE, tile=1, **(limits or {}))
     cost = CostOf(seconds)
-    engine = Server(SimExecutor(cost), within, cost, KVSize(memory, block), asynchronous=False).engine(written)
+    engine = Server(SimExecutor(cost), within, cost, KVSize(memory, block), asynchronous).engine(written)
     engine.submit(made.values())
     engine.run()
     ends = {name: request.finished_at or 0.0 for name, request in made.items()}
