@@ -209,7 +209,7 @@ def report(things: Sequence[Thing], metrics: Sequence[str]) -> str:
         ConfigError: only one thing, an unknown figure, or one replication.
     """
     if len(things) < 2:
-        raise ConfigError(f"compare: only {things[0].label} is there; give the folder of another one too")
+        raise ConfigError(f"compare: found only {things[0].label}; give the folder of another one too")
     shown = _CAPACITY if "capacity.requests_per_second" in things[0].figures else COLUMNS
     if metrics:
         for key in metrics:

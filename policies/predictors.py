@@ -76,7 +76,7 @@ class Noisy(_Seeded):
         """
         super().__init__(seed)
         if (mae is None) == (share is None) or (mae or 0) < 0 or not 0 <= (share or 0) <= 1:
-            raise ConfigError("predictor=noisy: give predictor.mae, tokens, or predictor.share, from 0 to 1")
+            raise ConfigError("predictor=noisy: give predictor.mae in tokens, or predictor.share from 0 to 1")
         self.mae, self.share = mae, share
 
     def _draw(self, true: float, look: int, random: Random) -> float:
@@ -94,7 +94,7 @@ class Bins(_Seeded):
     def __init__(self, bins: int = 10, longest: int = 512, refresh: int = 8, error: float = 0.0, seed: int = 0) -> None:
         super().__init__(seed)
         if bins < 1 or longest < bins or refresh < 1 or not 0 <= error <= 1:
-            raise ConfigError("predictor=bins: bins and refresh at least 1, longest at least bins, error from 0 to 1")
+            raise ConfigError("predictor=bins: give bins and refresh >= 1, longest >= bins, and error from 0 to 1")
         self.bins, self.longest, self.refresh, self.error = bins, longest, refresh, error
 
     def _look(self, request: Request) -> int:

@@ -30,7 +30,7 @@ class QoServe:
     ) -> None:
         """alpha: seconds per token left, of `hybrid`."""
         if order not in ORDERS or alpha < 0:
-            raise ConfigError(f"policy: {order=} is one of {', '.join(ORDERS)}, {alpha=} at least 0")
+            raise ConfigError(f"policy: {order=} must be one of {', '.join(ORDERS)}, {alpha=} at least 0")
         self.chunking, self.predictor, self.order = chunking, predictor, order
         self.alpha, self.relegate = alpha, relegate
         self._queue = WaitingQueue(self.urgency)

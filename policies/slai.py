@@ -28,7 +28,7 @@ class Slai:
         """tbt: seconds, for requests without an objective. by_priority: paying requests first, by `Request.priority`."""
         check_budget(budget)
         if order not in {"spf", "fcfs"} or budget < 1 or not tbt > 0:
-            raise ConfigError(f"policy: {order=} is spf or fcfs, {budget=} at least 1, {tbt=} above 0")
+            raise ConfigError(f"policy: {order=} must be spf or fcfs, {budget=} at least 1, {tbt=} above 0")
         self.budget, self.order, self.offset, self.by_priority = budget, order, offset, by_priority
         self._queue, self._last, self._times = WaitingQueue(self._urgency), LastTimes(tbt), StepTimes()
         self._served: dict[Request, int] = {}  # iteration of the last chunk

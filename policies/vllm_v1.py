@@ -31,7 +31,7 @@ class VllmV1:
         """budget: tokens of an iteration. long_prefill: most tokens of one request in it; 0: no such limit."""
         check_budget(budget)
         if budget < 1 or long_prefill < 0 or victim not in VICTIMS:
-            raise ConfigError(f"policy: {budget=} >= 1, {long_prefill=} >= 0, {victim=} one of {', '.join(VICTIMS)}")
+            raise ConfigError(f"policy: need {budget=} >= 1, {long_prefill=} >= 0, {victim=} in {', '.join(VICTIMS)}")
         self.budget, self.long_prefill, self.rule = budget, long_prefill or budget, victim
         self._num_tokens_at_admission: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
 

@@ -37,7 +37,7 @@ class VTC:
         weights = weights or {}
         all_weights = (prompt_weight, output_weight, *weights.values())
         if not all(isinstance(one, int | float) and one > 0 for one in all_weights):
-            raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights are above 0")
+            raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights must be above 0")
         self.predictor, self.predict, self.charge_first = predictor, predict, charge_first
         self.prompt_weight, self.output_weight, self._limit = prompt_weight, output_weight, RateLimit(rpm)
         self._clients = clients_by(order, weights, lift, quantum)

@@ -247,7 +247,7 @@ def test_an_engine_that_did_less_work_is_an_error(fake: FakeVllm, tmp_path: Path
     ("options", "message"),
     [
         (["other"], "engine other is unknown; known: vllm, transformers"),
-        (["vllm", "cases=five"], "cases=five: none begins so"),
+        (["vllm", "cases=five"], "cases=five: no case begins with it"),
         (["vllm", "case=one"], "case=one: give key=value with one of cases"),
         (["vllm", "repeats=0"], "give a whole number, at least 1"),
     ],

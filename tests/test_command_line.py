@@ -168,7 +168,7 @@ def test_options_with_dashes_are_answered_in_one_line(
             ["chunk=3", "-m", "policy=orca"],
             "policy=orca: separated from the other keys by an option; give options with dashes first",
         ),
-        (["~policy"], "~policy: takes away a key of every run; leave it out, or give policy=..."),
+        (["~policy"], "~policy: removes a key that every run needs; leave it out, or give policy=..."),
         (
             ["policy=[orca,sarathi]"],
             "policy=[orca,sarathi]: give one policy; or several for a sweep, without brackets and with -m",
@@ -177,7 +177,7 @@ def test_options_with_dashes_are_answered_in_one_line(
             ["chunking=[fixed]"],
             "chunking=[fixed]: give one chunking; or several for a sweep, without brackets and with -m",
         ),
-        (["-m", "~chunking=tile_aligned", "batch=1,2"], "~chunking=tile_aligned: takes away a key of every run; "),
+        (["-m", "~chunking=tile_aligned", "batch=1,2"], "~chunking=tile_aligned: removes a key that every run needs; "),
     ],
 )
 def test_hydras_options_are_checked_in_one_line(

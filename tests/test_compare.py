@@ -106,7 +106,7 @@ def test_other_requests_are_not_paired_and_equal_ones_are_said_to_be() -> None:
 @pytest.mark.parametrize(
     ("things", "said"),
     [
-        ([Thing("a", {"x": numbered(1, 2)}, "")], "compare: only a is there; give the folder of another one too"),
+        ([Thing("a", {"x": numbered(1, 2)}, "")], "compare: found only a; give the folder of another one too"),
         ([Thing(name, {"x": numbered(1)}, "") for name in "ab"], "one replication has no interval; "),
         (
             [Thing(name, {"y": numbered(1, 2)}, "") for name in "ab"],

@@ -88,7 +88,7 @@ def mutants() -> str:
     found, share = file["all"], file["survived_share"]
     number = f"{found['judged']:,} of {found['mutants']:,} mutants of {len(file['modules'])} modules"
     ends = f"{found['killed']:,} were noticed, {found['equivalent']} are equivalent, and {found['survived']} survived"
-    return f"{number}. {ends}: {share:.1%} of those that are not equivalent, at most 3% may"
+    return f"{number}. {ends}: {share:.1%} of those that are not equivalent; at most 3% are accepted"
 
 
 def drawn() -> str:
@@ -292,9 +292,9 @@ def claims_in_brief() -> str:
     first = f"of {tested} independent claims {counts['held']} held, {others}, and {counts['not comparable']} more could not be tested"
     own, newer = outcomes("ours"), outcomes(folder="paper/landscape")
     of_own, of_newer = (sum(found[outcome] for outcome in TESTED) for found in (own, newer))
-    second = f"{of_own} of the {tested} are of our own ablations ({own['held']} held)"
-    papers = f"so of the papers' {counts['held'] - own['held']} of {tested - of_own} held"
-    return f"{first}. {second}, {papers}. Of the newer policies' papers {newer['held']} of {of_newer} held"
+    second = f"{of_own} of the {tested} are our own ablations' ({own['held']} held)"
+    papers = f"of the papers' {tested - of_own} claims {counts['held'] - own['held']} held"
+    return f"{first}. {second}; {papers}. Of the newer policies' papers {newer['held']} of {of_newer} held"
 
 
 def one_number_for_all_gains() -> str:

@@ -336,7 +336,7 @@ def test_a_file_that_was_changed_is_named(
     (folder / name).write_text(content)
     with pytest.raises(ConfigError) as caught:
         read(folder)
-    assert str(caught.value).startswith(f"{folder / name}: is not as a run writes it ({says}")
+    assert str(caught.value).startswith(f"{folder / name}: is damaged ({says}")
     assert str(caught.value).endswith("); run it again")
 
 

@@ -335,8 +335,8 @@ def test_lars_ranks_by_relative_slack_and_yields() -> None:
         (lambda: VllmV1("auto"), "policy.budget=auto: give a number of tokens"),  # type: ignore[arg-type]
         (lambda: Slai("auto"), "policy.budget=auto: give a number of tokens"),  # type: ignore[arg-type]
         (lambda: VllmV1(8, victim="first"), "victim='first'"),
-        (lambda: VTC(Predictor(), weights={"a": 0}), "weights are above 0"),
-        (lambda: VTC(Predictor(), order="lcf"), "order='lcf' is vtc, mdrr or fcfs"),
+        (lambda: VTC(Predictor(), weights={"a": 0}), "weights must be above 0"),
+        (lambda: VTC(Predictor(), order="lcf"), "order='lcf' must be vtc, mdrr or fcfs"),
         (lambda: VTC(Predictor(), quantum=0), "quantum=0 above 0"),
         (lambda: VTC(Predictor(), rpm=0), "policy.rpm=0: give at least 1"),
         (lambda: LengthOrder(Fixed(8), Predictor(), "shortest"), "policy.order=shortest: choose one of sjf"),
@@ -347,7 +347,7 @@ def test_lars_ranks_by_relative_slack_and_yields() -> None:
         (lambda: LTR(Predictor(), starvation=0), "starvation=0"),
         (lambda: LARS(target=-1), "target=-1"),
         (lambda: Noisy(), "give predictor.mae"),
-        (lambda: Bins(refresh=0), "refresh at least 1"),
+        (lambda: Bins(refresh=0), "refresh >= 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(make: Callable[[], object], says: str) -> None:

@@ -130,17 +130,17 @@ def test_replay_faster_from_later_on_fewer_and_shorter(azure: TraceReplay) -> No
 
 def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
     assert message(lambda: replayed(replace(azure, start=11))) == (
-        f"{azure.path}: workload.start=11 lies after the last arrival: give at most 10 (seconds)"
+        f"{azure.path}: workload.start=11 lies after the last arrival; give at most 10 (seconds)"
     )
     assert message(lambda: replayed(replace(azure, num_requests=7))) == (
-        f"{azure.path}: workload.num_requests=7, but 6 requests are usable: ask for at most 6"
+        f"{azure.path}: workload.num_requests=7, but 6 requests are usable; ask for at most 6"
     )
     table = tmp_path / "table.csv"
     table.write_text("num_prefill_tokens,num_decode_tokens\n3,4\n")
     assert replayed(TraceReplay(path=str(table), queued=True)) == [(0.0, 3, 4)]
     for workload in (TraceReplay(path=str(table)), TraceReplay(path=str(table), queued=True, start=1)):
         assert message(lambda workload=workload: replayed(workload)) == (  # type: ignore[misc]
-            f"{table}: has no column arrived_at with arrival times in seconds: name it so, set workload.queued=true without start and speed, "
+            f"{table}: has no column arrived_at with arrival times in seconds; name it so, set workload.queued=true without start and speed, "
             "or use workload=sharegpt, which draws them"
         )
 
@@ -158,29 +158,29 @@ COUNT = "must be a whole number of tokens, at least 1" + FIX
 TIME = "must be a time such as 2023-11-16 18:15:46.6805900" + FIX
 ROW = "2023-11-16 18:15:46,1,1\n"
 MOON = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
-NAMED = ": set workload.format to one of azure, mooncake, lengths, vtc, decisions"
+NAMED = "; set workload.format to one of azure, mooncake, lengths, vtc, decisions"
 NAMED += ", or give the columns the names of one (docs/adding.md)"
 BROKEN: list[tuple[str, str]] = [
-    ("", ": the file is empty: give one with requests"),
+    ("", ": the file is empty; give one with requests"),
     ("\n", f", line 1: unknown format (''){NAMED}"),
     ("a,b\n1,2\n", f", line 1: unknown format ('a,b'){NAMED}"),
-    ("client,window_start_s\n", ", line 1: this file is not a trace of single requests: use workload=servegen"),
-    ('{"prompt": "x"}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
-    ('{"token_ids": [1]}\n', ", line 1: this file is not a trace of single requests: use workload=prompts"),
-    (AZURE, ", line 1: a header and no rows: give a trace with requests"),
+    ("client,window_start_s\n", ", line 1: this file is not a trace of single requests; use workload=servegen"),
+    ('{"prompt": "x"}\n', ", line 1: this file is not a trace of single requests; use workload=prompts"),
+    ('{"token_ids": [1]}\n', ", line 1: this file is not a trace of single requests; use workload=prompts"),
+    (AZURE, ", line 1: a header and no rows; give a trace with requests"),
     (
         "TIMESTAMP,ContextTokens\n1,2\n",
         (
-            ", line 1: no column 'GeneratedTokens' in 'TIMESTAMP,ContextTokens': "
+            ", line 1: no column 'GeneratedTokens' in 'TIMESTAMP,ContextTokens'; "
             "give a file of this format, or another workload.format"
         ),
     ),
     (
         AZURE + ROW + "2023-11-16 18:15:47,1\n",
-        (", line 3: '2023-11-16 18:15:47,1' has 2 fields, the header has 3: correct or remove the line"),
+        (", line 3: '2023-11-16 18:15:47,1' has 2 fields, the header has 3; correct or remove the line"),
     ),
-    (AZURE + ROW + "\n" + ROW, ", line 3: '' has 0 fields, the header has 3: correct or remove the line"),
-    (AZURE + ROW + 'x,"1,2\n', ", line 3: 'x,\"1,2' is not CSV (quote not closed): correct or remove the line"),
+    (AZURE + ROW + "\n" + ROW, ", line 3: '' has 0 fields, the header has 3; correct or remove the line"),
+    (AZURE + ROW + 'x,"1,2\n', ", line 3: 'x,\"1,2' is not CSV (quote not closed); correct or remove the line"),
     (AZURE + ROW + "noon,1,1\n", f", line 3: TIMESTAMP='noon': {TIME}"),
     (AZURE + ROW + ",1,1\n", f", line 3: TIMESTAMP='': {TIME}"),
     (AZURE + ROW + "2023-11-16 18:15:47,0,1\n", f", line 3: ContextTokens='0': {COUNT}"),
@@ -191,13 +191,13 @@ BROKEN: list[tuple[str, str]] = [
     (AZURE + ROW + "2023-11-16 18:15:47,1,9999999999\n", f", line 3: GeneratedTokens='9999999999': {COUNT}"),
     (
         AZURE + ROW + "2023-11-16 18:15:45,1,1\n",
-        (", line 3: the time goes backwards, from 0 s to -1 s after the first row: sort the rows by time"),
+        (", line 3: the time goes backwards, from 0 s to -1 s after the first row; sort the rows by time"),
     ),
     (
         MOON + '{"timestamp": 5, "input_len',
-        (', line 2: \'{"timestamp": 5, "input_len\' is not JSON, column 18: correct or remove the line'),
+        (', line 2: \'{"timestamp": 5, "input_len\' is not JSON, column 18; correct or remove the line'),
     ),
-    (MOON + "[1]\n", ", line 2: '[1]' is not a JSON object: correct or remove the line"),
+    (MOON + "[1]\n", ", line 2: '[1]' is not a JSON object; correct or remove the line"),
     (MOON + '{"timestamp": 6, "input_length": 1}\n', f", line 2: output_length is missing: {COUNT}"),
     (MOON + '{"timestamp": 6, "input_length": true, "output_length": 1}\n', f", line 2: input_length=True: {COUNT}"),
     (MOON + '{"timestamp": 6, "input_length": -1, "output_length": 1}\n', f", line 2: input_length=-1: {COUNT}"),
@@ -208,19 +208,19 @@ BROKEN: list[tuple[str, str]] = [
     (MOON.replace("5", "-5"), ", line 1: timestamp=-5: must not be negative" + FIX),
     (
         MOON + MOON.replace("5", "4"),
-        (", line 2: the time goes backwards, from 0 s to -0.001 s after the first row: sort the rows by time"),
+        (", line 2: the time goes backwards, from 0 s to -0.001 s after the first row; sort the rows by time"),
     ),
     (
         "num_prefill_tokens\n1\n",
         (
-            ", line 1: no column 'num_decode_tokens' in 'num_prefill_tokens': "
+            ", line 1: no column 'num_decode_tokens' in 'num_prefill_tokens'; "
             "give a file of this format, or another workload.format"
         ),
     ),
     (
         "arrival_s,prompt_tokens,output_tokens\n1,1,1\n",
         (
-            ", line 1: no column 'client' in 'arrival_s,prompt_tokens,output_tokens': "
+            ", line 1: no column 'client' in 'arrival_s,prompt_tokens,output_tokens'; "
             "give a file of this format, or another workload.format"
         ),
     ),
@@ -250,12 +250,12 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     corrupt.write_bytes(whole[:30] + b"\xff\xff\xff\xff" + whole[34:])
     binary.write_bytes(whole)
     expected = {
-        plain: f"{plain}: not a valid gzip file although its name ends in .gz (Not a gzipped file (b'TI')): "
+        plain: f"{plain}: not a valid gzip file although its name ends in .gz (Not a gzipped file (b'TI')); "
         "copy it again, or rename it if it is plain text",
-        truncated: f"{truncated}: the gzip file is truncated: copy it again",
-        binary: f"{binary}: not UTF-8 text (byte 1): convert it, or end its name in .gz if it is compressed",
+        truncated: f"{truncated}: the gzip file is truncated; copy it again",
+        binary: f"{binary}: not UTF-8 text (byte 1); convert it, or end its name in .gz if it is compressed",
         tmp_path / "none": f"workload.path={tmp_path}/none: no such file; a relative path begins in the current folder",
-        tmp_path: f"workload.path={tmp_path}: cannot be read (Is a directory): give a file that can",
+        tmp_path: f"workload.path={tmp_path}: cannot be read (Is a directory); give a file that can",
     }
     for path, text in expected.items():
         assert message(lambda path=path: read_trace(str(path))) == text  # type: ignore[misc]
@@ -390,7 +390,7 @@ def test_bad_windows(tmp_path: Path, line: str, problem: str) -> None:
 
 HISTOGRAM = "must map whole numbers of tokens to probabilities that sum to 1" + FIX
 INPUT, OUTPUT = "window 0, input_tokens: ", "window 0, output_tokens: "
-NO_DATA = "window 0 has no input_tokens, but the client sends requests in it: choose other clients or another time"
+NO_DATA = "window 0 has no input_tokens, but the client sends requests in it; choose other clients or another time"
 BAD_DATASETS: list[tuple[object, str]] = [
     ({"client": 7}, "dataset is missing: must be an object of windows" + FIX),
     ({"dataset": {}}, "client is missing: must be a whole number" + FIX),
@@ -415,7 +415,7 @@ def test_bad_datasets(tmp_path: Path, line: object, problem: str) -> None:
 
 def test_ranges_and_clients_that_are_not_there(two_clients: ServeGen, tmp_path: Path) -> None:
     assert message(replace(two_clients, start=1200).trace) == (
-        f"{two_clients.path}: no requests from 1200 s to 1800 s: "
+        f"{two_clients.path}: no requests from 1200 s to 1800 s; "
         "choose another workload.start, or raise duration or rate_scale"
     )
     assert message(replace(two_clients, clients=[1, 2]).trace) == (
@@ -428,7 +428,7 @@ def test_ranges_and_clients_that_are_not_there(two_clients: ServeGen, tmp_path: 
         "workload.duration=0: give a finite number above 0 (seconds)"
     )
     assert message(servegen(tmp_path, OK, [{"client": 1, "dataset": {}}]).trace) == (
-        f"{tmp_path}/d.jsonl: no line for client 7 of {tmp_path}/t.csv: give the two files of one data set"
+        f"{tmp_path}/d.jsonl: no line for client 7 of {tmp_path}/t.csv; give the two files of one data set"
     )
 
 

@@ -376,7 +376,7 @@ def test_trace_lengths_in_order_and_at_random(tmp_path: Path) -> None:
     assert set(prompt.tolist()) == {10, 20, 30, 40, 50}
     assert (prompt == 10 * output).all()
     assert message(lambda: lengths.draw(random, 6)) == (
-        f"{path}: has 5 rows, workload.num_requests=6: ask for fewer, or set workload.lengths.order=random"
+        f"{path}: has 5 rows, workload.num_requests=6; ask for fewer, or set workload.lengths.order=random"
     )
     dropping = replace(lengths, max_length=50, too_long="drop", order="random")
     assert set(dropping.draw(random, 100)[0].tolist()) == {10, 20, 30, 40}
@@ -414,11 +414,11 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
     assert dropped.fields["client"].tolist() == ["b", "c"]
     assert columns(Fit(max_length=70, too_long="drop").fit(a_trace(), 1)) == [(5, 60)]
     assert message(lambda: Fit(max_length=70).fit(a_trace())) == (
-        "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70: "
+        "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70; "
         "raise it, lower length_scale, or set too_long to clip or drop"
     )
     assert message(lambda: Fit(max_length=20, too_long="drop").fit(a_trace())) == (
-        "t.csv: every request exceeds max_length=20: raise it, lower length_scale, or set too_long=clip"
+        "t.csv: every request exceeds max_length=20; raise it, lower length_scale, or set too_long=clip"
     )
 
 
@@ -429,7 +429,7 @@ def test_a_request_that_is_not_asked_for_may_be_too_long() -> None:
 
 def test_asking_for_more_requests_than_there_are() -> None:
     assert message(lambda: Fit().fit(a_trace(), 4)) == (
-        "t.csv: workload.num_requests=4, but 3 requests are usable: ask for at most 3"
+        "t.csv: workload.num_requests=4, but 3 requests are usable; ask for at most 3"
     )
 
 
@@ -470,7 +470,7 @@ def test_token_ids_run_in_simulation_and_text_does_not(tmp_path: Path) -> None:
     (request,) = prompt_file(tmp_path, {"token_ids": [1, 2, 3]}).requests(None)
     assert (request.num_prompt_tokens, request.prompt) == (3, None)
     assert message(lambda: prompt_file(tmp_path, {"token_ids": [1]}, {"prompt": "x"}).requests(None)) == (
-        f"{tmp_path}/p.jsonl, line 2: a simulation has no tokenizer for prompt text: "
+        f"{tmp_path}/p.jsonl, line 2: a simulation has no tokenizer for prompt text; "
         "give token_ids, or run with backend=cpu or backend=cuda"
     )
 
@@ -482,23 +482,23 @@ BAD_PROMPTS: list[tuple[object, str]] = [
     ({}, "give either prompt or token_ids"),
     ({"prompt": "x", "token_ids": [1]}, "give either prompt or token_ids"),
     ({"prompt": 3}, "prompt=3: give a valid string" + FIX),
-    ({"prompt": ""}, "the prompt has no tokens: give some text"),
+    ({"prompt": ""}, "the prompt has no tokens; give some text"),
     ({"token_ids": []}, "token_ids=[]: give a list of token ids, at least one, none negative" + FIX),
     ({"token_ids": [True]}, "token_ids=[True]: give a list of token ids, at least one, none negative" + FIX),
-    ({"token_ids": [1, 128]}, "token id 128 is not in the model's vocabulary: give ids from 0 to 127"),
+    ({"token_ids": [1, 128]}, "token id 128 is not in the model's vocabulary; give ids from 0 to 127"),
     ({"prompt": "x", "max_new_tokens": 0}, "max_new_tokens=0: give a whole number from 1 to 2147483647" + FIX),
     ({"prompt": "x", "arrival_time": -1}, "arrival_time=-1: give a finite number, at least 0 (seconds)" + FIX),
     ('{"prompt": "x", "arrival_time": NaN}', "arrival_time=nan: give a finite number, at least 0 (seconds)" + FIX),
-    ({"prompt": "x", "arrival_time": 1}, "arrival_time 1 comes after 2: sort the lines by arrival_time"),
-    ({"prompt": "x"}, "arrival_time 0 comes after 2: sort the lines by arrival_time"),
+    ({"prompt": "x", "arrival_time": 1}, "arrival_time 1 comes after 2; sort the lines by arrival_time"),
+    ({"prompt": "x"}, "arrival_time 0 comes after 2; sort the lines by arrival_time"),
     ({"prompt": "x", "temperature": -1}, "temperature=-1: give a finite number, at least 0 (0 is greedy)" + FIX),
     ({"prompt": "x", "temperature": None}, "temperature=None: give a finite number, at least 0 (0 is greedy)" + FIX),
     ({"prompt": "x", "top_k": 1.5}, "top_k=1.5: give a whole number, at least 0" + FIX),
     ({"prompt": "x", "top_k": -1}, "top_k=-1: give a whole number, at least 0" + FIX),
     ({"prompt": "x", "top_p": 0}, "top_p=0: give a number above 0, at most 1" + FIX),
-    ("[1]", "'[1]' is not a JSON object: correct or remove the line"),
-    ("x", "'x' is not JSON, column 1: correct or remove the line"),
-    ("", "'' is not JSON, column 1: correct or remove the line"),
+    ("[1]", "'[1]' is not a JSON object; correct or remove the line"),
+    ("x", "'x' is not JSON, column 1; correct or remove the line"),
+    ("", "'' is not JSON, column 1; correct or remove the line"),
 ]
 
 
@@ -512,7 +512,7 @@ def test_bad_prompt_lines(tmp_path: Path, line: object, problem: str) -> None:
 def test_asking_for_more_prompts_than_there_are(tmp_path: Path) -> None:
     workload = replace(prompt_file(tmp_path, {"prompt": "x"}), num_requests=2)
     assert message(lambda: workload.requests(Letters())) == (
-        f"{tmp_path}/p.jsonl: has 1 prompts, workload.num_requests=2: ask for fewer"
+        f"{tmp_path}/p.jsonl: has 1 prompts, workload.num_requests=2; ask for fewer"
     )
 
 

@@ -103,7 +103,7 @@ class CudaClock:
 
 
 def _moment(stream: torch.cuda.Stream) -> tuple[float, float, torch.cuda.Event]:
-    """An event, the middle of the host's wait for it in seconds of `time.perf_counter`, and before them the wait's length."""
+    """Records an event: seconds that the host waited for it, the middle of the wait by `time.perf_counter`, and the event."""
     event = torch.cuda.Event(enable_timing=True)
     begin = time.perf_counter()
     event.record(stream)

@@ -47,7 +47,7 @@ for (const field of document.querySelectorAll("input")) field.oninput = () => {
 def check_plotly() -> None:
     """Raises ConfigError where plotly is missing, before hours of simulation."""
     if find_spec("plotly") is None:
-        raise ConfigError("plotly: is not installed, the page is drawn with it; pip install -e '.[arena]'")
+        raise ConfigError("plotly, which draws the page, is not installed; pip install -e '.[arena]'")
 
 
 def page(board: Board, title: str) -> str:

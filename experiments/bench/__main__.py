@@ -49,7 +49,7 @@ MODULES = {
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-    return run(_bench, arguments, _usage, interrupted="interrupted; what is written is whole")
+    return run(_bench, arguments, _usage, interrupted="interrupted; files already written are complete")
 
 
 def _bench(name: str, *options: str) -> None:

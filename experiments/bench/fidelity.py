@@ -64,7 +64,7 @@ def main(
         serve, keep = "path=azure_llm_2023_conv.csv.gz", "measured=results/h200/fidelity.npz"
         raise ConfigError(f"fidelity: give a trace to serve on a GPU, {serve}, or kept runs, {keep}")
     if path and len(measured) > 1:
-        raise ConfigError(f"measured={','.join(measured)}: runs are added to one file; give path= without the others")
+        raise ConfigError(f"measured={','.join(measured)}: new runs go to one file; give one, or leave out path=")
     profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
     files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
     kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]

@@ -155,7 +155,7 @@ def _natural_rate(section: str, num_requests: int) -> float:
 def _mean_rate(replications: Sequence[Sequence[RequestSpec]], section: str) -> float:
     if not (spans := sum(specs[-1].arrival_time - specs[0].arrival_time for specs in replications)) > 0:
         remedy = "its requests arrive together; choose an open loop or a trace with times, as in workload=open_loop"
-        raise ConfigError(f"workload: {json.loads(section)['_target_']} has no rate: {remedy}")
+        raise ConfigError(f"workload: {json.loads(section)['_target_']} has no rate; {remedy}")
     return sum(len(specs) - 1 for specs in replications) / spans
 
 

@@ -112,7 +112,7 @@ def play(policy: Policy | Callable[[], Policy], scenario: Scenario, patience: Pa
 
 
 def _play(fresh: Callable[[], Policy], scenario: Scenario, patience: Patience, late: int | None = None) -> History:
-    """It is given up after many times the plans that it takes. late: the decision, the last one, before which `LATER` passes."""
+    """Gives up after many more plans than it can need. late: the decision, the last one, before which `LATER` passes."""
     decisions: list[Decision] = []
     foreseen: set[int] = set()
     most_plans = patience.empty_plans + 5 * sum(ask.tokens for ask in scenario.asks)

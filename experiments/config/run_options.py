@@ -104,6 +104,6 @@ def _check_overrides(overrides: list[str]) -> None:
         if key in _OUR_OWN:
             raise ConfigError(f"{key}: has no effect here; give {_OUR_OWN[key]}")
         if override.startswith("~") and key in ROOT_KEYS:
-            raise ConfigError(f"{override}: takes away a key of every run; leave it out, or give {key}=...")
+            raise ConfigError(f"{override}: removes a key that every run needs; leave it out, or give {key}=...")
         if key in GROUPS and value.startswith("["):
             raise ConfigError(f"{override}: give one {key}; or several for a sweep, without brackets and with -m")

@@ -1,1 +1,1 @@
-"""The SARATHI paper (arXiv 2308.16369), and a measured run, against simulation: `python -m experiments.paper NAME`."""
+"""Figures and claims of published papers against our own runs: `python -m experiments.paper NAME`. See docs/papers.md."""

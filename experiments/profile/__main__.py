@@ -31,7 +31,7 @@ VLLM = "engine=vllm"
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-    return run(_profile, arguments, lambda: str(__doc__), interrupted="interrupted; what is written is whole")
+    return run(_profile, arguments, lambda: str(__doc__), interrupted="interrupted; files already written are complete")
 
 
 def _profile(*options: str) -> None:

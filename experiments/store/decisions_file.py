@@ -137,7 +137,7 @@ def read_decisions(path: Path) -> DecisionsFile:
                 case "end":
                     end = read(tuple[float, ...], fields, "end")
         except (ConfigError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ReplayError(f"{path}, line {number}: not as written ({error}); record the run again") from error
+            raise ReplayError(f"{path}, line {number}: is damaged ({error}); record the run again") from error
     try:
         overrides = run.pop("overrides")
         recorded = read(Recorded, {**run, "events": ()}, "run.")._replace(events=events, times=end)

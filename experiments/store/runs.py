@@ -101,7 +101,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except (OSError, *_MALFORMED) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())[:80]}"
-        raise ConfigError(f"{path}: is not as a run writes it ({what}); run it again") from error
+        raise ConfigError(f"{path}: is damaged ({what}); run it again") from error
 
 
 # -- labels -----------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def _drop(trace: Trace, max_length: int) -> Trace:
     fits = trace.prompt_tokens + trace.output_tokens <= max_length
     if not fits.any():
         remedy = "raise it, lower length_scale, or set too_long=clip"
-        raise WorkloadError(f"{trace.source}: every request exceeds max_length={max_length}: {remedy}")
+        raise WorkloadError(f"{trace.source}: every request exceeds max_length={max_length}; {remedy}")
     return trace.select(fits)
 
 
@@ -76,4 +76,4 @@ def _check(trace: Trace, max_length: int) -> Trace:
     row = int(np.argmax(too_long))
     lengths = f"{trace.prompt_tokens[row]} prompt + {trace.output_tokens[row]} output tokens"
     remedy = "raise it, lower length_scale, or set too_long to clip or drop"
-    raise WorkloadError(f"{trace.where(row)}: {lengths} exceed max_length={max_length}: {remedy}")
+    raise WorkloadError(f"{trace.where(row)}: {lengths} exceed max_length={max_length}; {remedy}")

@@ -136,7 +136,7 @@ class TraceLengths(Fit):
         trace = self._trace
         if in_order and num > len(trace):
             remedy = "ask for fewer, or set workload.lengths.order=random"
-            raise WorkloadError(f"{self.path}: has {len(trace)} rows, workload.num_requests={num}: {remedy}")
+            raise WorkloadError(f"{self.path}: has {len(trace)} rows, workload.num_requests={num}; {remedy}")
         trace = self.fit(trace, num if in_order else None)
         rows = slice(num) if in_order else generator.integers(len(trace), size=num)
         return trace.prompt_tokens[rows], trace.output_tokens[rows]

@@ -66,7 +66,7 @@ class PromptFile(Workload):
         lines = self._lines(file)
         num = len(lines) if self.num_requests is None else self.num_requests
         if num > len(lines):
-            raise WorkloadError(f"{file.name}: has {len(lines)} prompts, workload.num_requests={num}: ask for fewer")
+            raise WorkloadError(f"{file.name}: has {len(lines)} prompts, workload.num_requests={num}; ask for fewer")
         del lines[num:]
         prompts = [_prompt(file, number, line, vocabulary) for number, line in enumerate(lines, start=1)]
         samplings = [
@@ -99,7 +99,7 @@ class PromptFile(Workload):
                 raise file.fail(number, "give either prompt or token_ids")
             if lines and line.arrival_time < lines[-1].arrival_time:
                 times = f"arrival_time {line.arrival_time:g} comes after {lines[-1].arrival_time:g}"
-                raise file.fail(number, f"{times}: sort the lines by arrival_time")
+                raise file.fail(number, f"{times}; sort the lines by arrival_time")
             lines.append(line)
         return lines
 
@@ -109,13 +109,13 @@ def _prompt(file: TextFile, number: int, line: PromptLine, vocabulary: Vocabular
     if line.token_ids is not None:
         if vocabulary is not None and (largest := max(line.token_ids)) >= vocabulary.size:
             remedy = f"give ids from 0 to {vocabulary.size - 1}"
-            raise file.fail(number, f"token id {largest} is not in the model's vocabulary: {remedy}")
+            raise file.fail(number, f"token id {largest} is not in the model's vocabulary; {remedy}")
         return line.token_ids
     assert line.prompt is not None, "checked when read"
     if vocabulary is None:
         remedy = "give token_ids, or run with backend=cpu or backend=cuda"
-        raise file.fail(number, f"a simulation has no tokenizer for prompt text: {remedy}")
+        raise file.fail(number, f"a simulation has no tokenizer for prompt text; {remedy}")
     tokens = vocabulary.encode(line.prompt)
     if not tokens:
-        raise file.fail(number, "the prompt has no tokens: give some text")
+        raise file.fail(number, "the prompt has no tokens; give some text")
     return tokens

@@ -51,10 +51,10 @@ class TraceReplay(Replay):
         if trace.arrival_time is None:
             if not self.queued or self.start or self.speed != 1:
                 remedy = "name it so, set workload.queued=true without start and speed, or use workload=sharegpt, which draws them"
-                raise WorkloadError(f"{self.path}: has no column {ARRIVED_AT} with arrival times in seconds: {remedy}")
+                raise WorkloadError(f"{self.path}: has no column {ARRIVED_AT} with arrival times in seconds; {remedy}")
             return self._replay(trace, vocabulary)
         if self.start > trace.arrival_time[-1]:
-            problem = f"lies after the last arrival: give at most {trace.arrival_time[-1]:g} (seconds)"
+            problem = f"lies after the last arrival; give at most {trace.arrival_time[-1]:g} (seconds)"
             raise WorkloadError(f"{self.path}: workload.start={self.start} {problem}")
         trace = trace.select(slice(int(np.searchsorted(trace.arrival_time, self.start)), None))
         assert trace.arrival_time is not None

@@ -60,7 +60,7 @@ class ServeGen(Replay):
         if not any(len(part[1]) for part in parts):
             problem = f"no requests from {self.start:g} s to {self.start + self.duration:g} s"
             remedy = "choose another workload.start, or raise duration or rate_scale"
-            raise WorkloadError(f"{self.path}: {problem}: {remedy}")
+            raise WorkloadError(f"{self.path}: {problem}; {remedy}")
         client, times, prompt_tokens, output_tokens = map(np.concatenate, zip(*parts, strict=True))
         order = np.argsort(times, kind="stable")
         return Trace(

@@ -58,6 +58,6 @@ class Trace:
     def first(self, num_requests: int | None) -> "Trace":
         """The first rows; None keeps all. Raises WorkloadError if there are fewer."""
         if num_requests is not None and num_requests > len(self):
-            found = f"{len(self)} requests are usable: ask for at most {len(self)}"
+            found = f"{len(self)} requests are usable; ask for at most {len(self)}"
             raise WorkloadError(f"{self.source}: workload.num_requests={num_requests}, but {found}")
         return self.select(slice(num_requests))

@@ -155,5 +155,5 @@ class RateLimit:
 def clients_by(order: str, weights: Mapping[str, float], lift: bool, quantum: float) -> Arrival:
     """The queue of one of the orders of `VTC`."""
     if order not in ("vtc", "mdrr", "fcfs") or not quantum > 0:
-        raise ConfigError(f"policy: {order=} is vtc, mdrr or fcfs, {quantum=} above 0")
+        raise ConfigError(f"policy: {order=} must be vtc, mdrr or fcfs, {quantum=} above 0")
     return {"vtc": LeastCounter(weights, lift), "mdrr": RoundRobin(weights, quantum), "fcfs": Arrival(weights)}[order]

@@ -115,7 +115,7 @@ def _read_attention(path: Path) -> TableAttention:
         else:
             decodes.append((batch, context + 1, (of_decode + before + after) * MS))
     if any(isnan(seconds) for points in (chunks, decodes) for _, _, seconds in points):
-        raise ProfileError(f"{path}: a row has no time of what it measures; fetch the file again")
+        raise ProfileError(f"{path}: a row has no measured time; fetch the file again")
     chunks, decodes = some(path, chunks, "prefills"), some(path, decodes, "decodes")
     return TableAttention(BilinearGrid.through(chunks), BilinearGrid.through(decodes))
 

@@ -66,7 +66,7 @@ def chosen(beginnings: str) -> list[str]:
     """Names of the cases that begin with one of those given, in the order given."""
     found = [name for beginning in beginnings.split(",") for name in CASES if name.startswith(beginning)]
     if not found:
-        raise ConfigError(f"cases={beginnings}: none begins so; known: {', '.join(CASES)}")
+        raise ConfigError(f"cases={beginnings}: no case begins with it; known: {', '.join(CASES)}")
     return list(dict.fromkeys(found))
 
 

@@ -58,12 +58,12 @@ def _detect(file: TextFile) -> str:
     first = file.lines[0]
     for word, workload in _OTHER_WORKLOADS.items():
         if word in first:
-            raise file.fail(1, f"this file is not a trace of single requests: use workload={workload}")
+            raise file.fail(1, f"this file is not a trace of single requests; use workload={workload}")
     for name, (_, words) in _READERS.items():
         if any(word in first for word in words):
             return name
     named = f"set {file.section}.format to one of {', '.join(_READERS)}, or give the columns the names of one (docs/adding.md)"
-    raise file.fail(1, f"unknown format ({first[:60]!r}): {named}")
+    raise file.fail(1, f"unknown format ({first[:60]!r}); {named}")
 
 
 def _check_order(trace: Trace) -> None:
@@ -72,4 +72,4 @@ def _check_order(trace: Trace) -> None:
     row = int(np.argmax(backwards)) + 1
     before, time = trace.arrival_time[row - 1 : row + 1]
     problem = f"the time goes backwards, from {before:g} s to {time:g} s after the first row"
-    raise WorkloadError(f"{trace.where(row)}: {problem}: sort the rows by time")
+    raise WorkloadError(f"{trace.where(row)}: {problem}; sort the rows by time")

@@ -80,7 +80,7 @@ def read_decisions(file: TextFile) -> Trace:
                 finish = json.loads(line)["finish"]
                 lengths[finish["id"]] = finish["num_output_tokens"]
         except (ValueError, KeyError, TypeError) as error:
-            raise file.fail(number, f"not as written ({error}); record the run again") from error
+            raise file.fail(number, f"is damaged ({error}); record the run again") from error
     served = sorted((request["arrival_time"], id_) for id_, request in asked.items() if lengths[id_] > 0)
     if not served:
         raise file.fail(1, "no request received a token; record a run that serves some")

@@ -52,7 +52,7 @@ class ServeGenClients:
             WorkloadError: there are none, or they are malformed.
         """
         if client not in self._datasets:
-            problem = f"no line for client {client} of {self.trace_file.name}: give the two files of one data set"
+            problem = f"no line for client {client} of {self.trace_file.name}; give the two files of one data set"
             raise WorkloadError(f"{self.dataset_file.name}: {problem}")
         key = str(start // LENGTH_WINDOW_SECONDS * LENGTH_WINDOW_SECONDS)
         if (client, key) not in self._histograms:
@@ -65,7 +65,7 @@ class ServeGenClients:
         text = window.get(name) if isinstance(window, dict) else None
         if not isinstance(text, str) or text == "{}":
             problem = f"window {key} has no {name}, but the client sends requests in it"
-            raise self.dataset_file.fail(line, f"{problem}: choose other clients or another time")
+            raise self.dataset_file.fail(line, f"{problem}; choose other clients or another time")
         try:
             return _parse_histogram(text)
         except ValueError:

@@ -44,16 +44,16 @@ def read_lines(path: str, key: str = "workload.path") -> TextFile:
         raise no_such_file(key, path) from None
     except (gzip.BadGzipFile, zlib.error) as error:
         problem = f"not a valid gzip file although its name ends in .gz ({error})"
-        raise WorkloadError(f"{path}: {problem}: copy it again, or rename it if it is plain text") from None
+        raise WorkloadError(f"{path}: {problem}; copy it again, or rename it if it is plain text") from None
     except EOFError:
-        raise WorkloadError(f"{path}: the gzip file is truncated: copy it again") from None
+        raise WorkloadError(f"{path}: the gzip file is truncated; copy it again") from None
     except UnicodeDecodeError as error:
         remedy = "convert it, or end its name in .gz if it is compressed"
-        raise WorkloadError(f"{path}: not UTF-8 text (byte {error.start}): {remedy}") from None
+        raise WorkloadError(f"{path}: not UTF-8 text (byte {error.start}); {remedy}") from None
     except OSError as error:
-        raise WorkloadError(f"{key}={path}: cannot be read ({error.strerror}): give a file that can") from None
+        raise WorkloadError(f"{key}={path}: cannot be read ({error.strerror}); give a file that can") from None
     if not text:
-        raise WorkloadError(f"{path}: the file is empty: give one with requests")
+        raise WorkloadError(f"{path}: the file is empty; give one with requests")
     return TextFile(str(path), text.removesuffix("\n"), key.rpartition(".")[0])
 
 

@@ -99,13 +99,13 @@ def read_csv(file: TextFile, names: Sequence[str]) -> Table:
     try:
         header, *rows = csv.reader(file.lines)
     except csv.Error as error:
-        raise file.fail(1, f"not CSV ({error}): give a file of this format") from None
+        raise file.fail(1, f"not CSV ({error}); give a file of this format") from None
     for name in names:
         if name not in header:
             remedy = f"give a file of this format, or another {file.section}.format"
-            raise file.fail(1, f"no column {name!r} in {shorten(file.lines[0])}: {remedy}")
+            raise file.fail(1, f"no column {name!r} in {shorten(file.lines[0])}; {remedy}")
     if not rows:
-        raise file.fail(1, "a header and no rows: give a trace with requests")
+        raise file.fail(1, "a header and no rows; give a trace with requests")
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
     return Table(file, {name: columns[name] for name in names}, 2)
 
@@ -121,10 +121,10 @@ def _check_fields(file: TextFile) -> None:
     counts = [line.count(",") + (line != "") for line in bare]
     for number, (line, count) in enumerate(zip(bare, counts, strict=True), start=1):
         if '"' in line:
-            raise file.fail(number, f"{shorten(file.lines[number - 1])} is not CSV (quote not closed): {_FIX}")
+            raise file.fail(number, f"{shorten(file.lines[number - 1])} is not CSV (quote not closed); {_FIX}")
         if count != counts[0]:
             counted = f"has {count} fields, the header has {counts[0]}"
-            raise file.fail(number, f"{shorten(file.lines[number - 1])} {counted}: {_FIX}")
+            raise file.fail(number, f"{shorten(file.lines[number - 1])} {counted}; {_FIX}")
 
 
 def read_json_lines(file: TextFile, names: Sequence[str]) -> Table:
@@ -141,8 +141,8 @@ def json_objects(file: TextFile) -> list[dict[str, Any]]:
             record = json.loads(text)
         except (ValueError, RecursionError) as error:
             column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            raise file.fail(line, f"{shorten(text)} is not JSON{column}: {_FIX}") from None
+            raise file.fail(line, f"{shorten(text)} is not JSON{column}; {_FIX}") from None
         if not isinstance(record, dict):
-            raise file.fail(line, f"{shorten(text)} is not a JSON object: {_FIX}")
+            raise file.fail(line, f"{shorten(text)} is not a JSON object; {_FIX}")
         records.append(record)
     return records
