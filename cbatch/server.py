@@ -92,21 +92,25 @@ class Server(Generic[E_co]):
             WorkloadError: as `engine`; a request that arrives before an earlier one, or by iteration.
         """
 
-        def drain(engine: Engine) -> None:
-            engine.record.drain(take, at_once)
-
-        engine, arrival, left = self.engine(policy, asynchronous=asynchronous), 0.0, iter(requests)
-        while some := list(islice(left, at_once)):
-            for request in some:
-                if request.arrival_time < arrival or request.arrival_iteration:
-                    problem = f"request {request.id} arrives by iteration, or before an earlier one"
-                    raise WorkloadError(f"{problem}; order a stream by arrival time")
-                arrival = request.arrival_time
-            engine.run_until(some[0].arrival_time, drain)
-            engine.submit(some)
-        engine.run(drain)
+        engine = self.engine(policy, asynchronous=asynchronous)
+        feed(engine, requests, lambda engine: engine.record.drain(take, at_once), at_once)
         take(engine.record.take())
 
     def close(self) -> None:
         """Closes the executor; its threads and memory are released."""
         self.executor.close()
+
+
+def feed(engine: Engine, requests: Iterable[Request], on_step: Callable[[Engine], None], at_once: int = 1000) -> None:
+    """Serves requests to their end, submitted when they are about to arrive; arguments and errors as of `Server.serve_stream`."""
+    arrival, left = 0.0, iter(requests)
+    while some := list(islice(left, at_once)):
+        for request in some:
+            if request.arrival_time < arrival or request.arrival_iteration:
+                problem = f"request {request.id} arrives by iteration, or before an earlier one"
+                raise WorkloadError(f"{problem}; order a stream by arrival time")
+            arrival = request.arrival_time
+        engine.run_until(some[0].arrival_time, on_step)
+        engine.submit(some)
+        del request, some
+    engine.run(on_step)

@@ -21,15 +21,15 @@ _DELAY = 2.0  # seconds before the bar shows
 @contextmanager
 def progress(
     setting: Setting, num_requests: int, simulated: bool, say: Callable[[str], None]
-) -> Iterator[Callable[[Engine], None]]:
-    """Yields a function for `Engine.run(on_step=...)`.
+) -> Iterator[Callable[..., None]]:
+    """Yields a function for `Engine.run(on_step=...)`; of a stream it is told, too, how many requests are yet to be submitted.
 
     With "auto" the bar shows if stderr is a terminal; if it is not, and the run may take long, `say` gets a line instead.
     """
     if not _shown(setting):
         if setting == "auto" and not (simulated and num_requests < _MANY):
             say(f"serving {num_requests:,} requests; progress=on shows how far it is")
-        yield lambda engine: None
+        yield lambda engine, to_come=0: None
         return
     from tqdm import tqdm  # loaded only if shown
 
@@ -56,7 +56,7 @@ class _Watch:
         self._next = 0.0
         self._num_steps = self._num_tokens = 0
 
-    def __call__(self, engine: Engine) -> None:
+    def __call__(self, engine: Engine, to_come: int = 0) -> None:
         now = perf_counter()
         if now < self._next:
             return
@@ -70,4 +70,4 @@ class _Watch:
             taken = steps and steps[0].iteration  # the results of a streamed run are forgotten
             rate = f"{seconds:,.0f} s simulated" if taken else f"{self._num_tokens / seconds:,.0f} tokens/s"
             self.bar.set_postfix_str(rate, refresh=False)
-        self.bar.update((self.bar.total or 0) - engine.num_unfinished - self.bar.n)
+        self.bar.update((self.bar.total or 0) - to_come - engine.num_unfinished - self.bar.n)

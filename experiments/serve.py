@@ -5,32 +5,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from shutil import copy
 from typing import Any
 
 from cbatch import ConfigError, Engine, Request, RunRecord
 from cbatch.bounds import Bounds, minorants_of
-from cbatch.request import limits_tell_lengths
+from cbatch.request import Status
 from cbatch.results.conservation import take_inventory
-from cbatch.results.metrics import Served, StepColumns, collect_served
+from cbatch.results.metrics import Asked, Served, collect_served
 from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
-from cbatch.results.streamed import StreamedRun
 from cbatch.results.summary import summarize
+from cbatch.server import feed
 from experiments.config.assemble import Run, assemble
 from experiments.config.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.progress import progress
-from experiments.store.csv_tables import extra_names
 from experiments.store.notes import origin_of
 from experiments.store.provenance import commit, now, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results, write_summary
 from experiments.store.sources import sources_of
 from experiments.store.streamed import StreamedTables
 from experiments.store.text import name_of
-
-STREAMED = 100_000_000
-"""`stream=auto` streams simulated runs that generate at least so many tokens; each takes tens of bytes in memory."""
+from experiments.workloads.drawn import Drawn
 
 
 @dataclass(frozen=True)
@@ -71,12 +69,11 @@ def serve(
     began = time.perf_counter()
     run = assemble(settings, say)
     bounds = bounds_of(run) if run.settings.bounds else None
-    streams = _streams(run)
     sources = sources_of(settings)
     _say_chosen(run, command, say)
     with open_run_folder(folder, settings, lambda: _facts(run), replace=replace):
         try:
-            record, tables = _run(run, command, folder, say, bar, streams=streams)
+            record = _run(run, command, folder, say, bar)
         except UnmeasuredError:
             from experiments.profile.command import measure_cpu  # loads torch
 
@@ -84,15 +81,15 @@ def serve(
             measure_cpu(run.spec)
             began, run = time.perf_counter(), assemble(settings)
             _say_chosen(run, command, lambda line: None)
-            record, tables = _run(run, command, folder, say, bar)
-        requests = tables.served() if tables else collect_served(record)
-        figures = figures_of(run, record, requests, tables.steps() if tables else None)
+            record = _run(run, command, folder, say, bar)
+        requests = run.streamed.run.served() if run.streamed else collect_served(record)
+        figures = figures_of(run, record, requests)
         if bounds is not None:
             figures["regret"] = regret(run.requests, requests, bounds)
         about = {**about_run(run, settings, command), "code": sources, "wall_seconds": time.perf_counter() - began}
         title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
         summary = {"about": about, **figures}
-        if tables:
+        if run.streamed:
             write_summary(folder, summary)
         else:
             write_results(folder, record, requests, summary, timeline_title=title, decode=_decoder(run))
@@ -100,11 +97,9 @@ def serve(
     return summary
 
 
-def figures_of(
-    run: Run, record: RunRecord, requests: Served | None = None, steps: StepColumns | None = None
-) -> dict[str, Any]:
-    """The metrics of a run that has ended. requests, steps: as in `summarize`."""
-    metrics = run.settings.metrics
+def figures_of(run: Run, record: RunRecord, requests: Served | None = None) -> dict[str, Any]:
+    """The metrics of a run that has ended. requests: as in `summarize`."""
+    metrics, streamed = run.settings.metrics, run.streamed and run.streamed.run
     return summarize(
         record,
         num_blocks=run.kv.num_blocks,
@@ -115,8 +110,9 @@ def figures_of(
         objectives=metrics.objectives,
         client_weights=metrics.client_weights,
         requests=requests,
-        steps=steps,
-        asked=run.requests,
+        steps=streamed.steps() if streamed else None,
+        ended=streamed.ended if streamed else None,
+        asked=None if streamed else run.requests,
     )
 
 
@@ -131,46 +127,44 @@ def bounds_of(run: Run) -> Callable[[Sequence[Request]], Bounds]:
     return bounds
 
 
-def _streams(run: Run) -> bool:
-    """Whether results are written as they come. Raises ConfigError where they are to be, and cannot."""
-    replicas, stagger = len(run.engine.engines) > 1, any(request.arrival_iteration for request in run.requests)
-    if run.settings.stream == "on" and (replicas or stagger):
-        why = "several replicas are not served in turn" if replicas else "requests arrive by iteration"
-        raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
-    if run.settings.stream != "auto":
-        return run.settings.stream == "on"
-    num_tokens = sum(request.max_new_tokens for request in run.requests)
-    if not run.backend.simulated or replicas or stagger or num_tokens < STREAMED:
-        return False
-    run.chosen["stream"] = f"on ({num_tokens / 1e6:,.0f} million tokens: no tokens.npz and no timeline)"
-    return True
-
-
-def _run(
-    run: Run, command: Command, folder: Path, say: Callable[[str], None], bar: bool, *, streams: bool = False
-) -> tuple[RunRecord, StreamedRun | None]:
-    """Serves the requests to their end. Of a streamed run, returns a record without steps, and what was gathered."""
+def _run(run: Run, command: Command, folder: Path, say: Callable[[str], None], bar: bool) -> RunRecord:
+    """Serves the requests to their end. The record of a streamed run is empty."""
     shown = progress(run.settings.progress if bar else "off", len(run.requests), run.backend.simulated, say)
-    streamed = StreamedTables(folder, extra_names(run.requests)) if streams else nullcontext()
-    with closing(run.server), _decisions_of(run, command, folder), shown as on_step, streamed as tables:
+    with closing(run.server), _decisions_of(run, command, folder), shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
-        if tables is None:
-            record = run.engine.run(on_step)
-            gc.freeze()  # nor the record while it is written
-            return record, None
+        if run.streams:
+            return _stream(run, folder, on_step)
+        record = run.engine.run(on_step)
+        gc.freeze()  # nor the record while it is written
+        return record
+
+
+def _stream(run: Run, folder: Path, on_step: Callable[[Engine, int], None]) -> RunRecord:
+    """Makes and submits requests as they arrive, and writes their results as they end."""
+    [engine] = run.engine.engines
+    with StreamedTables(folder, list(run.totals.extra)) as tables:
+        run.streamed = tables
 
         def show_and_drain(engine: Engine) -> None:
-            on_step(engine)
+            on_step(engine, len(run.requests) - tables.num_made)
             engine.record.drain(tables.take)
 
-        tables.take(run.engine.run(show_and_drain).take())
-        return tables.run.ended, tables.run
+        drawn, by_arrival = run.requests, attrgetter("arrival_time", "id")
+        requests = drawn.stream() if isinstance(drawn, Drawn) else sorted(drawn, key=by_arrival)
+        feed(engine, tables.watch(requests), show_and_drain)
+        tables.take(engine.record.take())
+    return RunRecord()
 
 
 def _facts(run: Run) -> dict[str, Any]:
     """Returns where the requests and KV blocks of a run are, for the report of one that failed."""
-    engines = run.engine.engines
-    inventory = take_inventory(engines, run.requests)
+    engines, requests, to_come = run.engine.engines, list[Asked](run.requests), 0
+    if tables := run.streamed:
+        unfinished = (request for request in tables.alive if request.status is not Status.FINISHED)
+        requests = [*unfinished, *engines[0].record.requests, *tables.run.ended]
+        to_come = len(run.requests) - tables.num_made
+    inventory = take_inventory(engines, requests)
+    inventory = inventory._replace(pending=inventory.pending + to_come)
     blocks = sum(engine.state.pool.num_blocks for engine in engines)
     whole = inventory.num_requests == len(run.requests) and inventory.num_blocks == blocks
     return {"accounts": inventory._asdict(), "accounts_add_up": whole}
@@ -238,7 +232,7 @@ def about_run(run: Run, settings: Mapping[str, Any], command: Command) -> dict[s
         },
         "chosen": run.chosen,
         "requests": len(run.requests),
-        "output_lengths_known": limits_tell_lengths(run.requests),  # to policies, by `max_new_tokens`
+        "output_lengths_known": run.totals.lengths_known,  # to policies, by `max_new_tokens`
         "overrides": list(command.overrides),
         "date": now(),
         "commit": commit(),

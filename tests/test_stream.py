@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -18,19 +19,21 @@ from small_cluster import make_cost
 from test_leaps import Choosy, draw_requests
 from test_traces import LENGTHS
 
-from cbatch import ConfigError, Limits, Policy, Request, RunRecord, Server, StepRecord
+from cbatch import ConfigError, Limits, Policy, Request, RequestSpec, RunRecord, Server, StepRecord
 from cbatch.errors import WorkloadError
 from cbatch.kv import KVSize
 from cbatch.results.metrics import Objectives, collect_served, statistics
 from cbatch.results.streamed import counted_statistics
 from cbatch.results.summary import summarize
+from cbatch.server import feed
 from cbatch.sim.executor import SimExecutor
 from cbatch.topology import Topology
 from experiments import run, serve
 from experiments.bench import million
+from experiments.config import assemble
 from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, step_rows, write_csv
 from experiments.store.streamed import StreamedTables
-from experiments.store.tables import load, time_between_tokens
+from experiments.store.tables import load, load_requests, time_between_tokens
 from experiments.workloads import ServeGen
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
@@ -64,10 +67,14 @@ def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchro
             make_server(asynchronous).serve_stream(policy, iter(again), tables.take, at_once=3)
         for name in ("steps.csv", "requests.csv"):
             assert (tmp_path / "streamed" / name).read_bytes() == (tmp_path / name).read_bytes(), f"workload {seed}"
-        streamed = {"requests": tables.run.served(), "steps": tables.run.steps()}
+        streamed: dict[str, Any] = {
+            "requests": tables.run.served(),
+            "steps": tables.run.steps(),
+            "ended": tables.run.ended,
+        }
         for some in ({}, {"warmup_requests": 1, "drain_requests": 1}):
             options: dict[str, Any] = {"num_blocks": 40, "max_batch": 4, "objectives": Objectives(ttft=0.05), **some}
-            whole, found = summarize(record, **options), summarize(tables.run.ended, **streamed, **options)
+            whole, found = summarize(record, **options), summarize(RunRecord(), **streamed, **options)
             mean = found["tbt_seconds"].pop("mean")
             assert mean == pytest.approx(whole["tbt_seconds"].pop("mean"), rel=1e-12, nan_ok=True)
             assert repr(found) == repr(whole), f"workload {seed}"  # NaN where there is nothing
@@ -111,8 +118,32 @@ def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(t
         time_between_tokens(streamed)
 
 
+def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 2 x 40 are submitted and have not arrived, or have ended and are not written; a few run."""
+    made, held, begin, take = WeakSet[Request](), list[int](), Request._begin, StreamedTables.take
+
+    def note_made(request: Request, spec: RequestSpec) -> None:
+        begin(request, spec)
+        made.add(request)
+
+    def note_held(tables: StreamedTables, record: RunRecord) -> None:
+        take(tables, record)
+        held.append(len(made))
+
+    monkeypatch.setattr(Request, "_begin", note_made)
+    monkeypatch.setattr(StreamedTables, "take", note_held)
+    monkeypatch.setattr(serve, "feed", partial(feed, at_once=40))
+    short = ("workload.lengths.min_length=30", "workload.lengths.max_length=60", "workload.arrivals.rate=20")
+    done = a_run(tmp_path / "run", *short, "stream=on", "workload.num_requests=1200")
+    assert done.complaint == "" and len(load_requests(tmp_path / "run")) == 1200
+    assert len(held) > 5 and max(held) < 400
+
+
 def test_large_runs_are_streamed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "STREAMED", 1000)
+    monkeypatch.setattr(assemble, "STREAMED", 1000)
+    monkeypatch.setattr(assemble, "MANY", 10)
     assert "million tokens: no tokens.npz and no timeline)" in a_run(tmp_path / "one").printed
     assert not (tmp_path / "one" / "tokens.npz").exists()
     a_run(tmp_path / "two", "backend.replicas=2")

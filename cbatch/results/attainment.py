@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request import Request
 from cbatch.request_spec import NO_SLO
-from cbatch.results.metrics import Floats, Objectives, Served, Window, mean
+from cbatch.results.metrics import Asked, Floats, Objectives, Served, Window, mean
 
 _OBJECTIVES = ("ttft", "tbt", "total")
 _ALWAYS = Window(-np.inf, np.inf)
@@ -31,7 +30,7 @@ class Attained(NamedTuple):
         return Attained(self.met[:, own], self.limits[:, own], self.counted[own])
 
 
-def attainment(asked: Sequence[Request], served: Served, window: Window) -> dict[str, Any]:
+def attainment(asked: Sequence[Asked], served: Served, window: Window) -> dict[str, Any]:
     """Shares of the requests that have objectives and ended, or were rejected, in the window; empty if none has any.
 
     `share`: all objectives together; `ttft_share`, `tbt_share`, `total_share`: each objective, over the requests that
@@ -50,7 +49,7 @@ def attainment(asked: Sequence[Request], served: Served, window: Window) -> dict
 
 
 def goodput(
-    asked: Sequence[Request], served: Served, window: Window, objectives: Objectives, seconds: float
+    asked: Sequence[Asked], served: Served, window: Window, objectives: Objectives, seconds: float
 ) -> dict[str, float]:
     """Requests that attain their own objectives, or `objectives` if they have none, per second and as a share; empty without any.
 
@@ -67,7 +66,7 @@ def goodput(
 
 
 def judge(
-    asked: Sequence[Request],
+    asked: Sequence[Asked],
     served: Served,
     window: Window = _ALWAYS,
     others: Objectives = Objectives(),  # noqa: B008

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cbatch.engine import Engine
-from cbatch.request import FinishReason, Request, Status
+from cbatch.request import FinishReason, Status
+from cbatch.results.metrics import Asked
 
 
 class Inventory(NamedTuple):
@@ -37,7 +38,7 @@ class Inventory(NamedTuple):
         return self.free + self.held + self.retiring
 
 
-def take_inventory(engines: Sequence[Engine], requests: Sequence[Request]) -> Inventory:
+def take_inventory(engines: Sequence[Engine], requests: Sequence[Asked]) -> Inventory:
     """Count the requests submitted to one engine, or to all replicas together, and the engines' KV blocks."""
     by_status = Counter(request.status for request in requests)
     states = [engine.state for engine in engines]

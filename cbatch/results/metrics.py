@@ -15,13 +15,15 @@ Does not know what produced the run.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord, StepRecord
-from cbatch.request import FinishReason, Request
+from cbatch.request import FinishReason, Request, Status
+from cbatch.request_spec import SLO
 from cbatch.validation import positive
 
 Floats = NDArray[np.float64]
@@ -32,6 +34,28 @@ StepColumns = Mapping[str, NDArray[Any]]
 Limit = Annotated[float, positive("seconds; null sets none")]
 
 PERCENTILES = (50, 90, 95, 99)
+
+
+class Ended(NamedTuple):
+    """What figures need of a request that has ended, besides its times: attributes of `Request`, in a fraction of its memory."""
+
+    id: int
+    client: str | None
+    tier: str | None
+    slo: SLO
+    finished_at: float | None
+    finish_reason: FinishReason | None
+    status: Status
+    num_preemptions: int
+    num_recomputed_tokens: int
+
+
+Asked = Request | Ended
+_ENDED = attrgetter(*Ended._fields)
+
+
+def ended_of(request: Request) -> Ended:
+    return Ended._make(_ENDED(request))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request import Request
-from cbatch.results.metrics import Floats, Served, mean
+from cbatch.results.metrics import Asked, Floats, Served, mean
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
 WINDOW_SECONDS = 60.0
@@ -71,9 +70,7 @@ class Service:
         return np.array([np.bincount(index, self.amount * np.clip(part, 0, 1), num) for part in parts])
 
 
-def service_of(
-    requests: Sequence[Request], served: Served, weights: Mapping[str, float] | None = None
-) -> Service | None:
+def service_of(requests: Sequence[Asked], served: Served, weights: Mapping[str, float] | None = None) -> Service | None:
     """The service of a run; None if no request names its client. weights: of clients by name; 1 for others."""
     clients = {request.id: request.client for request in requests}
     if not any(clients.values()):

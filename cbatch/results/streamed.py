@@ -14,7 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord
-from cbatch.results.metrics import PERCENTILES, Floats, Served, StepColumns, Window, served_of, statistics, step_columns
+from cbatch.results.metrics import (
+    PERCENTILES,
+    Ended,
+    Floats,
+    Served,
+    StepColumns,
+    Window,
+    ended_of,
+    served_of,
+    statistics,
+    step_columns,
+)
 
 Columns = dict[str, NDArray[Any]]
 
@@ -48,11 +59,11 @@ class CountedServed(Served):
 class StreamedRun:
     """Gathers the pieces of a record. Requests must arrive by time, not by iteration.
 
-    ended: the requests that have ended, without the steps.
+    ended: the requests that have ended, in this order.
     """
 
     def __init__(self) -> None:
-        self.ended = RunRecord()
+        self.ended: list[Ended] = []
         self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of requests that have not ended
         self._steps: list[Columns] = []
         self._served: list[Columns] = []
@@ -77,7 +88,7 @@ class StreamedRun:
                 (name, column.astype(np.int32) if column.dtype == np.int64 else column) for name, column in columns
             )
             self._steps.append(dict(narrow))
-        self.ended.requests += piece.requests
+        self.ended += map(ended_of, piece.requests)
         return served
 
     def served(self) -> CountedServed:

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cbatch.record import RunRecord
-from cbatch.request import Request
 from cbatch.results import metrics
 from cbatch.results.attainment import attainment, goodput
-from cbatch.results.metrics import Figures, Objectives, Served, StepColumns, Window, statistics
+from cbatch.results.metrics import Asked, Figures, Objectives, Served, StepColumns, Window, statistics
 from cbatch.results.service import fairness, service_of
 
 
@@ -24,7 +23,8 @@ def summarize(
     client_weights: Mapping[str, float] | None = None,
     requests: Served | None = None,
     steps: StepColumns | None = None,
-    asked: Sequence[Request] | None = None,
+    ended: Sequence[Asked] | None = None,
+    asked: Sequence[Asked] | None = None,
 ) -> dict[str, Any]:
     """All metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -36,6 +36,7 @@ def summarize(
         client_weights: by name, for `service`; 1 for others.
         requests, steps: `collect_served(record)` and `step_columns(record.steps)`, if already computed; a record whose steps were
             taken needs them.
+        ended: the requests in the order of their ends; None: those of the record.
         asked: every request of the run, for `goodput` and `attainment`; None: all of them ended.
     """
     requests = requests or metrics.collect_served(record)
@@ -43,11 +44,12 @@ def summarize(
     window = metrics.find_window(steps, requests, warmup_requests, drain_requests)
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
-    asked = record.requests if asked is None else asked
+    ended = record.requests if ended is None else ended
+    asked = ended if asked is None else asked
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
-    service = service_of(record.requests, requests, client_weights)
+    service = service_of(ended, requests, client_weights)
     return {
-        "run": {**_run(record, requests, steps, window, num_counted), "overshoot_tokens": overshoot_tokens},
+        "run": {**_run(ended, requests, steps, window, num_counted), "overshoot_tokens": overshoot_tokens},
         "throughput": _throughput(requests, window, num_counted),
         "ttft_seconds": statistics(requests.ttft[counts]),
         "tbt_seconds": requests.gap_statistics(window),
@@ -63,18 +65,18 @@ def summarize(
     }
 
 
-def _run(record: RunRecord, requests: Served, steps: StepColumns, window: Window, num_counted: int) -> Figures:
+def _run(ended: Sequence[Asked], requests: Served, steps: StepColumns, window: Window, num_counted: int) -> Figures:
     """The whole run with warm-up and drain, except `counted_*`, which are of the window."""
     computed = float(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())
-    recomputed = sum(request.num_recomputed_tokens for request in record.requests)
+    recomputed = sum(request.num_recomputed_tokens for request in ended)
     return {
-        "requests": len(record.requests),
-        "rejected_requests": len(record.requests) - len(requests.id),
+        "requests": len(ended),
+        "rejected_requests": len(ended) - len(requests.id),
         "counted_requests": num_counted,
         "iterations": len(steps["done_at"]),
         "seconds": float(steps["done_at"][-1] - steps["planned_at"][0]) if len(steps["done_at"]) else 0.0,
         "counted_seconds": window.seconds,
-        "preemptions": sum(request.num_preemptions for request in record.requests),
+        "preemptions": sum(request.num_preemptions for request in ended),
         "recomputed_tokens": recomputed,
         "recomputed_share": recomputed / computed if computed else float("nan"),
     }

@@ -1,6 +1,6 @@
 """Throughput against the ratio of prompt to output tokens: the closed batch of SARATHI (arXiv 2308.16369, 5.1)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,6 @@ def main(
     print(f"written: {path}")
 
 
-def _requests(server: Server[Any], length: int, ratio: float, batch: int, number: int) -> list[Request]:
+def _requests(server: Server[Any], length: int, ratio: float, batch: int, number: int) -> Sequence[Request]:
     workload = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=number)
     return workload.requests(server.executor.vocabulary)

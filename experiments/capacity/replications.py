@@ -57,7 +57,7 @@ class Replication:
     rate: float
     num_requests: int
 
-    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         specs = _replication(self.section, self.number, self.num_requests)
         recorded = isinstance(_workload(self.section), TraceReplay)
         natural = _mean_rate([specs], self.section) if recorded else _natural_rate(self.section, self.num_requests)
@@ -76,7 +76,7 @@ class Together:
     replications: int
     num_requests: int
 
-    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         specs = chain.from_iterable(
             _replication(self.section, number, self.num_requests) for number in range(self.replications)
         )
@@ -181,7 +181,7 @@ def together(settings: Section, replications: int, num_requests: int) -> dict[st
 
 def _with_workload(settings: Section, kind: type, **arguments: float) -> dict[str, Any]:
     section = {"_target_": f"{kind.__module__}.{kind.__name__}", "section": as_json(settings["workload"]), **arguments}
-    return {**settings, "workload": section, "timeline": False, "decisions": False}
+    return {**settings, "workload": section, "timeline": False, "decisions": False, "stream": "off"}
 
 
 def simulate(settings: Section, rule: Rule, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:

@@ -16,10 +16,18 @@ from experiments.config.backends import Auto, Runtime
 from experiments.config.construct import construct
 from experiments.config.settings import Settings, read_settings
 from experiments.progress import loading_bars
+from experiments.store.streamed import StreamedTables
 from experiments.workloads import Workload
+from experiments.workloads.drawn import Drawn, Totals, totals_of
 
 LARGE = 1e9
 """Loading at least this many bytes of weights is announced."""
+
+STREAMED = 100_000_000
+"""`stream=auto` streams simulated runs that generate at least so many tokens; each takes tens of bytes in memory."""
+
+MANY = 20_000
+"""Where there are more requests, `stream=auto` makes them one by one to find out whether the run is streamed."""
 
 LARGEST_ITERATION = 32768
 """Tokens that `max_tokens=auto` does not exceed for a whole batch of prompts."""
@@ -29,8 +37,10 @@ LARGEST_ITERATION = 32768
 class Run:
     """Everything that one run needs.
 
-    engine: has the requests submitted; one engine of `server`, or one per replica.
+    engine: has the requests submitted, unless the run streams; one engine of `server`, or one per replica.
     chosen: what each `auto` was resolved to, and why, by key; printed and stored with the results.
+    totals: of the requests. streams: whether they are to be submitted as they arrive; the engine then has none yet.
+    streamed: the tables that are written meanwhile, once that has begun.
     """
 
     settings: Settings
@@ -41,8 +51,11 @@ class Run:
     kv: KVSize
     server: Server[Any] | ReplicatedServer
     engine: Engine | Cluster
-    requests: list[Request]
+    requests: Sequence[Request]
+    totals: Totals
+    streams: bool
     chosen: dict[str, str] = field(default_factory=dict)
+    streamed: StreamedTables | None = None
 
 
 def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line: None) -> Run:
@@ -74,8 +87,11 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
     policy = make_policy(config, settings, chosen)
 
     requests = workload.requests(backend.vocabulary(spec))
-    _check_metrics(settings, requests)
-    limits = _limits(settings, requests, spec, backend.tile(profile), backend.pipeline_stages, chosen)
+    once = settings.stream == "on" or (settings.stream == "auto" and len(requests) > MANY)
+    totals = totals_of(requests.stream() if once and isinstance(requests, Drawn) else requests)
+    _check_metrics(settings, totals, len(requests))
+    streams = _streams(settings, backend, totals, chosen)
+    limits = _limits(settings, totals, spec, backend.tile(profile), backend.pipeline_stages, chosen)
     check_policy(policy, limits)
     kv = _kv_size(settings, backend, spec, profile, limits, chosen)
     if not backend.simulated:
@@ -91,11 +107,13 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
             servers.append(Server(executor, limits, cost, kv, runtime.asynchronous, settings.patience))
     server = backend.replicated(servers) if len(servers) > 1 else servers[0]
     try:
-        engine = server.engine(policy, requests)
+        engine = server.engine(policy, () if streams else requests)
+        if streams:
+            engine.engines[0].check_fits(totals.longest)
     except BaseException:
         server.close()
         raise
-    return Run(settings, backend, cost, spec, limits, kv, server, engine, requests, chosen)
+    return Run(settings, backend, cost, spec, limits, kv, server, engine, requests, totals, streams, chosen)
 
 
 def _backend(config: Mapping[str, Any], chosen: dict[str, str]) -> Backend:
@@ -134,8 +152,8 @@ def make_policy(config: Mapping[str, Any], settings: Settings, chosen: dict[str,
     return policy
 
 
-def _check_metrics(settings: Settings, requests: Sequence[Request]) -> None:
-    clients, num_requests = {request.client or NO_CLIENT for request in requests}, len(requests)
+def _check_metrics(settings: Settings, totals: Totals, num_requests: int) -> None:
+    clients = {client or NO_CLIENT for client in totals.clients}
     for name in settings.metrics.client_weights or ():
         if name not in clients:
             raise ConfigError(f"metrics.client_weights.{name}: no request has this client; {nearest(name, clients)}")
@@ -145,14 +163,27 @@ def _check_metrics(settings: Settings, requests: Sequence[Request]) -> None:
         raise ConfigError(f"{given} leave none of {num_requests} requests; lower them")
 
 
+def _streams(settings: Settings, backend: Backend, totals: Totals, chosen: dict[str, str]) -> bool:
+    """Whether results are written as they come. Raises ConfigError where they are to be, and cannot."""
+    if settings.stream == "on" and (backend.replicas > 1 or totals.by_iteration):
+        why = "several replicas are not served in turn" if backend.replicas > 1 else "requests arrive by iteration"
+        raise ConfigError(f"stream=on: not possible, as {why}; give stream=off")
+    if settings.stream != "auto":
+        return settings.stream == "on"
+    if not backend.simulated or backend.replicas > 1 or totals.by_iteration or totals.new_tokens < STREAMED:
+        return False
+    chosen["stream"] = f"on ({totals.new_tokens / 1e6:,.0f} million tokens: no tokens.npz and no timeline)"
+    return True
+
+
 def _limits(
-    settings: Settings, requests: Sequence[Request], spec: ModelSpec, tile: int, num_stages: int, chosen: dict[str, str]
+    settings: Settings, totals: Totals, spec: ModelSpec, tile: int, num_stages: int, chosen: dict[str, str]
 ) -> Limits:
     """Returns the limits of an iteration. Automatic: a whole batch of the longest prompts, and any one request, fit."""
-    longest = min(max(request.max_tokens for request in requests), spec.max_positions)
+    longest = min(totals.longest.max_tokens, spec.max_positions)
     batch, max_tokens = settings.batch, settings.max_tokens
     if max_tokens is None:
-        prompts = batch * max(request.num_prompt_tokens for request in requests)
+        prompts = batch * totals.longest_prompt
         max_tokens = max(8192, longest, min(prompts, LARGEST_ITERATION))
         chosen["max_tokens"] = str(max_tokens)
     if max_tokens < batch:

@@ -1,6 +1,6 @@
 """Simulates real runs again and compares the figures."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -66,7 +66,7 @@ def simulate(
     profile: Profile,
     factor: float = 1.0,
     speed: CardSpeed = AS_MEASURED,
-    requests: list[Request] | None = None,
+    requests: Sequence[Request] | None = None,
 ) -> RunRecord:
     """Simulates the same requests, or others, under the same policy and limits, in the asynchronous loop."""
     settings, cost = run.settings, Nudged(run, profile, factor, speed)

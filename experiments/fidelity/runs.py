@@ -5,7 +5,7 @@ for the cause of an error needs no GPU.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ class ServedRun:
     def name(self) -> tuple[str, str]:
         return self.settings["case"], self.settings["policy"]
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> Sequence[Request]:
         """Returns the same requests, new and without token values."""
         tiers = [*self.settings.get("tiers", {}).items(), (None, ())]  # tier -1 is the last one: none
         names = ("prompt", "output", "true_output", "arrival", "arrival_iteration", "tier")
@@ -137,7 +137,9 @@ def _latencies(record: RunRecord) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def run_of(settings: Mapping[str, Any], record: RunRecord, asked: list[Request], shapes: list[BatchShape]) -> ServedRun:
+def run_of(
+    settings: Mapping[str, Any], record: RunRecord, asked: Sequence[Request], shapes: list[BatchShape]
+) -> ServedRun:
     """Returns a run as it is kept. asked: requests in order of their ids. shapes: of every iteration."""
     requests, steps = collect_served(record), step_columns(record.steps)
     tiers = {request.tier: astuple(request.slo) for request in asked if request.tier is not None}

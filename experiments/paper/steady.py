@@ -4,6 +4,7 @@ Every value comes from a run of the engine with the real policy and KV accountin
 steady state by hand, as a check of the runs.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import gcd
 from typing import Any, Literal
@@ -129,7 +130,7 @@ def stagger_of(scheme: Scheme) -> Stagger:
 
 def requests_of(
     load: Load, generations: int, stagger: Stagger = 0, vocabulary: Vocabulary | None = None
-) -> list[Request]:
+) -> Sequence[Request]:
     """As many requests as the batch holds, `generations` times."""
     num_requests = generations * load.batch
     workload = ClosedBatch(

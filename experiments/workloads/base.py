@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Protocol
 
 import numpy as np
@@ -12,11 +12,12 @@ from cbatch import Request, Sampling, WorkloadError
 from cbatch.request_spec import GREEDY
 from cbatch.validation import Give, check, not_negative, read, whole
 from experiments.workloads.annotate import Annotations, BatchSize, Limit
+from experiments.workloads.drawn import Drawn
 from experiments.workloads.seeds import Stream, request_seeds
 from experiments.workloads.trace import Column, Trace
 
 MOST_REQUESTS = 10_000_000
-"""In one run; each takes about a kilobyte."""
+"""In one run; each takes about a kilobyte, unless the run is streamed."""
 
 
 class Vocabulary(Protocol):
@@ -78,44 +79,31 @@ class Workload(ABC):
         self._annotations()
 
     @abstractmethod
-    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary prompts stay None."""
 
     def _annotations(self) -> Annotations:
         given = {field.name: getattr(self, field.name) for field in fields(Annotations)}
         return read(Annotations, {name: value for name, value in given.items() if value is not None}, "workload.")
 
-    def _build(
-        self, trace: Trace, vocabulary: Vocabulary | None, prompts: Sequence[list[int]] | None = None
-    ) -> list[Request]:
+    def _build(self, trace: Trace, vocabulary: Vocabulary | None, prompts: Sequence[list[int]] | None = None) -> Drawn:
         """Requests from columns. What the trace has is kept; without `prompts`, token ids are drawn uniformly."""
-        num = len(trace)
-        columns: dict[str, Column] = {"num_prompt_tokens": trace.prompt_tokens}
+        columns: dict[str, Column | Sequence[Any]] = {"num_prompt_tokens": trace.prompt_tokens}
         columns |= self._annotations().columns(trace.output_tokens, self.seed)
         if trace.arrival_time is not None:
             columns["arrival_time"] = trace.arrival_time
-        values: dict[str, list[Any]] = {name: column.tolist() for name, column in columns.items()}
-        for name, column in trace.fields.items():
-            others = values.get(name, [None] * num)
-            values[name] = [other if own is None else own for own, other in zip(column.tolist(), others, strict=True)]
-        values.setdefault("sampling", self._samplings(num))
+        for name, own in trace.fields.items():
+            others = columns.get(name)
+            columns[name] = own if others is None else np.where(own == None, others, own)  # noqa: E711 - of each
         if vocabulary is not None:
-            values["prompt"] = list(prompts or self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size))
-        values["stop_tokens"] = [self._stop_tokens(vocabulary)] * num
-        rows = (dict(zip(values, row, strict=True)) for row in zip(*values.values(), strict=True))
-        return [
-            Request(id_, **{name: value for name, value in row.items() if value is not None})
-            for id_, row in enumerate(rows)
-        ]
+            columns["prompt"] = list(prompts or self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size))
+        seeds = request_seeds(self.seed, Stream.SAMPLING, len(trace))
+        return Drawn(columns, self.sampling, seeds, self._stop_tokens(vocabulary))
 
     def _random_prompts(self, lengths: list[int], vocabulary_size: int) -> list[list[int]]:
-        generators = map(np.random.default_rng, request_seeds(self.seed, Stream.PROMPTS, len(lengths)))
+        generators = map(np.random.default_rng, request_seeds(self.seed, Stream.PROMPTS, len(lengths)).tolist())
         drawn = zip(generators, lengths, strict=True)
         return [generator.integers(vocabulary_size, size=length).tolist() for generator, length in drawn]
-
-    def _samplings(self, num: int) -> list[Sampling]:
-        """The sampling of each request, [num]: the workload's, with a seed of its own."""
-        return [replace(self.sampling, seed=seed) for seed in request_seeds(self.seed, Stream.SAMPLING, num)]
 
     def _stop_tokens(self, vocabulary: Vocabulary | None) -> tuple[int, ...]:
         if vocabulary is None or not self.use_stop_tokens:

@@ -3,7 +3,7 @@
 Every entry has a random stream of its own, named by its key: another entry changes none of its requests.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
@@ -114,7 +114,7 @@ class Clients(Workload):
             problem = f"workload.clients: about {expected:.3g} requests, more than {MOST_REQUESTS}"
             raise WorkloadError(f"{problem}; lower the rates or workload.duration")
 
-    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         parts = [self._draw(key, entry) for key, entry in self._entries().items()]
         names, times, prompts, outputs = map(np.concatenate, zip(*parts, strict=True))
         if not len(times):

@@ -18,6 +18,7 @@ limits prefills per iteration changes the stagger. With s pipeline stages a life
 The stagger counts iterations, not seconds, so it gives the same schedule on any hardware.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -56,7 +57,7 @@ class ClosedBatch(Workload):
         super().__post_init__()
         check_pd_ratio("pd_ratio", self.pd_ratio, self.length)
 
-    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         num = 8 * self.batch if self.num_requests is None else self.num_requests
         prompts, outputs = split(np.full(num, self.length), self.pd_ratio)
         slot = np.minimum(np.arange(num), self.batch - 1)

@@ -1,5 +1,6 @@
 """An open loop: requests arrive independently of how busy the server is."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,7 +27,7 @@ class OpenLoop(Workload):
     lengths: Annotated[Lengths, Give("keys of it, as in workload.lengths._target_=...; it must have draw()")]
     rate_scale: Annotated[float, positive("1 keeps the rate")] = 1.0
 
-    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         return self._build(self.trace(), vocabulary)
 
     def trace(self) -> Trace:

@@ -1,17 +1,19 @@
 """The user's own prompts, from a JSONL file: text or token ids, one request per line."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 import numpy as np
 from pydantic import Field
 
-from cbatch import SLO, ConfigError, Request, RequestSpec, WorkloadError
+from cbatch import SLO, ConfigError, Request, RequestSpec, Sampling, WorkloadError
 from cbatch.validation import Give, not_negative, read, whole
 from experiments.workloads.annotate import Annotations
 from experiments.workloads.base import SamplingKeys, Vocabulary, Workload
 from experiments.workloads.readers.source import TextFile, read_lines
 from experiments.workloads.readers.table import json_objects
+from experiments.workloads.seeds import Stream, request_seeds
 from experiments.workloads.trace import MOST_TOKENS, Trace
 
 TokenCount = Annotated[int, whole(1, MOST_TOKENS)]
@@ -61,7 +63,7 @@ class PromptFile(Workload):
             remedy = "the output lengths of prompts are unknown; give predicted_new_tokens in the file's lines"
             raise WorkloadError(f"workload.prediction={self.prediction}: {remedy}")
 
-    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         file = read_lines(self.path)
         lines = self._lines(file)
         num = len(lines) if self.num_requests is None else self.num_requests
@@ -70,8 +72,8 @@ class PromptFile(Workload):
         del lines[num:]
         prompts = [_prompt(file, number, line, vocabulary) for number, line in enumerate(lines, start=1)]
         samplings = [
-            replace(sampling, temperature=line.temperature, top_k=line.top_k, top_p=line.top_p)
-            for sampling, line in zip(self._samplings(num), lines, strict=True)
+            Sampling(line.temperature, line.top_k, line.top_p, seed)
+            for seed, line in zip(request_seeds(self.seed, Stream.SAMPLING, num).tolist(), lines, strict=True)
         ]
         columns = {name: [getattr(line, name) for line in lines] for name in _FIELDS} | {"sampling": samplings}
         trace = Trace(

@@ -1,6 +1,6 @@
 """Replays a recorded trace: its lengths, and its arrival times unless all is queued at once."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -25,7 +25,7 @@ class Replay(Workload, Fit):
 
     queued: bool = False
 
-    def _replay(self, trace: Trace, vocabulary: Vocabulary | None) -> list[Request]:
+    def _replay(self, trace: Trace, vocabulary: Vocabulary | None) -> Sequence[Request]:
         trace = self.fit(trace, self.num_requests)
         return self._build(replace(trace, arrival_time=None) if self.queued else trace, vocabulary)
 
@@ -46,7 +46,7 @@ class TraceReplay(Replay):
     start: Annotated[float, not_negative("seconds into the trace")] = 0.0
     speed: Annotated[float, positive("1 replays in real time, 2 twice as fast")] = 1.0
 
-    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         trace = read_trace(self.path, self.format, columns=self.columns or {})
         if trace.arrival_time is None:
             if not self.queued or self.start or self.speed != 1:

@@ -7,6 +7,7 @@ one, so the first requests stay the same when more are asked for.
 from enum import IntEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 class Stream(IntEnum):
@@ -27,7 +28,7 @@ def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream, *key)))
 
 
-def request_seeds(seed: int, stream: Stream, num_requests: int) -> list[int]:
+def request_seeds(seed: int, stream: Stream, num_requests: int) -> NDArray[np.uint64]:
     """A seed for each request, [num_requests], from 0 to 2^63 - 1: number i depends on `seed`, `stream` and i alone."""
     words = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(num_requests, np.uint64)
-    return [word >> 1 for word in words.tolist()]  # fits a signed 64-bit integer
+    return words >> np.uint64(1)  # fits a signed 64-bit integer

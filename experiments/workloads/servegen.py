@@ -45,7 +45,7 @@ class ServeGen(Replay):
     rate: Annotated[float, positive("requests per second, or null for the recorded ones")] | None = None
     rate_scale: Annotated[float, positive("1 keeps the rates")] = 1.0
 
-    def requests(self, vocabulary: Vocabulary | None) -> list[Request]:
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
         return self._replay(self.trace(), vocabulary)
 
     def trace(self) -> Trace:

@@ -59,7 +59,7 @@ CASES = {
 """The most important first; the keys name results files."""
 
 
-def requests_of(case: Case, spec: ModelSpec, path: str = "") -> list[Request]:
+def requests_of(case: Case, spec: ModelSpec, path: str = "") -> Sequence[Request]:
     """All requests of a case, queued at once. path: of the trace; only cases that replay it need one."""
     if case.work in ("decode", "one"):
         return equal_requests(case.batch, 256 if case.work == "decode" else 32, case.new, spec.vocab_size)
