@@ -64,8 +64,8 @@ def test_measured_steps_at_tile_edges_stay_steps() -> None:
         (BatchShape(((100, 0),)), 18, 128),
         (BatchShape(((100, 0),)), 128, 192),  # a graph for 128 tokens would have no token per request to spare
         (BatchShape(((1025, 0),)), 18, 1025),  # not worth 2,048
-        (BatchShape(((1725, 0),)), 18, 1725),
-        (BatchShape(((1726, 0),)), 18, 2048),
+        (BatchShape(((1731, 0),)), 18, 1731),
+        (BatchShape(((1732, 0),)), 18, 2048),
         (BatchShape(((2049, 0),)), 18, 2049),
         (BatchShape((), 5, 50), 18, 8),
         (BatchShape((), 17, 170), 18, 18),

@@ -51,7 +51,8 @@ class Nudged(ProfileCost):
 
     def execute(self, shape: BatchShape) -> StageTimes:
         times, factor = super().execute(shape), self.factor * self.speed.factor(shape)
-        return times._replace(compute=times.compute * factor, head=times.head * factor)
+        pace = times.pace._replace(gain=times.pace.gain * factor, loss=times.pace.loss * factor)
+        return times._replace(compute=times.compute * factor, head=times.head * factor, pace=pace)
 
 
 def pair(run: ServedRun, profile: Profile, speed: CardSpeed = AS_MEASURED) -> Pair:

@@ -99,6 +99,6 @@ def _at_card_speed(result: Mapping[str, Any]) -> str:
     return ", ".join(known[name] for name in SUMMARY if name in known)
 
 
-def brief_error(mean: tuple[float, float], p99: tuple[float, float]) -> str:
-    """Returns the text of `cbatch.sim.provenance.Compared.brief`: the median and the largest error of the TTFT, the figure missed by most."""
-    return "error: TTFT {:.0%}, at most {:.0%}; P99 {:.0%}, at most {:.0%}".format(*mean, *p99)
+def brief_error(mean: float, p99: float) -> str:
+    """Returns the text of `cbatch.sim.provenance.Compared.brief`: the largest errors of the mean TTFT and of its P99."""
+    return f"error: TTFT up to {mean:.0%}, P99 {p99:.0%}"
