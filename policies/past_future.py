@@ -38,8 +38,10 @@ class PastFuture:
         history: output lengths of requests that ended before the run, oldest first.
         """
         if admission not in ADMISSIONS or window < 1 or not 0 <= reserve < 1 or draws < 1:
-            given = f"{admission=}, {window=}, {reserve=}, {draws=}"
-            raise ConfigError(f"policy: {given}; admission is one of {', '.join(ADMISSIONS)}, 0 <= reserve < 1")
+            known = ", ".join(ADMISSIONS)
+            raise ConfigError(
+                f"policy: {admission=} is one of {known}, {window=} and {draws=} >= 1, 0 <= {reserve=} < 1"
+            )
         self.admission, self.reserve, self.draws = admission, reserve, draws
         self._random, self._oracle = Random(seed), Oracle()
         self._ended = EndedLengths(window, history)

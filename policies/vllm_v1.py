@@ -65,7 +65,7 @@ class VllmV1:
     def _add_decodes(self, running: list[Request], plan: PlanBuilder, view: View) -> int:
         """Add the decodes at once if they are the first to run and all fit, as `_grant` would one by one; returns how many."""
         decodes, lacking = view.ready_decodes(len(running))
-        fit = len(decodes) <= min(self.budget, plan.tokens_left, plan.rows_left) and lacking <= plan.free_blocks
+        fit = len(decodes) <= self.budget and lacking <= plan.free_blocks
         return plan.add_decodes() if fit and running[: len(decodes)] == decodes else 0
 
     def _grant(self, request: Request, plan: PlanBuilder, view: View) -> bool:

@@ -271,7 +271,11 @@ HAND = {
     "note": "Theirs.",
     "copy_bandwidth": "4 TB/s",
     "decode": {
-        "2048 new": {"engines": {"vLLM 1, sync": 7.0, "vLLM 1, async": 6.0}, "seconds": {"vLLM 1, async": 12.0}}
+        "2048 new": {
+            "engines": {"vLLM 1, sync": 7.0, "vLLM 1, async": 6.0},
+            "seconds": {"vLLM 1, async": 12.0},
+            "active_share": {"vLLM 1, sync": 0.5, "vLLM 1, async": 0.75},
+        }
     },
     "trace": {"engines": {"vLLM 1, batch 128, 2048 tokens an iteration": 100}},
 }
@@ -307,6 +311,7 @@ def test_measured_figures_take_the_place_of_those_by_hand(tmp_path: Path) -> Non
     engines = found["decode"]["2048 new"]["engines"]
     assert {name: figures["median"] for name, figures in engines.items()} == {"vLLM 1, sync": 7.0, "vLLM 1, async": 5.0}
     assert found["decode"]["2048 new"]["seconds"] == {"vLLM 1, async": 5.0}
+    assert found["decode"]["2048 new"]["active_share"] == {"vLLM 1, sync": 0.5}
     assert [figures["measured"] for figures in engines.values()] == ["2026-01-01, by hand", "2026-02-02, 0123456789ab"]
     assert list(found["pd"]["engines"]) == ["vLLM 1, 256 tokens an iteration"]
     page = performance.text(measured.read(tmp_path), drawn=False)

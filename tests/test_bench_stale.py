@@ -85,6 +85,7 @@ def test_modules_whose_code_changed_since_a_result_are_named(
     assert lines[0].split() == [*first, "policies/orca.py"]  # most changes first
     assert [line.split()[0] for line in lines[1:4]] == [f"results/{name}.json" for name in ("cpu/host", *LEAST)]
     assert lines[3].split() == ["results/new.json", "2026-01-01", "?"]
+    assert head.index("changed") <= lines[3].index("?") < head.index("modules")
     assert lines[-1].startswith("2 of 4 results rest on code that changed since: git diff COMMIT -- MODULE says how, ")
 
 
@@ -103,6 +104,7 @@ def test_of_many_modules_three_are_named(repository: Repository, capsys: pytest.
     [
         ("h200/peers/vllm-decode-2048", "bench.peers vllm", "experiments/bench/peers", "policies"),
         ("paper/fig3", "paper fig3", "policies/sarathi.py", "policies"),
+        ("paper/fig9", "paper fig9", "cbatch/sim/cost.py", "cbatch/runtime/fast"),
         ("paper/landscape/vtc", "paper landscape", "policies", "cbatch/runtime/fast"),
         ("h200/paper/fig3", "paper hardware=gpu", "cbatch/engine.py", "cbatch/sim/cost.py"),
         ("h200/async-2048", "bench async new=2048", "cbatch/engine.py", "policies"),

@@ -224,6 +224,11 @@ def test_errors_have_signs_and_ranges(result: dict[str, Any]) -> None:
     assert orca["simulated"]["TBT P99"] == pytest.approx(94 * place)
 
 
+def test_the_error_of_a_share_is_a_difference() -> None:
+    assert compare._error("attainment", 0.5, 0.75) == -0.25
+    assert compare._error("total time", 0.5, 0.75) == pytest.approx(-1 / 3)
+
+
 def test_the_largest_and_the_median_error_are_of_sizes(result: dict[str, Any]) -> None:
     sizes = {"total time": (0.05, 0.02), "throughput": (0.02, 0.01), "TTFT P50": (0.2, 0.02)}
     sizes |= {"TTFT P99": (0.12, 0.04), "TBT P99": (0.09, 0.06)}

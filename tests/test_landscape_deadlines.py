@@ -74,6 +74,10 @@ def test_a_decode_whose_time_has_come_preempts_the_last_prompt_else_itself() -> 
     """B's prompt reserves 7 of 9 tokens; A must decode at 2 s. Below, B has decoded already: A, which comes first, goes."""
     found = golden(Slai(4, tbt=1, offset=0), "A 2/6 @0, B 7/1 @1", memory=9, tokens=4)
     assert found.schedule == "A2 | B4 | A1 pre B | A1 | A1 | A1 | A1 | B4 | B3"
+    found = golden(Slai(4, tbt=9, offset=0), "A 3/1 @2, B 7/2 @1", memory=10, tokens=3, asynchronous=True)
+    assert found.schedule == "B3 | B3 | B1 A2 | B1 pre A | A3", (
+        "A's blocks, in flight, come free for B's decode, not for A"
+    )
     found = golden(Slai(8, tbt=1, offset=0), "A 2/6 @0, B 5/2 @1", memory=8, tokens=8)
     assert found.schedule == "A2 | B5 A1 | B1 pre A | A4 | A1 | A1 | A1"
 

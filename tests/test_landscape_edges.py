@@ -116,7 +116,9 @@ def test_the_victim_of_least_cost_is_the_furthest_from_its_end(victim: str, thir
 def test_the_cost_of_a_victim() -> None:
     """3 blocks for 11 tokens to recompute, of a request that has 6 of 8 output tokens to go."""
     view = view_of(kv=SimpleNamespace(num_held=lambda request: 3))
-    assert VllmV1(8, victim="cost")._reclaimed(running(0, 10, 8, 2), view) == pytest.approx(3 / 11 * 6 / 8)
+    policy = VllmV1(8, victim="cost")
+    assert policy._reclaimed(running(0, 10, 8, 2), view) == pytest.approx(3 / 11 * 6 / 8)
+    assert policy._reclaimed(running(0, 2, 8), view) == 3, "one token to recompute"
 
 
 def test_two_prompts_do_not_preempt_each_other_for_ever() -> None:
@@ -326,6 +328,14 @@ def test_the_largest_of_several_draws_counts() -> None:
         policy.on_finish(ended(tokens))
     found = golden(policy, "A 2/9 @0, B 2/9 @0", memory=30)
     assert found.schedule.split(" | ")[0] == "A2"
+
+
+def test_a_preempted_request_counts_with_what_it_has_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After four iterations ten blocks are full and each has generated four tokens; in the fifth A preempts B."""
+    asked: list[list[int]] = []
+    monkeypatch.setattr(PastFuture, "_fits", lambda self, _, generated, *rest: asked.append([*generated]) or True)
+    golden(PastFuture(), "A 2/6 @0, B 2/6 @0", memory=10)
+    assert asked[:3] == [[0], [0, 0], [5, 4]]
 
 
 def test_where_no_request_finds_a_place_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,12 @@ def test_chunks_of_an_iteration_share_its_target_time() -> None:
     assert found.schedule == "A60 B40 | B20"
 
 
+def test_a_prompt_that_was_taken_waits_no_more() -> None:
+    """Half a second is five tokens: B, of less slack, fills the first iteration; beside its decode A's three have room."""
+    found = golden(LARS(target=0.5), "A 3/1 @0, B 5/2 @0", seconds=lambda shape: shape.num_tokens / 10)
+    assert found.schedule == "B5 | B1 A3"
+
+
 def test_an_iteration_has_one_long_prompt_and_the_short_ones_behind_the_second() -> None:
     """L: 3 s of work, due at 4, relative slack 1/3: two thirds of the second. M: (5 - 3.1) / 3.1 = 0.6; S: 44."""
     slos = {"L": SLO(ttft=4), "M": SLO(ttft=5), "S": SLO(ttft=9)}

@@ -174,6 +174,14 @@ def test_lanes_of_the_benchmark_show_sync_above_async(tmp_path: Path) -> None:
         lanes.draw(tmp_path, runs="9")
 
 
+def test_numbers_stand_below_their_heads() -> None:
+    lines = tables.markdown([["a", "1"], ["long name", "1,234"]], ["", "ms"])
+    assert [line.split("|")[1:3] for line in lines.splitlines()[2:]] == [
+        [" a         ", "     1 "],
+        [" long name ", " 1,234 "],
+    ]
+
+
 def test_the_command_writes_page_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", f"results={tmp_path}", f"docs={tmp_path / 'docs'}"]) == 2
     assert "no results there; run a benchmark first" in capsys.readouterr().err

@@ -385,6 +385,8 @@ def test_attainment_against_the_rate_for_all_requests_and_each_tier(tmp_path: Pa
     assert whole.yaxis.get_major_formatter()(0.5) == "50%"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["orca", "sarathi"]
     assert figure.legends[0].get_title().get_text().startswith("llama-13b")
+    with pytest.raises(ConfigError, match=r"goal=1\.5: give a share above 0, at most 1"):
+        attainment.draw(tmp_path, goal=1.5)
     figure = attainment.draw(tmp_path, objective="ttft", runs="orca")  # one tier has this objective
     [only] = figure.axes
     assert (lines(only)["orca"][1], only.get_title(loc="left")) == ([0.5, 0.5], "all requests")

@@ -290,6 +290,7 @@ def test_a_malformed_plan_is_refused_by_its_field(field: str, value: object, fou
             {"reject": [(Request(0, 1, 1), 4)]},
             "reject holds (Request(0: 1+1 tokens, pending, 0 of 1 computed), 4), not a (Request, reason)",
         ),
+        ({"reject": [(Request(0, 1, 1), "why")], "pad_to": "a"}, "pad_to is 'a', not a whole number or None"),
         ({"reserve": {Request(0, 1, 1): 0.5}, "pad_to": "a"}, "reserve holds 0.5, not a whole number"),
         ({"pad_to": "a", "wake_at": "b"}, "pad_to is 'a', not a whole number or None"),
         ({"wake_at": float("inf"), "note": 1}, "wake_at is inf, not a time in seconds or None"),

@@ -180,6 +180,7 @@ def test_names_of_all_combinations_are_listed_as_one() -> None:
     assert omitted_text([Omitted(name, "x") for name in names]) == (
         "6 runs not shown: x\n  chunk=256|512,policy=orca,ratio=2|5|14"
     )
+    assert omitted_text([Omitted(f"a=x={value}", "x") for value in (1, 2)]) == "2 runs not shown: x\n  a=x=1|x=2"
     for separate in (names[:-1], ["a=1,b=1", "a=1,c=1"], ["a=1,b=1", "a=1"], ["first", "second"]):
         assert omitted_text([Omitted(name, "x") for name in separate]).splitlines()[1:] == [
             f"  {name}" for name in separate

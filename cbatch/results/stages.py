@@ -88,6 +88,5 @@ class _HostTrail:
 
 
 def _shape(step: StepRecord) -> BatchShape:
-    """The batch as far as the kind of a bubble depends on it."""
-    chunks = ((step.num_prefill_tokens, 0),) if step.num_prefill_tokens else ()
-    return BatchShape(chunks, step.num_decode_tokens, 0)
+    """The batch as far as the kind of a bubble depends on it: its prompt tokens."""
+    return BatchShape(((step.num_prefill_tokens, 0),))

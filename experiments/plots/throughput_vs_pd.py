@@ -29,7 +29,7 @@ def draw(folder: Path, baseline: str = "request_level", runs: str = "") -> Figur
     frame = load_series(folder, runs, RATIOS)
     ratio = swept(frame, RATIOS, folder, "2,5,14,28")
     frame = leave_out(frame, (ratio, SPEED))
-    frame = frame.sort_values("policy", key=lambda policies: policies != baseline, kind="stable")
+    frame = pd.concat([frame[frame["policy"] == baseline], frame[frame["policy"] != baseline]])
     labels = list(dict.fromkeys(frame["label"]))
     points = summarize_series(frame, ratio, SPEED)
     bases = frame.loc[frame["policy"] == baseline, "label"].unique()
