@@ -138,7 +138,7 @@ def test_a_running_prompt_is_not_cut_to_the_blocks_that_are_left() -> None:
 def test_limits_of_vllms_settings() -> None:
     assert (VllmV1(1).budget, VllmV1(1, long_prefill=1).long_prefill) == (1, 1)
     for wrong in ({"budget": 0}, {"budget": 1, "long_prefill": -1}):
-        with pytest.raises(Exception, match="policy: budget"):
+        with pytest.raises(Exception, match="policy: need budget"):
             VllmV1(**wrong)
 
 
