@@ -8,7 +8,7 @@ from any_order import AnyOrderStream, Order, any_order
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
 from rig import stress
-from test_streams import NUM_EVENTS, calls, fail
+from test_streams import calls, check_order, fail
 from tiny_models import DEEP
 
 from cbatch.errors import DeviceError
@@ -21,30 +21,7 @@ from cbatch.runtime.streams import Operation, StreamError
 def test_any_program_runs_in_an_order_that_the_rules_allow(
     calls: list[tuple[str, int, int]], numbers: random.Random
 ) -> None:
-    """Each operation records what had run before it, which must include all that the rules put before it."""
-    streams = any_order(numbers)
-    events = [streams.h2d[0].event() for _ in range(NUM_EVENTS)]
-    behind: list[set[int]] = [set() for _ in streams.all]  # operations that must come before the stream's next one
-    recorded: list[set[int]] = [set() for _ in events]
-    required: dict[int, set[int]] = {}
-    seen: dict[int, set[int]] = {}
-    for number, (kind, stream, event) in enumerate(calls):
-        if kind == "run":
-            required[number] = set(behind[stream])
-            behind[stream].add(number)
-            streams.all[stream].run(Operation(lambda number=number: seen.__setitem__(number, set(seen))))
-        elif kind == "record":
-            streams.all[stream].record(events[event])
-            recorded[event] = set(behind[stream])
-        else:
-            streams.all[stream].wait(events[event])
-            behind[stream] |= recorded[event]
-    for stream in streams.all:
-        last = stream.event()
-        stream.record(last)
-        last.synchronize()
-    assert required.keys() == seen.keys()
-    assert all(required[number] <= seen[number] for number in required)
+    check_order(calls, any_order(numbers).all)
 
 
 def order_of(seed: int) -> str:

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
-from test_workloads import composed, message
+from in_process import message
+from test_workloads import composed
 
 from cbatch import ConfigError
 from experiments.config.error_lines import CONFIG_FOLDER

@@ -164,23 +164,3 @@ def test_an_unknown_quantity_is_refused() -> None:
     claim = Claim(id="x", figure="fig9", where="y", hardware="a6000", quantity="gian", at_least=1)
     with pytest.raises(ConfigError, match="claim x: quantity gian is unknown; did you mean gain"):
         quantity_of(claim, quantities)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["clousre"], "'clousre' is not a figure, a command or an option key=value; did you mean closure?"),
-        (["closure", "table=x"], "closure: table: no such key; did you mean tables?"),
-        (["served"], "served needs tables=..."),
-        (["closure", "tables"], "'tables' is not a figure, a command or an option key=value"),
-        (["fig12", "tables=/nowhere", "links=/nowhere"], "hardware=/nowhere: no such profile"),
-        (["fig12_systems", "tables=x", "links=y", "step=0"], "step=0: give a whole number, at least 1"),
-        (["served", "tables=/nowhere"], "requests.jsonl.gz: cannot read the run"),
-    ],
-)
-def test_wrong_commands_are_answered_in_one_line(
-    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command.main(arguments) == 2
-    message = capsys.readouterr().err
-    assert says in message and message.count("\n") == 1

@@ -4,43 +4,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, requests
+from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, decisions_of, requests
 
-from cbatch import SLO, Engine, Policy, RequestSpec
+from cbatch import SLO, Policy, RequestSpec
 from cbatch.replay.counterfactual import Comparison, Recorded
-from cbatch.replay.decisions import Decision, StepEnd, record_decisions
+from cbatch.replay.decisions import Decision
 from cbatch.replay.follow import follow
 from cbatch.request import spec_of
-from cbatch.sim.executor import SimExecutor
 from experiments.store.decisions_file import DecisionsWriter
 from experiments.store.run_folder import DECISIONS
 from experiments.workloads import TraceReplay
-
-
-def record(policy: Policy, asynchronous: bool, num_blocks: int = NUM_BLOCKS) -> Recorded:
-    engine = Engine(
-        policy,
-        SimExecutor(LinearCost()),
-        LIMITS,
-        LinearCost(),
-        num_blocks=num_blocks,
-        block_size=BLOCK,
-        asynchronous=asynchronous,
-    )
-    engine.submit(requests())
-    events: list[Decision | StepEnd] = []
-    with record_decisions(engine, events.append):
-        engine.run()
-    return Recorded(LIMITS, num_blocks, BLOCK, 1, asynchronous, events)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_a_policy_repeats_its_plans_at_the_recorded_views(name: str, asynchronous: bool) -> None:
     make: Callable[[], Policy] = POLICIES[name]
-    recorded, found = record(make(), asynchronous), list[Comparison]()
+    events, found = decisions_of(make(), requests(), NUM_BLOCKS, asynchronous), list[Comparison]()
+    recorded = Recorded(LIMITS, NUM_BLOCKS, BLOCK, 1, asynchronous, events)
     follow(recorded, requests(), make(), LinearCost(), found.append)
-    assert len(found) == sum(isinstance(event, Decision) for event in recorded.events) > 30
+    assert len(found) == sum(isinstance(event, Decision) for event in events) > 30
     for comparison in found:
         assert comparison.same, (comparison.recorded, comparison.answer)
 

@@ -225,6 +225,13 @@ def test_outcomes_are_counted_apart() -> None:
         (["fig8", "hardware=tpu"], "hardware=tpu: give sim, or gpu for this machine's GPU"),
         (["fig8", "table=x"], "table: no such key; did you mean tables?"),
         (["fig8", "tables=/nowhere"], "hardware=/nowhere: no such profile"),
+        (["clousre"], "'clousre' is not a figure, a command or an option key=value; did you mean closure?"),
+        (["closure", "table=x"], "closure: table: no such key; did you mean tables?"),
+        (["served"], "served needs tables=..."),
+        (["closure", "tables"], "'tables' is not a figure, a command or an option key=value"),
+        (["fig12", "tables=/nowhere", "links=/nowhere"], "hardware=/nowhere: no such profile"),
+        (["fig12_systems", "tables=x", "links=y", "step=0"], "step=0: give a whole number, at least 1"),
+        (["served", "tables=/nowhere"], "requests.jsonl.gz: cannot read the run"),
     ],
 )
 def test_wrong_commands_are_answered_in_one_line(

@@ -1,6 +1,6 @@
 """The same workload and policy make the same plans with real tokens and in simulation, once the clock is the same."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from schedules import Logged
 from tiny_models import LLAMA, make_executor
 
 from cbatch import BatchShape, CbatchError, Engine, Executor, Limits, Policy, Request
+from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.sim.executor import SimExecutor
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.longest_first import LongestFirst
@@ -62,6 +63,26 @@ def plans(policy: Policy, executor: Executor, asynchronous: bool) -> list[str]:
     engine.submit(requests())
     engine.run()
     return logged.lines
+
+
+def decisions_of(
+    policy: Policy, served: Iterable[Request], num_blocks: int, asynchronous: bool
+) -> list[Decision | StepEnd]:
+    """What the policy decides in simulation."""
+    engine = Engine(
+        policy,
+        SimExecutor(LinearCost()),
+        LIMITS,
+        LinearCost(),
+        num_blocks=num_blocks,
+        block_size=BLOCK,
+        asynchronous=asynchronous,
+    )
+    engine.submit(served)
+    events: list[Decision | StepEnd] = []
+    with record_decisions(engine, events.append):
+        engine.run()
+    return events
 
 
 def simulated() -> SimExecutor:

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import message
 
-from cbatch.errors import WorkloadError
 from experiments.workloads import ServeGen, Trace, TraceReplay, read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
@@ -22,14 +21,6 @@ def published(name: str) -> str:
     if not (TRACES / name).exists():
         pytest.skip(f"the published trace {name} is not in {TRACES}")
     return str(TRACES / name)
-
-
-def message(action: Callable[[], object]) -> str:
-    """The one line of the error that the action must raise."""
-    with pytest.raises(WorkloadError) as error:
-        action()
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def rows(trace: Trace) -> list[tuple[float | None, int, int]]:

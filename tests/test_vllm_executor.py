@@ -60,11 +60,7 @@ def test_the_device_samples_what_vllm_expects(asynchronous: bool, vllm_rig: Any)
 
         rig.schedule = launch
         clients = Clients(numbers)
-        for turn in range(2000):
-            clients.act(rig)
-            if not (clients.num_left or rig.in_flight or rig.scheduler.has_requests()):
-                break
-            rig.now = 1e-3 * turn
+        for _ in clients.turns(rig):
             clients.take(rig.step())
         check_nothing_is_lost(rig, clients)
         assert len(device._prompts) <= 1, "requests that have ended are forgotten"

@@ -6,6 +6,7 @@ draws that many runs.
 """
 
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +37,15 @@ class Clients:
         self.num_left, self.num_sent = numbers.randint(3, 16), 0
         self.finished: dict[str, str] = {}
         self.aborted: set[str] = set()
+
+    def turns(self, rig: Any) -> Iterator[None]:
+        """The iterations until all requests have ended; the clients act before each."""
+        for turn in range(3000):
+            self.act(rig)
+            if not (self.num_left or rig.in_flight or rig.scheduler.has_requests()):
+                return
+            rig.now = 1e-3 * turn
+            yield
 
     def act(self, rig: Any) -> None:
         numbers, scheduler = self.numbers, rig.scheduler
@@ -73,11 +83,7 @@ def run(rig: Any, numbers: random.Random) -> list[tuple[Any, ...]]:
         return output
 
     rig.scheduler.schedule = note
-    for turn in range(3000):
-        clients.act(rig)
-        if not (clients.num_left or rig.in_flight or rig.scheduler.has_requests()):
-            break
-        rig.now = 1e-3 * turn
+    for _ in clients.turns(rig):
         clients.take(rig.step())
         check_population(rig)
     check_nothing_is_lost(rig, clients)

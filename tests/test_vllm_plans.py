@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import test_same_plans
-from test_same_plans import LinearCost
+from test_same_plans import LinearCost, decisions_of
 
-from cbatch import SLO, Engine, Plan, Policy, Request, View
-from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, look, read, record_decisions
-from cbatch.sim.executor import SimExecutor
+from cbatch import SLO, Plan, Policy, Request, View
+from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, look, read
 
 Events = list[Decision | StepEnd]
 LIMITS, BLOCK = test_same_plans.LIMITS, test_same_plans.BLOCK
@@ -31,23 +30,6 @@ def requests() -> list[Request]:
         )
         for each in test_same_plans.requests()
     ]
-
-
-def run_engine(policy: Policy, num_blocks: int, asynchronous: bool) -> Events:
-    engine = Engine(
-        policy,
-        SimExecutor(LinearCost()),
-        LIMITS,
-        LinearCost(),
-        num_blocks=num_blocks,
-        block_size=BLOCK,
-        asynchronous=asynchronous,
-    )
-    engine.submit(requests())
-    events: Events = []
-    with record_decisions(engine, events.append):
-        engine.run()
-    return events
 
 
 class Looking:
@@ -90,7 +72,7 @@ def test_a_policy_plans_in_vllm_as_in_the_engine(name: str, kv: str, asynchronou
     from cbatch.vllm import Adapter
 
     make = test_same_plans.POLICIES[name]
-    events = run_engine(make(), BLOCKS[kv], asynchronous)
+    events = decisions_of(make(), requests(), BLOCKS[kv], asynchronous)
     decisions = [
         event for event in events if isinstance(event, Decision) and (event.seen.waiting or event.seen.running)
     ]

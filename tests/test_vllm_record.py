@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import test_same_plans
 from fuzz_policy import FuzzPolicy
-from test_same_plans import LinearCost
+from test_same_plans import LinearCost, decisions_of
 from test_vllm_fuzz import STOP, Clients
-from test_vllm_plans import BLOCK, BLOCKS, LIMITS, requests, run_engine, run_vllm
+from test_vllm_plans import BLOCK, BLOCKS, LIMITS, requests, run_vllm
 
 from cbatch import Limits, Request
 from cbatch.replay.counterfactual import Comparison, Recorded
@@ -59,7 +59,7 @@ def test_a_policy_repeats_its_plans_at_the_views_that_it_saw_in_vllm(
     make, kept = test_same_plans.POLICIES[name], Kept()
     adapter = Adapter(make(), cost=LinearCost(), tile=LIMITS.tile, batch=LIMITS.max_batch, recorder=kept)
     rig = vllm_rig.Rig(adapter, LIMITS, BLOCKS[kv], BLOCK, asynchronous=asynchronous)
-    run_vllm(rig, run_engine(make(), BLOCKS[kv], asynchronous))
+    run_vllm(rig, decisions_of(make(), requests(), BLOCKS[kv], asynchronous))
     found = kept.follow(make())
     assert len(found) > 20
     for comparison in found:
@@ -85,12 +85,7 @@ def test_decisions_of_vllm_itself_are_followed_to_the_end(asynchronous: bool, vl
             prefix_cache=True,
         )
         rig.sample = lambda id_: STOP if numbers.random() < 0.03 else 7  # noqa: B023 - of this run
-        clients = Clients(numbers)
-        for turn in range(1000):
-            clients.act(rig)
-            if not (clients.num_left or rig.in_flight or rig.scheduler.has_requests()):
-                break
-            rig.now = 1e-3 * turn
+        for _ in Clients(numbers).turns(rig):
             rig.step()
         finished: list[int] = []
         policy = FuzzPolicy(seed)

@@ -16,10 +16,10 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from in_process import message
 from schedules import make_engine
 
 from cbatch import ConfigError, Limits, Request
-from cbatch.errors import WorkloadError
 from experiments.workloads import (
     AllAtOnce,
     ClosedBatch,
@@ -71,14 +71,6 @@ def facts(request: Request) -> tuple[Any, ...]:
         request.priority,
         request.client,
     )
-
-
-def message(action: Callable[[], object]) -> str:
-    """The one line of the error that the action must raise."""
-    with pytest.raises(WorkloadError) as error:
-        action()
-    assert "\n" not in str(error.value)
-    return str(error.value)
 
 
 def open_loop(seed: int = 0, num: int = 50, rate: float = 2.0, cv: float = 1.0) -> OpenLoop:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from gpu_models import LIMITS, TINY_LLAMA, TINY_QWEN3, with_same_weights
 from schedules import UnitCost
-from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, serve
-from tiny_models import LONGEST_OUTPUT, Reference, greedy_references
+from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, expected_of, serve
+from tiny_models import LONGEST_OUTPUT, greedy_references
 
 from cbatch import Server
 from cbatch.cluster import ReplicatedServer, RoundRobin
@@ -22,15 +22,6 @@ from experiments.profile.links import TOKENS, link_times
 FOUND = torch.cuda.device_count()
 pytestmark = pytest.mark.skipif(FOUND < 2, reason=f"needs 2 GPUs, this machine has {FOUND}")
 four_gpus = pytest.mark.skipif(FOUND < 4, reason=f"needs 4 GPUs, this machine has {FOUND}")
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("checkpoints")
-
-
-def expected_of(references: list[Reference]) -> list[list[int]]:
-    return [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
 
 
 def serve_by_replicas(spec: ModelSpec, options: Options, num_gpus: int) -> None:

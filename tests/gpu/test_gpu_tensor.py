@@ -7,8 +7,8 @@ import pytest
 import torch
 from gpu_models import BLOCK_SIZE, LARGE, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
 from schedules import UnitCost
-from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, serve
-from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, sampled_references
+from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, expected_of, serve
+from tiny_models import Reference, greedy_references, sampled_references
 
 from cbatch import Limits, Request, Server
 from cbatch.errors import CapacityError, ConfigError
@@ -32,15 +32,6 @@ pytestmark = pytest.mark.skipif(
 RANKS = 2
 SLICE = replace(LARGE, name="slice", num_layers=6, vocab_size=32000)
 TWO = Options(tensor_parallel=RANKS)
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("checkpoints")
-
-
-def expected_of(references: list[Reference]) -> list[list[int]]:
-    return [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
 
 
 def exchanges(spec: ModelSpec) -> list[Exchange]:

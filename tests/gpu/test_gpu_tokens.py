@@ -35,9 +35,8 @@ AMPLE, SCARCE = 32, 7  # blocks of KV cache; the second leads to preemptions
 KV = KVSize(AMPLE, BLOCK_SIZE)
 
 
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("checkpoints")
+def expected_of(references: list[Reference]) -> list[list[int]]:
+    return [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
 
 
 def serve(
@@ -62,7 +61,7 @@ def serve(
 @pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
 def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
     references = greedy_references(spec)
-    expected = [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
+    expected = expected_of(references)
     executor = gpu.build(with_same_weights(spec, checkpoints), LIMITS, KV, Options(graphs=graphs, check="poison"))
     for name, make in POLICIES.items():
         for asynchronous in (False, True):
@@ -81,7 +80,7 @@ def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str,
 @pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
 def test_sampled_tokens_do_not_depend_on_the_batch(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
     references = sampled_references(spec)
-    expected = [reference.expected(1 + index % LONGEST_OUTPUT) for index, reference in enumerate(references)]
+    expected = expected_of(references)
     executor = gpu.build(with_same_weights(spec, checkpoints), LIMITS, KV, Options(graphs=graphs, check="poison"))
     for make in (Orca, POLICIES["sarathi"], POLICIES["fuzz"]):
         for asynchronous in (False, True):

@@ -8,9 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import NamedTuple
 
+import pytest
 from commands import PATIENCE
 
-from cbatch.errors import Interruption
+from cbatch.errors import Interruption, WorkloadError
+
+
+def message(action: Callable[[], object]) -> str:
+    """The one line of the `WorkloadError` that the action must raise."""
+    with pytest.raises(WorkloadError) as error:
+        action()
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 class Outcome(NamedTuple):
