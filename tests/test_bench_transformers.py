@@ -42,7 +42,7 @@ def test_each_request_gets_its_tokens_and_the_figures_are_written(
     assert command.main(options) == 0, "serves them three times, or says which got too few"
     file = json.loads((tmp_path / "h200/peers/transformers-tiny.json").read_text())
     assert file["command"] == "python -m experiments.bench.peers transformers cases=tiny repeats=2"
-    assert file["row"] == f"transformers {transformers.__version__}, async"
+    assert file["row"] == f"transformers {transformers.__version__}, SDPA, sync"
     assert (file["prompt_tokens"], file["output_tokens"]) == (5 + 6 + 7 + 8 + 9, sum(OUTPUTS))
     limits = {"max_batch_tokens": 32, "max_requests_per_batch": 3, "allow_block_sharing": False}
     engine = {key: file["engine"][key] for key in ("arguments", "attention", "async_scheduling")}
