@@ -115,7 +115,7 @@ class Laboratory:
         """Returns the host's median seconds to launch the batch on an idle device."""
         self._give_blocks(batch.ends)
         taken = []
-        for _ in range(LEAST_REPEATS + 1):  # the first one may compile
+        for _ in range(MOST_REPEATS + 1):  # the first one may compile
             begin = self.executor.now()
             launched = self.executor.launch(self._step(batch))
             taken.append(self.executor.now() - begin)
