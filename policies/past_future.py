@@ -39,9 +39,7 @@ class PastFuture:
         """
         if admission not in ADMISSIONS or window < 1 or not 0 <= reserve < 1 or draws < 1:
             known = ", ".join(ADMISSIONS)
-            raise ConfigError(
-                f"policy: {admission=} is one of {known}, {window=} and {draws=} >= 1, 0 <= {reserve=} < 1"
-            )
+            raise ConfigError(f"policy: need {admission=} in {known}, {window=} and {draws=} >= 1, 0 <= {reserve=} < 1")
         self.admission, self.reserve, self.draws = admission, reserve, draws
         self._random, self._oracle = Random(seed), Oracle()
         self._ended = EndedLengths(window, history)

@@ -80,8 +80,10 @@ def plans() -> str:
     typical = (
         f"of CPU time at most, by its median, beside 256 running and 10,000 waiting requests, and {many} beside 100,000"
     )
-    where = f"(`python -m experiments.bench host`, [host.json](../results/cpu/host.json), {file['hardware']}, {stamp(file)})"
-    return f"A plan takes {few} {typical}. Single plans, which sort or rank anew, take up to {longest} {where}."
+    where = (
+        f"(`python -m experiments.bench host`, [host.json](../results/cpu/host.json), {file['hardware']}, {stamp(file)}"
+    )
+    return f"A plan takes {few} {typical}. Single plans, which sort or rank anew, take up to {longest} {where}, "
 
 
 def mutants() -> str:

@@ -341,7 +341,7 @@ def test_lars_ranks_by_relative_slack_and_yields() -> None:
         (lambda: VTC(Predictor(), rpm=0), "policy.rpm=0: give at least 1"),
         (lambda: LengthOrder(Fixed(8), Predictor(), "shortest"), "policy.order=shortest: choose one of sjf"),
         (lambda: QoServe(Fixed(8), Predictor(), "lifo"), "order='lifo'"),
-        (lambda: PastFuture("careful"), "admission='careful' is one of past_future, aggressive, conservative, optimum"),
+        (lambda: PastFuture("careful"), "admission='careful' in past_future, aggressive, conservative, optimum"),
         (lambda: McSf(Predictor(), "longest"), "policy.order=longest"),
         (lambda: MLFQ(quantum=0), "quantum=0"),
         (lambda: MLFQ(promote_after=0), "promote_after=0"),

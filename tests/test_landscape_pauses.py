@@ -163,6 +163,15 @@ def test_a_prompt_that_was_taken_waits_no_more() -> None:
     assert found.schedule == "B5 | B1 A3"
 
 
+def test_a_request_that_ends_while_it_waits_leaves_the_queue() -> None:
+    """Preempted while its last token was in flight."""
+    policy, preempted = LARS(), running(0, 10, 5)
+    policy._whole[preempted] = 1.0
+    policy._wait(preempted)
+    policy.on_finish(preempted)
+    assert policy._waiting.least(0.0, 1) == []
+
+
 def test_an_iteration_has_one_long_prompt_and_the_short_ones_behind_the_second() -> None:
     """L: 3 s of work, due at 4, relative slack 1/3: two thirds of the second. M: (5 - 3.1) / 3.1 = 0.6; S: 44."""
     slos = {"L": SLO(ttft=4), "M": SLO(ttft=5), "S": SLO(ttft=9)}
