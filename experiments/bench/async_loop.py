@@ -5,14 +5,14 @@ which the device computes iterations, and in which it runs kernels, from a profi
 whose contexts are those in the middle of the long one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cbatch import ConfigError, Engine, Limits, RunRecord, Server
+from cbatch import ConfigError, Engine, Limits, Request, RunRecord, Server
 from experiments.bench.serving import gpu_server, summarize
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
@@ -53,7 +53,8 @@ def main(
             serve = partial(server.serve, asynchronous=asynchronous)
             records = [serve(PrefillFirst(), ask(new=num_new)) for _ in range(num_repeats)]
             middle = equal_requests(batch, prompt + num_new // 2, 200, spec.vocab_size)
-            found[loop] = {**loop_figures(records), "kernel_share": kernel_share(server, middle, asynchronous)}
+            [share] = kernel_shares(server, middle, WINDOW, asynchronous)
+            found[loop] = {**loop_figures(records), "kernel_share": share}
             show(f"{num_new} new tokens, {loop}", found[loop])
         if len(found) == 2:
             found["sync_over_async"] = found["sync"]["seconds"]["median"] / found["async"]["seconds"]["median"]
@@ -84,14 +85,16 @@ def lanes(record: RunRecord) -> list[dict[str, float]]:
     return [{name: round((getattr(step, name) - steps[0].planned_at) * 1e3, 4) for name in names} for step in steps]
 
 
-def kernel_share(server: Server[Any], requests: Any, asynchronous: bool) -> float:
-    """Returns the share of the window in which at least one kernel or copy runs."""
+def kernel_shares(
+    server: Server[Any], requests: Sequence[Request], edges: tuple[int, int], asynchronous: bool = True
+) -> list[float]:
+    """Returns the share of these iterations in which each GPU runs at least one kernel or copy."""
     trace = KernelTrace()
-    server.serve(PrefillFirst(), requests, asynchronous=asynchronous, on_step=window(trace))
-    return covered_share(trace.kernels)
+    server.serve(PrefillFirst(), requests, asynchronous=asynchronous, on_step=_window(trace, edges))
+    return [covered_share(kernels) for _, kernels in sorted(trace.on_gpu.items())]
 
 
-def window(trace: KernelTrace, edges: tuple[int, int] = WINDOW) -> Callable[[Engine], None]:
+def _window(trace: KernelTrace, edges: tuple[int, int]) -> Callable[[Engine], None]:
     """Returns a function that starts and stops the trace at these iterations."""
 
     def on_step(engine: Engine) -> None:

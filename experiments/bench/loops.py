@@ -77,11 +77,8 @@ def figures(runs: Runs) -> dict[str, Any]:
     milliseconds = np.diff(ends, prepend=steps[0].planned_at) * 1e3
     kinds = {"mixed": milliseconds[mixed], "decodes alone": milliseconds[~mixed]}
     return {
-        "tokens_per_second": runs.spread("tokens_per_second"),
-        "ms_per_iteration": runs.spread("milliseconds"),
+        **runs.figures(),
         "median_ms": {kind: float(np.median(times)) if len(times) else None for kind, times in kinds.items()},
-        "active_share": runs.spread("active_share"),
-        "host_ms_per_iteration": runs.spread("host_milliseconds"),
         "iterations": runs.served[-1].iterations,
         "mixed_iterations": int(mixed.sum()),
     }

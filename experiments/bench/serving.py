@@ -63,6 +63,15 @@ class Runs(NamedTuple):
         """Returns median and extremes of an attribute of `Served`."""
         return spread([getattr(run, name) for run in self.served])
 
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Returns the spreads that results files have of all runs, by their names there."""
+        return {
+            "tokens_per_second": self.spread("tokens_per_second"),
+            "ms_per_iteration": self.spread("milliseconds"),
+            "active_share": self.spread("active_share"),
+            "host_ms_per_iteration": self.spread("host_milliseconds"),
+        }
+
 
 def repeat(
     server: Server[Any],

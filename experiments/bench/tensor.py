@@ -1,23 +1,21 @@
 """Tensor parallelism, on GPUs or simulated: the requests of `bench pipeline` and a batch of decodes, by number of GPUs."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from cbatch import ConfigError, Limits, ModelSpec, Request, Server
+from cbatch import ConfigError, Limits, ModelSpec
 from cbatch.runtime.devices import choose_devices
 from cbatch.runtime.options import Options
-from experiments.bench.async_loop import window
+from experiments.bench.async_loop import kernel_shares
 from experiments.bench.pipeline import LONGEST, POLICIES, device_of, serve, server_on
 from experiments.bench.serving import Runs, chunked, repeat
 from experiments.config.backends import Cuda, Simulated
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
 from experiments.config.servers import equal_requests, release_memory
-from experiments.profile.kernel_trace import KernelTrace, covered_share
 from experiments.store.benchmark_file import write
 from policies.prefill_first import PrefillFirst
 from policies.sarathi_serve import SarathiServe
@@ -94,14 +92,14 @@ def decode(
 ) -> dict[str, Any]:
     """Serve one batch; its prompts are one iteration, larger than any graph.
 
-    Returns `figures_of` the runs, the median milliseconds of decodes alone, and on GPUs `kernel_shares` of another run.
+    Returns `figures_of` the runs, the median milliseconds of decodes alone, and on GPUs the `kernel_shares` of another run.
     """
     limits = Limits(batch, max(batch * prompt, 2048), prompt + new)
     server = server_on(backend, spec, limits, Options(graphs="decode"), hardware)
     server.serve(PrefillFirst(), equal_requests(batch, prompt, WARM_UP_TOKENS, spec.vocab_size))
     runs = repeat(server, PrefillFirst, lambda: equal_requests(batch, prompt, new, spec.vocab_size), repeats)
     again = equal_requests(batch, min(prompt, WARM_UP_TOKENS), WARM_UP_TOKENS, spec.vocab_size)
-    shares = kernel_shares(server, again) if server.executor.needs_tokens else []
+    shares = kernel_shares(server, again, TRACED) if server.executor.needs_tokens else []
     server.close()
     del server
     release_memory()
@@ -109,19 +107,5 @@ def decode(
     return {**figures_of(runs), "ms_per_decode": float(np.median(np.diff(ended))) * 1e3, "kernel_shares": shares}
 
 
-def kernel_shares(server: Server[Any], requests: Sequence[Request]) -> list[float]:
-    """Share of `TRACED` in which each GPU runs at least one kernel or copy."""
-    trace = KernelTrace()
-    server.serve(PrefillFirst(), requests, on_step=window(trace, TRACED))
-    return [covered_share(kernels) for _, kernels in sorted(trace.on_gpu.items())]
-
-
 def figures_of(runs: Runs) -> dict[str, Any]:
-    return {
-        "tokens_per_second": runs.spread("tokens_per_second"),
-        "ms_per_iteration": runs.spread("milliseconds"),
-        "active_share": runs.spread("active_share"),
-        "host_ms_per_iteration": runs.spread("host_milliseconds"),
-        "iterations": runs.served[0].iterations,
-        "eager": runs.eager,
-    }
+    return {**runs.figures(), "iterations": runs.served[0].iterations, "eager": runs.eager}

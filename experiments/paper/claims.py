@@ -20,7 +20,7 @@ claims/<source>.yaml holds what one source states, one claim per entry:
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
+from inspect import getmembers, isfunction, signature
 from math import inf, isnan
 from pathlib import Path
 from types import ModuleType
@@ -31,8 +31,8 @@ import yaml
 
 from cbatch import ConfigError
 from cbatch.validation import check_known, nearest
+from experiments.paper import quantities
 from experiments.paper.machines import Machines
-from experiments.paper.quantities import QUANTITIES
 
 FOLDER = Path(__file__).parent / "claims"
 
@@ -137,21 +137,9 @@ class Verdict:
 
     def row(self) -> dict[str, Any]:
         """Entry in a results file."""
-        claim = self.claim
-        return {
-            "id": claim.id,
-            "source": claim.source,
-            "where": claim.where,
-            "hardware": claim.hardware,
-            "asked": claim.asked,
-            "printed": claim.printed,
-            "basis": claim.basis,
-            "derived_from": claim.derived_from,
-            "ours": self.value,
-            **self.extra,
-            "outcome": self.outcome,
-            "note": claim.note,
-        }
+        named = ("id", "source", "where", "hardware", "asked", "printed", "basis", "derived_from")
+        stated = {name: getattr(self.claim, name) for name in named}
+        return {**stated, "ours": self.value, **self.extra, "outcome": self.outcome, "note": self.claim.note}
 
 
 def read_claims(figure: str = "") -> list[Claim]:
@@ -207,13 +195,15 @@ def quantity_of(claim: Claim, figure: ModuleType) -> tuple[Callable[..., float],
     Raises:
         ConfigError: neither `quantities` nor the figure's module has it.
     """
-    function = getattr(figure, claim.quantity, None)
-    if callable(function) and next(iter(signature(function).parameters), "") == "data":
-        return function, True
-    if claim.quantity not in QUANTITIES:
-        hint = nearest(claim.quantity, QUANTITIES)
-        raise ConfigError(f"claim {claim.id}: quantity {claim.quantity} is unknown; {hint}")
-    return QUANTITIES[claim.quantity], False
+    known = {
+        name: (function, first == "data")
+        for module, first in ((quantities, "at"), (figure, "data"))
+        for name, function in getmembers(module, isfunction)
+        if next(iter(signature(function).parameters), "") == first
+    }
+    if claim.quantity not in known:
+        raise ConfigError(f"claim {claim.id}: quantity {claim.quantity} is unknown; {nearest(claim.quantity, known)}")
+    return known[claim.quantity]
 
 
 def check(
@@ -247,6 +237,6 @@ def _measure(claim: Claim, machines: Machines, figure: ModuleType, data: pd.Data
         return Verdict(claim, float(function(data, **{**known, **claim.setting})))
     if at := machines.get(claim.hardware):
         of_sarathi = claim.quantity == "gain" and "scheme" not in claim.setting
-        extra = {"by_hand": QUANTITIES["closed_form"](at, **claim.setting)} if of_sarathi else {}
+        extra = {"by_hand": quantities.closed_form(at, **claim.setting)} if of_sarathi else {}
         return Verdict(claim, float(function(at, **claim.setting)), extra)
     return None

@@ -1,4 +1,4 @@
-"""What the paper's figures and tables state, measured in simulation: a function per quantity named in claims/*.yaml."""
+"""What the paper's figures and tables state, measured in simulation: a function of the machine, `at`, per quantity named in claims/*.yaml."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -38,7 +38,7 @@ def share_lost_unaligned(at: SteadyState, chunk: int = 256, **load: Any) -> floa
     return (aligned - unaligned) / (aligned - 1)
 
 
-def best(
+def _best(
     at: SteadyState, outputs: Iterable[int], length: int, batch: int, scheme: Scheme = "sarathi", chunk: int = 256
 ) -> tuple[float, float]:
     """(P:D, gain) where the gain is highest among the given output lengths."""
@@ -47,11 +47,11 @@ def best(
 
 
 def peak_pd_ratio(at: SteadyState, **setting: Any) -> float:
-    return best(at, **setting)[0]
+    return _best(at, **setting)[0]
 
 
 def peak_gain(at: SteadyState, **setting: Any) -> float:
-    return best(at, **setting)[1]
+    return _best(at, **setting)[1]
 
 
 def decode_speedup(at: SteadyState, length: int, batch: int, chunk: int = 256) -> float:
@@ -91,24 +91,3 @@ def cost_ratio(at: SteadyState, decodes: int, length: int = 1024) -> float:
 def _slowdown(seconds: Callable[[BatchShape], float], chunk: int, length: int) -> float:
     chunks = [BatchShape(((min(chunk, length - done), done),)) for done in range(0, length, chunk)]
     return sum(map(seconds, chunks)) / seconds(BatchShape(((length, 0),)))
-
-
-QUANTITIES: dict[str, Callable[..., float]] = {
-    function.__name__: function
-    for function in (
-        gain,
-        gain_over,
-        closed_form,
-        lead,
-        orca_best_over_whole,
-        share_lost_unaligned,
-        peak_pd_ratio,
-        peak_gain,
-        decode_speedup,
-        prefill_slowdown,
-        prefill_loss,
-        attention_slowdown,
-        iteration_ms,
-        cost_ratio,
-    )
-}

@@ -24,7 +24,8 @@ from cbatch.runtime.fast.fused_ops import add_norm
 from cbatch.runtime.fast.linear import Product
 from cbatch.runtime.options import Options
 from cbatch.runtime.ranks import Steps, finish, lockstep
-from experiments.bench.tensor import kernel_shares
+from experiments.bench.async_loop import kernel_shares
+from experiments.bench.tensor import TRACED
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, this machine has {torch.cuda.device_count()}"
@@ -168,7 +169,7 @@ def test_kernels_of_both_gpus_are_traced(checkpoints: Path) -> None:
     limits = Limits(4, 256, 128, tile=32)
     executor = gpu.build(with_same_weights(TINY_LLAMA, checkpoints), limits, KV, TWO)
     server = Server(executor, limits, UnitCost(), KV, True)
-    shares = kernel_shares(server, [Request(id_, 20, 64, prompt=[id_ + 1] * 20) for id_ in range(4)])
+    shares = kernel_shares(server, [Request(id_, 20, 64, prompt=[id_ + 1] * 20) for id_ in range(4)], TRACED)
     executor.close()
     assert len(shares) == RANKS and all(0 < share <= 1 for share in shares)
 
