@@ -368,7 +368,9 @@ def test_attainment_against_the_rate_for_all_requests_and_each_tier(tmp_path: Pa
     for rate in (1, 4):
         for seed in (0, 1):
             tiers = {"gold": {"share": 1 / rate}, "rest": {"share": 1.0, "ttft_share": 0.25}}
-            attained(tmp_path, rate, seed, share=(0.9 + 0.1 * seed) / rate, ttft_share=0.5, tiers=tiers)
+            attained(
+                tmp_path, rate, seed, share=(0.9 + 0.1 * seed) / rate, ttft_share=0.5, total_share=0.25, tiers=tiers
+            )
     attained(tmp_path, 1, 0, "sarathi", share=0.75, tiers={})
     figure = attainment.draw(tmp_path, goal=0.8)
     whole, gold, rest = figure.axes
@@ -391,6 +393,8 @@ def test_attainment_against_the_rate_for_all_requests_and_each_tier(tmp_path: Pa
     [only] = figure.axes
     assert (lines(only)["orca"][1], only.get_title(loc="left")) == ([0.5, 0.5], "all requests")
     assert figure.legends[0].get_title().get_text().startswith("Objective ttft")
+    [only] = attainment.draw(tmp_path, objective="total", runs="orca").axes
+    assert lines(only)["orca"][1] == [0.25, 0.25]
     assert [axes.yaxis.get_tick_params()["labelleft"] for axes in (whole, gold, rest)] == [True, False, False]
 
 

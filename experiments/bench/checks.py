@@ -6,6 +6,7 @@ iterations short, the check's share large.
 """
 
 import time
+from itertools import cycle, islice, permutations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,7 +77,8 @@ def _measure(place: Cpu | Cuda, spec: ModelSpec, batch: int, num_prompt: int, tu
         while len(engine.view.decoding) < batch:
             engine.step()
         _time(engine, WARM_UP)
-    taken = [{name: _time(engines[name], IN_A_TURN) for name in _order(turn)} for turn in range(turns)]
+    orders = islice(cycle(permutations(CHECKS)), turns)  # each server follows each other one as often
+    taken = [{name: _time(engines[name], IN_A_TURN) for name in order} for order in orders]
     for server in servers.values():
         server.close()
     found: Figures = {}
@@ -88,11 +90,6 @@ def _measure(place: Cpu | Cuda, spec: ModelSpec, batch: int, num_prompt: int, tu
             found[kind][f"{name} over off"] = {**ratios, "of all": sum(values[name]) / sum(values["off"])}
         print(f"  batch {batch:3}, {kind:9}  " + "  ".join(_shown(name, found[kind]) for name in CHECKS), flush=True)
     return found
-
-
-def _order(turn: int) -> list[str]:
-    """Each server follows each other one as often."""
-    return list(CHECKS) if turn % 2 == 0 else list(reversed(CHECKS))
 
 
 def _time(engine: Engine, iterations: int) -> Milliseconds:
