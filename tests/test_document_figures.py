@@ -106,14 +106,18 @@ def drawn() -> str:
 
 def slow_card() -> str:
     """Of the speeds on a card whose power limit kept it slow."""
-    names = ("pd", "trace-longest_first", "trace-sarathi_serve", "trace-sarathi_serve-before")
-    files = [*(stored(f"h200/slow-card/{name}.json") for name in names), stored("h200/trace-128.json")]
-    [newer], [earlier] = ({stamp(file).split()[-1] for file in part} for part in (files[:3], files[3:]))
+    slow = ("pd", "trace-longest_first", "trace-sarathi_serve", "trace-sarathi_serve-before", "trace-256")
+    names = (*(f"slow-card/{name}" for name in slow), "trace-128", "trace-256")
+    files = [stored(f"h200/{name}.json") for name in names]
+    [newer], [earlier], [last] = (
+        {stamp(file).split()[-1] for file in part} for part in (files[:3], [files[3], *files[5:]], files[4:5])
+    )
     figures = [files[0]["figures"]["14"], *(file["figures"] for file in files[1:])]
     speeds = [f"{next(iter(found.values()))['tokens_per_second']['median']:,.0f}" for found in figures]
     rows = "{} tokens/s in LLaMA-13B's row, {} with `longest_first policy.per_prompt_token=true` and batch 128 of the trace"
-    serve = f"and {speeds[2]} with `sarathi_serve`, whose {speeds[4]} of {earlier} are {speeds[3]} there"
-    return f"the newer kernels of {newer} reach {rows.format(*speeds)}, {serve}"
+    serve = f"and {speeds[2]} with `sarathi_serve`, whose {speeds[5]} of {earlier} are {speeds[3]} there"
+    large = f"its {speeds[6]} with batch 256 are {speeds[4]} with {last}"
+    return f"the newer kernels of {newer} reach {rows.format(*speeds)}, {serve}; {large}"
 
 
 def fidelity() -> str:

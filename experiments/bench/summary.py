@@ -13,7 +13,7 @@ from experiments.store.provenance import around_marks, write_text
 BEGIN, END = "<!-- begin: written by `python -m experiments.bench report` -->", "<!-- end -->"
 PEER = "vLLM"
 SETTING = "In parentheses: most requests and most tokens in an iteration; -: not recorded."
-MARKS = ("†", "‡", "§", "¶")
+MARKS = ("†", "‡", "§", "¶", "‖")
 
 
 class Comparison(NamedTuple):
