@@ -154,11 +154,13 @@ class Served:
     @cached_property
     def longest_gap(self) -> Floats:
         """Longest time between two tokens of each request (MTPOT, Past-Future, ASPLOS 2025); NaN for a single token."""
-        same = self.token_ids[1:] == self.token_ids[:-1]
-        order = np.argsort(self.id)
+        first, last = np.searchsorted(self.token_ids, self.id), np.searchsorted(self.token_ids, self.id, "right") - 1
+        several = np.flatnonzero(last > first)
+        several = several[np.argsort(first[several])]
         longest = np.full(len(self.id), np.nan)
-        place = order[np.searchsorted(self.id[order], self.token_ids[1:][same])]
-        np.fmax.at(longest, place, np.diff(self.token_times)[same])
+        if len(several):
+            ends = np.stack([first[several], last[several]], axis=1).ravel()  # of each request's gaps
+            longest[several] = np.maximum.reduceat(np.diff(self.token_times, append=np.nan), ends)[::2]
         return longest
 
 
@@ -169,9 +171,12 @@ def mean(values: Any) -> float:
 
 def step_columns(steps: Sequence[StepRecord]) -> dict[str, NDArray[Any]]:
     """Every field of `StepRecord` but the note, as columns [iterations]."""
-    fields = StepRecord._fields[:-1]
-    columns = list(zip(*steps, strict=True)) or [()] * len(fields)
-    return {name: np.array(column) for name, column in zip(fields, columns, strict=False)}
+    kinds = {name: kind for name, kind in StepRecord.__annotations__.items() if kind is not str}
+    columns = list(zip(*steps, strict=True)) or [()] * len(kinds)
+    return {
+        name: np.fromiter(column, kind, len(steps))
+        for (name, kind), column in zip(kinds.items(), columns, strict=False)
+    }
 
 
 def arrival_of(request: Request, steps: Sequence[StepRecord]) -> float:

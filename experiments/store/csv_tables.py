@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from io import StringIO
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -34,9 +35,11 @@ EXTRA = "extra."
 """Prefix of the columns of `Request.extra` in requests.csv."""
 
 
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]], lines: Iterable[str] = ()) -> None:
+    """lines: rows that are CSV already."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(chain([header], rows))
+        file.writelines(lines)
 
 
 def has_rows(path: Path, num_rows: int) -> bool:
@@ -58,6 +61,23 @@ def step_rows(steps: Sequence[StepRecord]) -> Iterable[Iterable[object]]:
     text = dict(zip(times, map(repr, times), strict=True))
     columns[first : last + 1] = [tuple(map(text.__getitem__, column)) for column in columns[first : last + 1]]
     return zip(*columns, strict=True)
+
+
+def step_lines(steps: Sequence[StepRecord]) -> Iterator[str]:
+    """The same as lines of CSV; a csv.writer would look at every character."""
+    if not steps:
+        return
+    *columns, notes = zip(*step_rows(steps), strict=True)
+    quoted = {note: _quoted(str(note)) for note in set(notes)}
+    texts = (*(map(str, column) for column in columns), map(quoted.__getitem__, notes))
+    for row in zip(*texts, strict=True):
+        yield f"{','.join(row)}\r\n"
+
+
+def _quoted(text: str) -> str:
+    """A field of a row that has others."""
+    csv.writer(line := StringIO()).writerow(["", text])
+    return line.getvalue()[1:-2]
 
 
 def extra_names(requests: Iterable[Request]) -> list[str]:

@@ -41,7 +41,7 @@ from experiments.store.csv_tables import (
     extra_names,
     has_rows,
     request_rows,
-    step_rows,
+    step_lines,
     write_csv,
 )
 from experiments.store.provenance import write_json
@@ -203,7 +203,7 @@ def write_results(
 
     requests: `collect_served(record)`. timeline_title: None omits the timeline. decode: None without a tokenizer.
     """
-    write_csv(folder / STEPS, StepRecord._fields, step_rows(record.steps))
+    write_csv(folder / STEPS, StepRecord._fields, (), step_lines(record.steps))
     if record.copies:
         write_csv(folder / COPIES, CopyTimes._fields, record.copies)
     if record.stages:

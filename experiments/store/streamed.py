@@ -9,7 +9,7 @@ from weakref import WeakSet
 
 from cbatch import Request, RunRecord, StepRecord
 from cbatch.results.streamed import StreamedRun
-from experiments.store.csv_tables import EXTRA, REQUEST_COLUMNS, request_rows, step_rows
+from experiments.store.csv_tables import EXTRA, REQUEST_COLUMNS, request_rows, step_lines
 from experiments.store.run_folder import REQUESTS, STEPS
 
 
@@ -26,9 +26,9 @@ class StreamedTables:
         self.num_made, self.alive = 0, WeakSet[Request]()
         self._extra = extra
         self._files = [(folder / name).open("w", newline="", encoding="utf-8") for name in (REQUESTS, STEPS)]
-        self._requests, self._steps = map(csv.writer, self._files)
+        self._requests, steps = map(csv.writer, self._files)
         self._requests.writerow((*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra)))
-        self._steps.writerow(StepRecord._fields)
+        steps.writerow(StepRecord._fields)
 
     def watch(self, requests: Iterable[Request]) -> Iterator[Request]:
         for request in requests:
@@ -40,7 +40,7 @@ class StreamedTables:
         """Appends results that `RunRecord.take` has returned."""
         served = self.run.take(record)
         if record.steps:
-            self._steps.writerows(step_rows(record.steps))
+            self._files[1].writelines(step_lines(record.steps))
         self._requests.writerows(request_rows(record, served, self._extra))
 
     def __enter__(self) -> Self:
