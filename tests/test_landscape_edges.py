@@ -369,5 +369,5 @@ def test_the_aggressive_admission_leaves_one_percent_of_the_blocks(prompt: int, 
 def test_the_least_settings_of_past_future_are_taken() -> None:
     PastFuture(window=1, draws=1, reserve=0)
     for wrong in ({"window": 0}, {"draws": 0}, {"reserve": 1.0}, {"reserve": -0.1}):
-        with pytest.raises(Exception, match="policy: admission="):
+        with pytest.raises(Exception, match="policy: need admission="):
             PastFuture(**wrong)
