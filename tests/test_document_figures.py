@@ -232,7 +232,7 @@ def ranks_off() -> str:
 
 def large_model() -> str:
     [(work, found)] = stored("h200-x2/tensor-70b.json")["figures"]["2"].items()
-    assert work == "llama-2-70b, 1216 + 128" and {f"{share:.2%}" for share in found["kernel_shares"]} == {"99.95%"}
+    assert work == "llama-2-70b, 1216 + 128" and {f"{share:.2%}" for share in found["kernel_shares"]} == {"99.94%"}
     return f"at contexts of 1,216 to 1,344 tokens takes {found['ms_per_decode']:.2f} ms ("
 
 
