@@ -56,7 +56,7 @@ def arguments() -> str:
 
 def _shorten_path(argument: str) -> str:
     """Keep the last two parts of each path in a list of them: the rest is specific to this machine."""
-    key, equals, value = argument.partition("=")
+    key, equals, value = argument.partition("=") if "=" in argument else ("", "", argument)
     paths = [(path, Path(path).parts) for path in value.split(",")]
     shown = [path if len(parts) < 3 else f".../{'/'.join(parts[-2:])}" for path, parts in paths]
     return f"{key}{equals}{','.join(shown)}"
