@@ -42,11 +42,15 @@ def test_where_there_is_no_git_nothing_is_said_of_it(tmp_path: Path, capfd: pyte
 def test_a_stored_command_holds_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a path the last two parts stay, also where they hold an equals sign."""
     options = ["folder=/home/me/out", "--record=/home/me/out", "path=/home/me/traces/azure.csv.gz", "batch=2"]
-    options += ["/home/me/b/c", "a='b c'", "measured=/home/me/seed=1/runs.npz,/home/me/seed=2/runs.npz", "trace=/a.csv", "file=x/y/z"]
+    options += [
+        "/home/me/b/c",
+        "a='b c'",
+        "measured=/home/me/seed=1/runs.npz,/home/me/seed=2/runs.npz",
+        "trace=/a.csv",
+        "file=x/y/z",
+    ]
     monkeypatch.setattr(sys, "argv", ["/home/me/bench", "tests/test_fuzz.py", *options])
-    stored = (
-        """path=.../traces/azure.csv.gz batch=2 .../b/c 'a='"'"'b c'"'"'' measured=.../seed=1/runs.npz,.../seed=2/runs.npz"""
-    )
+    stored = """path=.../traces/azure.csv.gz batch=2 .../b/c 'a='"'"'b c'"'"'' measured=.../seed=1/runs.npz,.../seed=2/runs.npz"""
     expected = f"python -m pytest tests/test_fuzz.py {stored} trace=/a.csv file=.../y/z"
     assert provenance("python -m pytest")["command"] == expected
 
