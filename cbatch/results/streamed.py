@@ -65,8 +65,8 @@ class StreamedRun:
     def __init__(self) -> None:
         self.ended: list[Ended] = []
         self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of requests that have not ended
-        self._steps: list[Columns] = []
-        self._served: list[Columns] = []
+        self._steps: dict[str, _Column] = {}
+        self._served: dict[str, _Column] = {}
 
     def take(self, piece: RunRecord) -> Served:
         """Returns those of the piece's requests that were served, with all their tokens."""
@@ -81,28 +81,46 @@ class StreamedRun:
             field.name: getattr(served, field.name) for field in fields(Served) if not field.name.startswith("token_")
         }
         counted = {"gap_times": gaps.real, "gap_seconds": gaps.imag, "gap_counts": counts}
-        self._served.append({**own, **counted, "longest": served.longest_gap})
-        if piece.steps or not self._steps:
-            columns = step_columns(piece.steps).items()
-            narrow = (
-                (name, column.astype(np.int32) if column.dtype == np.int64 else column) for name, column in columns
-            )
-            self._steps.append(dict(narrow))
+        _add(self._served, {**own, **counted, "longest": served.longest_gap})
+        columns = step_columns(piece.steps).items()
+        _add(
+            self._steps,
+            {name: values.astype(np.int32) if values.dtype == np.int64 else values for name, values in columns},
+        )
         self.ended += map(ended_of, piece.requests)
         return served
 
     def served(self) -> CountedServed:
-        """Hands over the requests, at the end."""
-        return CountedServed(**_join(self._served), token_ids=np.zeros(0, np.int64), token_times=np.zeros(0))
+        """The requests, at the end."""
+        columns = {name: column.values for name, column in self._served.items()}
+        return CountedServed(**columns, token_ids=np.zeros(0, np.int64), token_times=np.zeros(0))
 
     def steps(self) -> StepColumns:
-        """Hands over the steps, at the end: as `step_columns` of the whole record."""
-        return _join(self._steps)
+        """The steps, at the end: as `step_columns` of the whole record."""
+        return {name: column.values for name, column in self._steps.items()}
 
 
-def _join(parts: list[Columns]) -> Columns:
-    """Columns of all parts, which are emptied column by column: they and the whole would need twice the memory."""
-    return {name: np.concatenate([part.pop(name) for part in parts]) for name in list(parts[0])}
+class _Column:
+    """An array that grows at its end: pieces that are joined would take twice the memory."""
+
+    def __init__(self, kind: np.dtype[Any]) -> None:
+        self._room, self._length = np.empty(0, kind), 0
+
+    @property
+    def values(self) -> NDArray[Any]:
+        return self._room[: self._length]
+
+    def add(self, values: NDArray[Any]) -> None:
+        before, end = self.values, self._length + len(values)
+        if end > len(self._room):
+            self._room = np.empty(end + end // 4, before.dtype)
+            self._room[: len(before)] = before
+        self._room[len(before) : end], self._length = values, end
+
+
+def _add(columns: dict[str, _Column], more: Columns) -> None:
+    for name, values in more.items():
+        columns.setdefault(name, _Column(values.dtype)).add(values)
 
 
 def counted_statistics(values: Floats, counts: NDArray[np.int64]) -> dict[str, float]:
