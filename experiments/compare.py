@@ -44,9 +44,7 @@ from experiments.sweep import sweep_folder
 _OPTIONS = ("metric", "baseline", "runs")
 _CAPACITY = {"capacity [requests/s]": ("capacity.requests_per_second", 1.0)}
 _MOST = 1_000_000  # replications
-_WHICH_DECIDES = (
-    "the interval of the difference decides; that of the ratio is of its logarithm, and disagrees in a row above"
-)
+_WHICH_DECIDES = "the interval of the difference decides; that of the ratio, of its logarithm, disagrees in a row above"
 
 
 class Thing(NamedTuple):
@@ -223,9 +221,8 @@ def report(things: Sequence[Thing], metrics: Sequence[str]) -> str:
         if len(groups) < len(things):
             break
     pairs = [_pair(first, other, shown) for first, *others in groups.values() for other in others]
-    alone = [
-        f"not compared: nothing else has the settings of {only[0].label}" for only in groups.values() if not only[1:]
-    ]
+    single = [only[0].label for only in groups.values() if not only[1:]]
+    alone = [f"not compared: nothing else has the settings of {label}" for label in single]
     counted = ([found.summary["run"]["counted_requests"] for found in thing.runs] for thing in things)
     tail = tail_text(counted) if any("p99" in key for key, _ in shown.values()) else ""
     notes = [tail, *notes_of(found.about for thing in things for found in thing.runs)]

@@ -93,9 +93,8 @@ class Differences:
         if self.first is None:
             return f"{folder}: {self.name} makes the same {self.num_plans} plans"
         illegal = f"; {self.num_illegal} of its plans could not be carried out" if self.num_illegal else ""
-        reserves = (
-            f", at {self.num_reserves} of them only in the KV cache that it reserves" if self.num_reserves else ""
-        )
+        only = f", at {self.num_reserves} of them only in the KV cache that it reserves"
+        reserves = only if self.num_reserves else ""
         counts = f"{folder}: {self.name} decides otherwise at {self.num_different} of {self.num_plans} views{reserves}{illegal}"
         return f"{counts}\n\n{_difference(self.first, self.name)}"
 

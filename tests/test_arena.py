@@ -128,7 +128,7 @@ def test_a_trace_too_short_for_its_replications_is_told_what_would_do(recorded: 
 
 def test_without_plotly_it_says_so_before_it_simulates(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "find_spec", lambda name: None)
-    assert arena(*ARENA).startswith("plotly: is not installed")
+    assert arena(*ARENA).startswith("plotly, which draws the page, is not installed")
     assert not list(folder.iterdir())
 
 

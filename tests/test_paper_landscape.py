@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from cbatch import Limits, Request, Server
+from cbatch import CostFunction, Limits, Request, Server
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
 from experiments.config.assemble import make_policy
@@ -21,7 +21,7 @@ from experiments.config.settings import read_settings
 from experiments.paper import gallery
 from experiments.paper.claims import read_claims
 from experiments.paper.figures.landscape import confidence, lars, mc_sf, past_future, sarathi_serve, served, vtc
-from experiments.paper.jobs import Seconds, crossing, run_jobs
+from experiments.paper.jobs import crossing, run_jobs
 from experiments.paper.machines import Machines
 from policies.chunking import Fixed, Slack
 from policies.past_future import PastFuture
@@ -211,7 +211,8 @@ def test_sarathi_serves_figures_by_hand() -> None:
 def test_chunks_and_decodes_take_turns() -> None:
     """Budget 4, A 6/3 at 0, B 3/1 at 0: chunks of 4 while nothing decodes, then in turns."""
     asked = [Request(0, 6, 3), Request(1, 3, 2)]
-    server = Server(SimExecutor(Seconds()), Limits(4, 100, 100), Seconds(), KVSize(100, 1), asynchronous=False)
+    cost = CostFunction(lambda shape: 1.0)
+    server = Server(SimExecutor(cost), Limits(4, 100, 100), cost, KVSize(100, 1), asynchronous=False)
     record = server.serve(sarathi_serve.ChunksOnly(4), asked)
     held = [(step.num_prefill_tokens, step.num_decode_tokens) for step in record.steps]
     assert held == [(4, 0), (4, 0), (0, 1), (1, 0), (0, 2)]

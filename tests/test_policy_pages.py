@@ -24,12 +24,12 @@ def test_the_readme_counts_the_policies() -> None:
 
 
 def test_each_policy_has_a_page_and_each_page_a_policy() -> None:
-    assert sorted(path.stem for path in PAGES.glob("*.md")) == schedules.names()
+    assert sorted(path.stem for path in PAGES.glob("*.md")) == policy_names()
     overview = (ROOT / "docs" / "policies.md").read_text()
-    assert {f"policies/{name}.md" for name in schedules.names()} <= set(re.findall(r"\]\((.*?)\)", overview))
+    assert {f"policies/{name}.md" for name in policy_names()} <= set(re.findall(r"\]\((.*?)\)", overview))
 
 
-@pytest.mark.parametrize("name", schedules.names())
+@pytest.mark.parametrize("name", policy_names())
 def test_a_page_has_its_parts_and_its_schedule_is_todays(name: str) -> None:
     text = (PAGES / f"{name}.md").read_text()
     assert text.startswith(f"# `{name}`: ")
@@ -59,7 +59,7 @@ def test_the_page_names_all_that_a_policy_sees_and_says(kind: type) -> None:
 
 def test_the_five_requests_tell_the_policies_apart() -> None:
     """Trail makes no preemption here, which leaves shortest first; all others differ."""
-    made = {name: schedules.record(name)[0].text(schedules.NAMES) for name in schedules.names()}
+    made = {name: schedules.record(name)[0].text(schedules.NAMES) for name in policy_names()}
     assert made["trail"] == made["length_order"]
     assert len(set(made.values())) == len(made) - 1
     doing = {cell.doing for row in schedules.record("mlfq")[0].cells.values() for cell in row.values()}
@@ -67,7 +67,7 @@ def test_the_five_requests_tell_the_policies_apart() -> None:
 
 
 def test_the_command_draws_a_picture_for_each_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "names", lambda: ["orca", schedules.FCFS])
+    monkeypatch.setattr(schedules, "policy_names", lambda: ["orca", schedules.FCFS])
     schedules.main(str(tmp_path / "new"))
     for name in ("orca", schedules.FCFS):
         with Image.open(tmp_path / "new" / f"{name}.png") as picture:

@@ -30,9 +30,8 @@ def _check(plan: Plan, view: VllmView, rules: Rules) -> None:
     if plan.requests:
         rules.check_limits(num_newcomers, num_tokens)
     lacking = view.num_lacking_a_block(decodes) if decodes else 0
-    reserved = (
-        {plan.requests[place]: tokens for place, tokens in rules.reserved_tokens().items()} if plan.reserve else {}
-    )
+    tokens_of = rules.reserved_tokens().items() if plan.reserve else ()
+    reserved = {plan.requests[place]: tokens for place, tokens in tokens_of}
     for request, count in others.items():
         lacking += view.kv.num_lacking(request, max(request.num_computed + count, reserved.get(request, 0)))
     if lacking > view.kv.num_free + (rules.blocks_coming_free() if plan.preempt else 0):

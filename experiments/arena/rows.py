@@ -72,9 +72,8 @@ def _made(runs: Sequence[Run]) -> str:
     seconds = sum(run.summary.get("cell", run.summary.get("capacity"))["cpu_seconds"] for run in runs)
     dates, commits = (sorted({str(run.about[key])[:12] for run in runs}) for key in ("date", "commit"))
     days = sorted({date[:10] for date in dates})
-    made = (
-        f"{len(runs)} simulated, {seconds:,.0f} s of processor time, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
-    )
+    span = " to ".join(dict.fromkeys((days[0], days[-1])))
+    made = f"{len(runs)} simulated, {seconds:,.0f} s of processor time, {span}"
     return f"{made}, commit {', '.join(commits)}"
 
 

@@ -170,10 +170,8 @@ def _results(cards: Sequence[Sequence[ServedRun]], attainment: float, profile: P
     for way, found in errors.items():
         print(f"\n==== iteration times of the {way}")
         show(found)
-    capacities = {
-        policy: _capacity(policy, ways, attainment)
-        for policy in dict.fromkeys(found.run.name[1] for found in ways["card"])
-    }
+    policies = dict.fromkeys(found.run.name[1] for found in ways["card"])
+    capacities = {policy: _capacity(policy, ways, attainment) for policy in policies}
     rows = [[policy, *map(_shown, found.values())] for policy, found in capacities.items()]
     print(tabulate(rows, _HEADS, disable_numparse=True))
     return {"capacities": capacities, "speed": speeds, "errors": errors}
@@ -185,17 +183,8 @@ def _shown(value: float | Sequence[float] | None) -> str:
     return f"{value:.4g}" if isinstance(value, float) else ", ".join(f"{each:.4g}" for each in value)
 
 
-_HEADS = [
-    "policy",
-    "simulated",
-    "rates",
-    "attained",
-    "simulated",
-    "at the card's speed",
-    "capacity",
-    "simulated",
-    "card's",
-]
+_HEADS = ["policy", "simulated", "rates", "attained", "simulated", "at the card's speed"]
+_HEADS += ["capacity", "simulated", "card's"]
 
 
 def _capacity(policy: str, ways: Mapping[str, Sequence[Pair]], attainment: float) -> dict[str, Any]:

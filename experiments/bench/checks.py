@@ -69,10 +69,8 @@ def _measure(place: Cpu | Cuda, spec: ModelSpec, batch: int, num_prompt: int, tu
     workload = ClosedBatch(length=length, pd_ratio=ratio, batch=batch, num_requests=batch)
     limits = Limits(batch, max(batch * num_prompt, 2048), length)
     servers = {name: real_server(place, spec, limits, options) for name, options in CHECKS.items()}
-    engines = {
-        name: server.engine(PrefillFirst(), workload.requests(place.vocabulary(spec)))
-        for name, server in servers.items()
-    }
+    vocabulary = place.vocabulary(spec)
+    engines = {name: server.engine(PrefillFirst(), workload.requests(vocabulary)) for name, server in servers.items()}
     for engine in engines.values():
         while len(engine.view.decoding) < batch:
             engine.step()

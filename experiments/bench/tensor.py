@@ -81,10 +81,8 @@ def main(
             found = decode(backend, load_spec(decode_model), batch, prompt, new, repeats, hardware)
             note(number, f"{decode_model}, {prompt} + {new}", found)
             kernels = ", ".join(f"{share:.2%}" for share in found["kernel_shares"])
-            print(
-                f"    decodes alone {found['ms_per_decode']:.3f} ms; GPUs with a kernel: {kernels or 'simulated'}",
-                flush=True,
-            )
+            decodes = f"decodes alone {found['ms_per_decode']:.3f} ms"
+            print(f"    {decodes}; GPUs with a kernel: {kernels or 'simulated'}", flush=True)
 
 
 def decode(

@@ -93,11 +93,8 @@ def measure(
         about["wall_seconds"] = time.perf_counter() - began
         about["execution"]["iterations_outside_measured_range"] = sum(each.outside for each in search.outcomes)
         single = alone(shares_of(search.outcomes, rule.criteria))
-        summary = {
-            "about": about,
-            "capacity": figures(found, keys, search.outcomes, single),
-            **_details(found, rule.criteria),
-        }
+        summary = {"about": about, "capacity": figures(found, keys, search.outcomes, single)}
+        summary |= _details(found, rule.criteria)
         if run_settings["bounds"]:
             summary["regret"] = _regret(found, run_settings, rule)
         CAPACITY.write(folder, summary, settings)
@@ -167,11 +164,8 @@ def _simulate(
 ) -> list[Outcome]:
     """Simulates what has not been before."""
     keys = [(rate, number, requests, warmup) for number, rate in pairs]
-    new = [
-        (number, rate, requests, warmup)
-        for (number, rate), key in zip(pairs, keys, strict=True)
-        if simulations.find(key) is None
-    ]
+    asked = [(number, rate, requests, warmup) for number, rate in pairs]
+    new = [each for each, key in zip(asked, keys, strict=True) if simulations.find(key) is None]
     for outcome in (pool.map if pool else map)(work, *zip(*new, strict=True)) if new else ():
         simulations.add(outcome)
     return [outcome for outcome in map(simulations.find, keys) if outcome is not None]

@@ -88,9 +88,8 @@ def error_line(result: dict[str, Any]) -> str:
 def _within_line(result: Mapping[str, Any]) -> str:
     figures, runs = result["within"]["all figures"], result["within"]["all runs"]
     targets = f"{RANKS['mean']:.0%} of means and medians, {RANKS['P99']:.0%} of P90 and P99, or {RANK} percentiles"
-    return (
-        f"within target ({targets}): {figures[0]} of {figures[1]} figures, all of them in {runs[0]} of {runs[1]} runs"
-    )
+    found = f"{figures[0]} of {figures[1]} figures, all of them in {runs[0]} of {runs[1]} runs"
+    return f"within target ({targets}): {found}"
 
 
 def _at_card_speed(result: Mapping[str, Any]) -> str:

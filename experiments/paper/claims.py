@@ -83,9 +83,8 @@ class Claim:
         if self.printed is None:
             return self.within_bounds(value)
         if self.steps is not None:
-            low, high = _reach(
-                [self.setting["length"] / output - 1 for output in self.setting["outputs"]], value, self.steps
-            )
+            grid = [self.setting["length"] / output - 1 for output in self.setting["outputs"]]
+            low, high = _reach(grid, value, self.steps)
             return low <= self.printed <= high
         if self.gain is not None:
             slack = self.gain * (self.printed - 1)

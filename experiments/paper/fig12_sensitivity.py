@@ -114,11 +114,8 @@ class Reading:
 
     def systems(self) -> dict[str, tuple[Topology, int, Callable[[], Policy]]]:
         """Topology, batch and policy maker of each system."""
-        return {
-            "orca": (PIPELINE, self.batch, self.orca),
-            "sarathi": (PIPELINE, self.batch, self.sarathi),
-            "tp": (REPLICAS, 11, Orca),
-        }
+        pipelined = {"orca": (PIPELINE, self.batch, self.orca), "sarathi": (PIPELINE, self.batch, self.sarathi)}
+        return {**pipelined, "tp": (REPLICAS, 11, Orca)}
 
 
 def stepped(step: int) -> Work:

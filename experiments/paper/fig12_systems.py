@@ -132,10 +132,8 @@ def run(profile: Profile, topology: Topology, batch: int, policy: Policy, work: 
     cluster.submit(work)
     record = cluster.run()
     wall_seconds = time.perf_counter() - begin
-    bubbles = [
-        sum(executor.bubbles[request.id] for executor in executors) / topology.pipeline_stages
-        for request in record.requests
-    ]
+    shares = [executor.bubbles for executor in executors]
+    bubbles = [sum(share[each.id] for share in shares) / topology.pipeline_stages for each in record.requests]
     ends = [request.finished_at or 0.0 for request in record.requests]
     started = [number for executor in executors for number in executor.prompts_started]
     stages, num_iterations = cluster.executor.accounts(), len(record.steps)

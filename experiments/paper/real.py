@@ -85,11 +85,8 @@ def on_cpu(spec: ModelSpec, largest: Load) -> RealSteadyState:
 
 
 def _on(backend: Cpu | Cuda, spec: ModelSpec, loads: Sequence[Load]) -> RealSteadyState:
-    limits = Limits(
-        max(load.batch for load in loads),
-        max(load.batch * load.length for load in loads),
-        max(load.length for load in loads),
-    )
+    tokens = max(load.batch * load.length for load in loads)
+    limits = Limits(max(load.batch for load in loads), tokens, max(load.length for load in loads))
     # two batches: one may end at once, and its blocks are freed an iteration later
     num_blocks = max(2 * load.batch * blocks_for(load.length, backend.block_size) for load in loads)
     server = real_server(backend, spec, limits, kv_tokens=num_blocks * backend.block_size)

@@ -51,13 +51,8 @@ def main(tables: str, host_ms: float = 0.0, folder: str = "results") -> None:
     errors = {name: virtual[name] / real[name] - 1 for name in real}
     each = float(np.mean(np.abs(_latency(simulated) / _latency(measured) - 1)))
     print(f"end-to-end latency of each request: mean absolute error {each:.1%}")
-    result = {
-        "host_ms": host_ms,
-        "measured": real,
-        "simulated": virtual,
-        "error": errors,
-        "mean_absolute_error_of_latency": each,
-    }
+    result = {"host_ms": host_ms, "measured": real, "simulated": virtual, "error": errors}
+    result["mean_absolute_error_of_latency"] = each
     print(f"written: {write('served', result, {'sim': cost.provenance()}, Path(folder))}")
 
 
@@ -80,10 +75,8 @@ def read_run(path: Path) -> Columns:
 def simulate(run: Columns, cost: ProfileCost, host: HostTime) -> Columns:
     """The same requests, scheduled as vLLM does: a token budget shared by decodes and prompts."""
     lengths = zip(run["prompt"].astype(int).tolist(), run["output"].astype(int).tolist(), strict=True)
-    requests = [
-        Request(index, prompt, output, arrival_time=float(run["arrival"][index]))
-        for index, (prompt, output) in enumerate(lengths)
-    ]
+    asked = zip(lengths, run["arrival"].tolist(), strict=True)
+    requests = [Request(index, *pair, arrival_time=time) for index, (pair, time) in enumerate(asked)]
     longest = max(request.max_tokens for request in requests)
     limits, kv = Limits(BATCH, MAX_TOKENS, longest), KVSize(cost.profile.kv_tokens(cost.spec) // BLOCK, BLOCK)
     server = Server(SimExecutor(cost, host), limits, cost, kv, asynchronous=False)
@@ -95,10 +88,8 @@ def simulate(run: Columns, cost: ProfileCost, host: HostTime) -> Columns:
 def figures(run: Columns) -> dict[str, float]:
     """Latencies in seconds, by name, and output throughput in tokens per second."""
     ttft, tpot = run["first"] - run["arrival"], (run["last"] - run["first"]) / np.maximum(run["output"] - 1, 1)
-    found = {
-        "total time": float(run["last"].max()),
-        "output throughput": float(run["output"].sum() / run["last"].max()),
-    }
+    total = float(run["last"].max())
+    found = {"total time": total, "output throughput": float(run["output"].sum()) / total}
     for name, values in (("TTFT", ttft), ("TPOT", tpot), ("latency", _latency(run))):
         found[f"{name} mean"] = float(values.mean())
         found |= {f"{name} P{rank}": float(np.percentile(values, rank)) for rank in (50, 90, 99)}

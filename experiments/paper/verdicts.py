@@ -35,10 +35,8 @@ def conclusion(verdicts: Sequence[Verdict]) -> str:
     """Each outcome's number among the independent claims, and how many follow from inputs or from other claims."""
     count = Counter(verdict.outcome for verdict in verdicts)
     tested = sum(count[outcome] for outcome in TESTED)
-    parts = [
-        ", ".join(f"{count[outcome]} {words}" for outcome, words in names.items() if count[outcome])
-        for names in (TESTED, NOT_TESTED)
-    ]
+    lists = [[f"{count[key]} {words}" for key, words in names.items() if count[key]] for names in (TESTED, NOT_TESTED)]
+    parts = [", ".join(each) for each in lists]
     return "; ".join(filter(None, [f"{tested} independent claims tested: {parts[0]}", parts[1]]))
 
 
@@ -47,10 +45,7 @@ TESTED: Mapping[Outcome, str] = {
     "same direction": "in the same direction but not reproduced",
     "missed": "missed",
 }
-NOT_TESTED: Mapping[Outcome, str] = {
-    "not comparable": "not comparable",
-    "derived": "derived from inputs or other claims",
-}
+NOT_TESTED: dict[Outcome, str] = {"not comparable": "not comparable", "derived": "derived from inputs or other claims"}
 SETTLED: tuple[Outcome, ...] = ("held", "derived")
 """Outcomes that need no reason."""
 

@@ -63,9 +63,8 @@ def draw(folder: Path, runs: str = "") -> Figure:
     else:
         reals = [real for real, _ in _pairs(folder)]
         days = ", ".join(sorted({real["date"] for real in reals}))
-        origin = (
-            f"measured on {reals[0]['hardware']}, {days}; simulated with the profile of one GPU; means over the stages"
-        )
+        measured = f"measured on {reals[0]['hardware']}, {days}"
+        origin = f"{measured}; simulated with the profile of one GPU; means over the stages"
         origin = f"{origin}; numbers: bubbles of all three kinds"
         add_heading(figure, "Idle time of pipeline stages", origin, handles)
     return figure

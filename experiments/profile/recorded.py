@@ -53,9 +53,8 @@ def profile_recordings(
     measured = [each for path in files for each in iterations(path)]
     alone, mixed = ([each for each in measured if bool(each[0].chunks) == prompts] for prompts in (False, True))
     if min(len(alone), len(mixed)) < LEAST:
-        found = (
-            f"{len(alone)} iterations of decodes alone and {len(mixed)} with prompts in {len(files)} files {DECISIONS}"
-        )
+        parts = f"{len(alone)} iterations of decodes alone and {len(mixed)} with prompts"
+        found = f"{parts} in {len(files)} files {DECISIONS}"
         raise ConfigError(f"recordings={','.join(recordings)}: {found}; record at least {LEAST} of each")
     origin = f"measured by python -m experiments.profile engine=vllm model={model}; {today()}; commit {commit() or 'unknown'}; {card.hardware}; "
     origin += f"{len(measured)} iterations of vLLM in {len(files)} recordings"

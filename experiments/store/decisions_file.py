@@ -97,9 +97,8 @@ def write_decisions(
     writer, times = DecisionsWriter(path, overrides), None
     pool, executor = engine.state.pool, engine.executor
     try:
-        writer.begin(
-            Recorded(engine.limits, pool.num_blocks, pool.block_size, executor.num_stages, engine.asynchronous, ())
-        )
+        sizes = pool.num_blocks, pool.block_size, executor.num_stages
+        writer.begin(Recorded(engine.limits, *sizes, engine.asynchronous, ()))
         for request in requests:
             writer.request(spec_of(request))
         with record_decisions(engine, writer.event) as recording:

@@ -31,9 +31,8 @@ class Fit:
             WorkloadError: a request is too long, or there are fewer requests than asked for.
         """
         if self.length_scale != 1:
-            prompts, outputs = (
-                _scale(tokens, self.length_scale) for tokens in (trace.prompt_tokens, trace.output_tokens)
-            )
+            columns = trace.prompt_tokens, trace.output_tokens
+            prompts, outputs = (_scale(tokens, self.length_scale) for tokens in columns)
             trace = replace(trace, prompt_tokens=prompts, output_tokens=outputs)
         if self.max_length is None:
             return trace.first(num_requests)

@@ -25,9 +25,8 @@ class Product:
         self.gated = gated
         self.dependent = dependent
         outputs, inputs = weight.shape
-        takes = (
-            weight.dtype in (torch.bfloat16, torch.float16) and torch.cuda.get_device_capability(weight.device)[0] == 9
-        )
+        narrow = weight.dtype in (torch.bfloat16, torch.float16)
+        takes = narrow and torch.cuda.get_device_capability(weight.device)[0] == 9
         outputs //= 2 if gated else 1
         self.tiling = tiling_for(outputs, inputs, num_processors, gated=gated) if takes else None
         self.wide = tiling_for(outputs, inputs, num_processors, gated=gated, wide=True) if takes else None

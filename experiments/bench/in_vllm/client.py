@@ -45,9 +45,8 @@ class Client:
         """The same for requests of these lengths that arrive when they say, in seconds since the first."""
         path = self._folder / "trace.jsonl"
         prompts = (" ".join(f"t{request.id % 1000}" for _ in range(request.num_prompt_tokens)) for request in requests)
-        rows = (
-            {"prompt": text, "output_tokens": each.max_new_tokens} for text, each in zip(prompts, requests, strict=True)
-        )
+        pairs = zip(prompts, requests, strict=True)
+        rows = ({"prompt": text, "output_tokens": each.max_new_tokens} for text, each in pairs)
         path.write_text("\n".join(map(json.dumps, rows)))
 
         async def at_its_time(chosen: Sequence[Any], rate: float, *_: Any) -> AsyncIterator[tuple[Any, float]]:

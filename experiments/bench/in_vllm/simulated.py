@@ -72,9 +72,7 @@ def main(
 
 def _in_words(errors: dict[str, dict[str, float]], number: int, kept: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Returns the profile's line about its error, and what that was established against."""
-    names = ", ".join(
-        f"{name} {found['median']:.1%} (at most {found['largest']:.1%})" for name, found in errors.items()
-    )
+    names = ", ".join(f"{name} {each['median']:.1%} (at most {each['largest']:.1%})" for name, each in errors.items())
     line = f"against {number} runs of vllm serve {kept['version']} as `vllm bench serve` reports them, median error: {names}; {today()}. "
     line += "TTFT is too short by what the API server takes, which is not simulated"
     brief = brief_error(*(errors[name]["largest"] for name in ("TTFT mean", "TTFT P99")))

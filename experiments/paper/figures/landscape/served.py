@@ -147,20 +147,11 @@ def overrides(study: str, load: float, series: str, traces: str) -> list[str]:
     """The settings of one run, as on the command line of `experiments.run`."""
     chosen = STUDIES[study]
     lengths, rate = "lengths" if chosen.lengths == CHAT else "azure", load * chosen.capacity
-    workload = [
-        "workload=arxiv",
-        f"workload.lengths.path={traces}/{chosen.lengths}",
-        f"workload.lengths.format={lengths}",
-    ]
+    path = f"workload.lengths.path={traces}/{chosen.lengths}"
+    workload = ["workload=arxiv", path, f"workload.lengths.format={lengths}", "workload.max_new_tokens=1024"]
     fitted = ["workload.lengths.too_long=drop", "workload.lengths.max_length=8192", f"workload.arrivals.rate={rate}"]
     own = [*chosen.common.split(), *chosen.runs[series].split()]
-    return [
-        *workload,
-        *fitted,
-        *([] if "batch=" in chosen.common else ["batch=128"]),
-        "workload.max_new_tokens=1024",
-        *own,
-    ]
+    return [*workload, *fitted, *([] if "batch=" in chosen.common else ["batch=128"]), *own]
 
 
 def over(data: pd.DataFrame, study: str, what: str, over: str, under: str, load: float = 0.9) -> float:

@@ -95,11 +95,8 @@ def run(suite: str, policy: str, path: str) -> Figures:
     tokens = float((served.prompt_tokens + served.output_tokens).sum() / served.last_token.max())
     gaps = {f"gap_{second}": _gap(service, second) for second in (175, 350, 500)}
     bound = max(max(request.num_prompt_tokens for request in requests), OUTPUT_WEIGHT * MEMORY)
-    shares = {
-        "spread": spread.widest / bound,
-        "pair": spread.ahead["pair"] / (2 * bound),
-        "any": spread.ahead["any"] / (4 * bound),
-    }
+    pair, any_ = spread.ahead["pair"], spread.ahead["any"]
+    shares = {"spread": spread.widest / bound, "pair": pair / (2 * bound), "any": any_ / (4 * bound)}
     return {**_differences(service), "tokens": tokens, "served": len(requests), **gaps, **shares}
 
 
