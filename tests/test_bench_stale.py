@@ -56,7 +56,10 @@ def test_modules_whose_code_changed_since_a_result_are_named(
         measured_at = repository.commit(path, '"""Old."""\n\n\ndef f():  # old\n    "Old."\n    return 1\n')
     repository.commit("results/cpu/sim.json", result("sim", commit=f"{measured_at} + changes"))
     stored_at = repository.commit("results/cpu/host.json", result("host"))
-    repository.commit("results/h200/tiles.json", result("tiles", commit="0" * 40))  # of another repository
+    repository.git("checkout", "--quiet", "-b", "other")
+    on_a_branch = repository.commit("cbatch/limits.py", "1")
+    repository.git("checkout", "--quiet", "-")
+    repository.commit("results/h200/tiles.json", result("tiles", commit=on_a_branch))  # which a clone may not have
     repository.commit("results/h200/peers.json", json.dumps({"date": "2026-01-01"}))  # by hand: rests on no code
     (repository.folder / "results/new.json").write_text(result("sim"))  # not stored
     repository.commit("cbatch/sim/cost.py", '"""Old."""\n\n\ndef f():\n    return 2\n')

@@ -2,7 +2,7 @@
 
     python -m experiments.bench stale [results=FOLDER]
 
-A result's age is the commit that it was measured at; where none was recorded, the commit that stored it, in brackets. Listed
+A result's age is the commit that it was measured at; where none of this history was recorded, the one that stored it, in brackets. Listed
 are modules of `RESTS_ON` that differ from that commit in more than comments, docstrings and layout, or are gone: what to
 look at before the figure is cited, and what the command stored in the file measures again.
 """
@@ -101,7 +101,7 @@ def find_ages(results: Path) -> Iterator[Age]:
 def _age(git: partial[str], path: str, file: Json) -> Age:
     stored = git("log", "-1", "--format=%h", "--", path)
     measured = str(file.get("commit") or "").partition(" ")[0]
-    known = bool(measured) and bool(git("rev-parse", "--quiet", "--verify", f"{measured}^{{commit}}", missing=True))
+    known = bool(measured) and git("merge-base", measured, "HEAD", missing=True).startswith(measured)
     if not (known or stored):
         return Age(path, file["date"], "", None)
     since = measured if known else stored
