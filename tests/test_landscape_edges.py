@@ -330,6 +330,11 @@ def test_the_largest_of_several_draws_counts() -> None:
     assert found.schedule.split(" | ")[0] == "A2"
 
 
+def test_limits_are_counted_in_tokens_of_the_cache_not_in_blocks() -> None:
+    found = golden(PastFuture("conservative"), "A 4/2 @0, B 4/2 @0", memory=6, block=2)
+    assert found.schedule == "A4 B4 | A1 B1", "six tokens each in a cache of twelve"
+
+
 def test_a_preempted_request_counts_with_what_it_has_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     """After four iterations ten blocks are full and each has generated four tokens; in the fifth A preempts B."""
     asked: list[list[int]] = []

@@ -22,9 +22,9 @@ HOW_TIMED = (
     "all requests to the last token. Figures of different dates come from different cards, which vary by a few percent, "
     "and ours of different commits from different kernels: compare rows that were measured at the same one."
 )
-VLLM_SETTINGS = (
+PEER_SETTINGS = (
     "vLLM's rows with a commit are of `FLASH_ATTN` (version 3), without FlashInfer's sampler, with `gpu_memory_utilization` 0.9 and "
-    "without prefix caching."
+    "without prefix caching; that of transformers is of PyTorch's attention (SDPA), for which it neither captures graphs nor runs ahead."
 )
 COPY_SPEED = (
     "Of copy speed: bytes of weights and KV cache read per second, over the {bandwidth} at which a copy on the device reads "
@@ -68,7 +68,7 @@ def text(measured: Measured, *, drawn: bool) -> str:
             "and what was measured before `python -m experiments.bench.peers` drove vLLM and the continuous batching of "
             f"transformers ({peers['setting']})."
         )
-        parts.append(VLLM_SETTINGS)
+        parts.append(PEER_SETTINGS)
         parts.append(COPY_SPEED.format(bandwidth=peers["copy_bandwidth"]) + _reads_over_copies(measured.attention))
     parts += _batches(measured, drawn) + _one_request(measured) + _pd(measured) + _trace(measured)
     return "\n\n".join([*parts, *_attention(measured)]) + "\n"
