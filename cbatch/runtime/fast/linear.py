@@ -7,6 +7,19 @@ from cbatch.runtime.fast.exchange import Meeting, push
 from cbatch.runtime.fast.fused_ops import gate
 from cbatch.runtime.fast.small_batch_gemm import FEW_ROWS, MAX_ROWS, Tiling, small_batch_product, tiling_for
 
+TILE, FEW_TILES, SMALL = 128, 16, 1 << 25
+"""Rows of a library's tile; up to so many tiles, and for matrices of at most so many weights, its choice of a kernel changes most often."""
+
+
+def library_sizes(most_rows: int, num_weights: int) -> list[int]:
+    """Numbers of rows, up to `most_rows`, among which are those for which the library chooses another kernel."""
+    rows, sizes = 0, []
+    while rows < most_rows:
+        far = TILE if num_weights <= SMALL else max(TILE, rows // 32 // TILE * TILE)
+        rows += TILE // 4 if rows < FEW_TILES * TILE else far
+        sizes.append(min(rows, most_rows))
+    return sizes
+
 
 class Product:
     """Multiplies rows with one weight matrix.
@@ -47,6 +60,12 @@ class Product:
         if meeting is not None:
             push(out, meeting, dependent=self.dependent)
         return gate(out, dependent=self.dependent)[None] if self.gated else out[None]
+
+    def preload(self, most_rows: int) -> None:
+        """Compute the library's products of up to `most_rows` once: it loads a kernel at its first use, and waits until the GPU is idle."""
+        x = self.weight.new_zeros(most_rows, self.weight.shape[1])
+        for rows in library_sizes(most_rows, self.weight.numel()):
+            linear(x[:rows], self.weight)
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> None:
         """Write the summed product of an ungated matrix to `out`, float32 [rows, outputs]."""
