@@ -73,6 +73,9 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     vocabulary = Vocabulary(spec)
     try:
         stages, attention = _load(spec, limits, kv, devices, options)
+        fused = [model for model in chain(*stages) if isinstance(model, FusedModel)]
+        for model in fused:
+            model.preload(limits.max_tokens)
         streams = make_streams(devices)
         compute = streams.compute
         if options.check == "races":
@@ -98,9 +101,8 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
         for stage, (models, stream) in enumerate(zip(stages, compute, strict=True))
     ]
     synchronize(devices)
-    for model in chain(*stages):
-        if isinstance(model, FusedModel):
-            model.start()
+    for model in fused:
+        model.start()
     synchronize(devices)
     executor = GpuExecutor(streams, slots, iterations, vocabulary, attention)
     executor.times_copies = options.times_copies

@@ -78,3 +78,35 @@ def test_graphs_of_all_shapes_take_little_more_memory_than_the_largest() -> None
     assert report.num_graphs == 2 * len({shape for shape, _ in executor.iteration.graphs})
     assert report.bytes <= 1.10 * report.first_bytes, report
     assert report.seconds < 10, report
+
+
+LOADING = """
+import torch
+from cbatch import Limits
+from cbatch.kv import KVSize
+from cbatch.model import ModelSpec
+from cbatch.runtime import gpu
+from cbatch.runtime.options import Options
+
+spec = ModelSpec("one-layer", "llama", 1, 4096, 32, 8, 128, 14336, 1000, 8192)
+executor = gpu.build(spec, Limits(4, 8192, 8192), KVSize(64, 128), Options(graphs="off"))
+layer = executor.iteration._eager.models[0]._layers[0]
+rows = torch.randint(128, 8192, (60,)).tolist()
+x = torch.zeros(8192, 14336, dtype=torch.bfloat16, device="cuda")
+for product in (layer.qkv, layer.output, layer.down):
+    inputs = x[:, :product.weight.shape[1]].contiguous()
+    product(inputs)  # takes the memory
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # about a second
+    asleep = torch.cuda.Event()
+    asleep.record()
+    for number in rows:
+        product(inputs[:number])
+    print("waited" if asleep.query() else "launched")
+"""
+
+
+def test_no_product_is_loaded_while_requests_are_served() -> None:
+    """In a process that has computed none before: launching 60 products does not wait for the GPU, which is busy."""
+    process = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, check=True)
+    assert process.stdout.split()[-3:] == ["launched"] * 3

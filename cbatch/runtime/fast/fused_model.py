@@ -174,6 +174,13 @@ class FusedModel:
         yield
         choose_share(out, exchange, meeting)
 
+    @torch.inference_mode()
+    def preload(self, max_tokens: int) -> None:
+        """See `Product.preload`, for iterations of up to `max_tokens`; all layers have the same shapes."""
+        layer = self._layers[0]
+        for product in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            product.preload(max_tokens)
+
     def start(self) -> None:
         """See `Exchange.start`."""
         if self._exchange is not None:

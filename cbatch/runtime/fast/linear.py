@@ -7,6 +7,14 @@ from cbatch.runtime.fast.exchange import Meeting, push
 from cbatch.runtime.fast.fused_ops import gate
 from cbatch.runtime.fast.small_batch_gemm import FEW_ROWS, MAX_ROWS, Tiling, small_batch_product, tiling_for
 
+TILE, FINE, COARSE = 128, 8192, 512
+"""Rows of a library's tile; up to how many rows each number of tiles is tried before serving, and beyond, in steps of so many rows."""
+
+
+def library_sizes(most_rows: int) -> list[int]:
+    """Numbers of rows, up to `most_rows`, for which the library may choose different kernels."""
+    return [*range(TILE, min(most_rows, FINE), TILE), *range(FINE, most_rows, COARSE), most_rows]
+
 
 class Product:
     """Multiplies rows with one weight matrix.
@@ -47,6 +55,15 @@ class Product:
         if meeting is not None:
             push(out, meeting, dependent=self.dependent)
         return gate(out, dependent=self.dependent)[None] if self.gated else out[None]
+
+    def preload(self, most_rows: int) -> None:
+        """Compute the library's products of up to `most_rows` once.
+
+        CUDA loads a kernel at its first use, and may then wait until the GPU is idle (programming guide, lazy loading).
+        """
+        x = self.weight.new_zeros(most_rows, self.weight.shape[1])
+        for rows in library_sizes(most_rows):
+            linear(x[:rows], self.weight)
 
     def into(self, out: torch.Tensor, x: torch.Tensor) -> None:
         """Write the summed product of an ungated matrix to `out`, float32 [rows, outputs]."""
