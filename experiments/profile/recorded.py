@@ -3,12 +3,13 @@
     iteration with prompts = base (tokens)   + pairs of tokens in the attention of prompts + context that decodes read
     decodes alone          = base (requests) + context that decodes read
 
-A base is linear between knots, the other two are a price each; all are fitted by least squares of relative errors, none below 0. What the
+A base is linear between knots, of decodes between captured sizes, to which they are padded; the other two are a price each; all are fitted by least squares of relative errors, none below 0. What the
 engine's host adds to iterations that follow one another is in them, so the profile has no host time beside them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,14 +30,17 @@ from experiments.store.provenance import commit, today
 from experiments.store.run_folder import DECISIONS
 
 KNOTS = (2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1280, 1536, 1792, 2048, 3072, 4096, 8192, 16384)
+CAPTURED = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+"""Decodes for which vLLM captures graphs by default, and to which it pads fewer."""
+
 FEWEST = 8
 """Iterations between two knots."""
 
 LEAST = 80
 """Iterations with prompts, and without."""
 
-OUTLIER = 6.0
-"""Iterations whose error is this many times the median are left out: a collection of garbage, another process."""
+OUTLIER, LEAST_OUTLIER = 6.0, 0.03
+"""Iterations whose error is this many times the median, and at least so large, are left out: a collection of garbage, another process."""
 
 
 def profile_recordings(
@@ -105,9 +109,9 @@ def iterations(path: Path) -> Iterator[tuple[BatchShape, float]]:
 
 def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[BatchShape, float]]) -> dict[str, Any]:
     """Returns the tables of a profile's file. alone, mixed: iterations without prompts and with, and their seconds."""
-    decodes, prompts = fit(alone), fit(mixed)
+    decodes, prompts = fit(alone, CAPTURED), fit(mixed)
     shapes = [shape for shape, _ in (*alone, *mixed)]
-    most = max(shape.num_decodes for shape in shapes)
+    most = max(*decodes.sizes, *(shape.num_decodes for shape in shapes))
     context = max(shape.decode_context / shape.num_decodes for shape in shapes if shape.num_decodes)
     chunks = [chunk for shape in shapes for chunk in shape.chunks]
     sizes = [*(size for size in KNOTS if size < max(count for count, _ in chunks)), max(count for count, _ in chunks)]
@@ -115,7 +119,7 @@ def tables(alone: Sequence[tuple[BatchShape, float]], mixed: Sequence[tuple[Batc
     return {
         **_base(prompts),
         "embedding": {"tokens": [1, prompts.sizes[-1]], "seconds": [0, 0]},
-        "decode_only": _base(decodes),
+        "decode_only": _base(_steps(decodes)),
         "chunks": _grid(sizes, before, lambda size, context: prompts.per_pair * pairs(size, context)),
         "decodes": _grid([1, most], [1, int(context)], lambda number, context: decodes.per_context * number * context),
         "mixed_decodes": _grid(
@@ -133,10 +137,10 @@ class Prices(NamedTuple):
     per_context: float
 
 
-def fit(measured: Sequence[tuple[BatchShape, float]]) -> Prices:
-    """Returns the prices, without outliers of a first fit."""
+def fit(measured: Sequence[tuple[BatchShape, float]], captured: Sequence[int] = ()) -> Prices:
+    """Returns the prices, without outliers of a first fit. captured: sizes to which tokens are padded."""
     shapes, seconds = [shape for shape, _ in measured], np.array([seconds for _, seconds in measured])
-    tokens = np.array([shape.num_tokens for shape in shapes])
+    tokens = np.array([_padded(shape.num_tokens, captured) for shape in shapes])
     knots = _knots(tokens)
     attention = [[sum(pairs(*chunk) for chunk in shape.chunks), shape.decode_context] for shape in shapes]
     rows = np.hstack([np.array([np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]).T, attention])
@@ -144,7 +148,7 @@ def fit(measured: Sequence[tuple[BatchShape, float]]) -> Prices:
     scale = np.maximum(rows.max(axis=0), 1e-30)  # tokens and pairs of tokens differ by orders of magnitude
     prices, _ = nnls(rows / scale, np.ones(len(rows)))
     errors = np.abs(rows @ (prices / scale) - 1)
-    kept = rows[errors <= OUTLIER * np.median(errors) + 1e-9]
+    kept = rows[errors <= max(OUTLIER * np.median(errors), LEAST_OUTLIER)]
     prices = nnls(kept / scale, np.ones(len(kept)))[0] / scale
     base = np.maximum(prices[:-2], 1e-6)
     return Prices(knots, base.tolist(), float(prices[-2]), float(prices[-1]))
@@ -164,6 +168,20 @@ def _knots(tokens: NDArray[Any]) -> list[int]:
         if np.count_nonzero((tokens > knots[-1]) & (tokens <= size)) >= FEWEST:
             knots.append(size)
     return [*knots[:-1], most] if len(knots) > 1 else [least, max(most, least + 1)]
+
+
+def _padded(tokens: int, captured: Sequence[int]) -> int:
+    return next((size for size in captured if size >= tokens), tokens)
+
+
+def _steps(prices: Prices) -> Prices:
+    """The same with both ends of each range of decodes that one captured size serves."""
+    sizes = [size for size in CAPTURED if size <= prices.sizes[-1]]
+    ends = {end: size for under, size in pairwise([0, *sizes]) for end in (under + 1, size)} | {
+        prices.sizes[-1]: prices.sizes[-1]
+    }
+    base = np.interp(list(ends.values()), prices.sizes, prices.base)
+    return prices._replace(sizes=list(ends), base=base.tolist())
 
 
 def _base(prices: Prices) -> dict[str, Any]:
