@@ -141,7 +141,7 @@ def fit(measured: Sequence[tuple[BatchShape, float]], captured: Sequence[int] = 
     """Returns the prices, without outliers of a first fit. captured: sizes to which tokens are padded."""
     shapes, seconds = [shape for shape, _ in measured], np.array([seconds for _, seconds in measured])
     tokens = np.array([_padded(shape.num_tokens, captured) for shape in shapes])
-    knots = _knots(tokens)
+    knots = _knots(tokens, captured or KNOTS)
     attention = [[sum(pairs(*chunk) for chunk in shape.chunks), shape.decode_context] for shape in shapes]
     rows = np.hstack([np.array([np.interp(tokens, knots, unit) for unit in np.eye(len(knots))]).T, attention])
     rows /= seconds[:, None]
@@ -159,12 +159,12 @@ def pairs(tokens: int, context: int) -> float:
     return tokens * (context + (tokens + 1) / 2)
 
 
-def _knots(tokens: NDArray[Any]) -> list[int]:
+def _knots(tokens: NDArray[Any], candidates: Sequence[int]) -> list[int]:
     """Returns sizes between which there are enough iterations; at the first or below, and at the last or above, there are, too."""
     ordered = np.sort(tokens)
     least, most = int(ordered[FEWEST - 1]), int(ordered[-FEWEST])
     knots = [least]
-    for size in (*(size for size in KNOTS if least < size < most), most):
+    for size in (*(size for size in candidates if least < size < most), most):
         if np.count_nonzero((tokens > knots[-1]) & (tokens <= size)) >= FEWEST:
             knots.append(size)
     return [*knots[:-1], most] if len(knots) > 1 else [least, max(most, least + 1)]
