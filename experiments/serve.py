@@ -180,9 +180,8 @@ def _decisions_of(run: Run, command: Command, folder: Path) -> AbstractContextMa
 
     if run.settings.hardware == CPU and (measured := cpu_profile(run.spec)).is_file():
         copy(measured, folder / PROFILE)  # for a replay on another machine
-    return write_decisions(
-        folder / DECISIONS, run.engine.engines[0], run.requests, [*command.options, *command.overrides]
-    )
+    given = [*command.options, *command.overrides]
+    return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, given)
 
 
 def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:

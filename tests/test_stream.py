@@ -5,7 +5,7 @@ import json
 import random
 import tracemalloc
 from collections.abc import Iterator
-from functools import partial
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -19,7 +19,7 @@ from small_cluster import make_cost
 from test_leaps import Choosy, draw_requests
 from test_traces import LENGTHS
 
-from cbatch import ConfigError, Limits, Policy, Request, RequestSpec, RunRecord, Server, StepRecord
+from cbatch import ConfigError, Limits, Plan, Policy, Request, RequestSpec, RunRecord, Server, StepRecord, View
 from cbatch.errors import WorkloadError
 from cbatch.kv import KVSize
 from cbatch.results.metrics import Objectives, collect_served, statistics
@@ -37,6 +37,7 @@ from experiments.store.tables import load, load_requests, time_between_tokens
 from experiments.workloads import ServeGen
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
+from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 from policies.sarathi_serve import SarathiServe
 
@@ -91,7 +92,7 @@ def test_counted_values_have_the_percentiles_of_all_values(counted: list[tuple[f
 
 def a_run(folder: Path, *arguments: str, workload: str = "open_loop") -> Outcome:
     settings = [
-        "policy=orca",
+        *([] if any(given.startswith("policy=") for given in arguments) else ["policy=orca"]),
         "backend=sim",
         f"workload={workload}",
         "workload.num_requests=40",
@@ -139,6 +140,25 @@ def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not
     done = a_run(tmp_path / "run", *short, "stream=on", "workload.num_requests=1200")
     assert done.complaint == "" and len(load_requests(tmp_path / "run")) == 1200
     assert len(held) > 5 and max(held) < 400
+
+
+class Failing(Orca):
+    def plan(self, view: View) -> Plan:
+        if view.iteration == 60:
+            raise ValueError
+        return super().plan(view)
+
+
+def test_the_accounts_of_a_streamed_run_that_failed_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are yet to be made count as pending, those that are written as served."""
+    monkeypatch.setattr(serve, "feed", partial(feed, at_once=2))
+    monkeypatch.setattr(RunRecord, "drain", partialmethod(RunRecord.drain, at_once=2))
+    short = ("workload.lengths.max_length=300", "workload.arrivals.rate=40", f"policy={__name__}.Failing")
+    a_run(tmp_path / "run", *short, "stream=on")
+    report = json.loads((tmp_path / "run" / "unfinished.json").read_text())
+    accounts = report["accounts"]
+    assert report["accounts_add_up"] and accounts["served"] > 0 and accounts["running"] > 0
+    assert sum(accounts[name] for name in ("pending", "waiting", "running", "served")) == 40
 
 
 def test_large_runs_are_streamed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ COMMAND = Command(
     _job,
     CAPACITY.folders,
     capacity_table,
-    alone="simulations that ended are kept in output=FOLDER, the same command goes on from them",
+    alone="simulations that ended are kept if output=FOLDER was given; the same command goes on from them",
     check=partial(split, Keys),
 )
 

@@ -19,21 +19,13 @@ def capacity_text(summary: Summary) -> str:
     about, found = summary["about"], summary["capacity"]
     rows = [("capacity", f"{interval(found)}, 95% interval, {_replications(found)}"), ("holds", _rule(summary))]
     if found["warmup_requests"]:
-        rows.append(("counted", f"all but the first and last {found['warmup_requests']:,} requests of a replication"))
+        rows += [("counted", f"all but the first and last {found['warmup_requests']:,} requests of a replication")]
     if regret := summary.get("regret"):
-        rows.append(
-            ("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")
-        )
+        rows += [("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")]
     single = found["one_alone"]
-    rows.append(
-        ("one alone", f"{single['least']:.4g} to {single['most']:.4g}: what searches with one replication return")
-    )
-    rows.append(
-        (
-            "took",
-            f"{about['wall_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of CPU for {found['simulations']} simulations",
-        )
-    )
+    took = f"{about['wall_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of CPU for {found['simulations']} simulations"
+    rows += [("one alone", f"{single['least']:.4g} to {single['most']:.4g}: what searches with one replication return")]
+    rows += [("took", took)]
     title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}"
     head = [title, *notes_of([about])]
     return "\n".join([*head, "", tabulate(rows, tablefmt="plain", disable_numparse=True), "", _curves(summary)])
@@ -69,10 +61,8 @@ def _replications(found: Summary) -> str:
 
 def interval(found: Summary) -> str:
     """A capacity with its interval."""
-    half = (found["high"] - found["low"]) / 2 / found["requests_per_second"]
-    return (
-        f"{found['requests_per_second']:.4g} [{found['low']:.4g}, {found['high']:.4g}] requests/s (±{100 * half:.2g}%)"
-    )
+    low, rate, high = found["low"], found["requests_per_second"], found["high"]
+    return f"{rate:.4g} [{low:.4g}, {high:.4g}] requests/s (±{100 * (high - low) / 2 / rate:.2g}%)"
 
 
 def _of_bound(regret: Summary) -> str:

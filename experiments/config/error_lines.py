@@ -214,11 +214,8 @@ def _choices(override: str) -> list[list[str]]:
     if group not in GROUPS:
         return [[]]
     parsed = OverridesParser.create().parse_override(override)
-    return (
-        [[f"{group}={option}"] for option in parsed.sweep_string_iterator()]
-        if parsed.is_sweep_override()
-        else [[override]]
-    )
+    swept = parsed.sweep_string_iterator() if parsed.is_sweep_override() else ()
+    return [[f"{group}={option}"] for option in swept] or [[override]]
 
 
 def _yaml(error: YAMLError) -> str:

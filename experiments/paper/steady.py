@@ -5,7 +5,7 @@ steady state by hand, as a check of the runs.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import gcd
 from typing import Any, Literal
 
@@ -132,10 +132,7 @@ def requests_of(
     load: Load, generations: int, stagger: Stagger = 0, vocabulary: Vocabulary | None = None
 ) -> Sequence[Request]:
     """As many requests as the batch holds, `generations` times."""
-    num_requests = generations * load.batch
-    workload = ClosedBatch(
-        length=load.length, pd_ratio=load.pd_ratio, batch=load.batch, num_requests=num_requests, stagger=stagger
-    )
+    workload = ClosedBatch(**asdict(load), num_requests=generations * load.batch, stagger=stagger)
     return workload.requests(vocabulary)
 
 

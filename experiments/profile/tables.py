@@ -72,11 +72,8 @@ def put_model(
     models = data.setdefault("models", {})
     model = models.setdefault(spec.name, {"from": origin, "num_layers": spec.num_layers, "tensor_parallel": {}})
     if tensor_parallel > 1:
-        within = {
-            "from": "measured within linear and other",
-            "tokens": tables["embedding"]["tokens"],
-            "seconds": [0, 0],
-        }
+        nothing = {"tokens": tables["embedding"]["tokens"], "seconds": [0, 0]}
+        within = {"from": "measured within linear and other", **nothing}
         tables = {"from": origin, **tables, "exchange": within}
     else:
         for other in model["tensor_parallel"].values():

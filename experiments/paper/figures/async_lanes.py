@@ -149,11 +149,8 @@ def _totals(
         if claim.quantity == "of" and claim.hardware == SIMULATED and claim.printed is not None
     }
     rows = [(POST, loop, post[loop, "seconds"], post[loop, "active"]) for loop in LOOPS if (loop, "seconds") in post]
-    return rows + [
-        (name, loop, of(data, name, loop, "seconds"), of(data, name, loop, "active"))
-        for name in machines
-        for loop in LOOPS
-    ]
+    pairs = [(name, loop) for name in machines for loop in LOOPS]
+    return rows + [(*pair, of(data, *pair, "seconds"), of(data, *pair, "active")) for pair in pairs]
 
 
 def _draw_totals(panel: Axes, rows: Sequence[tuple[str, str, float, float]]) -> None:

@@ -139,10 +139,8 @@ def _style(doing: str, prompt: int) -> dict[str, Any]:
 
 
 def _handles() -> list[Patch]:
-    working = [
-        Patch(label=label, **_style("compute", prompt))
-        for label, prompt in (("prompt tokens + decodes", 1), ("decodes", 0))
-    ]
+    kinds = {"prompt tokens + decodes": 1, "decodes": 0}
+    working = [Patch(label=label, **_style("compute", prompt)) for label, prompt in kinds.items()]
     idle = [Patch(label=f"{cause.upper()}: {what}", **_style(cause, 0)) for cause, what in CAUSES.items()]
     return [*working, *idle]
 

@@ -54,10 +54,7 @@ def draw_instance(random: Random, last: int) -> Iterator[tuple[int, int, int]]:
 
 def latency(asked: Asked, order: str) -> float:
     """Rounds from arrivals to ends, summed, of the policy."""
-    requests = [
-        Request(number, prompt, output, arrival_time=float(arrival))
-        for number, (arrival, prompt, output) in enumerate(asked)
-    ]
+    requests = [Request(id_, prompt, output, arrival_time=float(at)) for id_, (at, prompt, output) in enumerate(asked)]
     record = serve_on(CostFunction(lambda shape: 1.0), McSf(Oracle(), order), requests, memory=MEMORY)
     return sum((request.finished_at or 0.0) - request.arrival_time for request in record.requests)
 

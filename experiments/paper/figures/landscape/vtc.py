@@ -69,15 +69,8 @@ def logged(path: str) -> pd.DataFrame:
         gaps = ((last - first) / (outputs - 1))[outputs > 50]
         reserved = [tokens[(first <= time) & (last > time)].sum() for time in np.linspace(50, 550, 200)]
         machine = {"iteration": float(gaps.mean()), "reserved": float(np.mean(reserved))}
-        rows.append(
-            {
-                "suite": "logs",
-                "policy": policy.upper(),
-                **_differences(service),
-                "tokens": tokens.sum() / last.max(),
-                **machine,
-            }
-        )
+        found = {**_differences(service), "tokens": tokens.sum() / last.max(), **machine}
+        rows.append({"suite": "logs", "policy": policy.upper(), **found})
     return pd.DataFrame(rows)
 
 
