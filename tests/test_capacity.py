@@ -25,7 +25,7 @@ from experiments.capacity import __main__ as command
 from experiments.capacity import command as searching
 from experiments.capacity.control import Control
 from experiments.capacity.definitions import Rule, select
-from experiments.capacity.estimate import Shares, by_replication
+from experiments.capacity.estimate import Shares, alone, by_replication
 from experiments.capacity.replications import (
     Outcome,
     Replication,
@@ -35,6 +35,7 @@ from experiments.capacity.replications import (
     replicate,
     simulate,
 )
+from experiments.capacity.report import one_alone
 from experiments.capacity.search import FIRST, LEAST, Found, Search, Wanted
 from experiments.config.assemble import assemble
 from experiments.config.composition import compose_run
@@ -120,6 +121,18 @@ def test_values_by_replication_have_the_capacity_as_mean() -> None:
     one = shares([[99, 96], [99, 94], [100, 97], [98, 95]])
     assert np.mean(by_replication([one])) == pytest.approx(one.crossing())
     assert by_replication([shares([[99, 96]] * 4)]) == pytest.approx([1.5] * 4)
+
+
+def test_replications_that_fail_or_pass_at_every_rate_are_counted_beside_the_span_of_the_others() -> None:
+    """At rates 1, 2 and 3. The second was simulated only at 2 and fails there, the third passes at all three."""
+    asked = np.array([[100.0, 100, 100], [0, 100, 0], [100, 100, 100], [100, 100, 100]])
+    good = np.array([[99.0, 96, 90], [0, 54, 0], [100, 100, 99], [100, 99, 96]])
+    found = alone([Shares(np.array([1.0, 2, 3]), good, asked, 0.98)])
+    assert found == {"least": 1.5, "most": 2.5, "failed": 1, "failed_at": 2, "passed": 1, "passed_at": 3}
+    said = one_alone({"one_alone": found, "replications": 4})
+    assert said == "below 2 (1 of 4), 1.5 to 2.5, above 3 (1 of 4)"
+    only_failed = {**found, "failed": 4, "passed": 0}
+    assert one_alone({"one_alone": only_failed, "replications": 4}) == "below 2 (4 of 4)"
 
 
 # -- the control variate ----------------------------------------------------------------------------------------------

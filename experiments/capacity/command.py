@@ -11,7 +11,6 @@ from inspect import get_annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import numpy as np
 from pydantic import Field
 
 from cbatch import SLO, ConfigError
@@ -171,7 +170,7 @@ def _simulate(
     return [outcome for outcome in map(simulations.find, keys) if outcome is not None]
 
 
-def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], single: Sequence[float]) -> dict[str, Any]:
+def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], single: Mapping[str, float]) -> dict[str, Any]:
     """What is reported of a capacity. single: what each replication alone would give."""
     return {
         "requests_per_second": found.rate,
@@ -184,7 +183,7 @@ def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], single: Seque
         "definition": keys.definition,
         "attainment": keys.attainment,
         "slo": asdict(keys.slo),
-        "one_alone": {"least": min(single, default=np.nan), "most": max(single, default=np.nan)},
+        "one_alone": dict(single),
         "simulations": len(outcomes),
         "cpu_seconds": sum(outcome.seconds for outcome in outcomes),
     }

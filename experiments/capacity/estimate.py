@@ -134,7 +134,27 @@ def by_replication(criteria: Sequence[Shares]) -> list[float]:
     return [float(value) for value in values]
 
 
-def alone(criteria: Sequence[Shares]) -> list[float]:
-    """The capacities that each replication alone would give, as a search with one run per rate does."""
-    found = [min(shares.only(index).crossing() for shares in criteria) for index in range(len(criteria[0].good))]
-    return [value for value in found if 0 < value < float("inf")]
+def alone(criteria: Sequence[Shares]) -> dict[str, float]:
+    """What each replication alone would give, as a search with one run per rate does: the least and the most.
+
+    failed: replications that fail at their lowest rate, so that theirs is below `failed_at`; passed: those that pass at their
+    highest, `passed_at`. Where these rates differ, the one that holds for all. Neither is in least and most.
+    """
+    found, failed_at, passed_at = [], [], []
+    for index in range(len(criteria[0].good)):
+        each = [shares.only(index) for shares in criteria]
+        value, rates = min(map(Shares.crossing, each)), each[0].rates
+        if value == 0:
+            failed_at.append(float(rates[0]))
+        elif value == np.inf:
+            passed_at.append(float(rates[-1]))
+        else:
+            found.append(value)
+    return {
+        "least": min(found, default=np.nan),
+        "most": max(found, default=np.nan),
+        "failed": len(failed_at),
+        "failed_at": max(failed_at, default=np.nan),
+        "passed": len(passed_at),
+        "passed_at": min(passed_at, default=np.nan),
+    }

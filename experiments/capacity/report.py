@@ -22,9 +22,8 @@ def capacity_text(summary: Summary) -> str:
         rows += [("counted", f"all but the first and last {found['warmup_requests']:,} requests of a replication")]
     if regret := summary.get("regret"):
         rows += [("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")]
-    single = found["one_alone"]
     took = f"{about['wall_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of CPU for {found['simulations']} simulations"
-    rows += [("one alone", f"{single['least']:.4g} to {single['most']:.4g}: what searches with one replication return")]
+    rows += [("one alone", f"{one_alone(found)}: what searches with one replication return")]
     rows += [("took", took)]
     title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}"
     head = [title, *notes_of([about])]
@@ -57,6 +56,16 @@ def _rule(summary: Summary) -> str:
 
 def _replications(found: Summary) -> str:
     return f"{found['replications']} replications of {found['requests']:,} requests"
+
+
+def one_alone(found: Summary) -> str:
+    """The span of single replications, and those that it does not hold: they fail or pass at every rate simulated for them."""
+    single, num = found["one_alone"], found["replications"]
+    failed, passed = (single.get(key, 0) for key in ("failed", "passed"))  # searches of earlier versions lack them
+    span = [f"{single['least']:.4g} to {single['most']:.4g}"] if num > failed + passed else []
+    below = [f"below {single['failed_at']:.4g} ({failed} of {num})"] if failed else []
+    above = [f"above {single['passed_at']:.4g} ({passed} of {num})"] if passed else []
+    return ", ".join([*below, *span, *above])
 
 
 def interval(found: Summary) -> str:
