@@ -240,6 +240,7 @@ def test_the_html_page_is_complete_and_self_contained(board: Any) -> None:
     lines = {line.name: (list(line.x), list(line.y)) for line in figure.data}
     assert lines["high"] == ([0.4, 0.8], pytest.approx([0.9, 0.6]))
     assert sum(line.showlegend for line in figure.data) == len(lines) == 4
+    assert {axis.title.text for axis in figure.select_yaxes()} == {"attainment"}
     single = web.attainment_figure([row for row in board.rows if row.load == 0.8])
     rows = {line.name: (list(line.x), list(line.y)) for line in single.data}
     assert rows["high"] == ([pytest.approx(0.6)], ["high"]), "of one load: lines would be points above each other"
@@ -250,3 +251,16 @@ def test_the_html_page_is_complete_and_self_contained(board: Any) -> None:
         assert [*drawn.error_x.array, *drawn.error_x.arrayminus] == pytest.approx([above, below])
     [line] = web.capacity_figure(board.capacities).data
     assert (list(line.x), list(line.y), list(line.error_y.array)) == (["strict", "relaxed"], [10, 20], [2, 2])
+
+
+def test_every_policy_of_the_figure_has_a_look_of_its_own_and_coinciding_ones_are_named(board: Any) -> None:
+    row = board.rows[0]
+    names = [f"policy {number:02}" for number in range(20)]
+    alone = row._replace(policy=names[0], figures={**row.figures, "attainment.share": Mean(0.25, 0.1, 5)})
+    cells = [alone, *(row._replace(policy=name) for name in names[1:])]
+    rows = [cell._replace(load=load) for load in (0.8, 0.4) for cell in cells]
+    figure = web.attainment_figure(rows, ["SIMULATED <with> h200"])
+    looks = {(line.line.color, line.line.dash, line.marker.symbol) for line in figure.data}
+    assert len(looks) == 20 and len({line.line.color for line in figure.data}) == 16
+    below = figure.layout.annotations[-1].text.replace("<br>", " ")
+    assert below == f"SIMULATED &lt;with&gt; h200 {' and '.join(names[1:])} coincide"

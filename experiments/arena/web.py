@@ -6,13 +6,28 @@ from importlib.util import find_spec
 from string import Template
 from typing import Any
 
+import pandas as pd
+
 from cbatch import ConfigError
 from experiments.arena.markdown import READING, capacities, ranking
 from experiments.arena.rows import Board, Capacity, Row
+from experiments.plots.series import coincide_text
+from experiments.plots.style import line_style, wrap_origin
 from experiments.store.text import format_mean
 
 _ACROSS = 2  # panels side by side
 _HEIGHT = 340  # pixels of a row of panels
+_SYMBOLS = {
+    "o": "circle",
+    "s": "square",
+    "^": "triangle-up",
+    "D": "diamond",
+    "v": "triangle-down",
+    "P": "cross",
+    "X": "x",
+    "*": "star",
+}
+"""What plotly calls the markers of `line_style`."""
 
 _PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>$title</title><style>
@@ -55,7 +70,7 @@ def page(board: Board, title: str) -> str:
     parts, figures = [], []
     if board.rows:
         parts += ["<h2>Ranking</h2>", _table(*ranking(board.rows))]
-        figures.append(("Attainment against load", attainment_figure(board.rows)))
+        figures.append(("Attainment against load", attainment_figure(board.rows, board.notes)))
     if board.capacities:
         figures.append(("Capacity against SLO", capacity_figure(board.capacities)))
     for place, (heading, figure) in enumerate(figures):
@@ -72,10 +87,10 @@ def page(board: Board, title: str) -> str:
 _FILTER = '<input type="search" placeholder="show rows that contain these words">'
 
 
-def attainment_figure(rows: Sequence[Row]) -> Any:
+def attainment_figure(rows: Sequence[Row], notes: Sequence[str] = ()) -> Any:
     """A panel per trace and objectives, a line per policy; of one load a row per policy, the best on top.
 
-    Intervals are drawn within 0 and 100%.
+    Intervals are drawn within 0 and 100%. notes: stand below, before the policies whose lines coincide in all panels.
     """
     panels: dict[str, list[Row]] = {}
     for row in rows:
@@ -104,9 +119,29 @@ def attainment_figure(rows: Sequence[Row]) -> Any:
         figure.update_yaxes(categoryorder="array", categoryarray=order, dtick=1, tickfont_size=10)
         figure.update_layout(showlegend=False)
     else:
-        figure.update_yaxes(**attained)
+        figure.update_yaxes(**attained, title_text="attainment")
         figure.update_xaxes(title_text="load")
+    _write_below(figure, [*notes, _coincide(rows)])
     return figure
+
+
+def _coincide(rows: Sequence[Row]) -> str:
+    """Which policies have equal attainments and intervals in all cells."""
+    by_cell = sorted(rows, key=lambda row: (row.trace, row.slo, row.load))
+    means = [row.figures["attainment.share"] for row in by_cell]
+    cells = [(row.policy, row.trace, row.slo, row.load, *mean) for row, mean in zip(by_cell, means, strict=True)]
+    keys = ["trace", "slo", "load", "mean", "half", "number"]
+    return coincide_text(pd.DataFrame(cells, columns=["label", *keys]).sort_values("label", kind="stable"), keys)
+
+
+def _write_below(figure: Any, notes: Iterable[str]) -> None:
+    """Small type below the panels."""
+    lines = wrap_origin("\n".join(filter(None, notes))).splitlines()
+    margin = figure.layout.margin.update(b=80 + 14 * len(lines))
+    figure.update_layout(height=figure.layout.height + margin.b)
+    place = {"x": 0, "y": 0, "yshift": -60, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "top"}
+    text = "<br>".join(map(_escape, lines))
+    figure.add_annotation(text=text, align="left", showarrow=False, font_size=11, **place)
 
 
 def capacity_figure(found: Sequence[Capacity]) -> Any:
@@ -144,14 +179,16 @@ def _subplots(titles: Sequence[str], lines: int, *, shared_yaxes: bool = False) 
 
 def _add(figure: Any, line: Mapping[str, Any], policy: str, names: Sequence[str], place: int) -> None:
     """A policy's line in a panel. Its one legend entry hides and shows it in all panels."""
-    from plotly.colors import qualitative
     from plotly.graph_objects import Scatter
 
     if not line["x"]:
         return
-    number = names.index(policy)
-    color, symbol = qualitative.Dark24[number % 24], ("circle", "square", "diamond", "x", "triangle-up")[number % 5]
-    look = {"mode": "lines+markers", "line": {"color": color, "width": 1.5}, "marker": {"symbol": symbol, "size": 6}}
+    style = line_style(names.index(policy))
+    dashes = "solid" if style["linestyle"] == "-" else ",".join(f"{1.5 * part:g}px" for part in style["linestyle"][1])
+    symbol = _SYMBOLS[style["marker"]] + ("-open" if "markerfacecolor" in style else "")
+    marker = {"symbol": symbol, "size": 1.8 * style["markersize"]}
+    drawn = {"color": style["color"], "dash": dashes, "width": 1.5}
+    look = {"mode": "lines+markers", "line": drawn, "marker": marker}
     new = policy not in {trace.name for trace in figure.data}
     legend = {"name": policy, "legendgroup": policy, "showlegend": new}
     figure.add_trace(Scatter(**line, **look, **legend), place // _ACROSS + 1, place % _ACROSS + 1)

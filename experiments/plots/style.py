@@ -40,6 +40,7 @@ PREFILL, DECODE, PADDING, HOST, IDLE, COPY = "#0072B2", "#E69F00", "#BBBBBB", "#
 
 # Okabe and Ito's colours, which the colour-blind tell apart; markers and dashes do it in grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00", "#999999")
+_MORE_COLOURS = ("#7B61FF", "#6B2E00", "#8FCB3B", "#7A1F5C", "#8C6D4F", "#1B3A8C", "#B59F00", "#E8112D")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _ON_OFF: tuple[tuple[float, ...], ...] = ((5, 1.5), (1, 1), (5, 1, 1, 1), (8, 2), (3, 1), (2, 2), (6.4, 1.6, 1, 1.6))
 _DASHES: tuple[Any, ...] = ("-", *((0, on_off) for on_off in _ON_OFF))
@@ -58,12 +59,13 @@ MOST_SERIES = 2 * len(_COLOURS)
 def line_style(index: int) -> dict[str, Any]:
     """Colour, marker and dashes of a series. Every other marker is hollow, so that equal series show through.
 
-    From the ninth on, colours come again with other markers and dashes.
+    The ninth to the sixteenth have colours of their own, too. Later ones come again with other markers.
     """
-    kind, again = index % len(_COLOURS), index // len(_COLOURS) % 2
+    kind, again = index % len(_COLOURS), index // len(_COLOURS)
+    colours = _MORE_COLOURS if again % 2 else _COLOURS
     marker, dashes = _MARKERS[(kind + 3 * again) % len(_MARKERS)], _DASHES[(kind + 4 * again) % len(_DASHES)]
     fill = {"markerfacecolor": "none", "markersize": 5.5} if (index + again) % 2 else {"markersize": 3.5}
-    return {"color": _COLOURS[kind], "marker": marker, "linestyle": dashes, "linewidth": 1.2, **fill}
+    return {"color": colours[kind], "marker": marker, "linestyle": dashes, "linewidth": 1.2, **fill}
 
 
 def fill_style(index: int) -> dict[str, Any]:
