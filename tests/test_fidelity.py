@@ -189,9 +189,11 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
         "models": ["llama-3.1-8b"],
         "loops": ["async"],
         "gpus": 1,
-        "brief": "error: TTFT up to 0%, P99 0%",  # the runs are simulated
+        "brief": "largest error: mean TTFT 0%, TTFT P99 0%, TBT P90 0%",  # the runs are simulated
     }
-    assert stamped["error"].startswith("against 8 real runs of llama-3.1-8b on 1 card,")
+    assert stamped["error"].startswith(
+        "against 8 real runs of llama-3.1-8b on 1 card (trace; poisson at 60%; batch 128),"
+    )
     values, *_ = plot.draw(tmp_path / "h200").axes
     assert len([line for line in values.lines if line.get_marker() != "None"]) == 4  # total times, of the queued runs
 

@@ -25,7 +25,7 @@ from cbatch.validation import Switch, whole
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases
 from experiments.fidelity.compare import CLOSED, TARGETS, compare, on_card, pair, simulate, speed_of
-from experiments.fidelity.report import brief_error, error_line, show
+from experiments.fidelity.report import BRIEF, brief_error, error_line, show
 from experiments.fidelity.runs import ServedRun, figures
 from experiments.profile.tables import write_profile
 from experiments.store.benchmark_file import write
@@ -89,7 +89,7 @@ def main(
     print(*save(plot.draw(written.parent, written.name), written.parent, name), sep="\n")
     if stamp:
         models = sorted({run.settings["model"] for run in runs})
-        brief = brief_error(*(result["largest_error"][name] for name in ("TTFT mean", "TTFT P99")))
+        brief = brief_error({name: result["largest_error"][name] for name in BRIEF})
         compared = {"models": models, "loops": ["async"], "gpus": 1, "brief": brief}
         stamp_error(PROFILES / f"{hardware}.json", error_line(result), compared)
 

@@ -5,8 +5,12 @@ from typing import Any
 
 from tabulate import tabulate
 
+from experiments.fidelity.cases import CASES
 from experiments.fidelity.compare import CLOSED, KINDS, RANK, RANKS, TARGETS, is_within, judged
 from experiments.store.provenance import today
+
+BRIEF = ("TTFT mean", "TTFT P99", "TBT P90")
+"""Figures whose largest errors are printed with each simulated result: a mean, and the percentiles that are asked for or missed most."""
 
 SUMMARY = ("TTFT mean", "TBT mean", "TPOT mean", "end to end mean", "TTFT P99", "TBT P99")
 
@@ -75,6 +79,7 @@ def error_line(result: dict[str, Any]) -> str:
     if at_speed := _at_card_speed(result):
         errors += f"; at the speed of their card, of the runs whose requests arrive over time: {at_speed}"
     runs = f"against {number} real runs of {' and '.join(models)} on {len(by_card)} card{'s' * (len(by_card) > 1)}"
+    runs += f" ({_served(result)})"
     if commits := list(dict.fromkeys(card["commit"] for card in result["measured"] if card.get("commit"))):
         runs += f" by the runtime of {' and '.join(commits)}"
     errors += f"; {_within_line(result)}"
@@ -83,6 +88,15 @@ def error_line(result: dict[str, Any]) -> str:
     spread = ", ".join(f"{kind} {min(found):+.1%} to {max(found):+.1%}" for kind, found in off.items())
     command = f"python -m experiments.bench fidelity, {today()}"
     return f"{runs}, median error: {errors}; iterations, by card: {spread}; {command}"
+
+
+def _served(result: Mapping[str, Any]) -> str:
+    """Which workloads were served, in batches of how many, with lengths of which traces."""
+    names = list(dict.fromkeys(name.split(", card ")[0] for name in result["cases"]))
+    batches = sorted({case.batch for case in CASES if case.name in names})
+    traces = list(dict.fromkeys(card["trace"].split(".")[0] for card in result["measured"] if "trace" in card))
+    parts = ["; ".join(names), *(f"batch {batch}" for batch in batches), *(f"lengths of {trace}" for trace in traces)]
+    return "; ".join(parts)
 
 
 def _within_line(result: Mapping[str, Any]) -> str:
@@ -98,6 +112,11 @@ def _at_card_speed(result: Mapping[str, Any]) -> str:
     return ", ".join(known[name] for name in SUMMARY if name in known)
 
 
-def brief_error(mean: float, p99: float) -> str:
-    """Returns the text of `cbatch.sim.provenance.Compared.brief`: the largest errors of the mean TTFT and of its P99."""
-    return f"error: TTFT up to {mean:.0%}, P99 {p99:.0%}"
+def brief_error(largest: Mapping[str, float]) -> str:
+    """Returns the text of `cbatch.sim.provenance.Compared.brief`: of the given figures, the largest errors."""
+    errors = ", ".join(f"{_in_order(name)} {error:.0%}" for name, error in largest.items())
+    return f"largest error: {errors}"
+
+
+def _in_order(name: str) -> str:
+    return f"mean {name.removesuffix(' mean')}" if name.endswith(" mean") else name
