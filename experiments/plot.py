@@ -53,10 +53,13 @@ def _plot(name: str, where: str = "", *options: str) -> None:
         raise ConfigError(f"plot {name}: needs a run's or sweep's folder: python -m experiments.plot {name} FOLDER")
     folder = Path(where)
     make = partial(_maker(name), folder)
-    made = make(**keyword_arguments(make, options, f"plot {name}"))
+    given = keyword_arguments(make, options, f"plot {name}")
+    made = make(**given)
     if name == "table":
         print(made)
-        path = write_text(folder / PLOTS / "table.md", f"{made}\n")
+        from experiments.plots.table import source
+
+        path = write_text(folder / PLOTS / "table.md", f"{made}\n\n{source(folder, **given)}\n")
         print(f"\n{path}")
         return
     from experiments.plots.style import save

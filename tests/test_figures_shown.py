@@ -12,6 +12,7 @@ from test_figures import FIGURES
 from cbatch import SLO, ConfigError, FinishReason, Request, StepRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Objectives, collect_served
+from experiments import plot
 from experiments.plots import table
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_lines, step_rows, write_csv
 from experiments.store.notes import lengths_text, origin_of, outside_text
@@ -299,6 +300,19 @@ def test_the_table_of_a_plot_shows_each_figure_under_its_name(folder: Path) -> N
     }
     assert origin == ["measured on a computer"]
     assert table.text(folder).endswith("|\n\nmeasured on a computer")
+
+
+def test_the_file_of_a_table_names_its_command_and_when_and_by_what_code_the_runs_were_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for policy, commit in (("orca", "aaa"), ("vtc", "bbb"), ("ltr", None)):
+        about = {"policy": policy, "commit": commit, "date": "2026-01-02T03:04:05+0000", "versions": {"numpy": "2"}}
+        write_run(tmp_path / policy, about)
+    monkeypatch.setattr("sys.argv", ["plot", "table", "multirun/x"])
+    assert plot.main(["table", str(tmp_path)]) == 0
+    *_, empty, line = (tmp_path / "plots" / "table.md").read_text().splitlines()
+    stamps = "2026-01-02, aaa; 2026-01-02, bbb; 2026-01-02, commit not recorded"
+    assert (empty, line) == ("", f"`python -m experiments.plot table multirun/x`; runs of {stamps}; numpy 2")
 
 
 def test_names_stand_at_the_left_and_numbers_at_the_right(tmp_path: Path) -> None:

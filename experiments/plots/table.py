@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from experiments.store.provenance import arguments
 from experiments.store.runs import label_seeds
 from experiments.store.selection import omitted_text, select_runs
 from experiments.store.text import COLUMNS, MORE_COLUMNS, sweep_text
@@ -19,3 +20,12 @@ def text(folder: Path, runs: str = "") -> str:
     shown, omitted = select_runs(folder, runs)
     rows = list(zip(label_seeds(shown), (run.summary for run in shown), strict=True))
     return sweep_text(rows, omitted_text(omitted), {**COLUMNS, **MORE_COLUMNS}, "github")
+
+
+def source(folder: Path, runs: str = "") -> str:
+    """A line for the table's file: the command with this process's arguments; dates, commits and versions of the runs."""
+    abouts = [run.about for run in select_runs(folder, runs)[0]]
+    stamps = {f"{about['date'][:10]}, {about.get('commit') or 'commit not recorded'}" for about in abouts}
+    versions = {", ".join(f"{name} {number}" for name, number in about["versions"].items()) for about in abouts}
+    made = "; ".join([*sorted(stamps), *sorted(versions)])
+    return f"`python -m experiments.plot {arguments()}`; runs of {made}"
