@@ -8,7 +8,7 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
     python -m experiments.compare orca 'sarathi_serve(chunking=fixed)' workload=open_loop workload.arrivals.rate=25 batch=64 seeds=10
 
   metric=KEY         a figure of summary.json instead of those of tables; may be given several times
-  baseline=POLICY    what others are compared with; without it, what is given first
+  baseline=POLICY    what others are compared with, at equal chunks, or one thing's printed label; without it, what is given first
   runs=TEXT          only runs whose folder names or command lines contain this
 
 Runs that differ only in the seed are replications of one thing. Things are compared with the baseline that has the same settings
@@ -34,16 +34,16 @@ from experiments.capacity.folder import CAPACITY
 from experiments.config.choices import option_names
 from experiments.config.command_line import run
 from experiments.job import known_figures, may_exist, no_such_figure
-from experiments.store.intervals import Compared, compare
+from experiments.store.differences import difference_text, disagree, not_apart, ratio_text, signed, times
+from experiments.store.intervals import compare
 from experiments.store.notes import notes_of, tail_text
 from experiments.store.runs import Run, label_runs, label_seeds, seed_keys
 from experiments.store.selection import choose_runs, say, select_runs
-from experiments.store.text import COLUMNS, ONE_REPLICATION, all_equal, flat, format_number, policy_name
+from experiments.store.text import COLUMNS, ONE_REPLICATION, all_equal, family, flat, is_named, policy_name
 from experiments.sweep import sweep_folder
 
 _OPTIONS = ("metric", "baseline", "runs")
 _CAPACITY = {"capacity [requests/s]": ("capacity.requests_per_second", 1.0)}
-_MOST = 1_000_000  # replications
 _WHICH_DECIDES = "the interval of the difference decides; that of the ratio, of its logarithm, disagrees in a row above"
 
 
@@ -51,7 +51,8 @@ class Thing(NamedTuple):
     """What is compared.
 
     figures: values by replication, by key. served: equal for things that served the same requests. settings: those that are not
-    the policy's. runs: for notes. once: its runs are equal, so that they are one replication.
+    the policy's. runs: for notes. once: its runs are equal, so that they are one replication. base: others of this chunk are
+    compared with it.
     """
 
     label: str
@@ -60,6 +61,8 @@ class Thing(NamedTuple):
     settings: str = ""
     runs: Sequence[Run] = ()
     once: bool = False
+    chunk: Any = None
+    base: bool = False
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -126,8 +129,15 @@ def things_of(folders: Sequence[Path], text: str = "", first: Sequence[str] = ()
     if searches:
         searches = choose_runs(searches, text)
         groups = {label: [found] for found, label in zip(searches, label_runs(searches), strict=True)}
-        return [_search(label, found) for label, [found] in _in_order(groups, first)]
-    return [_group(label, group) for label, group in _in_order(_pool_seeds(runs), first)]
+        things = [_search(label, found) for label, [found] in _in_order(groups, first)]
+    else:
+        things = [_group(label, group) for label, group in _in_order(_pool_seeds(runs), first)]
+    base = first[0] if first else family(things[0].runs[0].about["policy"], things[0].runs[0].settings.get("chunk"))
+    return [
+        thing._replace(chunk=found.settings.get("chunk"), base=is_named(base, thing.label, found.about))
+        for thing in things
+        for found in thing.runs[:1]
+    ]
 
 
 def _select(folder: Path, text: str) -> list[Run]:
@@ -151,17 +161,21 @@ def _pool_seeds(runs: Mapping[Path, Sequence[Run]]) -> dict[str, list[Run]]:
 
 def _in_order(groups: Mapping[str, list[Run]], first: Sequence[str]) -> list[tuple[str, list[Run]]]:
     """The groups, those of the policies `first` before the others."""
-    first = [policy_name(policy) for policy in first]
-    policies = {label: policy_name(group[0].about["policy"]) for label, group in groups.items()}
-    _check_baseline(first, policies.values())
-    rank = {policy: place for place, policy in reversed(list(enumerate(first)))}
-    return sorted(groups.items(), key=lambda group: rank.get(policies[group[0]], len(first)))
+    abouts = {label: group[0].about for label, group in groups.items()}
+    if first and not any(is_named(first[0], *each) for each in abouts.items()):
+        _check_baseline(first, [*(about["policy"] for about in abouts.values())])
+
+    def rank(group: tuple[str, list[Run]]) -> int:
+        found = (place for place, given in enumerate(first) if is_named(given, group[0], abouts[group[0]]))
+        return next(found, len(first))
+
+    return sorted(groups.items(), key=rank)
 
 
 def _check_baseline(first: Sequence[str], policies: Iterable[str]) -> None:
     """Raises ConfigError if the first of these is none of the policies."""
     known = {policy_name(policy) for policy in policies}
-    if first and policy_name(first[0]) not in known:
+    if first and not {policy_name(first[0]), policy_name(first[0].partition(" ")[0].rstrip(","))} & known:
         raise ConfigError(f"baseline={first[0]}: no run of this policy; {nearest(first[0], known)}")
 
 
@@ -220,13 +234,19 @@ def report(things: Sequence[Thing], metrics: Sequence[str]) -> str:
             groups.setdefault(part(thing), []).append(thing)
         if len(groups) < len(things):
             break
-    pairs = [_pair(first, other, shown) for first, *others in groups.values() for other in others]
+    pairs = [_pair(_base(group, other), other, shown) for group in groups.values() for other in group[1:]]
     single = [only[0].label for only in groups.values() if not only[1:]]
     alone = [f"not compared: nothing else has the settings of {label}" for label in single]
     counted = ([found.summary["run"]["counted_requests"] for found in thing.runs] for thing in things)
     tail = tail_text(counted) if any("p99" in key for key, _ in shown.values()) else ""
     notes = [tail, *notes_of(found.about for thing in things for found in thing.runs)]
     return "\n\n".join(filter(None, [*pairs, "\n".join(alone), "\n".join(filter(None, notes))]))
+
+
+def _base(group: Sequence[Thing], other: Thing) -> Thing:
+    """What one is compared with: the baseline of its chunk, or else the first of its group."""
+    same = next((thing for thing in group if thing.base and thing.chunk == other.chunk), other)
+    return group[0] if same is other else same
 
 
 def _pair(first: Thing, second: Thing, shown: Mapping[str, tuple[str, float]]) -> str:
@@ -239,51 +259,23 @@ def _pair(first: Thing, second: Thing, shown: Mapping[str, tuple[str, float]]) -
     if not found:
         raise ConfigError(f"compare: {first.label} and {second.label} have no figure in common; give runs of one kind")
     if first.once and second.once:
-        values = [[head, _times(one.ratio[0]), _signed(one.difference[0])] for head, one in found.items()]
+        values = [[head, times(one.ratio[0]), signed(one.difference[0])] for head, one in found.items()]
         where = "the same requests" if same else "different requests"
         title = f"{second.label} over {first.label}: 1 replication, on {where}"
         return f"{title}\n{tabulate(values, ['', 'ratio', 'difference'], disable_numparse=True)}\n{ONE_REPLICATION}"
-    rows = [[head, _ratio(one), _difference(one), "" if one.apart else _not_apart(one)] for head, one in found.items()]
+    rows = [
+        [head, ratio_text(one), difference_text(one), "" if one.apart else not_apart(one)]
+        for head, one in found.items()
+    ]
     some = next(iter(found.values()))
     how = "in pairs, on the same requests" if some.paired else "NOT in pairs: they served different requests"
     title = f"{second.label} over {first.label}: {some.number} replications, {how}"
     table = f"{title}\n{tabulate(rows, ['', 'ratio', 'difference', ''], disable_numparse=True)}"
-    return f"{table}\n{_WHICH_DECIDES}" if any(map(_disagree, found.values())) else table
-
-
-def _disagree(found: Compared) -> bool:
-    """Whether 1 is in the ratio's interval and 0 not in that of the difference, or the other way round."""
-    return not math.isnan(found.ratio[0]) and found.apart == (found.ratio[1] <= 1 <= found.ratio[2])
+    return f"{table}\n{_WHICH_DECIDES}" if any(map(disagree, found.values())) else table
 
 
 def _scale(values: Mapping[Any, float], factor: float) -> dict[Any, float]:
     return {number: factor * value for number, value in values.items()}
-
-
-def _ratio(found: Compared) -> str:
-    value, low, high = found.ratio
-    return "-" if math.isnan(value) else f"{_times(value)} [{low:.4g}, {high:.4g}]"
-
-
-def _times(ratio: float) -> str:
-    return "-" if math.isnan(ratio) else f"{ratio:.4g}x"
-
-
-def _difference(found: Compared) -> str:
-    value, low, high = found.difference
-    return f"{_signed(value)} [{format_number(low)}, {format_number(high)}]"
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{format_number(value)}"
-
-
-def _not_apart(found: Compared) -> str:
-    """Says that the two cannot be told apart, and how many replications would tell them apart if the difference is this large."""
-    if found.difference == (0, 0, 0):
-        return "equal in every replication"
-    number = f"about {math.ceil(found.needed):,}" if found.needed < _MOST else f"more than {_MOST:,}"
-    return f"cannot be told apart; {number} replications would (80% power at this difference)"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Serves one workload from plain settings: builds the run, writes its folder, returns its summary. Knows nothing of Hydra."""
 
 import gc
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -27,7 +28,7 @@ from experiments.store.provenance import commit, now, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results, write_summary
 from experiments.store.sources import sources_of
 from experiments.store.streamed import StreamedTables
-from experiments.store.text import name_of
+from experiments.store.text import REFERENCE, flat, name_of
 from experiments.workloads.drawn import Drawn
 
 
@@ -253,6 +254,12 @@ def _stages(record: RunRecord) -> dict[str, Any]:
 
 
 def option_name(choices: Mapping[str, str], group: str, section: Mapping[str, Any]) -> str:
-    """Returns the option chosen for a group; without one, or for an external policy, the name of the section's class."""
+    """Returns the option chosen for a group; without one, or for an external policy, the name of the section's class.
+
+    Arguments that refer to a key have its value: `X(budget=256)` of `X(budget=${chunk})`.
+    """
     name = choices.get(group, "external")
-    return str(section["_target_"]).rpartition(".")[2] if name == "external" else name
+    if name == "external":
+        return str(section["_target_"]).rpartition(".")[2]
+    values = dict(flat(section))  # with references such as ${chunk} resolved
+    return re.sub(rf"([\w.]+)={REFERENCE.pattern}", lambda found: f"{found[1]}={values.get(found[1])}", name)

@@ -204,6 +204,29 @@ def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
     assert printed(str(tmp_path), "runs=a", "runs=b") == "compare: runs is given twice, as a and as b; give it once"
 
 
+def test_chunks_are_compared_with_the_baseline_of_the_same_chunk(tmp_path: Path) -> None:
+    """Also if the other policy reads it as `budget=${chunk}`; orca reads none and has one run."""
+    for chunk, others in ((256, ("orca",)), (512, ())):
+        for policy in (*others, "sarathi_serve", f"mine.X(budget={chunk})"):
+            for seed in (0, 1):
+                about = {"policy": policy, "chunk": chunk if policy == "sarathi_serve" else None}
+                about["overrides"] = [f"policy={policy}", f"chunk={chunk}"]
+                section = {"_target_": policy.partition("(")[0]}
+                settings = {"chunk": chunk, "workload": {"seed": seed}, "policy": section}
+                write_run(tmp_path / f"{policy},{chunk},{seed}", about, settings, speed=100.0 + 10 * seed + len(policy))
+
+    def pairs(*options: str) -> list[str]:
+        return re.findall(r"(.+): 2 replications, in pairs", printed(str(tmp_path), SPEED, *options))
+
+    matched = ["orca over sarathi_serve 256", "sarathi_serve 512 over sarathi_serve 256"]
+    one_each = ["X(budget=256) over sarathi_serve 256", "X(budget=512) over sarathi_serve 512"]
+    assert sorted(pairs("baseline=sarathi_serve")) == sorted([*matched, *one_each])
+    by_own = pairs("baseline=X(budget=${chunk})")
+    assert {"sarathi_serve 256 over X(budget=256)", "sarathi_serve 512 over X(budget=512)"} < set(by_own)
+    for label in ("sarathi_serve 512", "X(budget=256)", "orca"):
+        assert {pair.partition(" over ")[2] for pair in pairs(f"baseline={label}")} == {label}
+
+
 def test_equal_settings_in_two_folders_are_two_things(tmp_path: Path) -> None:
     """As before and after an edit of the framework."""
     for name, seeds in (("before", (0, 1)), ("after", (0, 1))):

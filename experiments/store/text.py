@@ -49,6 +49,9 @@ MORE_COLUMNS = {
     "device active [%]": ("iterations.device_active_share", 100.0),
 }
 
+REFERENCE = re.compile(r"(?<==)(?:\$\{\w+\}|_\w+_)(?=[,)])")
+"""An argument of an option that refers to a key: `${chunk}`, which is `_chunk_` in the option's stored name."""
+
 _TIER = re.compile(r"attainment\.tiers\.(.+)\.share")
 
 _LATENCIES = {
@@ -74,6 +77,17 @@ def policy_name(option: str) -> str:
     """An option of the group `policy`, with a class in place of its import path."""
     path, bracket, arguments = option.partition("(")
     return f"{path.rpartition('.')[2]}{bracket}{arguments}"
+
+
+def family(policy: str, chunk: object) -> str:
+    """A policy with `${chunk}` in place of arguments that have the chunk's value: the same at all chunks."""
+    return re.sub(rf"={re.escape(str(chunk))}(?=[,)])", "=${chunk}", policy)
+
+
+def is_named(given: str, label: str, about: Summary) -> bool:
+    """Whether a text names a run: by its label, its policy and chunk, or its policy, whose arguments may be `${chunk}`."""
+    pattern = "[^,)]*".join(map(re.escape, REFERENCE.split(policy_name(given))))
+    return given in (label, name_of(about)) or re.fullmatch(pattern, policy_name(about["policy"])) is not None
 
 
 def run_text(summary: Summary) -> str:
