@@ -94,6 +94,7 @@ def test_the_same_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert orca["bubble_share"] > 1.5 * sarathi["bubble_share"] > 0
     assert sarathi["tokens_per_second"]["median"] > orca["tokens_per_second"]["median"]
     assert found["1"]["orca"]["bubble_share"] == 0 and found["1"]["orca"]["stages"] == []
+    assert orca["eager"] is None and "eager" not in capsys.readouterr().out  # not known, rather than none
     with pytest.raises(ConfigError, match="layers= is for real stages"):
         pipeline.main(hardware="h200", layers=(21, 19), **options)
 

@@ -82,9 +82,7 @@ def main(
             run = _figures(runs, accounts)
             figures.setdefault(f"{number}", {})[policy] = run
             rate, share = run["tokens_per_second"]["median"], run["bubble_share"]
-            print(
-                f"  {policy:24} {rate:8.0f}  {run['iterations']} iterations, {run['eager']} eager, bubbles {share:.1%}"
-            )
+            print(f"  {policy:24} {rate:8.0f}  {runs.counted}, bubbles {share:.1%}")
             for stage, causes in enumerate(run["stages"]):
                 parts = ", ".join(f"{cause} {part:.1%}" for cause, part in causes.items())
                 print(f"    stage {stage}: {parts}", flush=True)

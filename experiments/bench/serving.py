@@ -51,13 +51,19 @@ class Served(NamedTuple):
 class Runs(NamedTuple):
     """Repeated runs of the same requests.
 
-    policy, record: of the last run. eager: iterations without a graph, per run.
+    policy, record: of the last run. eager: iterations without a graph, per run; None in simulation.
     """
 
     served: Sequence[Served]
     policy: Policy
     record: RunRecord
-    eager: int
+    eager: int | None
+
+    @property
+    def counted(self) -> str:
+        """The iterations of a run and, unless simulated, how many of them had no graph, for a printed line."""
+        number = f"{self.served[0].iterations} iterations"
+        return number if self.eager is None else f"{number}, {self.eager} eager"
 
     def spread(self, name: str) -> dict[str, float]:
         """Returns median and extremes of an attribute of `Served`."""
@@ -87,11 +93,15 @@ def repeat(
         used = policy()
         record = server.serve(used, requests(), asynchronous=asynchronous)
         served.append(summarize(record))
-    return Runs(served, used, record, (_num_eager(server) - before) // repeats)
+    after = _num_eager(server)
+    eager = None if before is None or after is None else (after - before) // repeats
+    return Runs(served, used, record, eager)
 
 
-def _num_eager(server: Server[Any]) -> int:
-    """Iterations without a graph so far; 0 in simulation."""
+def _num_eager(server: Server[Any]) -> int | None:
+    """Iterations without a graph so far; None in simulation, where nothing is launched."""
+    if not server.executor.needs_tokens:
+        return None
     iteration = getattr(server.executor, "iteration", None)
     return 0 if iteration is None else int(iteration.num_eager)
 

@@ -67,7 +67,8 @@ def main(
     def note(number: int, kind: str, found: dict[str, Any]) -> None:
         figures.setdefault(f"{number}", {})[kind] = found
         rate, step = found["tokens_per_second"]["median"], found["ms_per_iteration"]["median"]
-        shares = f"device active {found['active_share']['median']:.2%}, {found['eager']} of {found['iterations']} eager"
+        shares = f"device active {found['active_share']['median']:.2%}, {found['iterations']} iterations"
+        shares += "" if found["eager"] is None else f", {found['eager']} eager"
         print(f"  {number} GPUs, {kind:40} {rate:8.0f} tokens/s  {step:6.3f} ms/iteration  {shares}", flush=True)
         print(f"written: {write(name, gpus, stamped, Path(folder))}", flush=True)
 
