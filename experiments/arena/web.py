@@ -119,7 +119,8 @@ def attainment_figure(rows: Sequence[Row], notes: Sequence[str] = ()) -> Any:
         figure.update_yaxes(categoryorder="array", categoryarray=order, dtick=1, tickfont_size=10)
         figure.update_layout(showlegend=False)
     else:
-        figure.update_yaxes(**attained, title_text="attainment")
+        figure.update_yaxes(**attained)
+        figure.update_yaxes(title_text="attainment", col=1)
         figure.update_xaxes(title_text="load")
     _write_below(figure, [*notes, _coincide(rows)])
     return figure
