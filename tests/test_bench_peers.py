@@ -45,7 +45,8 @@ class OurServer:
     """Keeps what a benchmark of ours serves."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.executor = SimpleNamespace(vocabulary=vocabulary, iteration=SimpleNamespace(num_eager=0, num_replayed=0))
+        iteration = SimpleNamespace(num_eager=0, num_replayed=0)
+        self.executor = SimpleNamespace(vocabulary=vocabulary, needs_tokens=True, iteration=iteration)
         self.served: list[list[Request]] = []
 
     def serve(self, policy: object, requests: Sequence[Request], *, asynchronous: bool = True) -> SimpleNamespace:
