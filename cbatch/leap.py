@@ -37,11 +37,12 @@ def num_repeats(step: Step, state: State) -> int:
 
 def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
     """Returns the KV blocks in use after each of so many iterations that repeat this one, as long as there are enough."""
-    pool, rows, taken = state.pool, step.rows, list[int]()
-    first = Counter(
-        (pool.room[rows] - state.table.computed[rows]).tolist()
-    )  # requests by when they take their next block
+    pool, rows = state.pool, step.rows
+    # requests, by the iteration in which each takes its next block
+    first = Counter((pool.room[rows] - state.table.computed[rows]).tolist())
+    taken: list[int] = []
     for iteration in range(num_iterations):
-        taken.append(first.get(iteration, 0) + (taken[-pool.block_size] if iteration >= pool.block_size else 0))
+        again = taken[-pool.block_size] if iteration >= pool.block_size else 0
+        taken.append(first[iteration] + again)
     used = accumulate(taken, initial=pool.num_used)
     return [*takewhile(lambda number: number <= pool.num_blocks, used)][1:]

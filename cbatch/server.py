@@ -112,5 +112,5 @@ def feed(engine: Engine, requests: Iterable[Request], on_step: Callable[[Engine]
             arrival = request.arrival_time
         engine.run_until(some[0].arrival_time, on_step)
         engine.submit(some)
-        del request, some
+        del request, some  # or requests that end would stay in memory until the next ones come
     engine.run(on_step)

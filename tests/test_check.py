@@ -325,6 +325,14 @@ def test_a_rule_in_seconds_is_not_steady() -> None:
     )
 
 
+def check_mine(module: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The status of a check of the class `Mine` in a module outside the repository, on few workloads."""
+    (folder / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr("experiments.check.search.tiny_scenarios", few_scenarios)
+    return main(["policy=external", f"policy._target_={module}.Mine", "random=0"])
+
+
 UNCOPIED = """
 from policies.orca import Orca
 
@@ -345,10 +353,7 @@ class Mine(Orca):
 def test_a_policy_that_cannot_be_copied_is_built_anew_for_each_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "uncopied.py").write_text(UNCOPIED)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("experiments.check.search.tiny_scenarios", few_scenarios)
-    assert main(["policy=external", "policy._target_=uncopied.Mine", "random=0"]) == 0
+    assert check_mine("uncopied", UNCOPIED, tmp_path, monkeypatch) == 0
     assert "legal            yes" in capsys.readouterr().out
 
 
@@ -367,10 +372,7 @@ class Mine(Orca):
 def test_the_command_judges_policies_from_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "mine_to_check.py").write_text(MINE)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("experiments.check.search.tiny_scenarios", few_scenarios)
-    assert main(["policy=external", "policy._target_=mine_to_check.Mine", "random=0"]) == 1
+    assert check_mine("mine_to_check", MINE, tmp_path, monkeypatch) == 1
     printed = capsys.readouterr().out
     head = printed.splitlines()[0]
     assert head.startswith("Mine with chunk=4, ")

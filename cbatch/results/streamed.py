@@ -82,11 +82,9 @@ class StreamedRun:
         }
         counted = {"gap_times": gaps.real, "gap_seconds": gaps.imag, "gap_counts": counts}
         _add(self._served, {**own, **counted, "longest": served.longest_gap})
-        columns = step_columns(piece.steps).items()
-        _add(
-            self._steps,
-            {name: values.astype(np.int32) if values.dtype == np.int64 else values for name, values in columns},
-        )
+        steps = step_columns(piece.steps)
+        narrow = {name: values.astype(np.int32) for name, values in steps.items() if values.dtype == np.int64}
+        _add(self._steps, {**steps, **narrow})
         self.ended += map(ended_of, piece.requests)
         return served
 

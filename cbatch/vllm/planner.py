@@ -43,9 +43,8 @@ class Planner:
         self._num_preempted = 0
         self.planned: dict[str, int] = {}
         self.all_decode = False
-        self._latest: tuple[Plan, list[Request], int] | None = (
-            None  # of a steady policy, its decodes, free blocks after it
-        )
+        # a steady policy's latest plan, its decodes, and the free blocks after it
+        self._latest: tuple[Plan, list[Request], int] | None = None
         self._arriving: deque[ServedRequest] = deque()  # to be announced before the next plan
         self._ended: list[ServedRequest] = []
         recorder, rows = adapter.recorder, scheduler.max_num_running_reqs

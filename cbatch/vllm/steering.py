@@ -41,7 +41,8 @@ class Steering:
     def shown(self, plan: Plan, counts: dict[str, int], all_decode: bool) -> Iterator[None]:
         """vLLM sees the plan inside the `with`.
 
-        counts: tokens by vLLM's id. all_decode: the plan is one token of each request that runs, as vLLM's own rule has it if none waits.
+        counts: tokens by vLLM's id. all_decode: the plan is one token of each request that runs, which is also vLLM's own
+            rule if none waits.
         """
         scheduler, planned = self._scheduler, served(plan.requests)
         real = scheduler.running, scheduler.waiting, getattr(scheduler, self._side)

@@ -1,9 +1,10 @@
 """A control variate: the same requests in a queue of one server, where a replication takes microseconds.
 
-Whether a replication is unlucky lies mostly in its arrivals and lengths, and a queue shows it: its late requests explain 70 to 97% of
-the variance of what a policy with chunks violates. As the queue's own mean is known from many more replications, what it explains
-can be taken away (regression control; Lavenberg and Welch, "A perspective on the use of control variables", Management Science 27,
-1981). An estimate of the mean is biased only by what the regression coefficient and the bias have in common, of the order 1 / replications.
+Whether a replication is unlucky lies mostly in its arrivals and lengths, and a queue shows it: its late requests explain
+70 to 97% of the variance of what a policy with chunks violates. As the queue's own mean is known from many more
+replications, what it explains can be taken away (regression control; Lavenberg and Welch, "A perspective on the use of
+control variables", Management Science 27, 1981). As the slope is estimated from the same replications, the estimate of the
+mean has a bias of the order of 1 / replications.
 """
 
 from collections.abc import Callable

@@ -10,7 +10,7 @@ from experiments.fidelity.compare import CLOSED, KINDS, RANK, RANKS, TARGETS, is
 from experiments.store.provenance import today
 
 BRIEF = ("TTFT mean", "TTFT P99", "TBT P90")
-"""Figures whose largest errors are printed with each simulated result: a mean, and the percentiles that are asked for or missed most."""
+"""Figures whose largest errors are printed with each simulated result: a mean and two percentiles."""
 
 SUMMARY = ("TTFT mean", "TBT mean", "TPOT mean", "end to end mean", "TTFT P99", "TBT P99")
 
@@ -114,9 +114,9 @@ def _at_card_speed(result: Mapping[str, Any]) -> str:
 
 def brief_error(largest: Mapping[str, float]) -> str:
     """Returns the text of `cbatch.sim.provenance.Compared.brief`: of the given figures, the largest errors."""
-    errors = ", ".join(f"{_in_order(name)} {error:.0%}" for name, error in largest.items())
+    errors = ", ".join(f"{_spoken(name)} {error:.0%}" for name, error in largest.items())
     return f"largest error: {errors}"
 
 
-def _in_order(name: str) -> str:
+def _spoken(name: str) -> str:
     return f"mean {name.removesuffix(' mean')}" if name.endswith(" mean") else name
