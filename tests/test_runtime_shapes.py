@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cbatch.runtime.batch import Bounds, Shape, Work
-from cbatch.runtime.fast.graph_shapes import HIDDEN, WORTH, find_shape, least_tokens, without_slow
+from cbatch.runtime.fast.graph_shapes import HIDDEN, WORTH, MeasuredGraphs, find_shape, least_tokens, without_slow
 from cbatch.runtime.graphs import Captured, GraphedIteration, max_chunks
 
 
@@ -33,6 +33,31 @@ def test_a_step_far_below_the_next_shape_runs_unpadded_where_launching_hides() -
     share = (least[1024] - 1 - 512) / 512
     assert 2.0 + 2.0 * share == pytest.approx(WORTH * 4.0, rel=0.01)
     assert set(least_tokens(seconds, launch_seconds=HIDDEN * 4.0).values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks", "milliseconds", "unpadded"),
+    [
+        (32, 1, {768: 18.3, 1024: 23.9, 2048: 48.0}, [False, True]),  # Llama-3.1-8B on an H200
+        (40, 1, {768: 35.0, 1024: 46.0, 2048: 88.0}, [True, True]),  # LLaMA-13B
+        (32, 2, {768: 10.0, 1024: 13.0, 2048: 25.0}, [False, False]),  # on two GPUs, launched by one thread
+    ],
+)
+def test_which_steps_are_padded_depends_on_layers_and_ranks_not_on_the_speed_of_the_host(
+    monkeypatch: pytest.MonkeyPatch, layers: int, ranks: int, milliseconds: dict[int, float], unpadded: list[bool]
+) -> None:
+    """A server of a busy host padded prompts of 1,025 tokens to 2,048 that the simulated one computes unpadded."""
+
+    class Timed(MeasuredGraphs):
+        def _replay_seconds(self, shape: Shape) -> float:
+            return milliseconds[shape.num_tokens] / 1e3
+
+    monkeypatch.setattr(GraphedIteration, "_capture_all", lambda self, shapes: None)
+    model = SimpleNamespace(layers=SimpleNamespace(size=layers))
+    eager: Any = SimpleNamespace(models=[model] * ranks)
+    stream: Any = None
+    (_, (of_1024, _), (of_2048, _)) = Timed(eager, [], [stream], [], list(shapes(milliseconds))).ranges
+    assert [of_1024 > 769, of_2048 > 1025] == unpadded
 
 
 def test_shapes_close_in_time_take_all_steps() -> None:
