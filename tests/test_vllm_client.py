@@ -18,7 +18,7 @@ import pytest
 from cbatch import CbatchError, Request
 from experiments.bench.in_vllm import serving
 from experiments.bench.in_vllm.client import Client
-from experiments.bench.in_vllm.offline import SAME_RULE
+from experiments.bench.in_vllm.model import SAME_RULE
 
 LATENCIES = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
 FIGURES = {"request_throughput": 2.0, "mean_ttft_ms": 3.0, "backend": "openai"}
@@ -93,7 +93,9 @@ def test_a_trace_is_sent_at_its_times(served: tuple[Client, Serve, list[Any]]) -
     assert figures == {"completed": 3.0, "request_throughput": 2.0, "mean_ttft_ms": 3.0}
     assert [row.split()[1:] for row in rows] == [["5", "7"], ["6", "6"], ["7", "5"]]
     assert all(float(row.split()[0]) >= at - 1e-4 for row, at in zip(rows, (0.0, 0.03, 0.05), strict=True))
-    assert [body["vllm_xargs"]["cbatch"] for body in asked] == ["policy=orca"], "the scheduler changes before the run"
+    assert [body["vllm_xargs"] for body in asked] == [{"cbatch": "policy=orca", "turn": 1}], (
+        "the turn begins before the run"
+    )
     assert json.loads(serve.given.extra_body)["vllm_xargs"] == {
         "cbatch": "policy=orca",
         "slo_ttft": 1.0,
@@ -112,7 +114,7 @@ def test_requests_that_fail_end_the_benchmark(served: tuple[Client, Serve, list[
 def test_the_host_is_timed_in_turns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both sides come first once, so that a drift of the machine is neither's."""
+    """Either side comes first in half of the passes. A machine that becomes slower with every turn moves neither ratio: 1.25 and 1.5."""
     asked: list[tuple[str, int]] = []
 
     class FakeClient:
@@ -123,9 +125,11 @@ def test_the_host_is_timed_in_turns(
 
         def replay(self, side: str, requests: list[Request]) -> None:
             asked.append((side, len(requests)))
-            host = {"vllm": 0.4, SAME_RULE: 0.5}
-            found = {name: {"32": {"milliseconds": host[name], "iterations": 20}} for name, _ in asked}
-            (tmp_path / serving.TIMES).write_text(json.dumps({"host": found, "counts": {}}))
+            slower = 1 + len(asked) / 1000
+            own = {"iterations": 40, "milliseconds": 0.4 * slower, "schedule": 0.2 * slower, "cpu": 0.0}
+            other = own | {"milliseconds": 0.5 * slower, "schedule": 0.3 * slower}
+            found = {"1": own, str(len(requests)): own if side == "vllm" else other}
+            (tmp_path / serving.TIMES).write_text(json.dumps({"host": found, "counts": {SAME_RULE: "all"}}))
 
     monkeypatch.setattr(serving, "Client", FakeClient)
     monkeypatch.setattr(serving, "_server", lambda *_: nullcontext(lambda: None))
@@ -133,6 +137,17 @@ def test_the_host_is_timed_in_turns(
     monkeypatch.setattr(serving, "write_model", lambda *_: None)
     monkeypatch.setattr(serving.metadata, "version", lambda _: "0.22.1")
     serving.main("policy=orca", shares="0.9", capacity=20.0, host=True, folder=str(tmp_path))
-    sides = ("vllm", SAME_RULE, SAME_RULE, "vllm")
-    assert asked == [(side, number) for side in sides for number in (32, serving.BATCH)]
-    assert "    host, 32 decodes: 0.500 ms (1.25)" in capsys.readouterr().out.splitlines()
+    there, back = ["vllm", SAME_RULE], [SAME_RULE, "vllm"]
+    assert [side for side, number in asked if number == 32] == 2 * (2 * (there + back) + 2 * (back + there))
+    assert [side for side, number in asked if number == serving.BATCH] == 2 * (there + back)
+    written = json.loads((tmp_path / "h200" / "vllm-serving.json").read_text())
+    found = written["pairs"][SAME_RULE]
+    assert set(found) == {"32", "256"} and set(found["32"]) == {"milliseconds", "schedule"}, "the CPU clock stood still"
+    for what, ratio in (("milliseconds", 1.25), ("schedule", 1.5)):
+        low, high = found["32"][what]["interval"]
+        assert found["32"][what]["ratio"]["repeats"] == 16 and found["32"][what]["ratio"]["median"] == pytest.approx(
+            ratio, rel=1e-5
+        )
+        assert low < ratio < high and high - low < 0.002
+    assert set(written["host"]) == {"vllm", "policy=orca"} and written["counts"] == {SAME_RULE: "all"}
+    assert f"    {SAME_RULE}, 256 running, schedule: 0.3" in capsys.readouterr().out

@@ -86,8 +86,9 @@ class Client:
         return figures, [f"{time:.4f} {prompt} {output}" for time, prompt, output in rows]
 
     def _take_up(self, side: str) -> None:
-        """Sends a short request, with which the scheduler changes to this side."""
-        asked = {"model": str(self._folder), "prompt": "t1 t2", "max_tokens": 2, "vllm_xargs": {"cbatch": side}}
+        """Sends a short request, with which the scheduler begins a turn of this side."""
+        begin = {"cbatch": side, "turn": 1}
+        asked = {"model": str(self._folder), "prompt": "t1 t2", "max_tokens": 2, "vllm_xargs": begin}
         url = f"http://127.0.0.1:{self._port}/v1/completions"
         with urlopen(
             HttpRequest(url, json.dumps(asked).encode(), {"Content-Type": "application/json"}), timeout=60

@@ -5,6 +5,9 @@ from pathlib import Path
 from cbatch import ModelSpec
 from experiments.bench.peers.measure import write_checkpoint
 
+BATCH, BUDGET, LONGEST = 256, 2048, 4096
+VLLM, SAME_RULE = "vllm", f"policy=vllm_v1 chunk={BUDGET}"
+
 
 def write_model(spec: ModelSpec, folder: Path) -> None:
     """Writes config.json and the tokenizer's files; weights come from `--load-format dummy`."""

@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 
 from cbatch import ModelSpec, Request
-from experiments.bench.in_vllm.model import write_model
+from experiments.bench.in_vllm.host import Turns, add_turn, pair, report
+from experiments.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
 from experiments.bench.peers.measure import graphics_card
 from experiments.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
 from experiments.config.servers import equal_requests
 from experiments.store.benchmark_file import spread, write
-
-BATCH, BUDGET, LONGEST = 256, 2048, 4096
-VLLM, SAME_RULE = "vllm", f"policy=vllm_v1 chunk={BUDGET}"
 
 
 def main(
@@ -44,28 +42,32 @@ def main(
     spec, sides = load_spec(model), [VLLM, *policies.split(";")]
     hardware, driver = graphics_card()
     figures: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    turns: Turns = defaultdict(lambda: defaultdict(dict))
     stamped = {"model": spec.name, "batch": BATCH, "budget": BUDGET, "requests": requests, "driver": driver}
     stamped["engine"] = {"name": "vLLM", "version": metadata.version("vllm"), "environment": ENVIRONMENT}
     with TemporaryDirectory() as temporary, ExitStack() as stack:
-        os.environ["CBATCH_TIMES"] = times = str(Path(temporary) / "times.json")
+        times = Path(temporary) / "times.json"
+        os.environ["CBATCH_TIMES"] = str(times)
         engine = stack.enter_context(closing(start(spec, Path(temporary))))
         works = _works(spec, requests)
         for side in sides:
             engine.serve_by(side, works["32 decodes"])  # warms up
         for number, (side, asked) in enumerate(_coverage(spec) if record else ()):
             engine.serve_by(f"{side} vllm.record={Path(record).resolve() / str(number)}", asked)
-        for _ in range(repeats):
+        for number in range(repeats):
             for side in sides:
                 engine.serve_by(side, equal_requests(1, 16, 2, spec.vocab_size))  # the scheduler takes up the policy
                 for work, asked in works.items():
                     figures[side][work].append(_figure(work, asked, engine.serve_by(side, asked)))
                     print(f"{side:40} {work:14} {figures[side][work][-1]:10.3f}", flush=True)
+                add_turn(turns, side, number, times)
             found = {side: {work: spread(values) for work, values in by.items()} for side, by in figures.items()}
-            measured = json.loads(Path(times).read_text())
+            measured = {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
             written = write(
                 name, hardware, {**stamped, "settings": engine.settings, "figures": found, **measured}, Path(folder)
             )
-        _report(found, measured["host"])
+        _report(found)
+        report(turns)
     print(f"written: {written}")
 
 
@@ -116,17 +118,8 @@ def _figure(work: str, requests: list[Request], seconds: float) -> float:
     return seconds / requests[0].max_new_tokens * 1e3
 
 
-def _report(figures: dict[str, Any], host: dict[str, Any]) -> None:
+def _report(figures: dict[str, Any]) -> None:
     own = figures[VLLM]
     for side, by in figures.items():
         ratios = [f"{work} {by[work]['median']:.3f} ({by[work]['median'] / own[work]['median']:.4f})" for work in by]
         print(f"{side}: {', '.join(ratios)}")
-        report_host(side, host)
-
-
-def report_host(side: str, host: dict[str, Any]) -> None:
-    """Prints what the host spends in the scheduler per iteration of 32 and 256 decodes, and the ratio to vLLM's own rule."""
-    for number in ("32", "256"):
-        times, own = (host.get(name, {}).get(number, {}).get("milliseconds") for name in (side, VLLM))
-        if times and own:
-            print(f"    host, {number} decodes: {times:.3f} ms ({times / own:.2f})", flush=True)

@@ -19,13 +19,12 @@ from urllib.request import urlopen
 from cbatch import CbatchError
 from cbatch.validation import Switch
 from experiments.bench.in_vllm.client import OUTPUT, PROMPT, RATIO, SLO, Client, Rows
-from experiments.bench.in_vllm.model import write_model
-from experiments.bench.in_vllm.offline import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, report_host
+from experiments.bench.in_vllm.host import Turns, pair, report, take_turns
+from experiments.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
 from experiments.bench.peers.measure import graphics_card
 from experiments.bench.peers.vllm_engine import ENVIRONMENT, MEMORY_SHARE
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests
 from experiments.store.benchmark_file import write
 from experiments.workloads import TraceReplay
 
@@ -68,7 +67,9 @@ def main(
     about["environment"] = ENVIRONMENT
     loads = [*shares.split(","), *(f"trace {share}" for share in traced.split(",") if trace)]
     figures: dict[str, dict[str, dict[str, float]]] = {}
+    in_scheduler: dict[str, dict[str, object]] = {}
     sent: dict[str, Rows] = {}
+    times = Path(folder) / TIMES
     os.environ |= ENVIRONMENT
     with TemporaryDirectory() as temporary:
         write_model(spec, Path(temporary))
@@ -78,9 +79,11 @@ def main(
             client.run(VLLM, float("inf"), 32)  # warms up
             capacity = capacity or client.run(VLLM, float("inf"), 2 * BATCH)[0]["request_throughput"]
             print(f"capacity: {capacity:.2f} requests/s", flush=True)
-            for side, number in product((VLLM, SAME_RULE, SAME_RULE, VLLM) if host else (), (32, BATCH)):
-                client.replay(side, equal_requests(number, 256, 128, spec.vocab_size))
-                report_host(SAME_RULE, json.loads((Path(folder) / TIMES).read_text())["host"])
+            turns: Turns = {}
+            for turns in take_turns(client.replay, (VLLM, SAME_RULE), times, spec.vocab_size) if host else ():
+                about |= {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
+                written = write(name, hardware, about, Path(folder))
+            report(turns)
             for load, side in product(loads, (VLLM, *policies.split(";"))):
                 rate = float(load.split()[-1]) * capacity
                 found, rows = _offer(client, side, rate, round(rate * seconds), trace if "trace" in load else "")
@@ -88,7 +91,9 @@ def main(
                 figures.setdefault(side, {})[load] = found
                 print(f"{load:10} {side:50} {_row(found)}", flush=True)
                 about |= {"capacity": capacity, "figures": figures, "requests": sent}
-                about |= json.loads((Path(folder) / TIMES).read_text())
+                measured = json.loads(times.read_text())
+                in_scheduler.setdefault(side, {})[load] = measured["host"]
+                about |= {"host": in_scheduler, "counts": measured["counts"]}
                 written = write(name, hardware, about, Path(folder))
     print(f"written: {written}")
 
