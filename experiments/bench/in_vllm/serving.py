@@ -58,7 +58,7 @@ def main(
     `policies` as for benchmark vllm. `capacity` is in requests per second; 0 measures it first: all requests at once, vLLM's own rule.
     `shares` of it are offered for about `seconds` each, as requests of random lengths at random times; and, given a `trace`, the shares
     `traced`, as its first requests when they came, faster or slower as the share asks. `host` on serves 32 and 256 equal requests before, by
-    vLLM's own rule and `policy=vllm_v1` in turns, for the host's time in the scheduler at these numbers.
+    vLLM's own rule and `policy=vllm_v1` in 40 short turns: the host's time in the scheduler at these numbers, as ratios of neighbouring turns.
     """
     spec = load_spec(model)
     hardware, driver = graphics_card()
