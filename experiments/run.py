@@ -3,7 +3,6 @@
 With -m, comma-separated values are swept; the same command with the same `sweep=NAME` goes on with an interrupted sweep.
 """
 
-import gc
 import logging
 import os
 import sys
@@ -79,7 +78,6 @@ def main(command: Command = RUN) -> int:
 
 def _main(command: Command, claims: ExitStack) -> int:
     check_jobs_first(command.check)
-    gc.set_threshold(20_000)  # allocations; few of the settings and requests about to be made are garbage
     logging.getLogger("hydra_plugins").setLevel(logging.CRITICAL)  # failed runs are reported by `run_job`
     began = datetime.now()
     options = Namespace(overrides=[], config_dir=None)
