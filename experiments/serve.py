@@ -241,11 +241,11 @@ def about_run(run: Run, settings: Mapping[str, Any], command: Command) -> dict[s
 
 
 def _chunk(settings: Mapping[str, Any], choices: Mapping[str, str]) -> Any:
-    """`chunk` if the policy reads it: its chunks have this size, or a built-in policy's token budget is this one."""
+    """`chunk` if the policy reads it: its chunks have this size, or an option's `budget` or `chunk` is this one."""
     policy, own = settings["policy"], "." in choices.get("policy", ".") or choices.get("policy") == "external"
     if policy.get("chunking") is not None:
         return settings["chunk"] if "chunk" in policy["chunking"] else None
-    return settings["chunk"] if not own and policy.get("budget") == settings["chunk"] else None
+    return settings["chunk"] if not own and settings["chunk"] in (policy.get("budget"), policy.get("chunk")) else None
 
 
 def _stages(record: RunRecord) -> dict[str, Any]:

@@ -311,6 +311,10 @@ def test_values_out_of_range(refused: Refused, arguments: str, message: str) -> 
             "policy.share: mine.NeedsArgument needs it; add +policy.share=...",
         ),
         (
+            "policy=external policy._target_=policies.trail.Trail chunking=fixed",
+            "policy.chunking: policies.trail.Trail needs it; add '+policy.chunking=${{chunking}}'",
+        ),
+        (
             "policy=external policy._target_=mine.Twise",
             "policy._target_=mine.Twise: mine has no class or function Twise; did you mean Twice?",
         ),

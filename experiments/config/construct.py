@@ -27,6 +27,9 @@ _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 _OWN_KEYS = ("_target_", "_convert_", "_partial_", "_recursive_", "_args_")
 
+_PASSED_ON = ("chunk", "chunking", "predictor", "seed")
+"""Keys of a command that a policy's arguments may refer to."""
+
 
 def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
     """Builds the object that a section describes, and those within it. needs: attributes that it must have.
@@ -85,7 +88,9 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
             if parameter.default is parameter.empty and not variadic and name not in config:
                 if path == "policy" and isfunction(_locate(path, target)):
                     raise ConfigError(f"{path}._target_={target}: is a function; give a class with a method plan(view)")
-                raise ConfigError(f"{path}.{name}: {target} needs it; add +{path}.{name}=...")
+                passed_on = path == "policy" and name in _PASSED_ON
+                remedy = f"'+{path}.{name}=${{{name}}}'" if passed_on else f"+{path}.{name}=..."
+                raise ConfigError(f"{path}.{name}: {target} needs it; add {remedy}")
     for key, value in config.items():
         if isinstance(value, Mapping):
             _check(f"{path}.{key}", value)
