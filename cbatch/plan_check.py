@@ -3,8 +3,6 @@
 It only detects that a plan is illegal; `Rules.check` then finds the rule that is broken.
 """
 
-from operator import attrgetter
-
 import numpy as np
 
 from cbatch.engine_view import EngineView
@@ -69,10 +67,10 @@ def _members(requests: list[Request], state: State) -> tuple[list[Request], Ints
     for request in newcomers:
         if request.status is not Status.WAITING or request not in state.waiting:
             raise _IllegalError
-    rows = np.fromiter(map(attrgetter("row"), others), np.int64, len(others))
-    if num_known:
-        return newcomers, np.concatenate((decoding.rows, rows)), num_known
-    return newcomers, rows, len(unique) - len(decoding.without(unique))
+    rows = np.empty(len(requests), np.int64)
+    rows[:num_known] = decoding.rows[:num_known]
+    rows[num_known:] = [request.row for request in others]
+    return newcomers, rows, num_known or len(unique) - len(decoding.without(unique))
 
 
 def _set_start_values(requests: list[Request], rows: Ints, counters: Counters, room: Ints) -> None:

@@ -5,7 +5,7 @@ request that was rejected, or had not ended when the run did, attains none and c
 policy that drops late requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import astuple
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class Attained(NamedTuple):
         return Attained(self.met[:, own], self.limits[:, own], self.counted[own])
 
 
-def attainment(asked: Sequence[Asked], served: Served, window: Window) -> dict[str, Any]:
+def attainment(asked: Collection[Asked], served: Served, window: Window) -> dict[str, Any]:
     """Shares of the requests that have objectives and ended, or were rejected, in the window; empty if none has any.
 
     `share`: all objectives together; `ttft_share`, `tbt_share`, `total_share`: each objective, over the requests that
@@ -49,7 +49,7 @@ def attainment(asked: Sequence[Asked], served: Served, window: Window) -> dict[s
 
 
 def goodput(
-    asked: Sequence[Asked], served: Served, window: Window, objectives: Objectives, seconds: float
+    asked: Collection[Asked], served: Served, window: Window, objectives: Objectives, seconds: float
 ) -> dict[str, float]:
     """Requests that attain their own objectives, or `objectives` if they have none, per second and as a share; empty without any.
 
@@ -66,7 +66,7 @@ def goodput(
 
 
 def judge(
-    asked: Sequence[Asked],
+    asked: Collection[Asked],
     served: Served,
     window: Window = _ALWAYS,
     others: Objectives = Objectives(),  # noqa: B008

@@ -15,7 +15,6 @@ Does not know what produced the run.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -31,31 +30,32 @@ Figures = dict[str, float | dict[str, float]]
 StepColumns = Mapping[str, NDArray[Any]]
 """Fields of `StepRecord` by name, [iterations] each."""
 
+SUMMARIZED = (
+    *("planned_at", "launched_at", "received_at", "done_at", "started", "ended", "num_requests"),
+    *("num_prefill_tokens", "num_decode_tokens", "num_padding_tokens", "kv_blocks_used"),
+)
+"""Those that a summary needs."""
+
 Limit = Annotated[float, positive("seconds; null sets none")]
 
 PERCENTILES = (50, 90, 95, 99)
 
 
 class Ended(NamedTuple):
-    """What figures need of a request that has ended, besides its times: attributes of `Request`, in a fraction of its memory."""
+    """What figures need of a request that has ended, besides its times: attributes of `Request`."""
 
     id: int
     client: str | None
     tier: str | None
     slo: SLO
-    finished_at: float | None
-    finish_reason: FinishReason | None
+    finished_at: float
+    finish_reason: FinishReason
     status: Status
     num_preemptions: int
     num_recomputed_tokens: int
 
 
 Asked = Request | Ended
-_ENDED = attrgetter(*Ended._fields)
-
-
-def ended_of(request: Request) -> Ended:
-    return Ended._make(_ENDED(request))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ and counts as requested when the request arrives. Only served requests count.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cbatch.request import FinishReason
 from cbatch.results.metrics import Asked, Floats, Served, mean
 
 PROMPT_WEIGHT, OUTPUT_WEIGHT = 1.0, 2.0
@@ -70,12 +71,17 @@ class Service:
         return np.array([np.bincount(index, self.amount * np.clip(part, 0, 1), num) for part in parts])
 
 
-def service_of(requests: Sequence[Asked], served: Served, weights: Mapping[str, float] | None = None) -> Service | None:
-    """The service of a run; None if no request names its client. weights: of clients by name; 1 for others."""
-    clients = {request.id: request.client for request in requests}
-    if not any(clients.values()):
+def service_of(
+    requests: Collection[Asked], served: Served, weights: Mapping[str, float] | None = None
+) -> Service | None:
+    """The service of a run; None if no request names its client.
+
+    requests: in the order of their ends. weights: of clients by name; 1 for others.
+    """
+    if not any(request.client for request in requests):
         return None
-    names = np.array([clients[id_] or NO_CLIENT for id_ in served.id.tolist()], dtype=str)
+    ended = (request for request in requests if request.finish_reason is not FinishReason.REJECTED)
+    names = np.array([request.client or NO_CLIENT for request in ended], dtype=str)
     times = served.arrival, served.first_token, served.last_token
     return Service(names, *times, served.prompt_tokens, served.output_tokens, weights or {})
 

@@ -6,28 +6,36 @@
 Memory grows by the rows of requests and iterations, not by tokens.
 """
 
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.record import RunRecord
+from cbatch.request import Request
 from cbatch.results.metrics import (
     PERCENTILES,
+    SUMMARIZED,
     Ended,
     Floats,
     Served,
     StepColumns,
     Window,
-    ended_of,
     served_of,
     statistics,
     step_columns,
 )
 
 Columns = dict[str, NDArray[Any]]
+
+_KINDS = {"id": np.int64, "finished_at": np.float64, "num_preemptions": np.int32, "num_recomputed_tokens": np.int64}
+"""Fields of `Ended` that are numbers; the others are few different objects."""
+
+_AT_ONCE = 1000  # rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +49,7 @@ class CountedServed(Served):
     longest: Floats
     gap_times: Floats
     gap_seconds: Floats
-    gap_counts: NDArray[np.int64]
+    gap_counts: NDArray[np.int32]
 
     def gap_statistics(self, window: Window) -> dict[str, float]:
         inside = window.holds(self.gap_times)
@@ -63,7 +71,7 @@ class StreamedRun:
     """
 
     def __init__(self) -> None:
-        self.ended: list[Ended] = []
+        self.ended = _EndedRequests()
         self._token_ids, self._token_times = np.zeros(0, np.int64), np.zeros(0)  # of requests that have not ended
         self._steps: dict[str, _Column] = {}
         self._served: dict[str, _Column] = {}
@@ -80,12 +88,13 @@ class StreamedRun:
         own = {
             field.name: getattr(served, field.name) for field in fields(Served) if not field.name.startswith("token_")
         }
-        counted = {"gap_times": gaps.real, "gap_seconds": gaps.imag, "gap_counts": counts}
+        counted = {"gap_times": gaps.real, "gap_seconds": gaps.imag, "gap_counts": counts.astype(np.int32)}
         _add(self._served, {**own, **counted, "longest": served.longest_gap})
-        steps = step_columns(piece.steps)
+        columns = step_columns(piece.steps)
+        steps = {name: columns[name] for name in SUMMARIZED}
         narrow = {name: values.astype(np.int32) for name, values in steps.items() if values.dtype == np.int64}
         _add(self._steps, {**steps, **narrow})
-        self.ended += map(ended_of, piece.requests)
+        self.ended.add(piece.requests)
         return served
 
     def served(self) -> CountedServed:
@@ -94,7 +103,7 @@ class StreamedRun:
         return CountedServed(**columns, token_ids=np.zeros(0, np.int64), token_times=np.zeros(0))
 
     def steps(self) -> StepColumns:
-        """The steps, at the end: as `step_columns` of the whole record."""
+        """The steps, at the end: those of `step_columns` that a summary needs."""
         return {name: column.values for name, column in self._steps.items()}
 
 
@@ -116,12 +125,34 @@ class _Column:
         self._room[len(before) : end], self._length = values, end
 
 
+class _EndedRequests(Collection[Ended]):
+    """Rows that are made as they are asked for, from columns: objects would take three times the memory."""
+
+    def __init__(self) -> None:
+        self._columns = {name: _Column(np.dtype(_KINDS.get(name, object))) for name in Ended._fields}
+
+    def add(self, requests: Collection[Request]) -> None:
+        for name, column in self._columns.items():
+            column.add(np.fromiter(map(attrgetter(name), requests), _KINDS.get(name, object), len(requests)))
+
+    def __len__(self) -> int:
+        return len(self._columns["id"].values)
+
+    def __iter__(self) -> Iterator[Ended]:
+        for begin in range(0, len(self), _AT_ONCE):
+            part = (column.values[begin : begin + _AT_ONCE].tolist() for column in self._columns.values())
+            yield from map(Ended._make, zip(*part, strict=True))
+
+    def __contains__(self, request: object) -> bool:
+        return any(request == each for each in self)
+
+
 def _add(columns: dict[str, _Column], more: Columns) -> None:
     for name, values in more.items():
         columns.setdefault(name, _Column(values.dtype)).add(values)
 
 
-def counted_statistics(values: Floats, counts: NDArray[np.int64]) -> dict[str, float]:
+def counted_statistics(values: Floats, counts: NDArray[Any]) -> dict[str, float]:
     """`statistics` of each value so many times: the same percentiles to the bit; the mean may differ in its last digits."""
     if not len(values):
         return statistics(values)

@@ -1,7 +1,7 @@
 """Summary of one run: every metric of `metrics`, over the measured window of the run."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from cbatch.record import RunRecord
@@ -23,8 +23,8 @@ def summarize(
     client_weights: Mapping[str, float] | None = None,
     requests: Served | None = None,
     steps: StepColumns | None = None,
-    ended: Sequence[Asked] | None = None,
-    asked: Sequence[Asked] | None = None,
+    ended: Collection[Asked] | None = None,
+    asked: Collection[Asked] | None = None,
 ) -> dict[str, Any]:
     """All metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -65,7 +65,7 @@ def summarize(
     }
 
 
-def _run(ended: Sequence[Asked], requests: Served, steps: StepColumns, window: Window, num_counted: int) -> Figures:
+def _run(ended: Collection[Asked], requests: Served, steps: StepColumns, window: Window, num_counted: int) -> Figures:
     """The whole run with warm-up and drain, except `counted_*`, which are of the window."""
     computed = float(steps["num_prefill_tokens"].sum() + steps["num_decode_tokens"].sum())
     recomputed = sum(request.num_recomputed_tokens for request in ended)

@@ -215,10 +215,12 @@ class ProfileCost:
 
     def _graph_tokens(self, shape: BatchShape) -> int | None:
         """Tokens of the captured graph that computes an iteration; None: of none."""
-        key, graphs = (shape.num_tokens, bool(shape.chunks or shape.num_padding)), self.operations.captured_graphs
-        if graphs is not None and key not in self._computed:
+        if (graphs := self.operations.captured_graphs) is None:
+            return None
+        key = (shape.num_tokens, bool(shape.chunks or shape.num_padding))
+        if key not in self._computed:
             self._computed[key] = graphs.padded(key[0], self._max_batch or graphs.decodes[-1], prompts=key[1])
-        return self._computed.get(key)
+        return self._computed[key]
 
     def _tables(self, shape: BatchShape) -> _Tables:
         """More decodes than were measured alone are closer to as many prompt tokens: their products bound them."""
