@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from logging import getLogger
+from operator import attrgetter
 from typing import Any
 
 from cbatch.errors import CbatchError, StallError
@@ -21,6 +22,8 @@ from cbatch.vllm.settings import Adapter, Counts
 from cbatch.vllm.view import Launched, VllmView
 
 _log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
+
+_VLLM_ID = attrgetter("vllm_id")
 
 Clock = Callable[[], float]
 
@@ -114,7 +117,7 @@ class Planner:
             _warn_at_times(self.counts.fallbacks, "vLLM decides iterations by its own rule (%d so far): %s", error)
             self._arriving.extend(population.waiting)  # the policy may have taken them for admitted
             return None
-        self.planned = {each.vllm_id: count for each, count in zip(served(plan.requests), plan.num_tokens, strict=True)}
+        self.planned = dict(zip(map(_VLLM_ID, plan.requests), plan.num_tokens, strict=True))
         more = plan.preempt or plan.reject or plan.reserve
         self.all_decode = not more and len(plan) == len(population.running) and plan.requests == view.decodes
         return plan
@@ -154,7 +157,10 @@ class Planner:
         num_free, note = view.kv.num_free, "" if plan is None else plan.note
         if plan is not None and self._leaps and self.all_decode:
             self._latest = plan, decodes, num_free
-        state = (self._num_preempted, view.kv.num_blocks - num_free, len(population.waiting), len(population.running))
+        state = 0, 0, 0, 0
+        if self._on_step is not ignore:
+            used = view.kv.num_blocks - num_free
+            state = self._num_preempted, used, len(population.waiting), len(population.running)
         times = (view.now, self.clock())
         view.in_flight.append(Launched(view.iteration, requests, scheduled, *times, num_decodes, state, note))
         view.iteration += 1
@@ -181,7 +187,9 @@ class Planner:
     def received(self, received_at: float, receivers: Collection[str]) -> None:
         """The oldest iteration in flight has ended. receivers: vLLM's ids of the requests that received a token."""
         view, launched = self.view, self.view.in_flight.popleft()
-        requests = [request for request in launched.requests if request.vllm_id in receivers]
+        requests = launched.requests
+        if len(receivers) < len(requests):
+            requests = [request for request in requests if request.vllm_id in receivers]
         for request in requests:
             request.receive(received_at)
         started = max(launched.launched_at, view.last_ended_at)

@@ -33,9 +33,9 @@ class Population:
 
     def advance(self, scheduled: list[ServedRequest], now: float) -> None:
         """Follow an iteration that vLLM has scheduled, its requests in the order of the plan."""
-        if scheduled == self.decoding.members:
-            return
-        for request in scheduled:
+        decodes = served(self.decoding.members)
+        num_decodes = len(decodes)
+        for request in scheduled[num_decodes:] if scheduled[:num_decodes] == decodes else scheduled:
             if request.status is Status.WAITING:
                 self._admit(request, now)
             if request in self.prefilling and not request.source.is_prefill_chunk:

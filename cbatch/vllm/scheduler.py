@@ -96,8 +96,11 @@ class _Policed:
             self._refuse(request, why)
         steering, planner = self._steering, self._planner
         steering.preempt(plan)
-        with steering.shown(plan, planner.planned, planner.all_decode):
+        steering.show(plan, planner.planned, planner.all_decode)
+        try:
             output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        finally:
+            steering.restore()
         self._add_preempted(output)
         steering.preempted.clear()
         return output

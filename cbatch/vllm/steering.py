@@ -9,8 +9,7 @@ Afterwards everything is restored, except what vLLM itself has changed.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
@@ -29,6 +28,7 @@ class Steering:
         self._scheduler = scheduler
         self._side = side_queue(scheduler)
         self.counts: dict[str, int] | None = None
+        self._hidden: tuple[Any, ...] | None = None  # what vLLM is to have again
         self.preempted: set[str] = set()  # by the plan; for the output of the same iteration
 
     def preempt(self, plan: Plan) -> None:
@@ -37,9 +37,8 @@ class Steering:
             self._scheduler.running.remove(request.source)
             self._scheduler._preempt_request(request.source, time.monotonic())
 
-    @contextmanager
-    def shown(self, plan: Plan, counts: dict[str, int], all_decode: bool) -> Iterator[None]:
-        """vLLM sees the plan inside the `with`.
+    def show(self, plan: Plan, counts: dict[str, int], all_decode: bool) -> None:
+        """vLLM sees the plan from now on.
 
         counts: tokens by vLLM's id. all_decode: the plan is one token of each request that runs, which is also vLLM's own
             rule if none waits.
@@ -47,16 +46,14 @@ class Steering:
         scheduler, planned = self._scheduler, served(plan.requests)
         real = scheduler.running, scheduler.waiting, getattr(scheduler, self._side)
         self.counts = counts
-        if all_decode and not any(real[1:]):
-            try:
-                yield
-            finally:
-                self.counts = None
+        if all_decode and not real[1] and not real[2]:
             return
         newcomers = [] if all_decode else [each.source for each in planned if each.status is Status.WAITING]
-        fits_whole = scheduler.scheduler_reserve_full_isl if hasattr(scheduler, "scheduler_reserve_full_isl") else None
+        fits_whole = getattr(scheduler, "scheduler_reserve_full_isl", None)
+        self._hidden = *real, newcomers, fits_whole
         if not all_decode:
-            scheduler.running = [each.source for each in planned if each.status is Status.RUNNING]
+            running = [each.source for each in planned if each.status is Status.RUNNING]
+            scheduler.running = real[0] if running == real[0] else running  # vLLM's own needs no restoring
         scheduler.waiting = FCFSRequestQueue(newcomers)
         setattr(scheduler, self._side, FCFSRequestQueue())
         scheduler.need_mamba_block_aligned_split = not all_decode
@@ -68,20 +65,18 @@ class Steering:
                     for request, tokens in zip(served(plan.reserve), plan.reserve.values(), strict=True)
                 }
             )
-        try:
-            yield
-        finally:
-            if plan.reserve:
-                del scheduler.kv_cache_manager.allocate_slots
-            self.counts = None
-            scheduler.need_mamba_block_aligned_split = False
-            if fits_whole is not None:
-                scheduler.scheduler_reserve_full_isl = fits_whole
-            self._restore(*real, newcomers)
 
-    def _restore(self, running: list[Any], waiting: Any, side: Any, newcomers: list[Any]) -> None:
+    def restore(self) -> None:
         """Shows vLLM all requests again, in the places to which it has moved them."""
+        self.counts = None
+        if self._hidden is None:
+            return
+        (running, waiting, side, newcomers, fits_whole), self._hidden = self._hidden, None
         scheduler = self._scheduler
+        vars(scheduler.kv_cache_manager).pop("allocate_slots", None)
+        scheduler.need_mamba_block_aligned_split = False
+        if fits_whole is not None:
+            scheduler.scheduler_reserve_full_isl = fits_whole
         shown, left, put_off = scheduler.running, scheduler.waiting, getattr(scheduler, self._side)
         scheduler.waiting = waiting
         setattr(scheduler, self._side, side)
