@@ -4,13 +4,14 @@ As in a CUDA graph, everything that Python decides while recording is fixed: buf
 in what a graph may depend on shows here as it does on a GPU.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from cbatch.executor import Step
 from cbatch.runtime.attention import PagedCache
@@ -45,6 +46,39 @@ class FixedShapeAttention:
         ]
 
 
+class Graph(TorchDispatchMode):
+    """Records the operations within a `with` block; called, computes them again, each from what those before it make now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: list[Tensor] = []  # while recording; they are kept, so that no other has the identity of one
+        self._calls: list[tuple[Any, list[Any], Any, list[tuple[int, int]]]] = []
+        """Operation, its arguments as a list, their structure, and which of them were made: (place, index into `_made`)."""
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert operation is not torch.ops.aten._local_scalar_dense.default, "a graph cannot read a number back"
+        given, structure = tree_flatten((args, kwargs or {}))
+        index = {id(tensor): number for number, tensor in enumerate(self._made)}
+        earlier = [(place, index[id(part)]) for place, part in enumerate(given) if id(part) in index]
+        self._calls.append((operation, given, structure, earlier))
+        made = operation(*args, **(kwargs or {}))
+        self._made += _tensors(made)
+        return made
+
+    def __call__(self) -> None:
+        made: list[Tensor] = []
+        for operation, given, structure, earlier in self._calls:
+            now = given.copy()
+            for place, number in earlier:
+                now[place] = made[number]
+            args, kwargs = tree_unflatten(now, structure)
+            made += _tensors(operation(*args, **kwargs))
+
+
+def _tensors(made: Any) -> list[Tensor]:
+    return [part for part in (made if isinstance(made, tuple | list) else [made]) if isinstance(part, Tensor)]
+
+
 class CpuGraphs:
     """Replays a stage's graph for each shape and slot; see `Iteration`. Every step must fit one of the shapes."""
 
@@ -54,7 +88,7 @@ class CpuGraphs:
         self._eager, self._slots, self._cache = eager, slots, cache
         self._shapes = sorted(shapes)
         self.num_replayed = 0
-        self.graphs: dict[tuple[Shape, int], Callable[[], Any]] = {}
+        self.graphs: dict[tuple[Shape, int], Graph] = {}
         self.capture()
 
     def shape(self, step: Step) -> Shape:
@@ -81,8 +115,10 @@ class CpuGraphs:
         )
 
     @torch.inference_mode()
-    def _capture(self, shape: Shape, slot: StageSlot) -> Callable[[], Any]:
+    def _capture(self, shape: Shape, slot: StageSlot) -> Graph:
         work = self.work(shape)
         pack_dummies(shape, *self._cache.size, host_views(slot.host_array, shape))
         slot.upload(work).body()
-        return make_fx(lambda: self._eager(slot, work))()
+        with Graph() as graph:
+            self._eager(slot, work)
+        return graph
