@@ -135,10 +135,7 @@ class GraphedIteration:
         """Compute padding once, so that every kernel is compiled and loaded: a capture must do neither."""
         with self._current_streams():
             self._put_dummies(shape)
-            self._run_eagerly(shape)
-
-    def _run_eagerly(self, shape: Shape) -> None:
-        self._eager(self._slots[0], self._work(shape))
+            self._eager(self._slots[0], self._work(shape))
 
     def _capture(self, shape: Shape, slot: StageSlot, pool: Any) -> None:
         self.graphs[shape, slot.index] = [

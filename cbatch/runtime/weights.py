@@ -1,7 +1,6 @@
 """Makes the `transformers` modules of a model: random weights from a seed, or a local checkpoint's."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -20,10 +19,11 @@ def load_model(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
         ModelError: the model cannot be built, or the checkpoint is missing, broken, or does not match `spec`.
     """
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
-    model = _random(spec, device) if spec.path is None else _pretrained(spec, spec.path).to(device)
-    model.eval()
-    model.requires_grad_(False)
-    return model
+    if spec.path is not None:
+        return _pretrained(spec, spec.path).to(device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
+        torch.manual_seed(spec.seed)
+        return _build(spec, transformers_config(spec))
 
 
 def move_stages(model: PreTrainedModel, layers: Sequence[Layers], devices: Sequence[torch.device]) -> None:
@@ -79,22 +79,17 @@ def transformers_config(spec: ModelSpec) -> PreTrainedConfig:
         raise ModelError(f"model {spec.name}: transformers refuses its shape ({_one_line(error)}); {remedy}") from error
 
 
-def _random(spec: ModelSpec, device: torch.device) -> PreTrainedModel:
-    config, factory = transformers_config(spec), cast(Any, AutoModelForCausalLM)
-    with _seeded(spec.seed, device), device:
-        model = factory.from_config(config, dtype=getattr(torch, spec.dtype), attn_implementation=ATTENTION_NAME)
-    return cast(PreTrainedModel, model)
-
-
 def load_skeleton(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:
     """The modules of a model with random weights, ready for inference, without memory for the weights."""
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
-    factory = cast(Any, AutoModelForCausalLM)
     with torch.device("meta"):
-        model = factory.from_config(config, dtype=getattr(torch, spec.dtype), attn_implementation=ATTENTION_NAME)
-    model.eval()
-    model.requires_grad_(False)
-    return cast(PreTrainedModel, model)
+        return _build(spec, config)
+
+
+def _build(spec: ModelSpec, config: PreTrainedConfig) -> PreTrainedModel:
+    factory = cast(Any, AutoModelForCausalLM)
+    model = factory.from_config(config, dtype=getattr(torch, spec.dtype), attn_implementation=ATTENTION_NAME)
+    return cast(PreTrainedModel, model.eval().requires_grad_(False))
 
 
 def _pretrained(spec: ModelSpec, path: str) -> PreTrainedModel:
@@ -109,7 +104,7 @@ def _pretrained(spec: ModelSpec, path: str) -> PreTrainedModel:
     if missing := sorted(report["missing_keys"]):
         reason = f"{len(missing)} weights are missing, {missing[0]} first"
         raise ModelError(f"model.path={path}: {reason}; copy the checkpoint again")
-    return cast(PreTrainedModel, model)
+    return cast(PreTrainedModel, model.eval().requires_grad_(False))
 
 
 def _check_nanogpt(spec: ModelSpec) -> None:
@@ -128,14 +123,6 @@ def _check_shape(spec: ModelSpec, found: ModelSpec) -> None:
     if spec.max_positions > found.max_positions:
         reason = f"exceeds the {found.max_positions} that {spec.path} supports (its positions or sliding window)"
         raise ModelError(f"model.max_positions={spec.max_positions} {reason}; lower it")
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the random numbers inside the block, and restore the process's generators after it."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
 
 
 def _one_line(error: Exception) -> str:

@@ -4,8 +4,8 @@ A graph keeps the memory of its intermediate results. Graphs that never run at t
 largest is captured first, the others fit into its memory; in the other order, each is larger than all before it.
 """
 
-import gc
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from cbatch.runtime.graphs import CaptureReport, GraphedIteration
 from cbatch.runtime.options import Options
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
+from experiments.config.servers import release_memory
 from experiments.store.benchmark_file import write
 
 
@@ -53,7 +54,7 @@ class Recaptured(GraphedIteration):
         before = self._used_bytes()
         for shape in shapes if self._way.largest_first else reversed(shapes):
             for slot in self._slots:
-                self._guard(shape, lambda shape, slot=slot: self._capture(shape, slot, pool))  # type: ignore[misc]
+                self._guard(shape, partial(self._capture, slot=slot, pool=pool))
                 self.tokens.append(shape.num_tokens)
                 self.used.append(self._used_bytes() - before)
         return CaptureReport(0.0, len(self.graphs), self.used[0], self.used[-1])
@@ -74,7 +75,7 @@ def main(
     shapes = default_shapes(limits, gpu.BLOCK_SIZE, "all")
     # memory that the driver takes once belongs to no graph
     Recaptured(executor.iteration, shapes[:1], Way(shared=False))
-    release()
+    release_memory()
     print(f"{spec.name}, up to {limits.max_batch} requests and {limits.max_tokens} tokens: device memory of the graphs")
     figures: dict[str, Any] = {}
     for name, way in WAYS.items():
@@ -83,14 +84,7 @@ def main(
         first, total = found.used[0] / 1e6, found.used[-1] / 1e6
         print(f"  {name:26} {total:8.0f} MB for {len(found.used)} graphs, the first {first:.0f} MB", flush=True)
         del found
-        release()
+        release_memory()
     executor.close()
     stamped = {"model": spec.name, "batch": limits.max_batch, "max_tokens": limits.max_tokens, "figures": figures}
     print(f"written: {write('graph_memory', torch.cuda.get_device_name(), stamped, Path(folder))}")
-
-
-def release() -> None:
-    """Frees the memory of graphs that are no longer referenced."""
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
