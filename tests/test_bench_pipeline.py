@@ -62,7 +62,7 @@ def as_if_on_gpus(monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType) -> Non
     monkeypatch.setattr(pipeline, "LONGEST", 84)
     monkeypatch.setattr(benchmark, "LONGEST", 84)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    monkeypatch.setattr(benchmark, "choose_devices", lambda *numbers: None)
+    monkeypatch.setattr(pipeline, "choose_devices", lambda *numbers: None)
 
 
 def test_it_compares_stages_and_policies(

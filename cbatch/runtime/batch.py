@@ -174,7 +174,6 @@ def pack_dummies(shape: Shape, dummy_block: int, block_size: int, out: Fields[ND
 def _pad(
     num_tokens: int, num_rows: int, shape: Shape, dummy_block: int, block_size: int, out: Fields[NDArray[Any]]
 ) -> None:
-    """Fill what lies beyond the real batch."""
     out.query_starts[num_rows + 1 :] = num_tokens
     out.context_lens[num_rows:] = 0
     out.token_ids[num_tokens:] = PLACEHOLDER

@@ -135,5 +135,4 @@ class StreamExecutor:
 
     @cached_property
     def _origin(self) -> float:
-        """When the clock was first read, in seconds of `time.perf_counter`."""
         return perf_counter()

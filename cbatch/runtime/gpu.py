@@ -172,7 +172,6 @@ def _load(
 def _weights(
     spec: ModelSpec, layers: Sequence[Layers], ranks: Sequence[Rank], devices: Devices
 ) -> list[PreTrainedModel]:
-    """The weights of each rank, each stage's on its GPU."""
     lanes = zip(*devices, strict=True)  # of each rank its GPU in each stage
     if spec.path is None and spec.weight_bytes > TOO_LARGE:
         return [draw_shard(spec, rank, layers, lane) for rank, lane in zip(ranks, lanes, strict=True)]

@@ -185,7 +185,6 @@ class GraphedIteration:
         return total - free
 
     def _put_dummies(self, shape: Shape) -> None:
-        """Fill the first slot's inputs with padding."""
         slot, size = self._slots[0], self.caches[0].size
         for stream in self._streams:
             stream.synchronize()

@@ -101,9 +101,7 @@ class EagerIteration:
             rank.leaving[: work.shape.num_rows].copy_(tokens)
 
     def _choose(self, index: int, logits: torch.Tensor, out: torch.Tensor) -> Steps[None]:
-        """Write each row's most likely token to `out`, int32 [rows]."""
         yield from self.models[index].choose(logits, out)
 
     def _draw(self, logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
-        """Return each row's token, int32 [rows]."""
         return sample(logits, batch)

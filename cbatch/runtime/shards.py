@@ -97,7 +97,6 @@ def _share(weight: Tensor, name: str, spec: ModelSpec, rank: Rank) -> Tensor:
 
 
 def _own(weight: Tensor, device: torch.device) -> torch.nn.Parameter:
-    """A copy of its own, contiguous."""
     copy = weight.detach().to(device, copy=True, memory_format=torch.contiguous_format)
     return torch.nn.Parameter(copy, requires_grad=False)
 

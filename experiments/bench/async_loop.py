@@ -95,7 +95,6 @@ def kernel_shares(
 
 
 def _window(trace: KernelTrace, edges: tuple[int, int]) -> Callable[[Engine], None]:
-    """Returns a function that starts and stops the trace at these iterations."""
 
     def on_step(engine: Engine) -> None:
         iteration = engine.view.iteration

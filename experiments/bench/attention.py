@@ -60,7 +60,6 @@ def cases(batch: int) -> dict[str, list[Row]]:
 
 
 def _bytes(spec: ModelSpec, rows: Sequence[Row]) -> int:
-    """Returns the bytes of keys and values that one layer's decodes read."""
     return sum(context for queries, context in rows if queries == 1) * spec.kv_bytes_per_token // spec.num_layers
 
 

@@ -103,7 +103,6 @@ def main(
 
 
 def _shares(text: str, number: int) -> list[tuple[float, ...]]:
-    """Returns the shares of each of the policies."""
     lists: list[tuple[float, ...]] = [parse(tuple[float, ...], part, "capacity: shares") for part in text.split(";")]
     if len(lists) not in (1, number):
         raise ConfigError(f"capacity: shares={text}: give one list, or one for each of the {number} policies")

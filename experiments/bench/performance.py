@@ -75,7 +75,6 @@ def text(measured: Measured, *, drawn: bool) -> str:
 
 
 def _batches(measured: Measured, drawn: bool) -> list[str]:
-    """The large batch of equal requests, for each number of new tokens."""
     figures, peers = measured.decode["figures"], measured.peers.get("decode", {})
     parts = ["## Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens", NOT_THE_SAME]
     for name in sorted({*figures, *peers}, key=lambda name: int(name.split()[0])):
@@ -114,7 +113,6 @@ def _loops(files: list[Json], work: str, newest: Json) -> Json:
 
 
 def _one_request(measured: Measured) -> list[str]:
-    """One request: the rate of each way to compute, and the time it takes to start."""
     figures, peer = measured.graphs["figures"], measured.peers.get("one_request", {})
     table = _table(peer, _ours(figures, "output_tokens_per_second"), "output tokens/s")
     parts = ["## One request: llama-2-7b, 32 prompt and 512 new tokens", table, *_sources(peer)]
@@ -165,7 +163,6 @@ def _attention(measured: Measured) -> list[str]:
 
 
 def _table(peer: Json, ours: list[Row], unit: str, *, faster_is_less: bool = False) -> str:
-    """The other engines of a section, then ours."""
     shares = peer.get("active_share", {})
     theirs = [Row(name, figures, shares.get(name)) for name, figures in peer.get("engines", {}).items()]
     return speeds(theirs, ours, unit, at_copy_speed=peer.get("bytes_bound"), faster_is_less=faster_is_less)
@@ -181,7 +178,6 @@ def _ours(found: Json, key: str) -> list[Row]:
 
 
 def _sources(peer: Json) -> list[str]:
-    """How the other engines' figures of a section were measured, a paragraph for each command."""
     files = peer.get("sources", [])
     return list(dict.fromkeys(f"{file['engine']['name']}: {source(file)}." for file in files))
 

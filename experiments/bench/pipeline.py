@@ -62,12 +62,7 @@ def main(
         raise ConfigError("pipeline: layers= is for real stages, simulated ones are equal; leave hardware= out")
     chosen = {each: POLICIES[each] for each in beginning_with("policies", policies, POLICIES)}
     spec = load_spec(model)
-    if hardware:
-        device = device_of(hardware)
-    else:
-        choose_devices(max(stages))
-        device = torch.cuda.get_device_name()
-    figures: dict[str, Any] = {}
+    gpus, figures = name_gpus(hardware, stages=max(stages)), dict[str, Any]()
     stamped = {"model": spec.name, "batch": batch, "requests": requests, "layers": list(layers), "figures": figures}
     for number in stages:
         limits = Limits(batch, 32768, LONGEST, num_stages=number)
@@ -86,7 +81,7 @@ def main(
             for stage, causes in enumerate(run["stages"]):
                 parts = ", ".join(f"{cause} {part:.1%}" for cause, part in causes.items())
                 print(f"    stage {stage}: {parts}", flush=True)
-            written = write(name, f"{device} x{max(stages)}", stamped, Path(folder))
+            written = write(name, gpus, stamped, Path(folder))
     print(f"written: {written}")
 
 
@@ -143,9 +138,14 @@ def _figures(runs: Runs, accounts: list[StageAccount]) -> dict[str, Any]:
     }
 
 
-def device_of(hardware: str) -> str:
-    """The GPU of a profile, as PyTorch names it."""
-    return re.sub(r" \d+ GB$", "", load_profile(hardware).hardware)
+def name_gpus(hardware: str, stages: int = 1, ranks: int = 1) -> str:
+    """Name and number of the GPUs, which must be there unless `hardware`, a profile, stands for them."""
+    if hardware:
+        name = re.sub(r" \d+ GB$", "", load_profile(hardware).hardware)
+    else:
+        choose_devices(stages, ranks)
+        name = torch.cuda.get_device_name()
+    return f"{name} x{stages * ranks}"
 
 
 def zipf_lengths(number: int) -> Lengths:

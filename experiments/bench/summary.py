@@ -100,7 +100,6 @@ def _setting(row: Row | None, batch: int, unknown: str) -> str:
 
 
 def _ours(policies: Json, beginning: str) -> Row | None:
-    """The fastest of the policies whose names begin so."""
     chosen = {name: found for name, found in policies.items() if name.startswith(beginning)}
     return fastest(filter(None, (_row(found, "tokens_per_second", name) for name, found in chosen.items())))
 

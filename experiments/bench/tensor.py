@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from cbatch import ConfigError, Limits, ModelSpec
-from cbatch.runtime.devices import choose_devices
 from cbatch.runtime.options import Options
 from experiments.bench.async_loop import kernel_shares
-from experiments.bench.pipeline import LONGEST, POLICIES, device_of, serve, server_on
+from experiments.bench.pipeline import LONGEST, POLICIES, name_gpus, serve, server_on
 from experiments.bench.serving import Runs, chunked, repeat
 from experiments.config.backends import Cuda, Simulated
 from experiments.config.command_line import Count, beginning_with
@@ -54,12 +52,7 @@ def main(
     if unknown := set(work) - {"requests", "decode"}:
         raise ConfigError(f"tensor: work={min(unknown)} is unknown; known: requests, decode")
     chosen = {each: CHOICES[each] for each in beginning_with("policies", policies, CHOICES)}
-    if hardware:
-        device = device_of(hardware)
-    else:
-        choose_devices(1, max(ranks))
-        device = torch.cuda.get_device_name()
-    gpus, figures = f"{device} x{max(ranks)}", dict[str, Any]()
+    gpus, figures = name_gpus(hardware, ranks=max(ranks)), dict[str, Any]()
     of_requests = {"model": model, "requests": requests} if "requests" in work else {}
     of_decodes = {"decode_model": decode_model} if "decode" in work else {}
     stamped = {**of_requests, **of_decodes, "batch": batch, "figures": figures}

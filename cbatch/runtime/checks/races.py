@@ -133,7 +133,6 @@ class Checker:
 
 
 def _parts(accessed: Memory) -> Iterator[tuple[Hashable, Ints]]:
-    """Each memory with its items."""
     for part in accessed:
         yield (part.kind, part.numbers()) if isinstance(part, Items) else (_memory(part), WHOLE)
 

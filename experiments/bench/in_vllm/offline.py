@@ -112,7 +112,6 @@ def _coverage(spec: ModelSpec) -> Iterator[tuple[str, list[Request]]]:
 
 
 def _figure(work: str, requests: list[Request], seconds: float) -> float:
-    """Milliseconds per output token of one request, or prompt and output tokens per second."""
     if work == "mixed":
         return sum(request.max_tokens for request in requests) / seconds
     return seconds / requests[0].max_new_tokens * 1e3

@@ -62,7 +62,6 @@ def _check_sizes(spec: ModelSpec, block_size: int) -> None:
 
 
 def _why_not_flash4(spec: ModelSpec, is_hopper: bool) -> str:
-    """Why flash-attn-4 cannot be used here; empty if it can."""
     if spec.dtype == "float32":
         return "it computes 16-bit floats"
     if not is_hopper:
