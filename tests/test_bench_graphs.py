@@ -30,7 +30,7 @@ def test_a_way_is_measured_batch_by_batch() -> None:
     assert seen == [(1, ["1"]), (2, ["1", "2"]), (4, ["1", "2", "4"])]
     assert found["output_tokens_per_second"]["repeats"] == graphs.RUNS
     assert found["by_batch"]["4"]["repeats"] == graphs.STRETCHES
-    assert found["graphs"] == 6 and found["capture_seconds"] == 0.5
+    assert found["graphs"] == 8 and found["capture_seconds"] == 0.5
 
 
 def test_the_window_lies_in_the_middle_of_the_output() -> None:

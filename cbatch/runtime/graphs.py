@@ -4,14 +4,15 @@ A small iteration of several hundred kernels takes the host longer to launch tha
 launch. Its shape is fixed, so a step is padded up to the smallest captured one that holds it. A step that fits none
 runs operation by operation and is counted.
 
-All graphs share one memory pool for what they compute between inputs and tokens: they never run at the same time, and
-as the largest is captured first, each of the others fits into what the first has taken. Inputs are views of the slot's
-buffer, so each shape is captured once for each slot.
+Graphs share a memory pool for what they compute between inputs and tokens: they never run at the same time, and as the
+largest is captured first, each of the others fits into what the first has taken. Those of few tokens have a small pool of
+their own. Inputs are views of the slot's buffer, so each shape is captured once for each slot.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +27,10 @@ from cbatch.runtime.slots import RankSlot, StageSlot
 
 TOKENS_PER_CHUNK, MIN_CHUNKS = 32, 4
 """A graph takes one chunk for each 32 of its tokens, and at least 4."""
+
+FEW_TOKENS = 4
+"""Graphs of at most so many tokens have a memory pool of their own. In that of mixed iterations what they compute is far apart:
+a single decode of LLaMA-2-7B took 0.8% longer on an H200."""
 
 
 class Captured(NamedTuple):
@@ -121,11 +126,12 @@ class GraphedIteration:
         for shape in shapes:
             self._guard(shape, self._warm_up)
         torch.cuda.empty_cache()  # during a capture PyTorch cannot give back what loading and warm-up have left unused
-        pool = torch.cuda.graph_pool_handle()
+        pools = {few: torch.cuda.graph_pool_handle() for few in (True, False)}
         used = [self._used_bytes()]
         for shape in shapes:
             for slot in self._slots:
-                self._guard(shape, lambda shape, slot=slot: self._capture(shape, slot, pool))  # type: ignore[misc]
+                pool = pools[shape.num_tokens <= FEW_TOKENS]
+                self._guard(shape, partial(self._capture, slot=slot, pool=pool))
                 used.append(self._used_bytes())
         seconds = time.perf_counter() - begin
         return CaptureReport(seconds, len(self.graphs), used[min(1, len(shapes))] - used[0], used[-1] - used[0])

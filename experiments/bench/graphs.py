@@ -39,7 +39,7 @@ RUNS = 3
 
 
 WAYS = {
-    "fused, graphs": Options(graphs="decode"),
+    "fused, graphs": Options(),
     "fused, eager": Options(graphs="off"),
     "transformers, graphs": Options(graphs="decode", fused=False),
     "transformers, eager": Options(graphs="off", fused=False),
