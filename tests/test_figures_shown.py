@@ -14,7 +14,7 @@ from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Objectives, collect_served
 from experiments import plot
 from experiments.plots import table
-from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_lines, step_rows, write_csv
+from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_lines, write_csv
 from experiments.store.notes import lengths_text, origin_of, outside_text
 from experiments.store.tables import (
     load,
@@ -100,14 +100,14 @@ def test_a_table_has_its_rows_or_was_cut_off(tmp_path: Path) -> None:
 
 def test_times_of_a_step_stand_in_its_row_as_they_are() -> None:
     step = StepRecord(3, *(0.1 * place for place in range(1, 8)), *range(1, 10), note="x")
-    [row] = step_rows([step])
-    assert list(row) == [value if isinstance(value, str | int) else repr(value) for value in step]
+    [line] = step_lines([step])
+    assert line == ",".join(value if isinstance(value, str) else repr(value) for value in step) + "\r\n"
 
 
 @pytest.mark.parametrize("note", ["", "a,b", 'x "q"', "two\nlines", "x\r", "ä", " lead", "''"])
 def test_lines_of_steps_are_those_of_the_csv_module(note: str, tmp_path: Path) -> None:
     steps = [StepRecord(3, *(0.1 * place for place in range(1, 8)), *range(1, 10), note=text) for text in (note, "y")]
-    write_csv(tmp_path / "rows.csv", [], step_rows(steps))
+    write_csv(tmp_path / "rows.csv", [], steps)
     write_csv(tmp_path / "lines.csv", [], (), step_lines(steps))
     assert (tmp_path / "rows.csv").read_bytes() == (tmp_path / "lines.csv").read_bytes()
     assert list(step_lines([])) == []

@@ -31,7 +31,7 @@ from cbatch.topology import Topology
 from experiments import run, serve
 from experiments.bench import million
 from experiments.config import assemble
-from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, step_rows, write_csv
+from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, write_csv
 from experiments.store.streamed import StreamedTables
 from experiments.store.tables import load, load_requests, time_between_tokens
 from experiments.workloads import ServeGen
@@ -62,7 +62,7 @@ def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchro
         if requests[-1].arrival_iteration:
             continue
         record = make_server(asynchronous).serve(policy, requests)
-        write_csv(tmp_path / "steps.csv", StepRecord._fields, step_rows(record.steps))
+        write_csv(tmp_path / "steps.csv", StepRecord._fields, record.steps)
         write_csv(tmp_path / "requests.csv", REQUEST_COLUMNS, request_rows(record, collect_served(record)))
         with StreamedTables(tmp_path / "streamed") as tables:
             make_server(asynchronous).serve_stream(policy, iter(again), tables.take, at_once=3)

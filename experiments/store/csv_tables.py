@@ -53,25 +53,20 @@ def has_rows(path: Path, num_rows: int) -> bool:
         return sum(1 for _ in csv.reader(file)) == 1 + num_rows
 
 
-def step_rows(steps: Sequence[StepRecord]) -> Iterable[Iterable[object]]:
-    """The steps with times as text. Most times occur in several columns; each is formatted once."""
-    first, last = (StepRecord._fields.index(name) for name in ("planned_at", "ended"))
-    columns = [*zip(*steps, strict=True)]
-    times = set().union(*columns[first : last + 1])
-    text = dict(zip(times, map(repr, times), strict=True))
-    columns[first : last + 1] = [tuple(map(text.__getitem__, column)) for column in columns[first : last + 1]]
-    return zip(*columns, strict=True)
-
-
 def step_lines(steps: Sequence[StepRecord]) -> Iterator[str]:
-    """The same as lines of CSV; a csv.writer would look at every character."""
+    """The steps as lines of CSV; a csv.writer would look at every character.
+
+    Most times occur in several columns; each is formatted once.
+    """
     if not steps:
-        return
-    *columns, notes = zip(*step_rows(steps), strict=True)
-    quoted = {note: _quoted(str(note)) for note in set(notes)}
-    texts = (*(map(str, column) for column in columns), map(quoted.__getitem__, notes))
-    for row in zip(*texts, strict=True):
-        yield f"{','.join(row)}\r\n"
+        return iter(())
+    *columns, notes = zip(*steps, strict=True)
+    first, last = (StepRecord._fields.index(name) for name in ("planned_at", "ended"))
+    times = set().union(*columns[first : last + 1])
+    text = dict(zip(times, map(repr, times), strict=True)).__getitem__
+    texts = (map(text if first <= place <= last else str, column) for place, column in enumerate(columns))
+    ends = {note: f"{_quoted(str(note))}\r\n" for note in set(notes)}
+    return map(",".join, zip(*texts, map(ends.__getitem__, notes), strict=True))
 
 
 def _quoted(text: str) -> str:

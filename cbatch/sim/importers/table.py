@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from itertools import islice, repeat, zip_longest
+from itertools import islice, repeat
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -75,13 +75,15 @@ def _read(path: Path, names: Names, num_rows: int | None) -> dict[str, Names]:
             lines = csv.reader(file)
             header = next(lines, [])
             _check_columns(path, names, header)
-            columns = list(zip_longest(header, *islice(lines, num_rows), fillvalue=""))
+            places = [header.index(name) for name in names]
+            rows = ([row[place] if place < len(row) else "" for place in places] for row in islice(lines, num_rows))
+            columns = list(zip(*rows, strict=True))
     except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise ProfileError(f"{path}: cannot read the table: {reason}; fetch the file again") from error
-    if len(columns[0]) == 1:
+    if not columns:
         raise ProfileError(f"{path}: holds no rows; fetch the file again")
-    return {name: columns[header.index(name)][1:] for name in names}
+    return dict(zip(names, columns, strict=True))
 
 
 def _check_columns(path: Path, names: Names, header: Names) -> None:
