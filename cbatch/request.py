@@ -3,7 +3,7 @@
 The counters of an admitted request live in a row of a `RequestTable`, and a `Request` reads its own row.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Reversible, Sequence
+from collections.abc import Collection, Mapping, Reversible, Sequence
 from enum import Enum
 from operator import attrgetter
 from types import MappingProxyType
@@ -141,14 +141,6 @@ class Request:
 def spec_of(request: Request) -> RequestSpec:
     """Returns what was asked for, its true length included. For the engine and results, not for policies."""
     return request._spec
-
-
-def limits_tell_lengths(requests: Iterable[Request]) -> bool:
-    """Returns whether `max_new_tokens` is every request's true length, so that policies that read it know the future.
-
-    End-of-sequence tokens are not foreseen: a request with stop tokens counts as one that runs to its limit.
-    """
-    return not any(spec_of(request).has_hidden_length for request in requests)
 
 
 class Requests(Collection[Request], Reversible[Request], Protocol):

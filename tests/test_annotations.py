@@ -17,9 +17,10 @@ from test_workloads import Letters, closed, facts, open_loop, prompt_file
 
 from cbatch import SLO
 from cbatch.errors import CbatchError
-from cbatch.request import Request, limits_tell_lengths, spec_of
+from cbatch.request import Request, spec_of
 from experiments.workloads import TraceReplay
 from experiments.workloads.annotate import Annotations
+from experiments.workloads.drawn import totals_of
 from experiments.workloads.fit import Fit
 from experiments.workloads.readers import read_trace
 
@@ -40,7 +41,7 @@ def drawn(request: Request) -> tuple[Any, ...]:
 
 def test_by_default_the_limit_is_the_true_length() -> None:
     requests = open_loop().requests(None)
-    assert limits_tell_lengths(requests)
+    assert totals_of(requests).lengths_known
     assert {drawn(request) for request in requests} == {(None, SLO(), None, None)}
 
 
@@ -49,7 +50,7 @@ def test_a_number_is_the_limit_of_all_and_cuts_longer_outputs() -> None:
     limited = replace(open_loop(), max_new_tokens=10).requests(None)
     assert {request.max_new_tokens for request in limited} == {10}
     assert [spec_of(request).true_new_tokens for request in limited] == [min(r.max_new_tokens, 10) for r in plain]
-    assert not limits_tell_lengths(limited)
+    assert not totals_of(limited).lengths_known
     assert [r.num_prompt_tokens for r in limited] == [r.num_prompt_tokens for r in plain]
 
 

@@ -15,9 +15,10 @@ from tiny_models import LLAMA, greedy_references, make_executor
 
 from cbatch import SLO, Engine, FinishReason, Limits, Plan, Policy, Request, RequestSpec, Sampling, View
 from cbatch.replay.counterfactual import replay
-from cbatch.request import limits_tell_lengths, spec_of
+from cbatch.request import spec_of
 from experiments.store.csv_tables import REQUEST_COLUMNS
 from experiments.store.decisions_file import read_decisions, write_decisions
+from experiments.workloads.drawn import totals_of
 from policies.orca import Orca
 
 FULL = RequestSpec(
@@ -96,8 +97,8 @@ def test_a_length_that_reaches_the_limit_changes_nothing(true_new_tokens: int | 
     assert len(engine.run().steps) == 4
     assert (request.finish_reason, request.num_output_tokens) == (FinishReason.LENGTH, 4)
     assert engine.state.num_overshoot_tokens == 0
-    assert limits_tell_lengths([request])
-    assert not limits_tell_lengths([request, Request(1, 3, 4, true_new_tokens=2)])
+    assert totals_of([request]).lengths_known
+    assert not totals_of([request, Request(1, 3, 4, true_new_tokens=2)]).lengths_known
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])

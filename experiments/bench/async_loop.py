@@ -7,7 +7,6 @@ whose contexts are those in the middle of the long one.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,7 +63,7 @@ def main(
         del server
         release_memory()
     stamped = {"model": spec.name, "batch": batch, "prompt": prompt, "figures": figures}
-    print(f"written: {write('async', hardware, stamped, Path(folder))}")
+    print(f"written: {write('async', hardware, stamped, folder)}")
 
 
 def loop_figures(records: list[RunRecord]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ chunk are the cases in which kernels leave processors idle. Each case runs in a 
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -40,7 +39,7 @@ def main(model: str = "llama-3.1-8b", batch: Count = 128, repeats: Count = 20, f
         less = f", {times['median'] - alone['median']:7.1f} us less its chunk alone" if alone else ""
         print(f"  {name:32s} {times['median']:8.1f} us; at the speed of a copy {bound:7.1f} us{less}", flush=True)
     settings = {"unit": "us per layer", "model": spec.name, "batch": batch}
-    print(f"written: {write(f'attention-{spec.name}', hardware, {**settings, 'figures': figures}, Path(folder))}")
+    print(f"written: {write(f'attention-{spec.name}', hardware, {**settings, 'figures': figures}, folder)}")
 
 
 def cases(batch: int) -> dict[str, list[Row]]:

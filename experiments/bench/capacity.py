@@ -99,7 +99,7 @@ def main(
     kept = [kept_runs.load(file) for file in files]
     result = _results([found for _, found in kept], attainment, profile)
     about = {"measured": [each for each, _ in kept], "attainment": attainment}
-    print(f"written: {write(name, kept[0][0]['hardware'], about | result, Path(folder))}")
+    print(f"written: {write(name, kept[0][0]['hardware'], about | result, folder)}")
 
 
 def _shares(text: str, number: int) -> list[tuple[float, ...]]:

@@ -7,7 +7,6 @@ iterations short, the check's share large.
 
 import time
 from itertools import cycle, islice, permutations
-from pathlib import Path
 from typing import NamedTuple
 
 from cbatch import ConfigError, Limits, ModelSpec
@@ -53,7 +52,7 @@ def main(
     found = {f"batch {number}": _measure(place, spec, number, prompt, turns) for number in batches}
     asked = {"model": spec.name, "prompt": prompt, "iterations in a turn": IN_A_TURN}
     figures = {"unit": "ms per iteration", **asked, "figures": found}
-    print(f"written: {write('checks', hardware, figures, Path(folder))}")
+    print(f"written: {write('checks', hardware, figures, folder)}")
 
 
 def _place(backend: str) -> Cpu | Cuda:

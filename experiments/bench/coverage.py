@@ -9,7 +9,6 @@ import math
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,7 +113,7 @@ def main(repetitions: Count = 1000, folder: str = "results") -> None:
             for column in COLUMNS:
                 print(f"  {column:20} {100 * figures[name][column]:.1f}%")
     conditions = {"level": LEVEL, "requests": REQUESTS, "replications": REPLICATIONS, "repetitions": repetitions}
-    print(f"written: {write('coverage', cpu_name(), {**conditions, 'figures': figures}, Path(folder))}")
+    print(f"written: {write('coverage', cpu_name(), {**conditions, 'figures': figures}, folder)}")
 
 
 def repeat(queue: Queue, number: int) -> list[bool]:

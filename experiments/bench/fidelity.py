@@ -81,7 +81,7 @@ def main(
     result = {"measured": origins, **compare([pair(run, profile) for run in runs], profile)}
     result["at_card_speed"] = errors_at_card_speed([found for _, found in kept], profile)
     show(result)
-    written = write(name, origins[0]["hardware"], result, Path(folder))
+    written = write(name, origins[0]["hardware"], result, folder)
     print(f"written: {written}")
     from experiments.plots import fidelity as plot  # loads matplotlib
     from experiments.plots.style import save

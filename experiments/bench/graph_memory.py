@@ -6,7 +6,6 @@ largest is captured first, the others fit into its memory; in the other order, e
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -87,4 +86,4 @@ def main(
         release_memory()
     executor.close()
     stamped = {"model": spec.name, "batch": limits.max_batch, "max_tokens": limits.max_tokens, "figures": figures}
-    print(f"written: {write('graph_memory', torch.cuda.get_device_name(), stamped, Path(folder))}")
+    print(f"written: {write('graph_memory', torch.cuda.get_device_name(), stamped, folder)}")

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -83,7 +82,7 @@ def main(
     chosen = choose(ways)
     figures: dict[str, Any] = {}
     stamped = {"model": spec.name, **asked._asdict(), "figures": figures}
-    keep = partial(write, "graphs", torch.cuda.get_device_name(), stamped, Path(folder))
+    keep = partial(write, "graphs", torch.cuda.get_device_name(), stamped, folder)
     print(f"{spec.name}, {asked.prompt} prompt and {asked.new} new tokens: tokens/s in the middle of the output")
     for name, way in chosen.items():
         found = figures[name] = {}

@@ -6,7 +6,6 @@ transformers' asynchronous continuous batching 1.9 and 6.6 ms.
 """
 
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -59,7 +58,7 @@ def main(folder: str = "results") -> None:
         print(f"  {case:28} {values['median']:.3f} ms   ({values['min']:.3f} to {values['max']:.3f})")
     print(f"  100,000 waiting over none      {spread(ratios)['median']:.3f}")
     content = {"unit": "ms per iteration", "figures": figures, "queue_ratio": spread(ratios), "plans": measure()}
-    print(f"written: {write('host', cpu_name(), content, Path(folder))}")
+    print(f"written: {write('host', cpu_name(), content, folder)}")
 
 
 def _once(running: int, waiting: int) -> float:

@@ -7,7 +7,6 @@ captured size, as a tile-aligned one is. The asynchronous loop hides the host's 
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ def main(repeats: Count = 3, folder: str = "results") -> None:
     for graphs in swept("loops", "runtime.graphs"):
         stamped["figures"] |= measure(spec, limits, requests, policy, graphs, repeats)
         release_memory()
-        path = write("loops", torch.cuda.get_device_name(), stamped, Path(folder))
+        path = write("loops", torch.cuda.get_device_name(), stamped, folder)
     print(f"written: {path}")
 
 

@@ -7,8 +7,6 @@ Llama-3.1-8B on an H200 as the profile h200 measured it, at most 256 requests in
 take a chunk.
 """
 
-from pathlib import Path
-
 from cbatch import ConfigError
 from experiments.bench.vidur import measured
 from experiments.config.command_line import Count
@@ -63,4 +61,4 @@ def main(
         shown = f"{value:,.1f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
         print(f"  {name:24} {shown}")
     seconds = {name: values for name, values in summary.items() if name.endswith("_seconds")}
-    print(f"written: {write('million', cpu_name(), {'figures': figures, 'seconds': seconds}, Path(folder))}")
+    print(f"written: {write('million', cpu_name(), {'figures': figures, 'seconds': seconds}, folder)}")

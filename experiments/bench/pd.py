@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ def main(
             speed = f"{rates['median']:8.0f}  {run.milliseconds:7.3f} ms/iteration"
             print(f"  {name:24} {speed}, {run.iterations} iterations", flush=True)
             counts = {"replayed": iteration.num_replayed, "eager": iteration.num_eager}
-            path = write("pd", torch.cuda.get_device_name(), {**stamped, **counts}, Path(folder))
+            path = write("pd", torch.cuda.get_device_name(), {**stamped, **counts}, folder)
     print(f"written: {path}")
 
 

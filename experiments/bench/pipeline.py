@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -81,7 +80,7 @@ def main(
             for stage, causes in enumerate(run["stages"]):
                 parts = ", ".join(f"{cause} {part:.1%}" for cause, part in causes.items())
                 print(f"    stage {stage}: {parts}", flush=True)
-            written = write(name, gpus, stamped, Path(folder))
+            written = write(name, gpus, stamped, folder)
     print(f"written: {written}")
 
 

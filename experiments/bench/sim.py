@@ -10,7 +10,6 @@ import timeit
 from collections.abc import Callable
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ def main(folder: str = "results") -> None:
     parts = _seconds_of_parts()
     for name, seconds in parts.items():
         print(f"  {name:40} {1e6 * seconds['median']:12,.1f} us")
-    print(f"written: {write('sim', cpu_name(), {'figures': figures, 'seconds': parts}, Path(folder))}")
+    print(f"written: {write('sim', cpu_name(), {'figures': figures, 'seconds': parts}, folder)}")
 
 
 def _seconds_of_parts() -> dict[str, dict[str, float]]:

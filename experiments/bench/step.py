@@ -6,7 +6,6 @@ Without carry-over, packing and the engine: the device's part only, a lower boun
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 
@@ -50,7 +49,7 @@ def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, 
         print(f"  {milliseconds:7.3f} ms  {calls:4d} x  {name}")
     settings = {"unit": "ms per iteration", "model": spec.name, "batch": batch, "context": context}
     figures = {**settings, "time": times, "bytes_bound": bound, "kernels": parts}
-    print(f"written: {write(f'step-{spec.name}-{batch}x{context}', hardware, figures, Path(folder))}")
+    print(f"written: {write(f'step-{spec.name}-{batch}x{context}', hardware, figures, folder)}")
 
 
 def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:

@@ -1,6 +1,5 @@
 """Tensor parallelism, on GPUs or simulated: the requests of `bench pipeline` and a batch of decodes, by number of GPUs."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,7 +62,7 @@ def main(
         shares = f"device active {found['active_share']['median']:.2%}, {found['iterations']} iterations"
         shares += "" if found["eager"] is None else f", {found['eager']} eager"
         print(f"  {number} GPUs, {kind:40} {rate:8.0f} tokens/s  {step:6.3f} ms/iteration  {shares}", flush=True)
-        print(f"written: {write(name, gpus, stamped, Path(folder))}", flush=True)
+        print(f"written: {write(name, gpus, stamped, folder)}", flush=True)
 
     for number in ranks:
         backend = Simulated(tensor_parallel=number) if hardware else Cuda(tensor_parallel=number)

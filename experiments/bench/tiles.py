@@ -5,7 +5,6 @@ Matrix products are cut into tiles, so time rises in steps, and some sizes are s
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -37,7 +36,7 @@ def main(
         if size % edge in (0, 1):
             print(f"  {size:5d}  {times[size]['median']:7.3f} ms", flush=True)
     figures = {"unit": "ms per iteration", "model": spec.name, "edge": edge, "times": times}
-    print(f"written: {write('tiles', torch.cuda.get_device_name(), figures, Path(folder))}")
+    print(f"written: {write('tiles', torch.cuda.get_device_name(), figures, folder)}")
 
 
 def iterate(fused: FusedModel, inputs: Fields[torch.Tensor], bounds: Bounds) -> torch.Tensor:

@@ -70,5 +70,5 @@ def main(
         iterations = f"{run.iterations} iterations, {runs.eager} eager, device active {run.active_share:.2%}"
         print(f"  {name:28} {rates['median']:8.0f}  {run.seconds:6.2f} s, {iterations}", flush=True)
         file = "trace" if batch == BATCH else f"trace-{batch}"
-        written = write(file, torch.cuda.get_device_name(), stamped, Path(folder))
+        written = write(file, torch.cuda.get_device_name(), stamped, folder)
     print(f"written: {written}")

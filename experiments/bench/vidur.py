@@ -74,7 +74,7 @@ def main(path: str, tables: str, num_requests: Count = 5000, repeats: Count = 5,
     print(f"\n{served} ({VIDUR['iterations']} for 5,000 in Vidur)\n")
     print(tabulate(rows, ("process that writes", "", "median", "least", "most"), floatfmt=".2f"))
     content = {"setting": SETTING, "figures": figures, "vidur": VIDUR}
-    print(f"written: {write('vidur', cpu_name(), content, Path(folder))}")
+    print(f"written: {write('vidur', cpu_name(), content, folder)}")
 
 
 def measured(arguments: Sequence[str]) -> tuple[Process, dict[str, Any]]:

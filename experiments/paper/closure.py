@@ -7,7 +7,6 @@ without it. The figures that show these claims check them too; this command draw
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 
 import pandas as pd
@@ -43,5 +42,5 @@ def main(tables: str | None = None, folder: str = "results") -> int:
     print(f"{table(verdicts)}\n\n{conclusion(verdicts)}" + (f"; {left_out}" if left_out else ""))
     print(error_of_gains(verdicts)[0])
     rows = {"claims": [verdict.row() for verdict in verdicts]}
-    print(f"written: {write('closure', rows, machines.provenance(), Path(folder))}")
+    print(f"written: {write('closure', rows, machines.provenance(), folder)}")
     return 1 if any(verdict.failed for verdict in verdicts) else 0

@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 from tabulate import tabulate
@@ -167,7 +166,7 @@ def main(tables: str, links: str, num_requests: Count = 3000, folder: str = "res
         print(f"{reading.name}: orca/sarathi {values['orca time / sarathi time']:.2f}", flush=True)
     print(f"\n{tabulate(rows, HEADERS, floatfmt='.2f')}")
     figures = {"num_requests": num_requests, "readings": [dict(zip(HEADERS, row, strict=True)) for row in rows]}
-    print(f"written: {write('fig12_sensitivity', figures, provenance, Path(folder))}")
+    print(f"written: {write('fig12_sensitivity', figures, provenance, folder)}")
     return 0
 
 

@@ -96,7 +96,7 @@ def main(tables: str, links: str, num_requests: Count = 10_000, step: Count = 1,
     }
     provenance = {name: outcome.provenance for name, outcome in outcomes.items()}
     name = "fig12_systems" if step == 1 else f"fig12_systems_step{step}"
-    print(f"written: {write(name, figures, provenance, Path(folder))}")
+    print(f"written: {write(name, figures, provenance, folder)}")
     return 1 if any(verdict.failed for verdict in verdicts) else 0
 
 

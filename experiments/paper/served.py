@@ -53,7 +53,7 @@ def main(tables: str, host_ms: float = 0.0, folder: str = "results") -> None:
     print(f"end-to-end latency of each request: mean absolute error {each:.1%}")
     result = {"host_ms": host_ms, "measured": real, "simulated": virtual, "error": errors}
     result["mean_absolute_error_of_latency"] = each
-    print(f"written: {write('served', result, {'sim': cost.provenance()}, Path(folder))}")
+    print(f"written: {write('served', result, {'sim': cost.provenance()}, folder)}")
 
 
 def read_run(path: Path) -> Columns:

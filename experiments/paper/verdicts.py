@@ -50,10 +50,10 @@ SETTLED: tuple[Outcome, ...] = ("held", "derived")
 """Outcomes that need no reason."""
 
 
-def write(name: str, figures: Mapping[str, Any], machines: Mapping[str, Any], folder: Path) -> Path:
+def write(name: str, figures: Mapping[str, Any], machines: Mapping[str, Any], folder: Path | str) -> Path:
     """Write `folder`/paper/<name>.json; return the path.
 
     machines: the `provenance` of each machine or cost model.
     """
     stamped = {**provenance("python -m experiments.paper"), "machines": machines, **figures}
-    return write_json(folder / "paper" / f"{name}.json", stamped)
+    return write_json(Path(folder) / "paper" / f"{name}.json", stamped)

@@ -18,11 +18,11 @@ BENCH = "python -m experiments.bench"
 
 
 def write(
-    name: str, hardware: str, figures: dict[str, Any], folder: Path = Path("results"), command: str = BENCH
+    name: str, hardware: str, figures: dict[str, Any], folder: Path | str = "results", command: str = BENCH
 ) -> Path:
     """Writes one benchmark's figures, with their provenance, to `folder`/<hardware>/<name>.json; returns the path."""
     content = {"benchmark": name, "hardware": hardware, **provenance(command), **figures}
-    return write_json(folder / slug(hardware) / f"{name}.json", content)
+    return write_json(Path(folder) / slug(hardware) / f"{name}.json", content)
 
 
 def slug(hardware: str) -> str:

@@ -64,7 +64,7 @@ def main(
             found = {side: {work: spread(values) for work, values in by.items()} for side, by in figures.items()}
             measured = {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
             written = write(
-                name, hardware, {**stamped, "settings": engine.settings, "figures": found, **measured}, Path(folder)
+                name, hardware, {**stamped, "settings": engine.settings, "figures": found, **measured}, folder
             )
         _report(found)
         report(turns)

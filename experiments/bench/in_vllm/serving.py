@@ -82,7 +82,7 @@ def main(
             turns: Turns = {}
             for turns in take_turns(client.replay, (VLLM, SAME_RULE), times, spec.vocab_size) if host else ():
                 about |= {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
-                written = write(name, hardware, about, Path(folder))
+                written = write(name, hardware, about, folder)
             report(turns)
             for load, side in product(loads, (VLLM, *policies.split(";"))):
                 rate = float(load.split()[-1]) * capacity
@@ -94,7 +94,7 @@ def main(
                 measured = json.loads(times.read_text())
                 in_scheduler.setdefault(side, {})[load] = measured["host"]
                 about |= {"host": in_scheduler, "counts": measured["counts"]}
-                written = write(name, hardware, about, Path(folder))
+                written = write(name, hardware, about, folder)
     print(f"written: {written}")
 
 

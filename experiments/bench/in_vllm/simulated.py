@@ -67,7 +67,7 @@ def main(
     if stamp:
         stamp_error(PROFILES / f"{hardware}.json", *_in_words(errors, len(runs), kept))
     stamped = {"profile": hardware, "measured": list(measured), "errors": errors, "runs": runs}
-    print(f"written: {write(name, kept['hardware'], stamped, Path(folder))}")
+    print(f"written: {write(name, kept['hardware'], stamped, folder)}")
 
 
 def _in_words(errors: dict[str, dict[str, float]], number: int, kept: dict[str, Any]) -> tuple[str, dict[str, Any]]:
