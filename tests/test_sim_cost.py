@@ -31,7 +31,11 @@ RESULTS = Path(__file__).parents[1] / "results" / "h200"
 
 
 CARDS = 1.03
-"""How far the H200 of `tiles.json` may be from the profile's: 2.9% was seen, at 1,024 tokens."""
+"""How far the H200 of `tiles.json` may be from the profile's, whatever its speed: 2.9% was seen, at 1,024 tokens."""
+
+
+def measured(tokens: int) -> float:
+    return float(json.loads((RESULTS / "tiles.json").read_text())["times"][str(tokens)]["median"]) / 1e3
 
 
 @pytest.mark.parametrize("tokens", [1, 128, 192, 256, 384, 512, 768, 1024])
@@ -39,13 +43,14 @@ def test_iterations_measured_on_an_h200_lie_between_the_predictions(tokens: int)
     """Graphs of one prompt's chunk, of exactly that size, for a batch of one: the lightest there are.
 
     Each was timed over some tens of milliseconds, in which the clock begins to fall: no faster than at full clock, no
-    slower than in the steady state - of the H200 that the profile was measured on. These were timed on another one.
+    slower than in the steady state - of the H200 that the profile was measured on. These were timed on another one,
+    whose speed is that of its lightest iteration, a decode.
     """
-    measured = json.loads((RESULTS / "tiles.json").read_text())["times"][str(tokens)]["median"] / 1e3
     shape = BatchShape(((tokens, 0),)) if tokens > 1 else BatchShape((), 1, 1)
     cost = ProfileCost(load_profile("h200"), LLAMA, max_batch=1)
+    speed = cost.predict(BatchShape((), 1, 1)) / measured(1) if tokens > 1 else 1
     steady, full_clock = cost.predict(shape), cost.predict(shape) - cost.execute(shape).pace.gain
-    assert full_clock / CARDS < measured < steady * CARDS
+    assert full_clock / CARDS < measured(tokens) * speed < steady * CARDS
 
 
 def test_measured_steps_at_tile_edges_stay_steps() -> None:
