@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def test_an_idle_engine_changes_what_serves_the_next_requests(
     chunks, timed = [], []
     for turn, side in enumerate(("vllm", policy, policy, "vllm")):
         for number in range(3):
-            begin = {"turn": 1} if number == 0 else {}
+            begin = {"turn": 0} if number == 0 else {}
             rig.scheduler.add_request(rig.request(Request(10 * turn + number, 20, 60), cbatch=side, **begin))
         first = rig.schedule()
         chunks.append(sum(first.num_scheduled_tokens.values()))
@@ -34,11 +35,42 @@ def test_an_idle_engine_changes_what_serves_the_next_requests(
         timed.append(json.loads((tmp_path / "times.json").read_text())["host"])
     assert chunks == [60, 8, 8, 60]
     assert [list(each) for each in timed] == 4 * [["3"]], "one or two decode too seldom to be timed"
-    assert timed[0]["3"]["iterations"] == timed[3]["3"]["iterations"] == 59 - SETTLING
-    assert timed[1]["3"]["iterations"] == timed[2]["3"]["iterations"] < 59 - SETTLING, "its prompts end one by one"
-    for each in timed:
-        assert each["3"]["milliseconds"] > each["3"]["schedule"] > 0 and each["3"]["cpu"] >= 0
-        assert each["3"].keys() >= {"young", "old", "waits", "preempted"}
+    assert [side for each in timed for side in each["3"]] == ["vllm", policy, policy, "vllm"]
+    own, first, second, again = [figures for each in timed for figures in each["3"].values()]
+    assert own["iterations"] == again["iterations"] == 59 - SETTLING
+    assert first["iterations"] == second["iterations"] < 59 - SETTLING, "its prompts end one by one"
+    for figures in (own, first):
+        assert figures["milliseconds"] > figures["schedule"] > 0 and figures["cpu"] >= 0
+        assert figures.keys() >= {"young", "old", "waits", "preempted"}
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_iterations_of_the_same_requests_alternate(
+    asynchronous: bool, vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Newcomers are the policy's; every request gets its tokens, and no plan after a stretch of vLLM's own asks for too many."""
+    from experiments.bench.in_vllm.turns import SETTLING, SWITCHING, TurnsScheduler
+
+    monkeypatch.setenv("CBATCH_TIMES", str(tmp_path / "times.json"))
+    rig = vllm_rig.Rig(None, Limits(4, 64, 300), 300, 4, asynchronous=asynchronous)
+    rig.scheduler = rig.make(TurnsScheduler)
+    policy, stretch = "policy=vllm_v1 chunk=16", 12
+    given = [Request(id_, 20, 200 + 10 * id_) for id_ in range(3)]
+    for request in given:
+        rig.scheduler.add_request(rig.request(request, cbatch=policy, turn=stretch))
+    received = Counter[str]()
+    while rig.in_flight or rig.scheduler.has_requests():
+        for outputs in rig.step().values():
+            received.update({each.request_id: len(each.new_token_ids) for each in outputs.outputs})
+    assert received == {str(request.id): request.max_new_tokens for request in given}
+    written = json.loads((tmp_path / "times.json").read_text())
+    assert "0 grants smaller" in written["counts"][policy] and "0 preemptions" in written["counts"][policy]
+    timed = {side: figures["iterations"] + SETTLING for side, figures in written["host"]["3"].items()}
+    of_stretch = stretch - SWITCHING - 1
+    assert timed.keys() == {"vllm", policy}
+    assert all(7 * of_stretch <= number <= 9 * of_stretch for number in timed.values()), (
+        "195 iterations are 8 stretches each"
+    )
 
 
 def test_what_is_recorded_for_a_profile_fits_vllms_limits(vllm_rig: Any) -> None:

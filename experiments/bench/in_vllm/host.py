@@ -1,11 +1,11 @@
-"""The host's time in vLLM's scheduler per iteration: sides serve the same requests in many short turns, and each pass makes a pair.
+"""The host's time in vLLM's scheduler per iteration, by vLLM's own rule and a policy in turns: each pass makes a pair.
 
-A machine's clock, caches and other processes move such times by a third within minutes: only neighbouring turns can be compared.
+What else a machine does moves such times by more than half from one second to the next: within a pass, the rules alternate every few iterations.
 """
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +15,32 @@ from experiments.config.servers import equal_requests
 from experiments.store.benchmark_file import spread
 from experiments.store.intervals import linear_ends, mean_of
 
-PROMPT, NEW, PASSES = 64, 160, 20
-RUNNING = (32, 32, 32, 32, BATCH)
-"""By pass, again and again; their number is odd, so that of each, half of the passes go backwards."""
+PROMPT, NEW, PASSES, STRETCH = 64, 320, 16, 16
+RUNNING = (32, 32, 32, BATCH)
+"""By pass, again and again."""
 
 Turns = dict[str, dict[str, dict[int, dict[str, float]]]]
 """What a turn measured (`turns`), by running requests, side, and pass."""
 
 
 def take_turns(
-    serve: Callable[[str, list[Request]], object], sides: Sequence[str], times: Path, vocabulary: int
+    serve: Callable[[str, list[Request], int], object], policy: str, times: Path, vocabulary: int
 ) -> Iterator[Turns]:
     """Yields the turns so far after each pass. `times` is the file that the scheduler writes."""
     turns: Turns = defaultdict(lambda: defaultdict(dict))
     for number in range(PASSES):
         running = RUNNING[number % len(RUNNING)]
-        for side in sides if number % 2 == 0 else sides[::-1]:
-            serve(side, equal_requests(running, PROMPT, NEW, vocabulary))
-            add_turn(turns, side, number, times)
-            print(f"{running:4} {side:30} {turns[str(running)][side].get(number)}", flush=True)
+        serve(policy, equal_requests(running, PROMPT, NEW, vocabulary), STRETCH)
+        add_turn(turns, number, times)
+        for side, by_pass in turns[str(running)].items():
+            print(f"{running:4} {side:30} {by_pass.get(number)}", flush=True)
         yield turns
 
 
-def add_turn(turns: Turns, side: str, number: int, times: Path) -> None:
+def add_turn(turns: Turns, number: int, times: Path) -> None:
     """number: of the pass."""
-    for running, figures in json.loads(times.read_text())["host"].items():
-        if int(running) in RUNNING:
+    for running, sides in json.loads(times.read_text())["host"].items():
+        for side, figures in sides.items() if int(running) in RUNNING else ():
             turns[running][side][number] = figures
 
 

@@ -60,7 +60,7 @@ def main(
                 for work, asked in works.items():
                     figures[side][work].append(_figure(work, asked, engine.serve_by(side, asked)))
                     print(f"{side:40} {work:14} {figures[side][work][-1]:10.3f}", flush=True)
-                add_turn(turns, side, number, times)
+                add_turn(turns, number, times)
             found = {side: {work: spread(values) for work, values in by.items()} for side, by in figures.items()}
             measured = {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
             written = write(

@@ -58,14 +58,14 @@ def main(
     `policies` as for benchmark vllm. `capacity` is in requests per second; 0 measures it first: all requests at once, vLLM's own rule.
     `shares` of it are offered for about `seconds` each, as requests of random lengths at random times; and, given a `trace`, the shares
     `traced`, as its first requests when they came, faster or slower as the share asks. `host` on serves 32 and 256 equal requests before, by
-    vLLM's own rule and `policy=vllm_v1` in 40 short turns: the host's time in the scheduler at these numbers, as ratios of neighbouring turns.
+    vLLM's own rule and `policy=vllm_v1` in turns of 16 iterations: the host's time in the scheduler at these numbers, as ratios within each pass.
     """
     spec = load_spec(model)
     hardware, driver = graphics_card()
     about = {"model": spec.name, "batch": BATCH, "budget": BUDGET, "prompt": PROMPT, "output": OUTPUT, "ratio": RATIO}
     about |= {"trace": Path(trace).name, "slo": SLO, "driver": driver, "version": metadata.version("vllm")}
     about["environment"] = ENVIRONMENT
-    loads = [*shares.split(","), *(f"trace {share}" for share in traced.split(",") if trace)]
+    loads = [*filter(None, shares.split(",")), *(f"trace {share}" for share in traced.split(",") if trace)]
     figures: dict[str, dict[str, dict[str, float]]] = {}
     in_scheduler: dict[str, dict[str, object]] = {}
     sent: dict[str, Rows] = {}
@@ -80,7 +80,7 @@ def main(
             capacity = capacity or client.run(VLLM, float("inf"), 2 * BATCH)[0]["request_throughput"]
             print(f"capacity: {capacity:.2f} requests/s", flush=True)
             turns: Turns = {}
-            for turns in take_turns(client.replay, (VLLM, SAME_RULE), times, spec.vocab_size) if host else ():
+            for turns in take_turns(client.replay, SAME_RULE, times, spec.vocab_size) if host else ():
                 about |= {"turns": turns, "pairs": pair(turns), "counts": json.loads(times.read_text())["counts"]}
                 written = write(name, hardware, about, folder)
             report(turns)
