@@ -137,12 +137,12 @@ def test_the_host_is_timed_in_turns(
     monkeypatch.setattr(serving, "write_model", lambda *_: None)
     monkeypatch.setattr(serving.metadata, "version", lambda _: "0.22.1")
     serving.main("policy=orca", shares="0.9", capacity=20.0, host=True, folder=str(tmp_path))
-    assert asked == 4 * [*3 * [(SAME_RULE, 32, 16)], (SAME_RULE, 256, 16)]
+    assert asked == 4 * [*4 * [(SAME_RULE, 32, 16)], (SAME_RULE, 256, 16)]
     written = json.loads((tmp_path / "h200" / "vllm-serving.json").read_text())
     found = written["pairs"][SAME_RULE]
     assert set(found) == {"32", "256"} and set(found["32"]) == {"milliseconds", "schedule"}, "the CPU clock stood still"
     for what, ratio in (("milliseconds", 1.25), ("schedule", 1.5)):
-        assert found["32"][what]["ratio"]["repeats"] == 12 and found["256"][what]["ratio"]["repeats"] == 4
+        assert found["32"][what]["ratio"]["repeats"] == 16 and found["256"][what]["ratio"]["repeats"] == 4
         assert found["32"][what]["interval"] == pytest.approx([ratio, ratio])
     assert set(written["host"]) == {"vllm", "policy=orca"} and written["counts"] == {SAME_RULE: "all"}
-    assert f"    {SAME_RULE}, 256 running, schedule: 3.300 ms instead of 2.200; ratio 1.500" in capsys.readouterr().out
+    assert f"    {SAME_RULE}, 256 running, schedule: 4.050 ms instead of 2.700; ratio 1.500" in capsys.readouterr().out

@@ -15,9 +15,11 @@ from experiments.config.servers import equal_requests
 from experiments.store.benchmark_file import spread
 from experiments.store.intervals import linear_ends, mean_of
 
-PROMPT, NEW, PASSES, STRETCH = 64, 320, 16, 16
-RUNNING = (32, 32, 32, BATCH)
+PROMPT, PASSES, STRETCH = 64, 20, 16
+RUNNING = (32, 32, 32, 32, BATCH)
 """By pass, again and again."""
+NEW = {32: 160, BATCH: 320}
+"""Tokens of each: many requests do not begin at once, and only iterations of all of them are timed."""
 
 Turns = dict[str, dict[str, dict[int, dict[str, float]]]]
 """What a turn measured (`turns`), by running requests, side, and pass."""
@@ -30,7 +32,7 @@ def take_turns(
     turns: Turns = defaultdict(lambda: defaultdict(dict))
     for number in range(PASSES):
         running = RUNNING[number % len(RUNNING)]
-        serve(policy, equal_requests(running, PROMPT, NEW, vocabulary), STRETCH)
+        serve(policy, equal_requests(running, PROMPT, NEW[running], vocabulary), STRETCH)
         add_turn(turns, number, times)
         for side, by_pass in turns[str(running)].items():
             print(f"{running:4} {side:30} {by_pass.get(number)}", flush=True)
