@@ -224,6 +224,16 @@ def test_errors_have_signs_and_ranges(result: dict[str, Any]) -> None:
     assert orca["simulated"]["TBT P99"] == pytest.approx(94 * place)
 
 
+@pytest.mark.parametrize(
+    ("name", "place", "within"),
+    [("TBT P90", 90.3, True), ("TBT P90", 90.4, False), ("TBT P99", 98.7, True), ("TBT P50", 50.1, False)],
+)
+def test_only_high_percentiles_may_be_right_by_their_place(name: str, place: float, within: bool) -> None:
+    """In a tail neighbouring values may lie far apart; a median has many beside it."""
+    assert compare.is_within(name, 0.03, {"error": {name: 0.2}, "percentile_rank": {name: place}}) is within
+    assert compare.is_within(name, 0.2, {"error": {name: 0.2}, "percentile_rank": {name: 0.0}})
+
+
 def test_the_error_of_a_share_is_a_difference() -> None:
     assert compare._error("attainment", 0.5, 0.75) == -0.25
     assert compare._error("total time", 0.5, 0.75) == pytest.approx(-1 / 3)
