@@ -52,6 +52,9 @@ from experiments.profile.tables import (
 LIMITS = Limits(8, 4096, 2048, tile=64)
 CAPTURED = (64, 128, 256)
 RANGES = ((1, 64), (65, 128), (129, 256))
+LARGER = (*RANGES, (257, 512), (513, 1024), (1025, 2816))
+"""With graphs of up to 61 ms, of steps that are computed without padding."""
+
 SPEC = ModelSpec("made-up", "llama", 4, 64, 4, 2, 16, 160, 512, 4096)
 
 
@@ -184,14 +187,14 @@ POWER = PowerLimit(
 
 def test_the_clock_is_seen_to_follow_the_power() -> None:
     lab = laboratory(power=POWER)
-    found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None).power
+    found = measure(lab, (1, 2, 4, 8), LARGER, lambda text: None).power
     assert found.reserve_seconds == pytest.approx(POWER.reserve_seconds, rel=0.05)
     assert [found.gain.at(size) for size in (64, 512, 1024)] == pytest.approx([0.02, 0.1, 0.1], rel=0.1)
     assert [found.loss.at(size) for size in (64, 512, 1024)] == pytest.approx([0.03, 0.0, 0.0], rel=0.1, abs=0.002)
     assert found.decode_loss.seconds == pytest.approx(POWER.decode_loss.seconds, rel=0.03, abs=0.002)
     assert found.rise_seconds.seconds == pytest.approx(POWER.rise_seconds.seconds, rel=0.1)
     assert found.idle_rise_seconds == pytest.approx(POWER.idle_rise_seconds, rel=0.1)
-    steady = measure(laboratory(), (1, 2, 4, 8), RANGES, lambda text: None).power
+    steady = measure(laboratory(), (1, 2, 4, 8), LARGER, lambda text: None).power
     assert steady.reserve_seconds == pytest.approx(0.0, abs=1e-9)
     assert [max(curve.seconds) for curve in (steady.gain, steady.loss, steady.decode_loss)] == pytest.approx(
         [0.0] * 3, abs=1e-9
@@ -209,7 +212,7 @@ def test_the_reserve_is_all_that_is_saved_however_long_the_clock_waits_before_it
             return 0.1 * self.seconds(shape) if shape.chunks and self.left >= 0 else 0.0
 
     lab = Laboratory(Server(Delayed(), LIMITS, NO_COST, KVSize(LIMITS.max_batch * 32, 64)), 512)
-    found = measure(lab, (1, 2, 4, 8), RANGES, lambda text: None).power
+    found = measure(lab, (1, 2, 4, 8), LARGER, lambda text: None).power
     assert found.reserve_seconds == pytest.approx(2 * 0.1 * 0.01524, rel=0.15)  # the iteration nearest to 15 ms
 
 

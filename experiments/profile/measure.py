@@ -20,6 +20,7 @@ from experiments.profile.batches import (
     CONTEXTS,
     WHOLE,
     attention_counts,
+    captured_edges,
     decode_counts,
     decodes_and,
     fit_in,
@@ -83,9 +84,9 @@ def measure(
     mixed = mixed_bases(laboratory, totals, BilinearGrid.through(small))
     large = _chunks(laboratory, [size for size in sizes if size > WHOLE], mixed)
     power = None
-    if power_limited:
+    if power_limited and mixed_ranges:
         report("power")
-        power = power_limit(laboratory, mixed, decode_sizes)
+        power = power_limit(laboratory, captured_edges(mixed_ranges), decode_sizes)
     chunks = BilinearGrid.through((*small, *large))
     report("decodes beside a chunk")
     mixed_decodes = _mixed_decodes(laboratory, decode_sizes, [size for _, size in mixed_ranges], mixed, chunks)

@@ -6,7 +6,7 @@ The measured effect on an iteration is less than the clock's full effect, as the
 gain          light decodes, long enough | prompts: what they save
 reserve       light decodes, long enough | short prompts, one after the other: with which reserve they would save as they do
 loss          large ones until nothing is saved | prompts, or decodes: what they take more
-rise          large ones until nothing is saved | decodes, or a pause, of known length | a short one: what it saves again
+rise          large ones until nothing is saved | decodes, or a pause, of known length | a large one: what it saves again
 
 While the clock falls, savings add up to reserve * (1 - level ** 2).
 """
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import expm1, log1p, sqrt
 from statistics import median
-from typing import NamedTuple
 
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.power import PowerLimit
@@ -32,19 +31,13 @@ RISE_SECONDS, PAUSE_SECONDS = 0.03, 0.02
 """Durations of decodes, and of a pause, after which the clock has risen in part."""
 
 LARGE_SECONDS, SHORT_SECONDS = 0.06, 0.015
-"""Approximate durations of the large iteration, which lowers the clock, and of the short one, which shows where it is."""
-
-LARGEST_SECONDS = 0.12
-"""Longest iteration to look at: for longer ones the saving is lost in noise."""
+"""Approximate durations of the large iteration, during which the clock falls to its lowest, and of the short one, which shows how."""
 
 FALLING_SECONDS = 0.13
 """Duration of the short iterations during which the clock falls after a rest."""
 
 DECODE_CONTEXT = 1056
 """Context of each decode, if requests may be that long."""
-
-STEP = 1.1
-"""Ratio of two measured sizes' times between which iterations are padded to a larger graph, which draws less power than full."""
 
 REPEATS = 3
 
@@ -55,42 +48,25 @@ NEARLY_ALL = 0.75
 """An iteration that saves more than this share of the reserve measures the reserve, not the full clock's effect."""
 
 
-def power_limit(laboratory: Laboratory, bases: PiecewiseLinear, decode_counts: Sequence[int]) -> PowerLimit:
-    """Measures the limit with decodes in these numbers; `bases`: seconds of mixed iterations in the steady state."""
-    sizes = _sizes(laboratory, bases)
+def power_limit(laboratory: Laboratory, sizes: Sequence[int], decode_counts: Sequence[int]) -> PowerLimit:
+    """Measures the limit with prompts of these tokens, each computed by a graph, and decodes in these numbers.
 
-    def nearest(seconds: float) -> Batch:
-        return min((Batch(prompts(size)) for size in sizes), key=lambda batch: abs(laboratory.seconds(batch) - seconds))
-
+    Launching operation by operation takes the host too long: after light iterations the device would wait for it.
+    """
+    batches = {size: Batch(prompts(size)) for size in sizes}
+    seconds = {size: laboratory.seconds(batch) for size, batch in batches.items() if laboratory.holds(batch)}
+    short, large = (
+        min(seconds, key=lambda size: abs(seconds[size] - wanted)) for wanted in (SHORT_SECONDS, LARGE_SECONDS)
+    )
     rest = [LIGHT] * _repeats(laboratory, LIGHT, RESTED_SECONDS)
-    saved = {size: max(_saved(laboratory, [*rest, Batch(prompts(size))])[0], 0.0) for size in sizes}
-    large, short = nearest(LARGE_SECONDS), nearest(SHORT_SECONDS)
-    spent = [large] * _repeats(laboratory, large, RESTED_SECONDS)
-    first = saved[short.shape().num_tokens]
-    reserve = _reserve(first, _falling(laboratory, rest, short))
-    probe = Probe(short, reserve, _fallen(first, reserve))
+    saved = {size: max(_saved(laboratory, [*rest, batches[size]])[0], 0.0) for size in seconds}
+    spent = [batches[large]] * _repeats(laboratory, batches[large], RESTED_SECONDS)
+    reserve = _reserve(saved[short], _falling(laboratory, rest, batches[short]))
     gain, loss = _prompts(laboratory, saved, reserve, spent)
-    decode_loss, rise_seconds = _decodes(laboratory, decode_counts, spent, probe)
-    risen, pause = _saved(laboratory, [*spent, short], PAUSE_SECONDS)
-    idle_rise_seconds = _rise(max(pause, PAUSE_SECONDS), probe.level(risen))
+    decode_loss, rise_seconds = _decodes(laboratory, decode_counts, spent, saved[large])
+    risen, pause = _saved(laboratory, [*spent, batches[large]], PAUSE_SECONDS)
+    idle_rise_seconds = _rise(max(pause, PAUSE_SECONDS), _level(risen, saved[large]))
     return PowerLimit(gain, loss, reserve, decode_loss, rise_seconds, idle_rise_seconds)
-
-
-class Probe(NamedTuple):
-    """The short iteration, and by how much of its range the clock falls during it; see `PowerLimit.reserve_seconds`."""
-
-    batch: Batch
-    reserve: float
-    fall: float
-
-    def level(self, saved: float) -> float:
-        """Returns the clock before the iteration, clipped, from the seconds that it saved."""
-        if not self.fall:
-            return MOST
-        level = saved / self.reserve / (2 * self.fall) + self.fall / 2
-        if level < self.fall:  # at its end the clock is at its lowest
-            level = sqrt(max(saved, 0.0) / self.reserve)
-        return min(max(level, LEAST), MOST)
 
 
 def _falling(laboratory: Laboratory, rest: Sequence[Batch], batch: Batch) -> list[float]:
@@ -133,9 +109,12 @@ def _prompts(
 
 
 def _decodes(
-    laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[Batch], probe: Probe
+    laboratory: Laboratory, decode_counts: Sequence[int], spent: Sequence[Batch], first: float
 ) -> tuple[PiecewiseLinear, PiecewiseLinear]:
-    """Returns `decode_loss` and `rise_seconds` of a `PowerLimit`. spent: large iterations that leave the clock at its lowest."""
+    """Returns `decode_loss` and `rise_seconds` of a `PowerLimit`.
+
+    spent: large iterations that leave the clock at its lowest. first: seconds that one of them saves after a rest.
+    """
     longest = laboratory.limits.max_request_tokens
     context = min(DECODE_CONTEXT, longest)
     batches = [Batch((), spread(number, context, longest)) for number in decode_counts]
@@ -143,8 +122,8 @@ def _decodes(
     losses, rises = [], []
     for batch in held:
         steady, number = laboratory.seconds(batch), _repeats(laboratory, batch, RISE_SECONDS)
-        risen, _ = _saved(laboratory, [*spent, *[batch] * number, probe.batch])
-        rises.append(_rise(number * steady, probe.level(risen)))
+        risen, _ = _saved(laboratory, [*spent, *[batch] * number, spent[-1]])
+        rises.append(_rise(number * steady, _level(risen, first)))
         losses.append(_lost(laboratory, [*spent, batch]) / steady * _times_seen(steady / rises[-1]))
     numbers = tuple(float(len(batch.decodes)) for batch in held)
     return PiecewiseLinear(numbers, tuple(losses)), PiecewiseLinear(numbers, tuple(rises))
@@ -169,20 +148,9 @@ def _times_seen(settling: float) -> float:
     return settling / -expm1(-settling)
 
 
-def _rise(seconds: float, part: float) -> float:
-    """Returns the time constant of a clock that covers this part of the distance in these seconds."""
-    return -seconds / log1p(-part)
-
-
-def _sizes(laboratory: Laboratory, bases: PiecewiseLinear) -> list[int]:
-    """Returns the tokens of the iterations to look at: at least a fifth apart, or on both sides of a step in time; always the smallest."""
-    sizes: list[int] = []
-    before = 0.0
-    for size, seconds in zip(map(int, bases.sizes), bases.seconds, strict=True):
-        if not sizes or ((size >= 1.2 * sizes[-1] or seconds >= STEP * before) and seconds <= LARGEST_SECONDS):
-            sizes.append(size)
-        before = seconds
-    return [size for size in sizes if laboratory.holds(Batch(prompts(size)))]
+def _rise(seconds: float, level: float) -> float:
+    """Returns the time constant of a clock that rises to this level in these seconds."""
+    return -seconds / log1p(-level)
 
 
 def _saved(laboratory: Laboratory, batches: Sequence[Batch], pause: float = 0.0) -> tuple[float, float]:
@@ -195,6 +163,11 @@ def _saved(laboratory: Laboratory, batches: Sequence[Batch], pause: float = 0.0)
 def _lost(laboratory: Laboratory, batches: Sequence[Batch]) -> float:
     """Returns the seconds that the last of these iterations takes beyond its steady state."""
     return max(-_saved(laboratory, batches)[0], 0.0)
+
+
+def _level(saved: float, first: float) -> float:
+    """Returns the clock, clipped, from which an iteration that lowers it to its lowest saves so much; `first` from its full rate."""
+    return min(max(sqrt(max(saved, 0.0) / first), LEAST), MOST) if first else MOST
 
 
 def _repeats(laboratory: Laboratory, batch: Batch, seconds: float) -> int:
