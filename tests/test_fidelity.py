@@ -133,7 +133,7 @@ def test_queued_runs_tell_the_speed_of_a_card(trace: str) -> None:
     found = errors_at_card_speed([[*queued, *late], late], profile)  # the second card tells nothing
     plain = [abs(pair(run, profile).simulated["TTFT mean"] / run.figures["TTFT mean"] - 1) for run in late]
     assert found["TPOT mean"]["largest"] < 0.002 and found["TBT mean"]["largest"] < 0.002
-    assert found["TTFT mean"]["largest"] < min(plain) / 2  # of some sizes with prompts too few iterations tell a factor
+    assert found["TTFT mean"]["largest"] < 0.002 < min(plain)
     assert (found["TTFT mean"]["runs"], found["TTFT mean"]["missed"]) == (2, 0) and not found.keys() & CLOSED.keys()
     assert errors_at_card_speed([late], profile) == {}
 

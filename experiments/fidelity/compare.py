@@ -12,7 +12,6 @@ from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.power import GpuClock
 from experiments.config.presets import load_spec
-from experiments.fidelity.card import AS_MEASURED, CardSpeed, card_speed
 from experiments.fidelity.cases import POLICIES
 from experiments.fidelity.runs import ServedRun, figures, percentile_ranks
 
@@ -28,6 +27,24 @@ RANK = 0.3
 
 NUDGES = (0.99, 0.995, 1.005, 1.01)
 """Factors of all iteration times with which each run is simulated again, to see how sensitive its figures are."""
+
+
+PROMPTS, DECODES = "with prompts", "decodes alone"
+"""Kinds of iterations."""
+
+
+class CardSpeed(NamedTuple):
+    """The speed of one card, as identical ones differ by several percent, which queues multiply near saturation.
+
+    prompts, decodes: factors of the profile's times of iterations with and without prompts.
+    """
+
+    prompts: float = 1.0
+    decodes: float = 1.0
+
+
+AS_MEASURED = CardSpeed()
+"""The card of the profile."""
 
 
 class Pair(NamedTuple):
@@ -50,7 +67,7 @@ class Nudged(ProfileCost):
         self.factor, self.speed = factor, speed
 
     def execute(self, shape: BatchShape) -> StageTimes:
-        times, factor = super().execute(shape), self.factor * self.speed.factor(shape)
+        times, factor = super().execute(shape), self.factor * self.speed[not shape.chunks]
         pace = times.pace._replace(gain=times.pace.gain * factor, loss=times.pace.loss * factor)
         return times._replace(compute=times.compute * factor, head=times.head * factor, pace=pace)
 
@@ -148,16 +165,19 @@ def card_of(case: str) -> tuple[str, str]:
 
 def cards(cases: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Returns the relative error of the total time of all iterations, predicted one by one, of each card and kind."""
-    sums: dict[str, dict[str, list[float]]] = {}
-    for case, runs in cases.items():
-        _, card = card_of(case)
-        for kind, part in ((kind, part) for run in runs.values() for kind, part in run["iterations"].items()):
-            measured = sums.setdefault(card, {}).setdefault(kind, [0.0, 0.0])
-            measured[0] += part["seconds"]
-            measured[1] += part["seconds"] * (1 + part["total"])
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    for case, policies in cases.items():
+        runs.setdefault(card_of(case)[1], []).extend(run["iterations"] for run in policies.values())
+    return {card: _errors_by_kind(found) for card, found in sorted(runs.items())}
+
+
+def _errors_by_kind(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the error of all iterations of each kind. runs: their `iteration_errors`."""
+    parts = {kind: [run[kind] for run in runs if kind in run] for kind in (PROMPTS, DECODES)}
     return {
-        card: {kind: predicted / real - 1 for kind, (real, predicted) in kinds.items()}
-        for card, kinds in sorted(sums.items())
+        kind: float(np.average([part["total"] for part in found], weights=[part["seconds"] for part in found]))
+        for kind, found in parts.items()
+        if found
     }
 
 
@@ -175,7 +195,7 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
     predicted = device_seconds(Nudged(run, profile), shapes, run.pauses())
     prompts = np.array([bool(shape.chunks) for shape in shapes])
     found = {}
-    for name, chosen in (("with prompts", prompts), ("decodes alone", ~prompts)):
+    for name, chosen in ((PROMPTS, prompts), (DECODES, ~prompts)):
         if chosen.any():
             seconds, ratios = real[chosen].sum(), predicted[chosen] / real[chosen]
             total, median = predicted[chosen].sum() / seconds - 1, np.median(np.abs(ratios - 1))
@@ -185,12 +205,9 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
 
 
 def speed_of(runs: Iterable[ServedRun], profile: Profile) -> CardSpeed:
-    """Returns the speed of the card that served these runs."""
-    found = [(run.shapes(), run) for run in runs]
-    return card_speed(
-        (shapes, run.device_seconds(), device_seconds(Nudged(run, profile), shapes, run.pauses()))
-        for shapes, run in found
-    )
+    """Returns the speed of the card that served these runs, which are then not judged."""
+    errors = _errors_by_kind([iteration_errors(run, profile) for run in runs])
+    return CardSpeed(*(1 / (1 + errors.get(kind, 0.0)) for kind in (PROMPTS, DECODES)))
 
 
 def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iterable[float]) -> NDArray[np.float64]:
