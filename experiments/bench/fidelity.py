@@ -90,7 +90,10 @@ def main(
     if stamp:
         models = sorted({run.settings["model"] for run in runs})
         brief = brief_error({name: result["largest_error"][name] for name in BRIEF})
-        compared = {"models": models, "loops": ["async"], "gpus": 1, "brief": brief}
+        served_by = [
+            {run.settings.get("loop", "async") for run in runs if run.settings["model"] == one} for one in models
+        ]
+        compared = {"models": models, "loops": sorted(set.intersection(*served_by)), "gpus": 1, "brief": brief}
         stamp_error(PROFILES / f"{hardware}.json", error_line(result), compared)
 
 

@@ -86,12 +86,14 @@ def simulate(
     speed: CardSpeed = AS_MEASURED,
     requests: Sequence[Request] | None = None,
 ) -> RunRecord:
-    """Simulates the same requests, or others, under the same policy and limits, in the asynchronous loop."""
+    """Simulates the same requests, or others, under the same policy and limits, in the same loop."""
+    asynchronous = run.settings.get("loop", "async") == "async"
     settings, cost = run.settings, Nudged(run, profile, factor, speed)
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
-    executor = SimExecutor(cost, profile.host(True, settings["model"]))
+    executor = SimExecutor(cost, profile.host(asynchronous, settings["model"]))
     server = Server(executor, limits, cost, KVSize(settings["num_blocks"], settings["block_size"]))
-    return server.serve(POLICIES[settings["policy"]](), run.requests() if requests is None else requests)
+    asked = run.requests() if requests is None else requests
+    return server.serve(POLICIES[settings["policy"]](), asked, asynchronous=asynchronous)
 
 
 def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
