@@ -36,6 +36,9 @@ Report = Callable[[str], None]
 LEAST_BASE = 0.01
 """Least share of the base in an iteration: the attention of a chunk below the smallest measured one is overestimated."""
 
+TILES_BESIDE = 4
+"""Tiles of the iterations in which decodes beside a chunk are measured."""
+
 Point = tuple[float, float, float]
 
 
@@ -100,12 +103,12 @@ def _mixed_decodes(
     mixed: PiecewiseLinear,
     chunks: BilinearGrid,
 ) -> BilinearGrid:
-    """Measures decodes with a small chunk, in the smallest captured size for them: its products draw little power."""
+    """Measures decodes beside a chunk of some tiles, whose products draw all the power: at that clock their attention takes longer."""
     limits = laboratory.limits
     sizes = mixed_sizes or [2 * limits.max_batch]
 
     def total(number: int) -> int:
-        return next((size for size in sizes if size >= number + 2), sizes[-1])
+        return next((size for size in sizes if size >= max(number + 2, TILES_BESIDE * limits.tile)), sizes[-1])
 
     def base(number: int) -> float:
         return mixed.at(total(number)) + chunks.at(total(number) - number, 0)
