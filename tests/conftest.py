@@ -31,6 +31,11 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TESTS_KEEP"] = shared.name
 
 
+def pytest_collection_finish() -> None:
+    """No later collection traverses what was imported."""
+    gc.freeze()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--workloads", type=int, default=8, help="random workloads to draw for each case (test_tokens.py)")
     parser.addoption("--schedules", type=int, default=160, help="random schedules to draw (test_random_schedules.py)")
