@@ -3,5 +3,5 @@
 import atexit
 import gc
 
-gc.set_threshold(20_000)  # allocations: what imports, settings and requests make is hardly ever garbage
+gc.set_threshold(200_000)  # allocations: what imports, settings and requests make is hardly ever garbage
 atexit.register(gc.freeze)  # a process that ends need not look for garbage once more

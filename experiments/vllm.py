@@ -59,7 +59,11 @@ class PolicyScheduler:
 @contextmanager
 def variable() -> Iterator[list[str]]:
     """Yields the overrides that CBATCH holds; errors of the user become one line that begins with it."""
-    overrides = shlex.split(os.environ.get(VARIABLE, ""))
+    value = os.environ.get(VARIABLE, "")
+    try:
+        overrides = shlex.split(value)
+    except ValueError as error:
+        raise ConfigError(f"{VARIABLE}={value}: {error}; close it") from None
     try:
         yield overrides
     except Exception as error:

@@ -13,8 +13,8 @@ MEMORY = 1 << 40
 
 def register() -> str | None:
     """Returns the name of the platform if CBATCH asks for it: it would take the place of a CPU's."""
-    words = shlex.split(os.environ.get("CBATCH", ""))
-    return f"{__name__}.NoDevice" if "vllm.simulate=true" in words else None
+    words = shlex.split(os.environ.get("CBATCH", "").lower())
+    return f"{__name__}.NoDevice" if {"vllm.simulate=true", "vllm.simulate=on"} & {*words} else None
 
 
 class NoDevice(Platform):  # type: ignore[misc]

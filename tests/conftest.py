@@ -15,7 +15,7 @@ from hypothesis import settings
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the cores, and their matrices are small
 os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, commands answer mistakes with a traceback
 
-gc.set_threshold(20_000)  # as `experiments`: each full collection would traverse all of torch
+gc.set_threshold(200_000)  # as `experiments`: each full collection would traverse all of torch
 
 settings.register_profile("cbatch", derandomize=True, deadline=None, database=None)
 settings.load_profile("cbatch")
@@ -29,6 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
         shared = TemporaryDirectory(prefix="tests-")
         config.add_cleanup(shared.cleanup)
         os.environ["TESTS_KEEP"] = shared.name
+
+
+def pytest_collection_finish() -> None:
+    """No later collection traverses what was imported."""
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -23,6 +23,7 @@ from cbatch.results.metrics import Served, collect_served
 from cbatch.sim.executor import SimExecutor
 from experiments.capacity import __main__ as command
 from experiments.capacity import command as searching
+from experiments.capacity import control
 from experiments.capacity.control import Control
 from experiments.capacity.definitions import Rule, select
 from experiments.capacity.estimate import Shares, alone, by_replication
@@ -354,7 +355,9 @@ def simulate_curve(monkeypatch: pytest.MonkeyPatch, curve: Curve) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current one. The control variate's queue has as many requests as a search of a few needs."""
+    monkeypatch.setattr(control, "_DRAWN", 200_000)
     with chdir(tmp_path):
         yield tmp_path
 

@@ -144,6 +144,8 @@ def test_only_a_variable_that_asks_for_it_takes_the_place_of_a_gpu(
     for variable, name in (
         ("policy=orca", None),
         ("policy=orca vllm.simulate=true", "experiments.vllm_platform.NoDevice"),
+        ("policy=orca vllm.simulate=on", "experiments.vllm_platform.NoDevice"),
+        ("policy=orca vllm.simulate=off", None),
     ):
         monkeypatch.setenv("CBATCH", variable)
         assert register() == name

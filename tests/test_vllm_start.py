@@ -63,6 +63,7 @@ def begin(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, overrides: str) -> Non
         ("policy=orca mode=shadow", "mode: no such key; did you mean vllm.mode"),
         ("policy=orca hardware=h200", "hardware=h200: predicts nothing without a model; give model=NAME too"),
         ("policy=orca vllm.simulate=maybe", "vllm.simulate=maybe: give on or off"),
+        ("policy=orca 'chunk=8", "CBATCH=policy=orca 'chunk=8: No closing quotation; close it"),
         ("policy=broken.Nowhere", "broken"),
         ("policy=qoserve chunking=slack", "model=NAME"),
     ],

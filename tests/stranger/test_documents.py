@@ -22,6 +22,7 @@ from tiny_models import LLAMA
 from cbatch import Policy
 from cbatch.runtime.weights import load_model
 from experiments.capacity import command as capacity
+from experiments.capacity import control
 from experiments.capacity.replications import Outcome
 from experiments.check import search
 from experiments.check.properties import PROPERTIES
@@ -109,11 +110,12 @@ README = {line.partition("  ")[0] for block in blocks(DOCUMENTS[0]) for line in 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder but for a checkpoint and a trace, on a machine without a GPU."""
+    """An empty folder but for a checkpoint and a trace, on a machine without a GPU, for searches and checks of a few requests."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setattr(backends, "count_gpus", lambda: 0)
     monkeypatch.setattr(search, "tiny_scenarios", few)
     monkeypatch.setattr(capacity, "simulate", late_above_seven)
+    monkeypatch.setattr(control, "_DRAWN", 200_000)
     return tmp_path
 
 

@@ -97,9 +97,7 @@ class CheckedStreams(Streams):
 def checked(streams: Streams) -> CheckedStreams:
     """Wrap streams so that every access is checked."""
     checker = Checker(["the host", *stream_names(len(streams.compute))])
-    made = CheckedStreams.of(
-        [CheckedStream(stream, agent, checker) for agent, stream in enumerate(streams.all, HOST + 1)]
-    )
+    made = CheckedStreams.of([CheckedStream(each, agent, checker) for agent, each in enumerate(streams.all, HOST + 1)])
     made.checker = checker
     return made
 

@@ -199,9 +199,7 @@ class Exchange:
     def meet(self, others: Sequence["Exchange"]) -> None:
         """Learn where the others' memory is. others: of all ranks in order, this one included."""
         device, index = self.arrived.device, self.rank.index
-        places = [
-            index - (other.rank.index < index) for other in others
-        ]  # of its box at each other rank, which has none for itself
+        places = [index - (other.rank.index < index) for other in others]  # of its box at each other rank
         boxes = [
             [
                 other.inboxes[turn, place].data_ptr() if other is not self else 0
