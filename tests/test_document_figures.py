@@ -331,16 +331,21 @@ def vllm_in_turns() -> str:
 
 def vllm_host() -> str:
     file = stored("h200/vllm-host.json")
-    sides = {side.split()[0].removeprefix("policy="): times for side, times in file["host"].items()}
+    (found,) = file["pairs"].values()
 
-    def ratio(side: str, number: str) -> tuple[str, str]:
-        long, short = (sides[name][number]["milliseconds"] for name in (side, "vllm"))
-        return f"{long / short:.2f}", f"{long / short:.2f} ({long:.2f} ms instead of {short:.2f})"
+    def row(number: str, what: str) -> str:
+        ratio, own, other = (found[number][what][name] for name in ("ratio", "vllm", "policy"))
+        low, high = found[number][what]["interval"]
+        times = f"{other['median']:.2f} ms instead of {own['median']:.2f}, {ratio['repeats']} passes"
+        return f"| {number} | `vllm_v1` | {ratio['median']:.2f} [{low:.2f}, {high:.2f}] ({times}) |"
 
-    many, few = (f"| {number} | `vllm_v1` | {ratio('vllm_v1', number)[1]} |" for number in ("256", "32"))
-    third = f"4 s of requests at 90% of its capacity | 32 | `sarathi_serve` | {ratio('sarathi_serve', '32')[0]} |"
-    fourth = f"| the same | 32 | `qoserve`, which predicts iterations | {ratio('qoserve', '32')[0]} |"
-    return f"in turns ({stamp(file)}) {many} | the same {few} | that server, {third} {fourth}"
+    few, alone, many = row("32", "milliseconds"), row("32", "schedule"), row("256", "milliseconds")
+    return f"on its host ({stamp(file)}) {few} | the same, `schedule()` alone {alone} | the same, both calls {many}"
+
+
+def vllm_host_moves() -> str:
+    (found,) = stored("h200/vllm-host.json")["pairs"].values()
+    return "by vLLM's own rule moved between {min:.2f} and {max:.2f} ms".format_map(found["32"]["milliseconds"]["vllm"])
 
 
 def vllm_durations() -> str:
@@ -412,6 +417,7 @@ SENTENCES = {
     one_number_for_all_gains: "papers",
     vllm_in_turns: "vllm",
     vllm_host: "vllm",
+    vllm_host_moves: "vllm",
     vllm_server: "vllm",
     vllm_simulated: "vllm",
     vllm_durations: "vllm",
