@@ -251,6 +251,10 @@ def test_the_html_page_is_complete_and_self_contained(board: Any) -> None:
         assert [*drawn.error_x.array, *drawn.error_x.arrayminus] == pytest.approx([above, below])
     [line] = web.capacity_figure(board.capacities).data
     assert (list(line.x), list(line.y), list(line.error_y.array)) == (["strict", "relaxed"], [10, 20], [2, 2])
+    many = [board.capacities[0]._replace(policy=f"policy {number}") for number in range(16)]
+    assert web.capacity_figure(many).layout.height - 40 - 80 > 16 * 28, (
+        "between the margins: a longer legend would scroll"
+    )
 
 
 def test_every_policy_of_the_figure_has_a_look_of_its_own_and_coinciding_ones_are_named(board: Any) -> None:

@@ -173,7 +173,7 @@ def _subplots(titles: Sequence[str], lines: int, *, shared_yaxes: bool = False) 
     gap = 90 / (_HEIGHT * down)  # pixels between rows
     look = {"vertical_spacing": gap, "horizontal_spacing": 0.07, "shared_yaxes": shared_yaxes}
     figure = make_subplots(down, across, subplot_titles=titles, **look)
-    height = max(_HEIGHT * down + 60, 26 * lines + 70)
+    height = max(_HEIGHT * down + 60, 29 * lines + 130)  # a longer legend would scroll
     figure.update_layout(height=height, template="plotly_white", margin={"t": 40, "l": 60, "r": 20})
     return figure
 
