@@ -7,7 +7,7 @@ The CBATCH variable chooses the policy by the overrides of a command line: CBATC
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import Any
 
 import yaml
 
-from cbatch import ConfigError
+from cbatch import BatchShape, ConfigError, CostFunction, Policy
 from cbatch.sim import ProfileCost
 from cbatch.topology import Topology
 from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter, make_scheduler
 from cbatch.vllm.settings import Mode
+from experiments.check.scenario import Ask, Scenario, play
 from experiments.config.assemble import make_model, make_policy
 from experiments.config.command_line import check_given_once, values_by_key
 from experiments.config.composition import compose_run
@@ -90,9 +91,24 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
     recorder = None if keys.record is None else _recorder(Path(keys.record), config, overrides)
     adapter = Adapter(policy, keys.mode, batch=batch, patience=settings.patience, recorder=recorder)
     if "model" not in given:
+        if _predicts(lambda: make_policy(config, settings, {})):
+            raise ConfigError("model: is missing; the policy predicts iterations: give model=NAME and hardware=NAME")
         return adapter
     cost = cost_model(settings.hardware, make_model(config, {}), Topology(tensor_parallel), max_batch=batch)
     return replace(adapter, cost=cost, tile=cost.profile.ceilings.tile)
+
+
+def _predicts(policy: Callable[[], Policy]) -> bool:
+    """Whether the policy asks `view.cost` while it serves three small requests: vLLM's first one would be too late to tell."""
+    asked: list[BatchShape] = []
+
+    def predict(shape: BatchShape) -> float:
+        asked.append(shape)
+        return 1e-3
+
+    scenario = Scenario((Ask(5, 3, 0), Ask(9, 3, 0), Ask(5, 3, 4)), 2, 8, 16, 4, asynchronous=False)
+    play(policy, scenario, cost=CostFunction(predict))
+    return bool(asked)
 
 
 def predictions(overrides: Sequence[str], batch: int) -> ProfileCost:

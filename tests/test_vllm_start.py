@@ -45,13 +45,6 @@ def test_the_variable_chooses_policy_mode_and_predictions(vllm_rig: Any, monkeyp
     assert planner.view.cost.predict(BatchShape((), 8, 8000)) > 1e-3
 
 
-def begin(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, overrides: str) -> None:
-    """vLLM starts, and schedules the first request."""
-    scheduler = start(vllm_rig, monkeypatch, overrides)
-    scheduler.add_request(vllm_rig.Rig(None, LIMITS, 20, 4).request(Request(0, 5, 3)))
-    scheduler.schedule()
-
-
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -65,7 +58,10 @@ def begin(vllm_rig: Any, monkeypatch: pytest.MonkeyPatch, overrides: str) -> Non
         ("policy=orca vllm.simulate=maybe", "vllm.simulate=maybe: give on or off"),
         ("policy=orca 'chunk=8", "CBATCH=policy=orca 'chunk=8: No closing quotation; close it"),
         ("policy=broken.Nowhere", "broken"),
-        ("policy=qoserve chunking=slack", "model=NAME"),
+        *(
+            (f"policy={policy}", "model: is missing; the policy predicts")
+            for policy in ("qoserve chunking=slack", "lars", "mlfq")
+        ),
     ],
 )
 def test_settings_that_cannot_be_used(
@@ -74,7 +70,7 @@ def test_settings_that_cannot_be_used(
     (tmp_path / "broken.py").write_text("class Policy:\n    def plan(self, view)\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=said) as raised:
-        begin(vllm_rig, monkeypatch, overrides)
+        start(vllm_rig, monkeypatch, overrides)
     assert "\n" not in str(raised.value)
 
 

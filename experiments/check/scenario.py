@@ -4,7 +4,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from cbatch import CbatchError, CostFunction, KVSize, Limits, Policy, PolicyError, Request, Server
+from cbatch import CbatchError, CostFunction, CostModel, KVSize, Limits, Policy, PolicyError, Request, Server
 from cbatch.errors import StallError
 from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
@@ -94,13 +94,15 @@ LATER = 900.0
 """Seconds that pass between two iterations of decodes alone, to see whether a policy then plans in another way."""
 
 
-def play(policy: Policy | Callable[[], Policy], scenario: Scenario, patience: Patience = SHORT) -> History:
+def play(
+    policy: Policy | Callable[[], Policy], scenario: Scenario, patience: Patience = SHORT, cost: CostModel = EVEN_COST
+) -> History:
     """Serve a scenario in simulation; twice where three or more requests run asynchronously, and once with a pause.
 
-    policy: copied for each run, or what builds it anew.
+    policy: copied for each run, or what builds it anew. cost: what the policy finds at `view.cost`.
     """
     fresh = partial(copy_policy, policy) if hasattr(policy, "plan") else policy
-    serve = partial(_play, fresh, scenario, patience)
+    serve = partial(_play, fresh, scenario, patience, cost)
     history = serve()
     if history.foreseen:
         place = max(history.foreseen, key=lambda place: len(history.decisions[place].seen.waiting))
@@ -111,7 +113,9 @@ def play(policy: Policy | Callable[[], Policy], scenario: Scenario, patience: Pa
     return replace(history, again=serve().decisions)
 
 
-def _play(fresh: Callable[[], Policy], scenario: Scenario, patience: Patience, late: int | None = None) -> History:
+def _play(
+    fresh: Callable[[], Policy], scenario: Scenario, patience: Patience, cost: CostModel, late: int | None = None
+) -> History:
     """Gives up after many more plans than it can need. late: the decision, the last one, before which `LATER` passes."""
     decisions: list[Decision] = []
     foreseen: set[int] = set()
@@ -130,7 +134,7 @@ def _play(fresh: Callable[[], Policy], scenario: Scenario, patience: Patience, l
     error: CbatchError | None = None
     try:
         kv = KVSize(scenario.num_blocks, scenario.block_size)
-        server = Server(SimExecutor(EVEN_COST), scenario.limits, EVEN_COST, kv, scenario.asynchronous, patience)
+        server = Server(SimExecutor(EVEN_COST), scenario.limits, cost, kv, scenario.asynchronous, patience)
         asks = enumerate(scenario.asks)
         requests = (Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in asks)
         engine = server.engine(fresh(), requests)
