@@ -16,7 +16,7 @@ from cbatch.kv import BlockPool
 from cbatch.plan import Plan
 from cbatch.request import FinishReason, Request, Status, spec_of
 from cbatch.request_set import RequestSet
-from cbatch.request_table import NEVER, NONE, ONE, Counters, Ints, RequestTable
+from cbatch.request_table import NEVER, NONE, ONE, ZERO, Counters, Ints, RequestTable
 
 
 class CheckedPlan(NamedTuple):
@@ -97,9 +97,11 @@ class State:
         """Carry out a checked plan that computes something."""
         plan, newcomers, rows, num_tokens, end, taking, num_blocks, num_batch_tokens, num_decodes, counters = checked
         known, total, start = counters
-        for request in newcomers:
-            self._admit(request, now)
-            rows[plan.requests.index(request)] = request.row
+        if newcomers:
+            for request in newcomers:
+                self._admit(request, now)
+            for place in (rows < ZERO).nonzero()[0].tolist():
+                rows[place] = plan.requests[place].row
         table = self.table
         self._extend(rows, taking, num_blocks)
         sampled = (end == total).nonzero()[0]
