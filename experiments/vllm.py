@@ -87,26 +87,26 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
         raise ConfigError("policy: is missing; give policy=NAME")
     settings = read_settings(config)
     policy = make_policy(config, settings, {})
+    if "model" not in given and _predicts(lambda: make_policy(config, settings, {})):
+        raise ConfigError("model: is missing; the policy predicts iterations: give model=NAME and hardware=NAME")
     batch = settings.batch if "batch" in given else None
     recorder = None if keys.record is None else _recorder(Path(keys.record), config, overrides)
     adapter = Adapter(policy, keys.mode, batch=batch, patience=settings.patience, recorder=recorder)
     if "model" not in given:
-        if _predicts(lambda: make_policy(config, settings, {})):
-            raise ConfigError("model: is missing; the policy predicts iterations: give model=NAME and hardware=NAME")
         return adapter
     cost = cost_model(settings.hardware, make_model(config, {}), Topology(tensor_parallel), max_batch=batch)
     return replace(adapter, cost=cost, tile=cost.profile.ceilings.tile)
 
 
 def _predicts(policy: Callable[[], Policy]) -> bool:
-    """Whether the policy asks `view.cost` while it serves three small requests: vLLM's first one would be too late to tell."""
+    """Whether the policy asks `view.cost` while it serves three requests: vLLM's first one would be too late to tell."""
     asked: list[BatchShape] = []
 
     def predict(shape: BatchShape) -> float:
         asked.append(shape)
         return 1e-3
 
-    scenario = Scenario((Ask(5, 3, 0), Ask(9, 3, 0), Ask(5, 3, 4)), 2, 8, 16, 4, asynchronous=False)
+    scenario = Scenario((Ask(500, 3, 0), Ask(900, 3, 0), Ask(500, 3, 4)), 256, 2048, 1024, 16, asynchronous=False)
     play(policy, scenario, cost=CostFunction(predict))
     return bool(asked)
 

@@ -59,7 +59,7 @@ def test_the_variable_chooses_policy_mode_and_predictions(vllm_rig: Any, monkeyp
         ("policy=orca 'chunk=8", "CBATCH=policy=orca 'chunk=8: No closing quotation; close it"),
         ("policy=broken.Nowhere", "broken"),
         *(
-            (f"policy={policy}", "model: is missing; the policy predicts")
+            (f"policy={policy} vllm.record=kept", "model: is missing; the policy predicts")
             for policy in ("qoserve chunking=slack", "lars", "mlfq")
         ),
     ],
@@ -71,7 +71,7 @@ def test_settings_that_cannot_be_used(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=said) as raised:
         start(vllm_rig, monkeypatch, overrides)
-    assert "\n" not in str(raised.value)
+    assert "\n" not in str(raised.value) and not Path("kept").exists()
 
 
 @pytest.mark.parametrize(
