@@ -2,6 +2,10 @@
 
 import atexit
 import gc
+import sys
 
-gc.set_threshold(200_000)  # allocations: what imports, settings and requests make is hardly ever garbage
-atexit.register(gc.freeze)  # a process that ends need not look for garbage once more
+if (
+    sys.argv[0] == "-m"
+):  # `python -m experiments.run` begins; in a notebook or inside vLLM the collector is the process's own
+    gc.set_threshold(200_000)  # allocations: what imports, settings and requests make is hardly ever garbage
+    atexit.register(gc.freeze)  # a process that ends need not look for garbage once more

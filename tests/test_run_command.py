@@ -333,6 +333,20 @@ class Broken:
 '''
 
 
+def test_only_a_command_changes_when_its_process_collects_garbage(tmp_path: Path) -> None:
+    """A notebook and vLLM import parts of `experiments`, too."""
+    program = (
+        "import gc, sys; before = gc.get_threshold(); import experiments.config; sys.exit(gc.get_threshold() != before)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment()).returncode == 0
+    (tmp_path / "told.py").write_text(
+        "import gc\nfrom policies.orca import Orca\nclass Told(Orca):\n    def __init__(self):\n        super().__init__()\n"
+        "        print(gc.get_threshold()[0])\n"
+    )
+    done = new_process("run", "policy=external", "policy._target_=told.Told", *QUICK, cwd=tmp_path)
+    assert done.stdout.splitlines()[0] == "200000", done.stderr
+
+
 def test_a_policy_from_outside_works_by_its_import_path(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(EXTERNAL)
     alone = command(
