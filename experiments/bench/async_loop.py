@@ -94,7 +94,6 @@ def kernel_shares(
 
 
 def _window(trace: KernelTrace, edges: tuple[int, int]) -> Callable[[Engine], None]:
-
     def on_step(engine: Engine) -> None:
         iteration = engine.view.iteration
         if iteration == edges[0]:

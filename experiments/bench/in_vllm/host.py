@@ -70,5 +70,7 @@ def report(turns: Turns) -> None:
             for what, found in by_what.items():
                 times = f"{found['policy']['median']:.3f} ms instead of {found[VLLM]['median']:.3f}"
                 ratio, (low, high) = found["ratio"], found["interval"]
-                print(f"    {side}, {running} running, {what}: {times}; ratio {ratio['median']:.3f}", end=" ")
-                print(f"(95%: {low:.3f} to {high:.3f}), {ratio['repeats']} pairs", flush=True)
+                print(f"    {side}, {running} running, {what}: {times}; ratio {ratio['median']:.3f}", end=", ")
+                print(
+                    f"mean {(low + high) / 2:.3f} (95%: {low:.3f} to {high:.3f}), {ratio['repeats']} pairs", flush=True
+                )

@@ -70,9 +70,8 @@ class _Turns:
         if side != self._current:
             self._scheduler._planner.population.leave_ending()
         output.side, place = side, self._place % max(self._stretch, 1)
-        output.settled = (
-            not self._stretch or SWITCHING <= place < self._stretch - 1
-        )  # the next is scheduled by the same side
+        # the last of a stretch is left out, too: before it is updated, the other side schedules
+        output.settled = not self._stretch or SWITCHING <= place < self._stretch - 1
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
