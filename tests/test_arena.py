@@ -249,7 +249,11 @@ def test_the_html_page_is_complete_and_self_contained(board: Any) -> None:
         figures = {**row.figures, "attainment.share": Mean(mean, 0.1, 5)}
         [drawn] = web.attainment_figure([row._replace(figures=figures)]).data
         assert [*drawn.error_x.array, *drawn.error_x.arrayminus] == pytest.approx([above, below])
-    [line] = web.capacity_figure(board.capacities).data
+    drawn = web.capacity_figure(board.capacities, ["SIMULATED"])
+    [line] = drawn.data
+    assert line.mode == "markers" and drawn.layout.annotations[-1].text == "SIMULATED", (
+        "nothing lies between objectives"
+    )
     assert (list(line.x), list(line.y), list(line.error_y.array)) == (["strict", "relaxed"], [10, 20], [2, 2])
     many = [board.capacities[0]._replace(policy=f"policy {number}") for number in range(16)]
     assert web.capacity_figure(many).layout.height - 40 - 80 > 16 * 28, (

@@ -72,7 +72,7 @@ def page(board: Board, title: str) -> str:
         parts += ["<h2>Ranking</h2>", _table(*ranking(board.rows))]
         figures.append(("Attainment against load", attainment_figure(board.rows, board.notes)))
     if board.capacities:
-        figures.append(("Capacity against SLO", capacity_figure(board.capacities)))
+        figures.append(("Capacity against SLO", capacity_figure(board.capacities, board.notes)))
     for place, (heading, figure) in enumerate(figures):
         code = figure.to_html(full_html=False, include_plotlyjs=place == 0, config={"displaylogo": False})
         parts.append(f"<h2>{heading}</h2>{code}")
@@ -145,8 +145,8 @@ def _write_below(figure: Any, notes: Iterable[str]) -> None:
     figure.add_annotation(text=text, align="left", showarrow=False, font_size=11, **place)
 
 
-def capacity_figure(found: Sequence[Capacity]) -> Any:
-    """A panel per trace, a line per policy over the objectives, those with the highest capacity at the right."""
+def capacity_figure(found: Sequence[Capacity], notes: Sequence[str] = ()) -> Any:
+    """A panel per trace, a point per policy and objectives, side by side; those with the highest capacity at the right. notes: stand below."""
     panels: dict[str, list[Capacity]] = {}
     for each in found:
         panels.setdefault(each.trace, []).append(each)
@@ -160,8 +160,12 @@ def capacity_figure(found: Sequence[Capacity]) -> Any:
             bars = {"symmetric": False, "array": above, "arrayminus": below, "thickness": 1, "width": 2}
             line = {"x": [each.slo for each in points], "y": [each.rate for each in points], "error_y": bars}
             _add(figure, line, policy, names, place)
+    figure.update_traces(mode="markers")
+    figure.update_layout(scattermode="group", scattergap=0.3)
     figure.update_xaxes(categoryorder="array", categoryarray=order, title_text="SLO")
-    figure.update_yaxes(rangemode="tozero", title_text="requests/s")
+    figure.update_yaxes(rangemode="tozero")
+    figure.update_yaxes(title_text="capacity [requests/s]", col=1)
+    _write_below(figure, notes)
     return figure
 
 
