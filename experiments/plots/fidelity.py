@@ -60,8 +60,9 @@ def draw(folder: Path, name: str = BENCHMARK) -> Figure:
     where = f"{len(measured)} x {measured[0]['hardware']}" if len(measured) > 1 else measured[0]["hardware"]
     named = [name for _, quantities, _ in PANELS for name in quantities]
     bands = ", ".join(f"{name} {result['targets'][name]:.0%}" for name in named)
-    origin = f"measured on {where}, {measured[0]['date']}; grey: target errors: {bands}"
-    lines = "lines: range of the error when all iteration times change by up to 1%"
+    dates = " and ".join(sorted({card["date"] for card in measured}))
+    origin = f"measured on {where}, {dates}; grey: target errors: {bands}"
+    lines = "hollow: P99; lines: range of the error when all iteration times change by up to 1%"
     heading = f"Simulated (profile {result['profile']}) against measured"
     add_heading(figure, heading, f"{origin}\n{lines}", _handles(policies, workloads))
     return figure
