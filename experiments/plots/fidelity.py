@@ -62,7 +62,7 @@ def draw(folder: Path, name: str = BENCHMARK) -> Figure:
     bands = ", ".join(f"{name} {result['targets'][name]:.0%}" for name in named)
     dates = " and ".join(sorted({card["date"] for card in measured}))
     origin = f"measured on {where}, {dates}; grey: target errors: {bands}"
-    lines = "hollow: P99; lines: range of the error when all iteration times change by up to 1%"
+    lines = "lines: range of the error when all iteration times change by up to 1%; hollow: P99"
     heading = f"Simulated (profile {result['profile']}) against measured"
     add_heading(figure, heading, f"{origin}\n{lines}", _handles(policies, workloads))
     return figure
