@@ -1,11 +1,13 @@
-"""The speed of one card: identical cards differ by several percent, which queues multiply near saturation.
+"""The speed of one card and its host: identical cards differ by several percent, which queues multiply near saturation.
 
-Measured over predicted time of iterations, by their number of tokens, from runs that are then not judged.
+Measured over predicted time of iterations, by their number of tokens, and what launching without a graph takes, both from
+runs that are then not judged.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +19,19 @@ DECODES = (16, 32, 40)
 TOKENS = (256, 512, 1024, 1536, 2047, 2048, 3072)
 """Tokens of iterations with prompts, likewise; full chunks of 2,048 run in a graph of their size."""
 
-_FEWEST = 4  # iterations that tell a factor
+_FEWEST = 4  # iterations that tell a factor; with fewer, all with or without prompts tell it
 Times = NDArray[np.float64]
 
 
 class CardSpeed(NamedTuple):
-    """Factors of the profile's iteration times: of decodes alone by `DECODES`, and of iterations with prompts by `TOKENS`."""
+    """Factors of the profile's iteration times: of decodes alone by `DECODES`, and of iterations with prompts by `TOKENS`.
+
+    eager_seconds: see `HostTime`; None: the profile's.
+    """
 
     decodes: tuple[float, ...] = (1.0,) * (len(DECODES) + 1)
     prompts: tuple[float, ...] = (1.0,) * (len(TOKENS) + 1)
+    eager_seconds: float | None = None
 
     def factor(self, shape: BatchShape) -> float:
         prompts, place = _kind(shape)
@@ -43,12 +49,23 @@ def card_speed(runs: Iterable[tuple[list[BatchShape], Times, Times]]) -> CardSpe
         for shape, *seconds in zip(shapes, measured.tolist(), predicted.tolist(), strict=True):
             sums[_kind(shape)].append((seconds[0], seconds[1]))
 
-    def factor(*kind: Any) -> float:
-        real, predicted = np.sum(sums[kind], axis=0) if len(sums[kind]) >= _FEWEST else (1.0, 1.0)
-        return float(real / predicted)
+    def factors(prompts: bool, number: int) -> tuple[float, ...]:
+        parts = [sums[prompts, place] for place in range(number)]
+        whole = list(chain.from_iterable(parts)) or [(1.0, 1.0)]
+        totals = [np.sum(part if len(part) >= _FEWEST else whole, axis=0) for part in parts]
+        return tuple(float(real / predicted) for real, predicted in totals)
 
-    decodes = tuple(factor(False, place) for place in range(len(DECODES) + 1))
-    return CardSpeed(decodes, tuple(factor(True, place) for place in range(len(TOKENS) + 1)))
+    return CardSpeed(factors(False, len(DECODES) + 1), factors(True, len(TOKENS) + 1))
+
+
+def eager_seconds(launches: Iterable[tuple[bool, float]]) -> float | None:
+    """Returns by how much launching without a graph takes longer. launches: (without a graph, host seconds), of prompts."""
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for eager, taken in launches:
+        seconds[eager].append(taken)
+    if min(map(len, seconds.values())) < _FEWEST:
+        return None
+    return max(float(np.median(seconds[True]) - np.median(seconds[False])), 0.0)
 
 
 def _kind(shape: BatchShape) -> tuple[bool, int]:

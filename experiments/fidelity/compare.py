@@ -1,7 +1,8 @@
 """Simulates real runs again and compares the figures."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.power import GpuClock
 from experiments.config.presets import load_spec
-from experiments.fidelity.card import AS_MEASURED, CardSpeed, card_speed
+from experiments.fidelity.card import AS_MEASURED, CardSpeed, card_speed, eager_seconds
 from experiments.fidelity.cases import POLICIES
 from experiments.fidelity.runs import ServedRun, figures, percentile_ranks
 
@@ -72,7 +73,10 @@ def simulate(
     """Simulates the same requests, or others, under the same policy and limits, in the asynchronous loop."""
     settings, cost = run.settings, Nudged(run, profile, factor, speed)
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
-    executor = SimExecutor(cost, profile.host(True, settings["model"]))
+    host = profile.host(True, settings["model"])
+    if speed.eager_seconds is not None:
+        host = replace(host, eager_seconds=speed.eager_seconds)
+    executor = SimExecutor(cost, host)
     server = Server(executor, limits, cost, KVSize(settings["num_blocks"], settings["block_size"]))
     return server.serve(POLICIES[settings["policy"]](), run.requests() if requests is None else requests)
 
@@ -184,13 +188,20 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
     return found
 
 
-def speed_of(runs: Iterable[ServedRun], profile: Profile) -> CardSpeed:
-    """Returns the speed of the card that served these runs."""
-    found = [(run.shapes(), run) for run in runs]
-    return card_speed(
-        (shapes, run.device_seconds(), device_seconds(Nudged(run, profile), shapes, run.pauses()))
-        for shapes, run in found
-    )
+def speed_of(runs: Sequence[ServedRun], profile: Profile) -> CardSpeed:
+    """Returns the speed of the card that served these runs, and of its host.
+
+    What the device began before the host had launched all of it may have waited for the host: no measure of the card.
+    """
+    found, launches = [], []
+    for run in runs:
+        cost, shapes, launched = Nudged(run, profile), run.shapes(), run.columns["step.launched_at"]
+        predicted = device_seconds(cost, shapes, run.pauses())
+        told = launched <= run.columns["step.started"]
+        found.append((list(compress(shapes, told)), run.device_seconds()[told], predicted[told]))
+        taken = ((launched - run.columns["step.planned_at"]) / 1e6).tolist()
+        launches += [(cost.is_eager(shape), host) for shape, host in zip(shapes, taken, strict=True) if shape.chunks]
+    return card_speed(found)._replace(eager_seconds=eager_seconds(launches))
 
 
 def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iterable[float]) -> NDArray[np.float64]:
