@@ -28,6 +28,7 @@ from experiments.profile.machine import Machine
 POLICIES_TRIED = ("orca", "prefill_first", "request_level", "sarathi_serve, 512 tokens")
 QUEUED = Case("trace", "llama-3.1-8b", 16, 2048, POLICIES_TRIED)
 OPEN = Case("poisson at 60%", "llama-3.1-8b", 16, 2048, POLICIES_TRIED, 0.6)
+SYNCHRONOUS = replace(QUEUED, policies=("orca",), loop="sync")
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +51,11 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
-def simulated_machine(host_seconds: float | None = None, factor: float = 1.0) -> Machine:
+def simulated_machine(host_seconds: float | None = None, factor: float = 1.0, loop: str = "async") -> Machine:
     """A machine whose iterations take exactly what the profile says, or that times a factor; a host of its own if told."""
     profile, limits = load_profile("h200"), Limits(16, 2048, 1024)
     cost = Nudged(ServedRun({"model": QUEUED.model, "batch": 16}, {}, {}), profile, factor)
-    host = profile.host(asynchronous=True) if host_seconds is None else host_seconds
+    host = profile.host(loop == "async") if host_seconds is None else host_seconds
     return Machine("NVIDIA H200", Server(SimExecutor(cost, host), limits, cost, KVSize(128, 128)), (), (), "none")
 
 
@@ -63,10 +64,14 @@ def runs_of(case: Case, trace: str, machine: Machine, policies: tuple[str, ...] 
     return [serve(machine, load_spec(case.model), case, policy, requests) for policy in policies]
 
 
-@pytest.mark.parametrize("case", [QUEUED, OPEN], ids=["queued", "open loop"])
+@pytest.mark.parametrize("case", [QUEUED, OPEN, SYNCHRONOUS], ids=["queued", "open loop", "synchronous loop"])
 def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case, trace: str) -> None:
     profile = load_profile("h200")
-    result = compare([pair(run, profile) for run in runs_of(case, trace, simulated_machine())], profile)
+    runs = runs_of(case, trace, simulated_machine(loop=case.loop), case.policies)
+    assert all(
+        (run.device_seconds() > 0).all() and (run.pauses()[1:] > 0).all() == (case is SYNCHRONOUS) for run in runs
+    )
+    result = compare([pair(run, profile) for run in runs], profile)
     assert max(result["largest_error"].values()) < 1e-3  # arrivals are kept to the microsecond
     for found in result["cases"][case.name].values():
         for part in found["iterations"].values():

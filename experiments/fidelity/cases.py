@@ -59,6 +59,7 @@ MOST_NEW_TOKENS = 1024
 
 
 Arrivals = float | Literal["recorded"]
+Loop = Literal["async", "sync"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ class Case:
     rate: requests per second of an open loop, instead of that share of a measured capacity.
     start: seconds into the trace at which the requests begin. held_out: hides output lengths, adds `TIERS`.
     slo: objectives of both tiers instead of their own.
-    kv_blocks: most blocks of the KV cache; None: as many as the batch can use, if there is room.
+    kv_blocks: most blocks of the KV cache; None: as many as the batch can use, if there is room. loop: the engine's.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Case:
     held_out: bool = False
     slo: SLO | None = None
     kv_blocks: int | None = None
+    loop: Loop = "async"
 
     def fits(self, other: "Case") -> bool:
         """Whether an executor built for the other case serves this one too."""
@@ -115,6 +117,8 @@ HELD_OUT = (
         _held_out(f"held out, {name}", policies=policies, load=load, arrivals=arrivals)
         for name, load, arrivals, policies in _OPEN
     ),
+    _held_out("held out, synchronous loop", policies=(SERVE, "orca"), loop="sync"),
+    _held_out("held out, qwen3-8b", policies=(SERVE, "orca"), model="qwen3-8b"),
     _held_out(_SMALL, policies=(SERVE, "vllm_v1, 2048 tokens", "past_future"), load=0.8, kv_blocks=400),
 )
 

@@ -70,15 +70,17 @@ def simulate(
     speed: CardSpeed = AS_MEASURED,
     requests: Sequence[Request] | None = None,
 ) -> RunRecord:
-    """Simulates the same requests, or others, under the same policy and limits, in the asynchronous loop."""
+    """Simulates the same requests, or others, under the same policy and limits, in the same loop."""
+    asynchronous = run.settings.get("loop", "async") == "async"
     settings, cost = run.settings, Nudged(run, profile, factor, speed)
     limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
-    host = profile.host(True, settings["model"])
+    host = profile.host(asynchronous, settings["model"])
     if speed.eager_seconds is not None:
         host = replace(host, eager_seconds=speed.eager_seconds)
     executor = SimExecutor(cost, host)
     server = Server(executor, limits, cost, KVSize(settings["num_blocks"], settings["block_size"]))
-    return server.serve(POLICIES[settings["policy"]](), run.requests() if requests is None else requests)
+    asked = run.requests() if requests is None else requests
+    return server.serve(POLICIES[settings["policy"]](), asked, asynchronous=asynchronous)
 
 
 def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:

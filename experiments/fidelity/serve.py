@@ -77,7 +77,7 @@ def capacity(case: Case, runs: Mapping[tuple[str, str], ServedRun]) -> float | N
 
 
 def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: Workload) -> ServedRun:
-    """Serves one real run in the asynchronous loop, after a few requests to warm up."""
+    """Serves one real run, after a few requests to warm up."""
     server, vocabulary = machine.server, Vocabulary(spec)
     if case.kv_blocks is not None:
         server = replace(server, kv=server.kv._replace(num_blocks=min(case.kv_blocks, server.kv.num_blocks)))
@@ -85,11 +85,12 @@ def serve(machine: Machine, spec: ModelSpec, case: Case, policy: str, requests: 
     tokens = {"tile": limits.tile, "max_tokens": limits.max_tokens, "longest": limits.max_request_tokens}
     sizes = {"batch": limits.max_batch, **tokens, **server.kv._asdict()}
     settings = {"case": case.name, "policy": policy, "model": spec.name, **sizes, "load": case.load, "rate": case.rate}
+    settings["loop"] = case.loop
     prompt, output = min(WARM_UP[0], limits.max_request_tokens - WARM_UP[1]), WARM_UP[1]
     server.serve(POLICIES[policy](), equal_requests(limits.max_batch, prompt, output, vocabulary.size))
     asked = requests.requests(vocabulary)
     watched = Watched(server.executor)
-    record = replace(server, executor=watched).serve(POLICIES[policy](), asked)
+    record = replace(server, executor=watched).serve(POLICIES[policy](), asked, asynchronous=case.loop == "async")
     return run_of(settings, record, asked, watched.shapes)
 
 
