@@ -286,9 +286,9 @@ TESTED = ("held", "same direction", "missed")
 
 
 def outcomes(source: str = "", folder: str = "paper") -> Counter[str]:
-    """Without those of `closure`, which judges the same claims again from other inputs, and of `fig12_systems`."""
+    """Without those of `closure`, which judges the same claims again from other inputs."""
     paths = (ROOT / "results" / folder).glob("*.json")
-    files = [json.loads(path.read_text()) for path in paths if path.stem not in ("closure", "fig12_systems")]
+    files = [json.loads(path.read_text()) for path in paths if path.stem != "closure"]
     found = [claim for file in files for claim in file.get("claims", [])]
     return Counter(claim["outcome"] for claim in found if source in ("", claim["source"]))
 

@@ -230,7 +230,10 @@ def test_outcomes_are_counted_apart() -> None:
         (["served"], "served needs tables=..."),
         (["closure", "tables"], "'tables' is not a figure, a command or an option key=value"),
         (["fig12", "tables=/nowhere", "links=/nowhere"], "hardware=/nowhere: no such profile"),
-        (["fig12_systems", "tables=x", "links=y", "step=0"], "step=0: give a whole number, at least 1"),
+        (
+            ["fig12_sensitivity", "tables=x", "links=y", "num_requests=0"],
+            "num_requests=0: give a whole number, at least 1",
+        ),
         (["served", "tables=/nowhere"], "requests.jsonl.gz: cannot read the run"),
     ],
 )

@@ -224,6 +224,8 @@ def test_fig12_draws_what_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fig12.time_over(data, "tp", "sarathi") == ends_of["8 x TP8, Orca"] / ends_of["TP8-PP8, Sarathi"]
     assert [axes.get_xlabel() for axes in (bubbles, ends)] == ["bubble time of a request [s]", "requests served"]
     assert labels(ends)[:3] == list(fig12.NAMES.values())
+    rows = [[float(cell) for cell in line.split()[-7:]] for line in fig12.text(data).splitlines()[2:]]
+    assert [sum(shares) for _, *shares in rows] == pytest.approx([100.0] * 3, abs=0.4)
 
 
 def test_the_h200_is_drawn_beside_the_papers_machine() -> None:

@@ -2,7 +2,7 @@
 
     python -m experiments.paper fig12_sensitivity tables=... links=... [num_requests=3000] [folder=results]
 
-Options are those of fig12_systems, with fewer requests. Every row simulates the systems that its reading of the paper
+Requests are fewer than in Fig 12. Every row simulates the systems that its reading of the paper
 changes; all rows together take three minutes.
 
 The question is why chunks gain more over whole prompts in a pipeline here, 2.7x with 3,000 requests, than in the paper,

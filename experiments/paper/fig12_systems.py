@@ -1,7 +1,4 @@
-"""Fig 12 of the SARATHI paper: GPT-3 on 64 A100s, 10,000 requests, served by three systems.
-
-    python -m experiments.paper fig12_systems tables=.../aiconfigurator/a100_sxm links=.../vidur/network/a100_dgx
-                                      [num_requests=10000] [step=1] [folder=results]
+"""The three systems of Fig 12 of the SARATHI paper: GPT-3 on 64 A100s. `figures.fig12` draws 10,000 requests of them.
 
 orca: 8 pipeline stages of 8 GPUs, whole prompts mixed with decodes, 27 requests in each of 8 iterations in flight.
 sarathi: the same with chunks, 256 tokens an iteration. tp: 8 replicas of 8 GPUs without a pipeline, Orca, 11 requests
@@ -22,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tabulate import tabulate
 
 from cbatch import KVSize, Limits, Policy, Request, Server, Step
 from cbatch.cluster import Cluster, RoundRobin
@@ -30,10 +26,7 @@ from cbatch.sim import Profile, ProfileCost, SimExecutor, load_profile
 from cbatch.sim.importers.vidur import read_links
 from cbatch.sim.stages import Span, StageAccount
 from cbatch.topology import Topology
-from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
-from experiments.paper.claims import Verdict, read_claims
-from experiments.paper.verdicts import conclusion, table, write
 from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
 from policies.chunking import TileAligned
 from policies.orca import Orca
@@ -78,38 +71,16 @@ class Outcome:
     provenance: dict[str, Any]
 
 
-def main(tables: str, links: str, num_requests: Count = 10_000, step: Count = 1, folder: str = "results") -> int:
-    """Run the three systems, print and check their ratios, write fig12_systems.json; returns 1 if a claim fails."""
-    outcomes = dict(run_systems(load_linked_profile(tables, links), num_requests, step))
-    print(_tabulate(outcomes))
-    values = ratios(outcomes)
-    verdicts = []
-    for claim in read_claims("fig12"):
-        what = "bubbles" if claim.quantity == "bubbles_over" else "time"
-        verdicts.append(Verdict(claim, values[f"{claim.setting['over']} {what} / {claim.setting['under']} {what}"]))
-    print(f"\n{table(verdicts)}\n\n{conclusion(verdicts)}")
-    figures = {
-        "num_requests": num_requests,
-        "step": step,
-        "claims": [verdict.row() for verdict in verdicts],
-        "systems": {name: _figures(outcome) for name, outcome in outcomes.items()},
-    }
-    provenance = {name: outcome.provenance for name, outcome in outcomes.items()}
-    name = "fig12_systems" if step == 1 else f"fig12_systems_step{step}"
-    print(f"written: {write(name, figures, provenance, folder)}")
-    return 1 if any(verdict.failed for verdict in verdicts) else 0
-
-
 def load_linked_profile(tables: str, links: str) -> Profile:
     """The profile of the A100, with its published links."""
     return replace(load_profile(tables), links=read_links(Path(links)))
 
 
-def run_systems(profile: Profile, count: int, step: int = 1) -> Iterator[tuple[str, Outcome]]:
+def run_systems(profile: Profile, count: int) -> Iterator[tuple[str, Outcome]]:
     """Serve `count` requests with each of the three systems in turn."""
-    yield "orca", run(profile, Topology(8, 8), 27, Orca(), requests(count, step))
-    yield "sarathi", run(profile, Topology(8, 8), 27, Sarathi(TileAligned(256)), requests(count, step))
-    yield "tp", run(profile, Topology(8, replicas=8), 11, Orca(), requests(count, step))
+    yield "orca", run(profile, Topology(8, 8), 27, Orca(), requests(count))
+    yield "sarathi", run(profile, Topology(8, 8), 27, Sarathi(TileAligned(256)), requests(count))
+    yield "tp", run(profile, Topology(8, replicas=8), 11, Orca(), requests(count))
 
 
 def requests(count: int, step: int = 1) -> list[Request]:
@@ -151,38 +122,8 @@ def ratios(outcomes: dict[str, Outcome]) -> dict[str, float]:
     }
 
 
-def _tabulate(outcomes: dict[str, Outcome]) -> str:
-    """Where the stages' time went, as shares of the time of all stages."""
-    names = ("compute", "communication", "pb1", "pb2", "pb3", "no_work")
-    rows = [
-        (
-            name,
-            outcome.num_iterations,
-            outcome.wall_seconds,
-            outcome.seconds,
-            float(np.median(outcome.bubbles)),
-            *(f"{_share(outcome, part):.1%}" for part in names),
-        )
-        for name, outcome in outcomes.items()
-    ]
-    headers = ("system", "iterations", "simulated in s", "seconds", "median bubble s", *names)
-    return tabulate(rows, headers, floatfmt=("", "d", ".1f", ".1f", ".2f"))
-
-
-def _share(outcome: Outcome, part: str) -> float:
-    seconds: float = sum(getattr(stage, part) for stage in outcome.stages)
-    return seconds / sum(stage.span for stage in outcome.stages)
-
-
-def _figures(outcome: Outcome) -> dict[str, Any]:
-    """Percentiles 0 to 100 of bubble time and of ends, and the times of each stage."""
-    percentiles = np.percentile(outcome.bubbles, range(101))
-    ends = np.percentile(outcome.ends, range(101), method="lower")
-    return {
-        "seconds": outcome.seconds,
-        "iterations": outcome.num_iterations,
-        "wall_seconds": outcome.wall_seconds,
-        "bubble_seconds_percentiles": percentiles.tolist(),
-        "end_percentiles": ends.tolist(),
-        "stages": [{name: getattr(stage, name) for name in StageAccount.__slots__} for stage in outcome.stages],
-    }
+def time_shares(outcome: Outcome) -> dict[str, float]:
+    """Where the time of all stages went, as shares of it."""
+    span = sum(stage.span for stage in outcome.stages)
+    parts = ("compute", "communication", "pb1", "pb2", "pb3", "no_work")
+    return {part: sum(getattr(stage, part) for stage in outcome.stages) / span for part in parts}

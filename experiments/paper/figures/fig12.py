@@ -11,9 +11,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
+from tabulate import tabulate
 
 from experiments.paper.claims import Claim
-from experiments.paper.fig12_systems import Outcome, load_linked_profile, run_systems
+from experiments.paper.fig12_systems import Outcome, load_linked_profile, run_systems, time_shares
 from experiments.paper.frames import select
 from experiments.paper.machines import Machines
 from experiments.plots.parts import legend, mark_printed
@@ -31,6 +32,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     request, or until this share has ended).
     """
     rows: list[tuple[str, str, str, float, float]] = []
+    systems: list[tuple[str | float, ...]] = []
     if machines.are_real:
         say("left out: 64 GPUs are simulated, with hardware=sim")
     elif machines.tables is None or machines.links is None:
@@ -40,7 +42,10 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
             say(f"{NAMES[name]}: {outcome.num_iterations:,} iterations simulated in {outcome.wall_seconds:.0f} s")
             machines.note(HARDWARE, {"model": "gpt-3", **outcome.provenance})
             rows += _rows(name, outcome)
-    return pd.DataFrame(rows, columns=["hardware", "series", "panel", "share", "value"])
+            systems.append((NAMES[name], outcome.seconds, *(100 * share for share in time_shares(outcome).values())))
+    data = pd.DataFrame(rows, columns=["hardware", "series", "panel", "share", "value"])
+    data.attrs["systems"] = systems
+    return data
 
 
 def _rows(name: str, outcome: Outcome) -> Iterator[tuple[str, str, str, float, float]]:
@@ -88,6 +93,12 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         panel.set_ylim(bottom=0)
     legend(figure, [ends])
     return figure
+
+
+def text(data: pd.DataFrame) -> str:
+    """Where the time of each system's stages went, in percent."""
+    head = ("system", "seconds", "compute", "communication", "PB1", "PB2", "PB3", "no work")
+    return tabulate(data.attrs["systems"], head, floatfmt=".1f")
 
 
 def _mark(panel: Axes, data: pd.DataFrame, claim: Claim, ratio: float) -> None:
