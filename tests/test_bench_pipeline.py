@@ -11,6 +11,7 @@ import torch
 from cbatch import ConfigError, Limits
 from cbatch.runtime.options import Options
 from experiments.bench import pipeline, tensor
+from experiments.bench.__main__ import main as bench
 from experiments.config.backends import Cpu, Simulated
 from experiments.config.presets import load_spec
 from experiments.config.servers import real_server
@@ -118,5 +119,5 @@ def test_ranks_serve_both_kinds_of_work(
     for of in found.values():  # real or simulated: prompts and outputs count
         seconds = of[kinds[2]]["ms_per_iteration"]["median"] * of[kinds[2]]["iterations"] / 1e3
         assert of[kinds[2]]["tokens_per_second"]["median"] == pytest.approx(2 * (4 + 5) / seconds)
-    with pytest.raises(ConfigError, match="work=prompts is unknown; known: requests, decode"):
-        tensor.main(work=("prompts",))
+    assert bench(["tensor", "hardware=h200", "work=decode,prompts"]) == 2
+    assert capsys.readouterr().err == "error: tensor: work=prompts: give requests or decode\n"

@@ -29,6 +29,7 @@ from cbatch.server import feed
 from cbatch.sim.executor import SimExecutor
 from cbatch.topology import Topology
 from experiments import run, serve
+from experiments.bench import __main__ as command
 from experiments.bench import million
 from experiments.config import assemble
 from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, write_csv
@@ -240,5 +241,6 @@ def test_the_benchmark_writes_figures(tmp_path: Path, capsys: pytest.CaptureFixt
     assert written["figures"]["requests"] == 40
     assert written["figures"]["generated_tokens"] == trace.first(40).output_tokens.sum()
     assert written["seconds"]["ttft_seconds"]["p50"] > 0
-    with pytest.raises(ConfigError, match="rate=0"):
-        bench(rate=0)
+    capsys.readouterr()
+    assert command.main(["million", "trace=t.csv", "dataset=d.jsonl", "rate=0"]) == 2
+    assert capsys.readouterr().err.startswith("error: million: rate=0")

@@ -7,17 +7,17 @@ whose contexts are those in the middle of the long one.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from cbatch import ConfigError, Engine, Limits, Request, RunRecord, Server
-from experiments.bench.serving import gpu_server, summarize
+from experiments.bench.serving import gpu_server, repeat
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
 from experiments.config.servers import equal_requests, release_memory
 from experiments.profile.kernel_trace import KernelTrace, covered_share
-from experiments.store.benchmark_file import spread, write
+from experiments.store.benchmark_file import write
 from policies.prefill_first import PrefillFirst
 
 WARM_UP_TOKENS = 64
@@ -31,14 +31,12 @@ def main(
     prompt: Count = 256,
     new: tuple[Count, ...] = (2048, 8192),
     repeats: tuple[Count, ...] = (3, 1),
-    loops: tuple[str, ...] = ("async", "sync"),
+    loops: tuple[Literal["async", "sync"], ...] = ("async", "sync"),
     folder: str = "results",
 ) -> None:
     """Measures, prints and writes async.json. `new` and `repeats` are of equal length."""
     if len(new) != len(repeats):
         raise ConfigError(f"async: {len(new)} of new and {len(repeats)} of repeats; give one of repeats per one of new")
-    if unknown := set(loops) - {"async", "sync"}:
-        raise ConfigError(f"async: loop {min(unknown)} is unknown; known: async, sync")
     spec = load_spec(model)
     hardware = torch.cuda.get_device_name()
     figures: dict[str, Any] = {}
@@ -49,11 +47,11 @@ def main(
         found: dict[str, Any] = {}
         for loop in loops:
             asynchronous = loop == "async"
-            serve = partial(server.serve, asynchronous=asynchronous)
-            records = [serve(PrefillFirst(), ask(new=num_new)) for _ in range(num_repeats)]
+            runs = repeat(server, PrefillFirst, partial(ask, new=num_new), num_repeats, asynchronous=asynchronous)
             middle = equal_requests(batch, prompt + num_new // 2, 200, spec.vocab_size)
             [share] = kernel_shares(server, middle, WINDOW, asynchronous)
-            found[loop] = {**loop_figures(records), "kernel_share": share}
+            times = {"seconds": runs.spread("seconds"), **runs.figures()}
+            found[loop] = {**times, "lanes": lanes(runs.record), "kernel_share": share}
             show(f"{num_new} new tokens, {loop}", found[loop])
         if len(found) == 2:
             found["sync_over_async"] = found["sync"]["seconds"]["median"] / found["async"]["seconds"]["median"]
@@ -64,17 +62,6 @@ def main(
         release_memory()
     stamped = {"model": spec.name, "batch": batch, "prompt": prompt, "figures": figures}
     print(f"written: {write('async', hardware, stamped, folder)}")
-
-
-def loop_figures(records: list[RunRecord]) -> dict[str, Any]:
-    served = [summarize(record) for record in records]
-    return {
-        "seconds": spread([run.seconds for run in served]),
-        "ms_per_iteration": spread([run.milliseconds for run in served]),
-        "active_share": spread([run.active_share for run in served]),
-        "host_ms_per_iteration": spread([run.host_milliseconds for run in served]),
-        "lanes": lanes(records[-1]),
-    }
 
 
 def lanes(record: RunRecord) -> list[dict[str, float]]:

@@ -7,9 +7,9 @@ iterations short, the check's share large.
 
 import time
 from itertools import cycle, islice, permutations
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from cbatch import ConfigError, Limits, ModelSpec
+from cbatch import Limits, ModelSpec
 from cbatch.engine import Engine
 from cbatch.runtime.options import Options
 from cbatch.sim import load_profile
@@ -39,7 +39,7 @@ def main(
     batch: tuple[Count, ...] = (),
     prompt: Count = 64,
     turns: Count = 64,
-    backend: str = "auto",
+    backend: Literal["auto", "cpu", "cuda"] = "auto",
     folder: str = "results",
 ) -> None:
     """Measures, prints and writes checks.json. Default: tiny at 1, 32, 128 on a CPU, llama-3.1-8b at 32 on a GPU."""
@@ -55,9 +55,7 @@ def main(
     print(f"written: {write('checks', hardware, figures, folder)}")
 
 
-def _place(backend: str) -> Cpu | Cuda:
-    if backend not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"checks: backend={backend}: give auto, cpu or cuda")
+def _place(backend: Literal["auto", "cpu", "cuda"]) -> Cpu | Cuda:
     return Cuda() if backend == "cuda" or (backend == "auto" and count_gpus() > 0) else Cpu()
 
 

@@ -7,7 +7,9 @@ Llama-3.1-8B on an H200 as the profile h200 measured it, at most 256 requests in
 take a chunk.
 """
 
-from cbatch import ConfigError
+from typing import Annotated
+
+from cbatch.validation import positive
 from experiments.bench.vidur import measured
 from experiments.config.command_line import Count
 from experiments.config.this_machine import cpu_name
@@ -31,12 +33,10 @@ def main(
     dataset: str,
     policy: str = "sarathi_serve",
     num_requests: Count = 1_000_000,
-    rate: float = 30.0,
+    rate: Annotated[float, positive("requests per second")] = 30.0,
     folder: str = "results",
 ) -> None:
     """Serves, prints and writes million.json. rate: requests per second."""
-    if not rate > 0:
-        raise ConfigError(f"rate={rate}: give requests per second, above 0")
     drawn = {
         "path": trace,
         "dataset": dataset,

@@ -1,10 +1,10 @@
 """Tensor parallelism, on GPUs or simulated: the requests of `bench pipeline` and a batch of decodes, by number of GPUs."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from cbatch import ConfigError, Limits, ModelSpec
+from cbatch import Limits, ModelSpec
 from cbatch.runtime.options import Options
 from experiments.bench.async_loop import kernel_shares
 from experiments.bench.pipeline import LONGEST, POLICIES, name_gpus, serve, server_on
@@ -26,7 +26,7 @@ CHOICES = {**POLICIES, **chunked(SarathiServe, "sarathi_serve", 384)}
 
 def main(
     ranks: tuple[Count, ...] = (2,),
-    work: tuple[str, ...] = ("requests", "decode"),
+    work: tuple[Literal["requests", "decode"], ...] = ("requests", "decode"),
     model: str = "llama-13b",
     batch: Count = 32,
     requests: Count = 192,
@@ -46,10 +46,8 @@ def main(
     profile, on which the same is simulated instead.
 
     Raises:
-        ConfigError: fewer GPUs than ranks, heads that they do not divide, or unknown work.
+        ConfigError: fewer GPUs than ranks, or heads that they do not divide.
     """
-    if unknown := set(work) - {"requests", "decode"}:
-        raise ConfigError(f"tensor: work={min(unknown)} is unknown; known: requests, decode")
     chosen = {each: CHOICES[each] for each in beginning_with("policies", policies, CHOICES)}
     gpus, figures = name_gpus(hardware, ranks=max(ranks)), dict[str, Any]()
     of_requests = {"model": model, "requests": requests} if "requests" in work else {}
