@@ -1,4 +1,4 @@
-"""The page of measured figures, and the lanes of the benchmark, from files as the benchmarks write them."""
+"""The page of measured figures, from files as the benchmarks write them."""
 
 import json
 from pathlib import Path
@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from cbatch import ConfigError
 from experiments.bench import measured, performance, summary, tables
 from experiments.bench.__main__ import main
 from experiments.bench.tables import Row
-from experiments.plots import lanes
 from experiments.profile.kernel_trace import covered_share
 
 STAMP = {"hardware": "NVIDIA H200", "date": "2026-01-02", "versions": {"torch": "2.11.0"}}
@@ -78,7 +76,7 @@ def test_figures_stand_beside_the_peers(tmp_path: Path) -> None:
         }
     }
     write(tmp_path, "graphs", {"figures": figures})
-    page = performance.text(measured.read(tmp_path), drawn=False)
+    page = performance.text(measured.read(tmp_path))
     when = "2026-01-02, commit not recorded"
     assert rows(page)["**cbatch, sync**"] == ["6.00", "1.000", "66.7%", "99.98%", when]
     assert rows(page)["**cbatch, fused**"] == ["250", "1.250", "62.5%", when]
@@ -126,7 +124,7 @@ def test_batch_and_budget_stand_in_a_rows_figures_or_in_its_name(name: str, figu
 
 def test_what_is_missing_is_said_to_be(tmp_path: Path) -> None:
     (tmp_path / "peers.json").write_text(json.dumps(PEERS))
-    page = performance.text(measured.read(tmp_path), drawn=False)
+    page = performance.text(measured.read(tmp_path))
     assert rows(page)["**cbatch, async**"][0] == "not measured"
     assert page.count("cbatch: not measured.") == 4
 
@@ -138,7 +136,7 @@ def test_attention_of_each_model_stands_beside_a_copy_of_as_many_bytes(tmp_path:
     mixed = {"time": {"median": 36.9}, "chunks_alone": {"median": 14.3}, "bytes_bound": 14.7}
     figures = {"one decode": alone, "three beside a chunk": mixed, "many": fast}
     write(tmp_path, "attention-small", {"model": "small", "batch": 2, "figures": figures})
-    page = performance.text(measured.read(tmp_path), drawn=False)
+    page = performance.text(measured.read(tmp_path))
     assert "### small, beside a chunk in graphs for 2 requests" in page
     assert rows(page)["one decode"] == ["12.6", "4.9", ""]
     assert rows(page)["three beside a chunk"] == ["36.9", "14.7", "22.6"]
@@ -151,7 +149,7 @@ def test_loops_measured_apart_stand_beside_those_measured_together(tmp_path: Pat
     write(tmp_path, "async-more", batches(**{"async": loop(7.0, 0.0), "sync": loop(8.0, 0.0)}), "2026-01-01")
     commit = "0123456789abcdef + changes"
     write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0)}), "2026-01-03", commit=commit)
-    page = performance.text(measured.read(tmp_path), drawn=False)
+    page = performance.text(measured.read(tmp_path))
     assert rows(page)["**cbatch, async**"][0] == "5.00"
     assert rows(page)["**cbatch, sync, earlier**"][0] == "8.00"
     assert rows(page)["**cbatch, async, earlier**"][0] == "7.00"
@@ -160,18 +158,7 @@ def test_loops_measured_apart_stand_beside_those_measured_together(tmp_path: Pat
     for name in ("sync", "async"):
         assert rows(page)[f"**cbatch, {name}, earlier**"][-1] == "2026-01-01, commit not recorded"
     write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0), "sync": loop(6.0, 0.0)}), "2026-01-03")
-    assert rows(performance.text(measured.read(tmp_path), drawn=False))["**cbatch, sync**"][0] == "6.00"
-
-
-def test_lanes_of_the_benchmark_show_sync_above_async(tmp_path: Path) -> None:
-    write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0), "sync": loop(6.0, 1.0)}))
-    sync, asynchronous = lanes.draw(tmp_path).axes
-    assert sync.get_title("left").startswith("sync: 1.50 s, 6.00 ms")
-    assert asynchronous.get_title("left").startswith("async")
-    assert sync.get_xlim() == pytest.approx((0, 4 * 5 + 3 * 1))
-    assert "99.98%" in [text.get_text() for text in sync.texts]
-    with pytest.raises(ConfigError, match=r"runs=9: .* has 8 new; choose one"):
-        lanes.draw(tmp_path, runs="9")
+    assert rows(performance.text(measured.read(tmp_path)))["**cbatch, sync**"][0] == "6.00"
 
 
 def test_numbers_stand_below_their_heads() -> None:
@@ -182,12 +169,12 @@ def test_numbers_stand_below_their_heads() -> None:
     ]
 
 
-def test_the_command_writes_page_and_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", f"results={tmp_path}", f"docs={tmp_path / 'docs'}"]) == 2
     assert "no results there; run a benchmark first" in capsys.readouterr().err
     write(tmp_path, "async", batches(**{"async": loop(5.0, 0.0)}))
     assert main(["report", f"results={tmp_path}", f"docs={tmp_path / 'docs'}"]) == 0
-    assert {path.name for path in (tmp_path / "docs").iterdir()} == {"performance.md", "lanes.png", "lanes.pdf"}
+    assert {path.name for path in (tmp_path / "docs").iterdir()} == {"performance.md"}
     assert main(["report", "folder=x"]) == 2
     assert "report: folder: no such key" in capsys.readouterr().err
 

@@ -32,7 +32,7 @@ BENCHMARKS = {
     "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",
     "capacity": "capacities with real tokens beside simulated ones, by policy; for kept runs, measured=FILE (no GPU needed)",
     "stale": "which stored results rest on modules that changed since they were measured, from git's history (no GPU needed)",
-    "report": "docs/performance.md and docs/lanes, written from what was measured (no GPU needed)",
+    "report": "docs/performance.md, written from what was measured (no GPU needed)",
 }
 
 WITHOUT_GPU = "(no GPU needed)"

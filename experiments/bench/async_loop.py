@@ -22,7 +22,7 @@ from policies.prefill_first import PrefillFirst
 
 WARM_UP_TOKENS = 64
 WINDOW = (100, 130)
-"""Iterations that the profiler records; the lanes are drawn from the first of them."""
+"""Iterations that the profiler records; the lanes that are kept begin with the first of them."""
 
 
 def main(

@@ -1,4 +1,4 @@
-"""Writes docs/performance.md and docs/lanes from the files of results/<gpu>: our figures, and the peers' beside them.
+"""Writes docs/performance.md from the files of results/<gpu>: our figures, and the peers' beside them.
 
 Reads files only: whatever a benchmark has not measured is "not measured". The peers' figures are those of peers/*.json,
 written by `python -m experiments.bench.peers`, and for what was not measured so, those entered by hand in peers.json.
@@ -11,9 +11,6 @@ from experiments.bench import summary
 from experiments.bench.measured import Measured, read
 from experiments.bench.peers.rows import BY_HAND
 from experiments.bench.tables import MISSING, Json, Row, markdown, number, source, speeds, stamp
-from experiments.plots import lanes
-from experiments.plots.lane_panels import BENCHMARK
-from experiments.plots.style import save
 from experiments.store.provenance import write_text
 
 COMMAND = "python -m experiments.bench report"
@@ -38,23 +35,20 @@ NOT_THE_SAME = (
 
 
 def main(results: str = "results/h200", docs: str = "docs", readme: str = "") -> None:
-    """Writes the page, the picture if there is something to draw, and the table of `readme`; prints their paths."""
+    """Writes the page and the table of `readme`; prints their paths."""
     folder = Path(results)
     if not any(folder.glob("*.json")):
         raise ConfigError(f"results={results}: no results there; run a benchmark first: python -m experiments.bench")
     page = Path(docs) / "performance.md"
-    drawn = (folder / BENCHMARK).is_file()
     measured = read(folder)
-    write_text(page, text(measured, drawn=drawn))
+    write_text(page, text(measured))
     print(page)
     if readme:
         summary.write(Path(readme), measured)
         print(readme)
-    if drawn:
-        print(*save(lanes.draw(folder), Path(docs), "lanes"), sep="\n")
 
 
-def text(measured: Measured, *, drawn: bool) -> str:
+def text(measured: Measured) -> str:
     peers = measured.peers
     hardware = next((part["hardware"] for part in measured if "hardware" in part), "an unknown device")
     parts = [
@@ -70,11 +64,11 @@ def text(measured: Measured, *, drawn: bool) -> str:
         )
         parts.append(PEER_SETTINGS)
         parts.append(COPY_SPEED.format(bandwidth=peers["copy_bandwidth"]) + _reads_over_copies(measured.attention))
-    parts += _batches(measured, drawn) + _one_request(measured) + _pd(measured) + _trace(measured)
+    parts += _batches(measured) + _one_request(measured) + _pd(measured) + _trace(measured)
     return "\n\n".join([*parts, *_attention(measured)]) + "\n"
 
 
-def _batches(measured: Measured, drawn: bool) -> list[str]:
+def _batches(measured: Measured) -> list[str]:
     figures, peers = measured.decode["figures"], measured.peers.get("decode", {})
     parts = ["## Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens", NOT_THE_SAME]
     for name in sorted({*figures, *peers}, key=lambda name: int(name.split()[0])):
@@ -88,8 +82,7 @@ def _batches(measured: Measured, drawn: bool) -> list[str]:
         parts += _sources(peer)
         if shares := [f"{loop} {loops[loop]['kernel_share']:.1%}" for loop in loops if "kernel_share" in loops[loop]]:
             parts.append(f"Kernels or copies run in this share of a profiled window: cbatch, {', '.join(shares)}.")
-    picture = ["![Host and device during decode iterations, sync and async](lanes.png)"] if drawn else []
-    return [*parts, *picture, _source(measured.decode)]
+    return [*parts, _source(measured.decode)]
 
 
 def _reads_over_copies(attention: Json) -> str:

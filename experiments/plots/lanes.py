@@ -10,12 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from cbatch import ConfigError
 from cbatch.executor import CopyTimes
 from experiments.config.command_line import Count, Index
-from experiments.plots.lane_panels import BENCHMARK, Panel, read_benchmark, read_runs
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
-from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL, add_heading, add_title, new_figure, print_style
+from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL, add_title, new_figure, print_style
+from experiments.store.tables import load_copies, load_steps
 
 _COPIES = {"copy in": ("upload_started", "upload_ended"), "copy out": ("download_started", "download_ended")}
 _LABELLED = 0.03  # an iteration this wide, as a share of the panel, has room for its number
@@ -23,42 +24,43 @@ _LABELLED = 0.03  # an iteration this wide, as a share of the panel, has room fo
 
 @print_style()
 def draw(folder: Path, first: Index = 20, iterations: Count = 8, runs: str = "") -> Figure:
-    """Lanes from the start of an iteration on, of finished runs or of a folder of the `async` benchmark.
+    """Lanes of finished runs from the start of an iteration on.
 
     Args:
-        first, iterations: the first iteration that is shown, and how many; a benchmark keeps its own window.
-        runs: show only runs whose folder names - for a benchmark, the batch whose name - contain this.
+        first, iterations: the first iteration that is shown, and how many.
+        runs: show only runs whose folder names contain this.
 
     Raises:
         ConfigError: no finished runs, too many, or a run that ended before `first`.
     """
-    if (folder / BENCHMARK).is_file():
-        panels, measured = read_benchmark(folder, runs)
-        figure = _draw_panels(panels, "a decode iteration")
-        what = f"{measured['model']}, {measured['batch']} requests of {measured['prompt']} prompt and "
-        handles, origin = _handles(prompts=False, copies=False), f"measured on {measured['hardware']}"
-        add_heading(figure, f"{what}{measured['batch_name']} tokens", origin, handles)
-        return figure
     frame = load_runs(folder, runs)
-    panels = read_runs(frame, first, iterations)
-    figure = _draw_panels(panels, f"iteration {first}")
-    copies = any(len(_names(panel.steps)) > 2 for panel in panels)
-    add_title(figure, frame, handles=_handles(prompts=True, copies=copies))
+    shown = [run for _, run in frame.iterrows()]
+    windows = [_window(str(run["folder"]), first, iterations) for run in shown]
+    seconds = max(end - begin for _, begin, end in windows)
+    num_lanes = [len(_names(steps)) for steps, _, _ in windows]
+    figure, axes = new_figure(len(shown), 1, 0.9 + 0.35 * len(shown) + 0.25 * sum(num_lanes), sharex=True)
+    for [panel], run, (steps, begin, _) in zip(axes, shown, windows, strict=True):
+        _draw_lanes(panel, steps, begin, begin + seconds)
+        label, names = str(run["label"]), _names(steps)
+        panel.set_title(label if "runtime" in label else f"{label}, {run['runtime']}")
+        for lane in ("host", "device"):
+            share = _percent(run[f"iterations.{lane}_active_share"])
+            panel.text(1.005, names.index(lane), share, transform=panel.get_yaxis_transform(), va="center")
+    since = f"time since the start of iteration {first} [ms]"
+    axes[-1][0].set_xlabel(f"{since}; at the right, the lane's active share of the run")
+    add_title(figure, frame, handles=_handles(copies=max(num_lanes) > 2))
     return figure
 
 
-def _draw_panels(panels: list[Panel], origin: str) -> Figure:
-    seconds = max(panel.end - panel.begin for panel in panels)
-    num_lanes = sum(len(_names(panel.steps)) for panel in panels)
-    figure, axes = new_figure(len(panels), 1, 0.9 + 0.35 * len(panels) + 0.25 * num_lanes, sharex=True)
-    for [place], panel in zip(axes, panels, strict=True):
-        _draw_lanes(place, panel.steps, panel.begin, panel.begin + seconds)
-        place.set_title(panel.name)
-        names = _names(panel.steps)
-        for share, lane in ((panel.host_share, names.index("host")), (panel.device_share, names.index("device"))):
-            place.text(1.005, lane, _percent(share), transform=place.get_yaxis_transform(), va="center")
-    axes[-1][0].set_xlabel(f"time since the start of {origin} [ms]; at the right, the lane's active share of the run")
-    return figure
+def _window(folder: str, first: int, iterations: int) -> tuple[pd.DataFrame, float, float]:
+    """All iterations of a run, and the seconds when the shown ones begin and end on the device."""
+    copies = load_copies(folder)
+    steps = load_steps(folder) if copies.empty else load_steps(folder).join(copies)
+    shown = steps[(steps["iteration"] >= first) & (steps["iteration"] < first + iterations)]
+    if shown.empty:
+        asked = f"first={first} iterations={iterations}"
+        raise ConfigError(f"{asked}: {folder} has iterations 0 to {len(steps) - 1}; choose among them")
+    return steps, float(shown["started"].iloc[0]), float(shown["ended"].iloc[-1])
 
 
 def _percent(share: float) -> str:
@@ -71,12 +73,11 @@ def _names(steps: pd.DataFrame) -> list[str]:
     return ["copy out", "device", "copy in", "host"] if set(CopyTimes._fields) <= set(steps) else ["device", "host"]
 
 
-def _handles(prompts: bool, copies: bool) -> list[Patch]:
-    """Handles of the legend; prompts, copies: whether any are shown."""
-    handles = [Patch(color=PREFILL, label="compute, with prompts")] if prompts else []
-    handles += [Patch(color=COPY, label="copy")] if copies else []
+def _handles(copies: bool) -> list[Patch]:
+    """Handles of the legend; copies: whether any are shown."""
     return [
-        *handles,
+        Patch(color=PREFILL, label="compute, with prompts"),
+        *([Patch(color=COPY, label="copy")] if copies else []),
         Patch(color=DECODE, label="compute, decodes alone"),
         Patch(color=HOST, label="plan, launch, absorb"),
         Patch(facecolor=IDLE, edgecolor="#999999", label="wait"),
