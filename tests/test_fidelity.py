@@ -16,6 +16,7 @@ from experiments.bench.__main__ import main
 from experiments.bench.fidelity import errors_at_card_speed
 from experiments.config.presets import load_spec
 from experiments.fidelity import runs as runs_file
+from experiments.fidelity import stored
 from experiments.fidelity.cases import CASES, POLICIES, Case, chosen_cases, workload
 from experiments.fidelity.compare import CLOSED, Nudged, compare, pair, ranking
 from experiments.fidelity.report import error_line
@@ -91,6 +92,26 @@ def test_the_order_of_events_and_the_cost_model_are_told_apart(trace: str) -> No
     found = compare([pair(run, profile)], profile)["cases"]["trace"]["orca"]
     assert found["error"]["total time"] < -0.3
     assert all(abs(part["total"]) < 1e-3 for part in found["iterations"].values())
+
+
+def test_a_written_comparison_is_simulated_again_from_the_trace_alone(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a machine 2% slower measured is in the file; requests and their arrivals are made again."""
+    monkeypatch.setattr(stored, "CASES", (QUEUED, OPEN))
+    machine, profile, spec = simulated_machine(factor=1.02), load_profile("h200"), load_spec(QUEUED.model)
+    [queued] = runs_of(QUEUED, trace, machine, ("sarathi_serve, 512 tokens",))
+    late = workload(OPEN, trace, {"poisson": 40}, capacity=40 / queued.figures["total time"])
+    before = compare([pair(run, profile) for run in (queued, serve(machine, spec, OPEN, "orca", late))], profile)
+    (tmp_path / "a.json").write_text(json.dumps(before))
+    after = compare([pair(run, profile) for run in stored.stored_runs(tmp_path / "a.json", trace)], profile)
+    for case, policies in before["cases"].items():
+        for policy, run in policies.items():
+            again = after["cases"][case][policy]
+            assert again["measured"] == run["measured"] != again["simulated"] == run["simulated"]
+    (tmp_path / "b.json").write_text("{}")
+    assert main(["fidelity", f"path={trace}", f"measured={tmp_path / 'b.json'}"]) == 2
+    assert "is no comparison that bench fidelity wrote" in capsys.readouterr().err
 
 
 def test_a_run_is_kept_as_it_was(trace: str, tmp_path: Path) -> None:

@@ -22,19 +22,17 @@ import numpy as np
 from tabulate import tabulate
 
 from cbatch import SLO, ConfigError
-from cbatch.kv import blocks_for
 from cbatch.sim import Profile, load_profile
 from cbatch.validation import Switch, parse, positive, whole
 from experiments.capacity.estimate import Shares
 from experiments.config.command_line import beginning_with
 from experiments.fidelity import runs as kept_runs
-from experiments.fidelity.cases import POLICIES, SERVE, Case, workload
+from experiments.fidelity.cases import POLICIES, SERVE, Case, sizes, workload
 from experiments.fidelity.compare import Pair, compare, on_card, pair, simulate, speed_of
 from experiments.fidelity.report import show
 from experiments.fidelity.runs import ServedRun, figures
 from experiments.store.benchmark_file import write
 
-_BLOCK, _TILE = 128, 128  # of the GPU backend
 _NARROW, _RATES, _SPAN = 1.1, 9, 1.15  # bracket; rates around its middle, and the outermost over it
 _AT_ONCE = 1e4  # requests per second
 
@@ -77,10 +75,10 @@ def main(
         raise ConfigError(f"capacity: give a trace to serve on a GPU, {serve_it}, or kept runs, {kept_ones}")
     profile, files = load_profile(hardware), [Path(file) for file in measured]
     if path:
-        sizes, slo, numbers = (model, batch, 16384), SLO(ttft, tbt), {"card,": queued, "capacity,": requests}
-        cases = [Case("card, queued", *sizes, (SERVE, "orca", "vllm_v1, 2048 tokens"), start=600, held_out=True)]
+        server, slo, numbers = (model, batch, 16384), SLO(ttft, tbt), {"card,": queued, "capacity,": requests}
+        cases = [Case("card, queued", *server, (SERVE, "orca", "vllm_v1, 2048 tokens"), start=600, held_out=True)]
         chosen = [
-            Case(f"capacity, {policy}", *sizes, (policy,), start=1500, held_out=True, slo=slo)
+            Case(f"capacity, {policy}", *server, (policy,), start=1500, held_out=True, slo=slo)
             for policy in beginning_with("policies", policies, POLICIES)
         ]
         served = _shares(shares, len(chosen))
@@ -118,10 +116,7 @@ def simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainmen
 
     def share(rate: float) -> float:
         asked = workload(replace(case, rate=rate), path, numbers, None).requests(None)
-        longest = max(request.max_tokens for request in asked)
-        kv = {"num_blocks": case.batch * blocks_for(longest, _BLOCK), "block_size": _BLOCK, "tile": _TILE}
-        sizes = {"model": case.model, "batch": case.batch, "max_tokens": case.max_tokens, "longest": longest}
-        run = ServedRun({"policy": case.policies[0], **sizes, **kv}, {}, {})
+        run = ServedRun({"policy": case.policies[0], **sizes(case, asked)}, {}, {})
         return figures(simulate(run, profile, requests=asked))["attainment"]
 
     if share(_AT_ONCE) >= attainment:

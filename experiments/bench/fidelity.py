@@ -4,6 +4,7 @@
     python -m experiments.bench fidelity measured=results/h200/fidelity.npz   # simulate and compare only
     python -m experiments.bench fidelity path=TRACE cases=held name=held_out  # runs that had no part in the profile
     python -m experiments.bench fidelity measured=a.npz,b.npz stamp=on        # of two cards; writes the errors into the profile
+    python -m experiments.bench fidelity path=TRACE measured=results/h200/held_out.json   # simulate what a file of errors is of
 
 Real runs are kept in a file, to which later ones are added (`cases=` chooses). Besides the figures of each run, every
 iteration of the real ones is predicted from its shape, which tells errors of the cost model from errors in the order of
@@ -27,6 +28,7 @@ from experiments.fidelity.cases import CASES, chosen_cases
 from experiments.fidelity.compare import CLOSED, TARGETS, compare, on_card, pair, simulate, speed_of
 from experiments.fidelity.report import BRIEF, brief_error, error_line, show
 from experiments.fidelity.runs import ServedRun, figures
+from experiments.fidelity.stored import stored_runs
 from experiments.profile.tables import write_profile
 from experiments.store.benchmark_file import write
 
@@ -51,7 +53,8 @@ def main(
 
     Args:
         path: a trace file; real runs are measured, and added to those in `measured`.
-        measured: files of kept runs, each of a card, separated by commas; with `path` at most one.
+        measured: files of kept runs, each of a card, separated by commas; with `path` at most one. A written comparison
+            (.json) is simulated again with the requests of `path` and printed.
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
         pd, trace, poisson, held: requests of each case.
         name: of the files that are written.
@@ -66,6 +69,9 @@ def main(
     if path and len(measured) > 1:
         raise ConfigError(f"measured={','.join(measured)}: new runs go to one file; give one, or leave out path=")
     profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
+    if measured and measured[0].endswith(".json"):
+        show(compare([pair(run, profile) for run in stored_runs(Path(measured[0]), path)], profile))
+        return
     files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
     kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]
     if path:

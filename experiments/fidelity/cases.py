@@ -3,6 +3,7 @@
 Those of `HELD_OUT` had no part in building the profile: other rows of the trace, other arrivals, other policies.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cbatch import SLO, ConfigError, Policy, Request
+from cbatch.kv import blocks_for
 from cbatch.request import spec_of
 from experiments.config.command_line import beginning_with
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, TraceLengths, TraceReplay, Workload
@@ -57,6 +59,8 @@ TIERS = {
 MOST_NEW_TOKENS = 1024
 """Limit of held-out requests, which hides their true lengths; the longest output of the Azure conversation trace is 992."""
 
+
+_BLOCK, _TILE = 128, 128  # of the GPU backend
 
 Arrivals = float | Literal["recorded"]
 Loop = Literal["async", "sync"]
@@ -154,6 +158,14 @@ def workload(case: Case, path: str, numbers: Mapping[str, int], capacity: float 
         return TraceReplay(path=path, num_requests=number, queued=True)
     arrivals = GammaArrivals(rate=rate)
     return OpenLoop(arrivals=arrivals, lengths=TraceLengths(path=path), num_requests=number)
+
+
+def sizes(case: Case, asked: Sequence[Request]) -> dict[str, Any]:
+    """Returns the model and limits of a GPU's server with room for a batch of the longest request, as a run keeps them."""
+    longest = max(request.max_tokens for request in asked)
+    blocks = min(case.kv_blocks or sys.maxsize, case.batch * blocks_for(longest, _BLOCK))
+    tokens = {"tile": _TILE, "max_tokens": case.max_tokens, "longest": longest}
+    return {"model": case.model, "batch": case.batch, **tokens, "num_blocks": blocks, "block_size": _BLOCK}
 
 
 @dataclass(frozen=True, kw_only=True)

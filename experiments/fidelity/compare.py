@@ -176,7 +176,10 @@ def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, fl
     """Predicts every iteration of a real run from its shape; returns errors of those with and without prompts.
 
     number: iterations. seconds: their total time. total: its relative error. median: of the iterations' absolute errors.
+    Nothing of a run whose iterations were not kept.
     """
+    if "step.started" not in run.columns:
+        return {}
     shapes, real = run.shapes(), run.device_seconds()
     predicted = device_seconds(Nudged(run, profile), shapes, run.pauses())
     prompts = np.array([bool(shape.chunks) for shape in shapes])

@@ -142,16 +142,8 @@ def run_of(
 ) -> ServedRun:
     """Returns a run as it is kept. asked: requests in order of their ids. shapes: of every iteration."""
     requests, steps = collect_served(record), step_columns(record.steps)
-    tiers = {request.tier: astuple(request.slo) for request in asked if request.tier is not None}
-    place: dict[str | None, int] = {tier: index for index, tier in enumerate(tiers)}
     order, start = np.argsort(requests.id), record.steps[0].planned_at
     columns: dict[str, Any] = {
-        "request.prompt": [request.num_prompt_tokens for request in asked],
-        "request.output": [request.max_new_tokens for request in asked],
-        "request.true_output": [spec_of(request).true_new_tokens or 0 for request in asked],
-        "request.tier": [place.get(request.tier, -1) for request in asked],
-        "request.arrival": [request.arrival_time * 1e6 for request in asked],
-        "request.arrival_iteration": [request.arrival_iteration for request in asked],
         "request.first_token": (requests.first_token[order] - start) * 1e6,
         "request.last_token": (requests.last_token[order] - start) * 1e6,
         **{f"step.{name}": (steps[name] - start) * 1e6 for name in TIMES},
@@ -162,8 +154,25 @@ def run_of(
         "chunk.tokens": [tokens for shape in shapes for tokens, _ in shape.chunks],
         "chunk.context": [context for shape in shapes for _, context in shape.chunks],
     }
-    rounded = {name: np.rint(column).astype(np.int64) for name, column in columns.items()}
-    return ServedRun({**settings, "tiers": tiers}, figures(record), rounded)
+    return asked_run(settings, figures(record), asked, columns)
+
+
+def asked_run(
+    settings: Mapping[str, Any], figures: Mapping[str, float], asked: Sequence[Request], columns: Mapping[str, Any] = {}
+) -> ServedRun:
+    """Returns a run of these requests. columns: those of its iterations; without them it can only be simulated."""
+    tiers = {request.tier: astuple(request.slo) for request in asked if request.tier is not None}
+    place: dict[str | None, int] = {tier: index for index, tier in enumerate(tiers)}
+    of_requests = {
+        "request.prompt": [request.num_prompt_tokens for request in asked],
+        "request.output": [request.max_new_tokens for request in asked],
+        "request.true_output": [spec_of(request).true_new_tokens or 0 for request in asked],
+        "request.tier": [place.get(request.tier, -1) for request in asked],
+        "request.arrival": [request.arrival_time * 1e6 for request in asked],
+        "request.arrival_iteration": [request.arrival_iteration for request in asked],
+    }
+    rounded = {name: np.rint(column).astype(np.int64) for name, column in {**of_requests, **columns}.items()}
+    return ServedRun({**settings, "tiers": tiers}, figures, rounded)
 
 
 def save(path: Path, about: Mapping[str, Any], runs: list[ServedRun]) -> None:
