@@ -382,6 +382,36 @@ def test_the_command_judges_policies_from_outside(
     assert "kv               yes" in printed
 
 
+PICKY = """
+from cbatch import ConfigError
+from policies.orca import Orca
+
+class Mine(Orca):
+    def check(self, limits):
+        if limits.max_tokens < LEAST:
+            raise ConfigError(f"give LEAST tokens, not {limits.max_tokens}")
+"""
+
+
+@pytest.mark.parametrize("least", [8, 800])
+def test_workloads_that_a_policy_refuses_are_left_out_and_counted(
+    least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They say nothing of the policy; one that takes none has no verdict."""
+    monkeypatch.setattr("experiments.check.__main__._PAUSE", 0.0)
+    status = check_mine(f"picky_{least}", PICKY.replace("LEAST", str(least)), tmp_path, monkeypatch)
+    printed, progress = capsys.readouterr()
+    tried = few_scenarios(CHUNK)
+    refused = sum(scenario.max_tokens < least for scenario in tried)
+    said = (
+        f'its check refuses {refused:,} of {len(tried):,} workloads, the first time with "give {least} tokens, not 4"'
+    )
+    assert status == (0 if refused < len(tried) else 2)
+    assert said in (printed if status == 0 else progress)
+    assert ("legal            yes" in printed) is (status == 0)
+    assert "\n500 workloads so far\n" in progress, "in a pipe, too, one sees that it goes on"
+
+
 @pytest.mark.parametrize("chunk", [1, CHUNK])
 def test_no_workload_is_larger_than_the_verdict_says(chunk: int) -> None:
     asks = [ask for scenario in islice(tiny_scenarios(chunk), 0, None, 3) for ask in scenario.asks]

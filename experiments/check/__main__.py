@@ -4,7 +4,7 @@ The policy is described as for experiments.run: policy=sarathi chunking=fixed, o
 +policy.argument=3. It serves all tiny workloads, and larger random ones, in simulation; for each property that it lacks, the
 smallest schedule that shows it is printed. chunk=4 unless given: prompts have up to 8 chunks. Outputs have up to 12 tokens, an iteration
 takes 1 ms and 10 us per token: scale the policy's own thresholds, in tokens and in seconds, to that. Requests have no tier, client,
-priority, SLO or prediction.
+priority, SLO or prediction. Workloads whose limits the policy's `check` refuses are left out, and counted.
 
   --config-dir=FOLDER the policy's settings are there, as for experiments.run
   random=200          random workloads for each property that no tiny one violates
@@ -18,8 +18,9 @@ The status is 0, or 1 if the policy lacks a property that it must have, among th
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -29,7 +30,7 @@ from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from cbatch.validation import nearest
 from experiments.check.properties import NAMES, PROPERTIES
-from experiments.check.scenario import SHORT
+from experiments.check.scenario import SHORT, History
 from experiments.check.search import describe_sizes, search
 from experiments.check.verdicts import text, write_table
 from experiments.config.command_line import check_effects, listed, run
@@ -37,6 +38,7 @@ from experiments.config.composition import policy_maker
 from experiments.config.settings import PLANS_BY
 
 CHUNK = 4
+_PAUSE = 10.0  # seconds between lines of progress
 
 
 class Options(NamedTuple):
@@ -45,6 +47,29 @@ class Options(NamedTuple):
     num_random: int = 200
     required: tuple[str, ...] = ()
     table: str = ""
+
+
+class _Count(AbstractContextManager["_Count"]):
+    """Counts the workloads tried and those refused; shows it in a bar, or if stderr is no terminal, in a line every 10 s."""
+
+    def __init__(self) -> None:
+        self.tried = self.refused = 0
+        self.refusal = ""
+        self._bar = tqdm(unit=" workloads", leave=False, disable=None)
+        self._next = monotonic() + _PAUSE
+
+    def __call__(self, history: History) -> None:
+        self.tried += 1
+        if history.refused:
+            self.refused += 1
+            self.refusal = self.refusal or history.refused
+        self._bar.update()
+        if self._bar.disable and monotonic() > self._next:
+            self._next += _PAUSE
+            print(f"{self.tried:,} workloads so far", file=sys.stderr, flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,26 +84,26 @@ def _check(*arguments: str) -> int:
         raise ConfigError(f"table={options.table}: checks all built-in policies; leave out {overrides[0]}")
     make, chunk, patience = _policy(overrides)
     policy = make()
-    counts: list[int] = []
-    with tqdm(unit=" workloads", leave=False, disable=None) as bar:
+    name = type(policy).__name__
+    with _Count() as count:
         if options.table:
-            print(write_table(Path(options.table), chunk, options.num_random, bar.update))
+            print(write_table(Path(options.table), chunk, options.num_random, count))
             return 0
-
-        def tick(number: int) -> None:
-            counts.append(number)
-            bar.update(number)
-
         found = search(
             policy if _can_be_copied(policy) else make,
             PROPERTIES,
             chunk,
             num_random=options.num_random,
             patience=patience,
-            tick=tick,
+            tick=count,
         )
-    head = f"{type(policy).__name__} with chunk={chunk}, {sum(counts):,} workloads: {describe_sizes(chunk)}"
-    print(f"{head}\n\n{text(found, PROPERTIES)}")
+    refused = f'its check refuses {count.refused:,} of {count.tried:,} workloads, the first time with "{count.refusal}"'
+    if 0 < count.refused == count.tried:
+        raise ConfigError(
+            f"policy {name}: {refused}; give it settings for small limits, or a larger chunk than {chunk}"
+        )
+    head = f"{name} with chunk={chunk}, {count.tried - count.refused:,} workloads: {describe_sizes(chunk)}"
+    print("\n".join([head, *([refused] if count.refused else []), "", text(found, PROPERTIES)]))
     required = {*options.required, *(["steady"] if is_steady(policy) else [])}
     needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in required]
     return 1 if any(found[name] for name in needed) else 0

@@ -4,7 +4,18 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from cbatch import CbatchError, CostFunction, CostModel, KVSize, Limits, Policy, PolicyError, Request, Server
+from cbatch import (
+    CbatchError,
+    ConfigError,
+    CostFunction,
+    CostModel,
+    KVSize,
+    Limits,
+    Policy,
+    PolicyError,
+    Request,
+    Server,
+)
 from cbatch.errors import StallError
 from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
@@ -63,6 +74,7 @@ class History:
 
     error: why the run ended early; None if all requests ended.
     endless: why it was given up; empty if it was not.
+    refused: why the policy's `check` refuses the scenario's limits, so that nothing was served; empty if it takes them.
     foreseen: places of the decisions that a steady policy would not have been asked for.
     late: one of these places, and what is decided there in a run in which `LATER` passes before it; None without such a place.
     again: the plans of a second run, if there was one.
@@ -75,6 +87,7 @@ class History:
     foreseen: Set[int] = frozenset()
     late: tuple[int, Decided] | None = None
     again: list[Decision] | None = None
+    refused: str = ""
 
     @cached_property
     def arrived_at(self) -> dict[int, int]:
@@ -137,7 +150,10 @@ def _play(
         server = Server(SimExecutor(EVEN_COST), scenario.limits, cost, kv, scenario.asynchronous, patience)
         asks = enumerate(scenario.asks)
         requests = (Request(id_, ask.prompt, ask.output, arrival_iteration=ask.arrival) for id_, ask in asks)
-        engine = server.engine(fresh(), requests)
+        try:
+            engine = server.engine(fresh(), requests)
+        except ConfigError as refusal:
+            return History(scenario, decisions, None, "", refused=str(refusal))
         with record_decisions(engine, hear):
             engine.run()
     except StallError as raised:

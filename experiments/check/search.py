@@ -39,7 +39,7 @@ def search(
     num_random: int,
     tiny: Iterable[Scenario] | None = None,
     patience: Patience = SHORT,
-    tick: Callable[[int], object] = lambda number: None,
+    tick: Callable[[History], object] = lambda history: None,
 ) -> Found:
     """Search for the smallest history that violates each property.
 
@@ -49,7 +49,7 @@ def search(
         num_random: random scenarios to try for each property that no tiny one violates.
         tiny: scenarios to try first; default `tiny_scenarios`.
         patience: how long a policy may make no progress.
-        tick: called with the number of scenarios just tried.
+        tick: called with the history of each scenario tried.
 
     Raises:
         ConfigError: the policy cannot be copied.
@@ -62,7 +62,7 @@ def search(
         if not left:
             return found
         history = play(policy, scenario, patience)
-        tick(1)
+        tick(history)
         if history.endless:  # known not to end from now on, and given up sooner
             patience = replace(patience, empty_plans=min(patience.empty_plans, 5))
         for prop in list(left):
@@ -70,8 +70,7 @@ def search(
                 found[prop.name] = Counterexample(history, violation)
                 left.remove(prop)
     for prop in left if num_random else ():
-        found[prop.name] = _search_random(policy, prop, chunk, num_random, patience)
-        tick(num_random)
+        found[prop.name] = _search_random(policy, prop, chunk, num_random, patience, tick)
     return found
 
 
@@ -121,7 +120,12 @@ def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Itera
 
 
 def _search_random(
-    policy: Policy | Callable[[], Policy], prop: Property, chunk: int, num_random: int, patience: Patience
+    policy: Policy | Callable[[], Policy],
+    prop: Property,
+    chunk: int,
+    num_random: int,
+    patience: Patience,
+    tick: Callable[[History], object],
 ) -> Counterexample | None:
     from hypothesis import find, settings  # loaded only where needed
     from hypothesis.errors import NoSuchExample
@@ -129,6 +133,7 @@ def _search_random(
     @lru_cache(maxsize=256)
     def try_once(scenario: Scenario) -> Counterexample | None:
         history = play(policy, scenario, patience)
+        tick(history)
         violation = prop.violation(history, chunk)
         return violation and Counterexample(history, violation)
 

@@ -7,6 +7,7 @@ from textwrap import indent
 from tabulate import tabulate
 
 from experiments.check.properties import PROPERTIES, Property
+from experiments.check.scenario import History
 from experiments.check.search import Counterexample, Found, search, tiny_scenarios
 from experiments.config.composition import policy_names, policy_of
 from experiments.store.provenance import around_marks, write_text
@@ -48,7 +49,7 @@ def _schedule(counterexample: Counterexample) -> Iterator[str]:
         yield violation.why
 
 
-def write_table(path: Path, chunk: int, num_random: int, tick: Callable[[int], object]) -> str:
+def write_table(path: Path, chunk: int, num_random: int, tick: Callable[[History], object]) -> str:
     """Checks the built-in policies and writes the table between its marks in a file; returns it.
 
     Raises:
@@ -67,7 +68,7 @@ def table_of(found: dict[str, Found]) -> str:
     return tabulate(rows, ["", *(f"`{prop.name}`" for prop in PROPERTIES)], tablefmt="github")
 
 
-def _check(name: str, chunk: int, num_random: int, tick: Callable[[int], object]) -> Found:
+def _check(name: str, chunk: int, num_random: int, tick: Callable[[History], object]) -> Found:
     policy, _ = policy_of(f"policy={name}", f"chunk={chunk}")
     numbered = enumerate(tiny_scenarios(chunk))
     tiny = (scenario for place, scenario in numbered if place % SHARE == 0 or len(scenario.asks) > 3)
