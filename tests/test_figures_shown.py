@@ -25,7 +25,7 @@ from experiments.store.tables import (
     load_tokens,
     time_between_tokens,
 )
-from experiments.store.text import format_number, format_share, name_of, run_line, run_text, sweep_text
+from experiments.store.text import format_number, format_share, name_of, run_line, run_text, sweep_text, title_of
 
 
 @pytest.fixture(scope="module")
@@ -435,10 +435,20 @@ def test_a_simulated_result_says_with_which_profile_and_how_far_it_may_be_off() 
     ]
 
 
+def test_a_title_names_the_file_that_a_workload_was_given() -> None:
+    """The lengths of another trace are not those of the workload's name."""
+    about = {"policy": "orca", "chunking": None, "workload": "sharegpt", "model": "m", "runtime": "sync"}
+    for key in ("workload.lengths.path", "workload.path"):
+        given = {"overrides": ["policy=orca", f"{key}=old.csv", f"+{key}=my/azure.csv.gz"]}
+        assert title_of(about | given) == "orca on sharegpt (azure.csv.gz), m, sync"
+    assert title_of(about | {"overrides": ["workload.seed=3"]}) == "orca on sharegpt, m, sync"
+
+
 def test_iterations_outside_the_measured_range_are_summed_over_simulated_runs() -> None:
     measured = {"simulated": False}
     assert outside_text([simulated(0), measured]) == ""
     assert outside_text([simulated(3), measured]) == "iterations outside the measured range: 3"
+    assert outside_text([simulated(12_345)]) == "iterations outside the measured range: 12,345"
     several = [simulated(3), simulated(0), simulated(4)]
     assert outside_text(several) == "iterations outside the measured range: 7, in 2 of 3 runs"
     origin, outside = sweep_text(

@@ -9,7 +9,7 @@ from tabulate import tabulate
 from experiments.capacity.folder import CAPACITY
 from experiments.store.notes import notes_of
 from experiments.store.runs import label_runs
-from experiments.store.text import format_share, name_of
+from experiments.store.text import format_share, title_of
 
 Summary = Mapping[str, Any]
 
@@ -25,8 +25,7 @@ def capacity_text(summary: Summary) -> str:
     took = f"{about['wall_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of CPU for {found['simulations']} simulations"
     rows += [("one alone", f"{one_alone(found)}: what searches with one replication return")]
     rows += [("took", took)]
-    title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}"
-    head = [title, *notes_of([about])]
+    head = [title_of(about), *notes_of([about])]
     return "\n".join([*head, "", tabulate(rows, tablefmt="plain", disable_numparse=True), "", _curves(summary)])
 
 

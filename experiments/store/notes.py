@@ -37,7 +37,7 @@ def outside_text(abouts: Iterable[About]) -> str:
     """How many simulated iterations lay outside the measured range; empty if none."""
     outside = [about["execution"]["iterations_outside_measured_range"] for about in abouts if about["simulated"]]
     runs = "" if len(outside) == 1 else f", in {sum(map(bool, outside))} of {len(outside)} runs"
-    return f"iterations outside the measured range: {sum(outside)}{runs}" if any(outside) else ""
+    return f"iterations outside the measured range: {sum(outside):,}{runs}" if any(outside) else ""
 
 
 def lengths_text(abouts: Iterable[About]) -> str:

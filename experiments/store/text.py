@@ -4,6 +4,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
@@ -90,11 +91,18 @@ def is_named(given: str, label: str, about: Summary) -> bool:
     return given in (label, name_of(about)) or re.fullmatch(pattern, policy_name(about["policy"])) is not None
 
 
+def title_of(about: Summary) -> str:
+    """A run in a line, with the file given to its workload: `workload=sharegpt` may read the lengths of another trace."""
+    given = dict(override.lstrip("+").partition("=")[::2] for override in about.get("overrides", ()))
+    files = [Path(given[key]).name for key in ("workload.path", "workload.lengths.path") if key in given]
+    workload = " ".join([str(about["workload"]), *(f"({name})" for name in files)])
+    return f"{name_of(about)} on {workload}, {about['model']}, {about['runtime']}"
+
+
 def run_text(summary: Summary) -> str:
     """A run in full: every metric."""
     about = summary["about"]
-    title = f"{name_of(about)} on {about['workload']}, {about['model']}, {about['runtime']}"
-    title = "\n".join([title, *notes_of([about])])
+    title = "\n".join([title_of(about), *notes_of([about])])
     figures = tabulate(_figures(summary), tablefmt="plain", disable_numparse=True)
     ranks = ["mean", *(f"p{rank}" for rank in PERCENTILES)]
     rows = [
