@@ -11,9 +11,10 @@ device carries them over. The host blocks in one place: `executor.wait`.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from cbatch.cost import CostModel
 from cbatch.engine_view import EngineView
@@ -26,7 +27,7 @@ from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
 from cbatch.policy import Policy, is_steady
 from cbatch.policy_calls import call_at, check_policy, ignore, optional_method
-from cbatch.record import InFlight, RunRecord
+from cbatch.record import InFlight, RunRecord, StepRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
 from cbatch.stall import PATIENCE, Patience, StallWatch, describe_empty, describe_shortage
@@ -110,9 +111,9 @@ class Engine:
         self._next_submission = inf
 
     def _turn(self) -> Callable[[], None]:
-        """Returns `step`, or what leaps over turns where the policy is steady and nothing observes single iterations."""
-        unseen = self._on_tokens is self._on_step is ignore and not self.state.table.carries
-        return self._leap_or_step if unseen and self._call(is_steady, self.policy) else self.step
+        """Returns `step`, or what leaps over turns where the policy may be steady and nothing observes single tokens."""
+        unseen = self._on_tokens is ignore and getattr(self.executor, "repeats", False)
+        return self._leap_or_step if unseen and "steady" in vars(type(self.policy)) else self.step
 
     def step(self) -> None:
         """One turn of the loop."""
@@ -165,27 +166,46 @@ class Engine:
 
     def _leap_or_step(self) -> None:
         """Take the turns of the loop that repeat the latest one; without any, one turn."""
-        if self._latest is None or not (foreseen := self.foresee()):
+        latest, arrival, executor = self._latest, self._next_arrival(), cast(Any, self.executor)
+        if latest is None or executor.now() >= arrival or not self._call(is_steady, self.policy):
             return self.step()
-        arrival, received_at = self._next_arrival(), self.executor.now()
-        if received_at >= arrival:
+        if not (foreseen := self.foresee()):
             return self.step()
-        first, (_, _, num_waiting, num_running) = self._latest.step, self._latest.state
-        receivers, num_ended = self.state.table.id[first.rows], 0
+        turns: list[Any] = []
         try:
-            for num_blocks in foreseen:
-                if (planned_at := self.executor.now()) >= arrival:
-                    break
-                step = self._latest.step.again()
-                self._latest = self._launch(step, planned_at, (0, num_blocks, num_waiting, num_running))
-                self._in_flight.append(self._latest)
-                oldest = self._in_flight.popleft()
-                result, waited_at, received_at = self._wait(oldest)
-                self.record.add(oldest, result, waited_at, received_at, self.executor.now(), receivers)
-                num_ended += 1
-        finally:  # if the executor fails, one more has been launched than has ended
-            self.state.repeat(first, self._latest.step.index - first.index, num_ended, received_at)
-            self._stall_watch.note_progress(received_at)
+            in_flight = latest.handle if self._depth else None
+            turns.extend(executor.repeat(latest.step, len(foreseen), arrival, in_flight))
+        finally:  # it may fail
+            if turns:
+                self._repeated(latest, foreseen, turns, executor.computed_tokens(latest.step.shape()))
+
+    def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Any], num_computed: int) -> None:
+        """Enter turns that have repeated the latest one. foreseen: the KV blocks in use, of each of them or more."""
+        first, num_turns, record = latest.step, len(turns), self.record
+        receivers, num_requests = self.state.table.id[first.rows], len(first.rows)
+        batch = (num_requests, 0, num_requests, num_computed - num_requests, num_requests)
+        launches = [
+            (*turn[:3], (0, num_blocks, *latest.state[2:])) for turn, num_blocks in zip(turns, foreseen, strict=False)
+        ]
+        planned_at, launched_at, span, state = launches[-1]
+        self._latest = InFlight(first.again(num_turns), span, (planned_at, launched_at), state)
+        if self._depth:  # those that have ended were launched one turn earlier
+            launches.insert(0, (*latest.times, latest.handle, latest.state))
+            self._in_flight[0] = self._latest
+        ended = zip(count(first.index + 1 - self._depth), launches, turns, strict=False)
+        steps = [
+            StepRecord._make(
+                (index, *launched[:2], waited_at, now, now, *launched[2][:2], *batch, *launched[3], first.note)
+            )
+            for index, launched, (_, waited_at, _, now) in ended
+        ]
+        record.steps += steps
+        record.receivers += [receivers] * num_turns
+        self.state.repeat(first, num_turns, steps[-1].received_at)
+        self._stall_watch.note_progress(steps[-1].received_at)
+        if self._on_step is not ignore:
+            for step in steps:
+                self._call(self._on_step, step)
 
     def foresee(self, *, ends: bool = False) -> list[int]:
         """Returns the KV blocks in use after each of the next iterations that a steady policy plans like the latest.

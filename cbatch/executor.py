@@ -54,15 +54,15 @@ class Step:
     note: str = ""
     known_shape: BatchShape | None = None
 
-    def again(self) -> "Step":
-        """Returns the next iteration of a batch of decodes that stays as it is."""
+    def again(self, num_times: int) -> "Step":
+        """Returns the iteration that follows so many times after one of decodes, whose batch stays as it is."""
         _, num_decodes, context, num_padding = self.shape()
         return Step(
-            self.index + 1,
+            self.index + num_times,
             self.requests,
             self.rows,
             self.num_tokens,
-            self.start + ONE,
+            self.start + num_times,
             self.sampled,
             self.carry,
             self.num_batch_tokens,
@@ -71,7 +71,7 @@ class Step:
             self.table,
             self.pool,
             self.note,
-            BatchShape((), num_decodes, context + num_decodes, num_padding),
+            BatchShape((), num_decodes, context + num_times * num_decodes, num_padding),
         )
 
     def shape(self) -> BatchShape:

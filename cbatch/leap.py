@@ -1,10 +1,10 @@
 """Exact leaps: iterations that repeat the latest plan, without asking a steady policy (`Policy`) for it again.
 
     turn of the loop    plan, check, apply, launch | wait, absorb
-    leap over three                         launch | wait | launch | wait | launch | wait, count three
+    leap over three                         launch | wait | launch | wait | launch | wait, count and record three
 
 The latest plan computes one token of each running request. It repeats until one of them ends, a request arrives, or KV blocks
-run short. Every iteration is launched and recorded as if it had been planned; only the counters advance at the end.
+run short. Every iteration is computed and recorded as if it had been planned (`SimExecutor.repeat`).
 """
 
 from collections import Counter
@@ -20,10 +20,11 @@ MOST = 512
 
 def repeats(latest: InFlight, state: State) -> bool:
     """Whether the latest plan computes one token of each running request, and nothing has changed since."""
-    if latest.step.rows is not state.decoding.rows:
+    rows, step = state.decoding.rows, latest.step
+    unchanged = state.pool.num_used, len(state.waiting), len(rows)
+    if latest.state[1:] != unchanged or not len(state.running) == len(step.rows) == len(rows):
         return False
-    unchanged = state.pool.num_used, len(state.waiting), len(state.decoding)
-    return latest.state[1:] == unchanged and len(state.running) == unchanged[-1]
+    return step.rows is rows or bool((state.table.scheduled_at[rows] == step.index).all())
 
 
 def num_repeats(step: Step, state: State) -> int:

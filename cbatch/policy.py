@@ -38,8 +38,9 @@ class Policy(Protocol):
 
     `steady = True` in its own class (a property, if settings decide) says that a plan of one token for each running
     request, and nothing else, stays the same until a request arrives or ends or KV blocks come free or run short. The
-    simulator (`cbatch.leap`) and the adapter for vLLM then repeat it without calling `plan`, unless `on_tokens` or
-    `on_step` is defined. `experiments.check` finds out whether it is true.
+    simulator (`cbatch.leap`) then repeats it without calling `plan`, unless `on_tokens` is defined, and calls `on_step`
+    afterwards; so does the adapter for vLLM, unless `on_step` is defined, too. `experiments.check` finds out whether it is
+    true. With `steady = False` in its class, `plan` may set `self.steady` for the plan that it makes; vLLM asks for each.
     """
 
     def plan(self, view: View) -> Plan:

@@ -215,11 +215,8 @@ class State:
             table.free(row)
         return Absorbed(receivers, places, finished)
 
-    def repeat(self, step: Step, num_times: int, num_ended: int, now: float) -> None:
-        """Count further iterations of a batch of decodes, and as many tokens of each that came in, the last ones `now`.
-
-        num_ended: iterations whose results came in.
-        """
+    def repeat(self, step: Step, num_times: int, now: float) -> None:
+        """Count further iterations of a batch of decodes, and as many tokens of each that came in, the last ones `now`."""
         table, rows = self.table, step.rows
         computed = table.computed[rows] + num_times
         table.computed[rows] = computed
@@ -227,7 +224,7 @@ class State:
         table.known[rows] += num_times
         table.last_token_at[rows] = now
         table.iteration += num_times
-        self.num_ended += num_ended
+        self.num_ended += num_times
         table.scheduled_at[rows] = table.iteration - 1
         self._extend(rows, *self.pool.lacking(self.pool.room[rows], computed))
 

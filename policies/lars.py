@@ -13,6 +13,8 @@ NEAREST = 64  # waiting requests that a plan considers
 
 
 class LARS:
+    steady = False  # said anew with each plan: while nobody waits
+
     def __init__(self, target: float = 0.1, ttft: float = 10.0) -> None:
         """Seconds: of an iteration; of requests without an objective for their first token."""
         if not target > 0 or not ttft > 0:
@@ -27,7 +29,7 @@ class LARS:
             self._whole[request] = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
             self._wait(request)
         self._arrived.clear()
-        plan = view.plan()
+        plan, self.steady = view.plan(), not view.waiting
         plan.add_decodes(preempt_newest=True)
         shape = BatchShape((), plan.num_requests, sum(request.num_tokens for request in plan.plan.requests))
         long_taken = blocked = False

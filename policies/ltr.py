@@ -17,6 +17,8 @@ from policies.shared.waiting import WaitingQueue
 
 
 class LTR:
+    steady = False  # said anew with each plan: while nobody waits
+
     def __init__(self, predictor: Predictor, starvation: float = 200, period: int = 10) -> None:
         """starvation, period: iterations; starvation=.inf: no promotion."""
         if not starvation >= 1 or period < 1:
@@ -50,6 +52,7 @@ class LTR:
             if not self._promoted[request]:
                 del self._promoted[request]
         self._queue.push(*plan.plan.preempt)
+        self.steady = not (view.waiting or self._idle_since or self._promoted)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:

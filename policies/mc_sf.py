@@ -16,6 +16,8 @@ from policies.shared.waiting import WaitingQueue
 
 
 class McSf:
+    steady = False  # said anew with each plan: while nobody waits
+
     def __init__(self, predictor: Predictor, order: str = "shortest") -> None:
         if order not in ("shortest", "arrival"):
             raise ConfigError(f"policy.order={order}: choose shortest (MC-SF) or arrival (MC-Benchmark)")
@@ -23,7 +25,7 @@ class McSf:
         self._queue = WaitingQueue(predictor.output if order == "shortest" else lambda request: request.id)
 
     def plan(self, view: View) -> Plan:
-        plan = view.plan()
+        plan, self.steady = view.plan(), not view.waiting
         plan.add_decodes(preempt_newest=True)
         if not plan.plan.preempt and view.waiting and plan.can_admit:
             held = [request.num_tokens for request in view.running]

@@ -24,6 +24,8 @@ WATERMARK = 0.01
 
 
 class PastFuture:
+    steady = False  # said anew with each plan: while nobody waits
+
     def __init__(
         self,
         admission: str = "past_future",
@@ -45,7 +47,7 @@ class PastFuture:
         self._ended = EndedLengths(window, history)
 
     def plan(self, view: View) -> Plan:
-        plan = view.plan()
+        plan, self.steady = view.plan(), not view.waiting
         plan.add_decodes(preempt_newest=True)
         if not plan.plan.preempt and view.waiting and plan.can_admit:
             admitted = [*view.running]

@@ -20,6 +20,8 @@ SMOOTHING, FIRST_RATE = 0.995, 8500.0  # prompt tokens per second
 
 
 class QoServe:
+    steady = False  # said anew with each plan: while nobody waits
+
     def __init__(
         self,
         chunking: ChunkSelector,
@@ -41,7 +43,7 @@ class QoServe:
         self.chunking.check(limits)
 
     def plan(self, view: View) -> Plan:
-        plan = view.plan()
+        plan, self.steady = view.plan(), not view.waiting
         plan.add_decodes()
         tokens = self.chunking.num_tokens(view, plan.num_tokens)
         for request in merge(sorted(view.prefilling, key=self.urgency), self._queue.in_order(view), key=self.urgency):

@@ -13,7 +13,7 @@ Ties among victims: the newest admitted.
 
 from collections.abc import Iterable
 
-from cbatch import ConfigError, Plan, PlanBuilder, Request, View
+from cbatch import ConfigError, Plan, PlanBuilder, Request, View, is_steady
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
 from policies.sarathi_serve import SarathiServe
@@ -21,6 +21,8 @@ from policies.shared.waiting import WaitingQueue
 
 
 class Trail(SarathiServe):
+    steady = False  # said anew with each plan: while nobody waits
+
     def __init__(self, chunking: ChunkSelector, predictor: Predictor, c: float = 0.8, margin: float = 0.0) -> None:
         """margin: tokens by which a victim's predicted remaining output must exceed the newcomer's."""
         super().__init__(chunking)
@@ -40,7 +42,7 @@ class Trail(SarathiServe):
         self._first.pop(request, None)
 
     def plan(self, view: View) -> Plan:
-        plan = view.plan()
+        plan, self.steady = view.plan(), not view.waiting and is_steady(self.chunking)
         newcomers = self._newcomers(plan, view)
         preempted = {*plan.plan.preempt}
         prefilling = [request for request in view.prefilling if request not in preempted]

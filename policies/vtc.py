@@ -16,6 +16,8 @@ from policies.shared.clients import RateLimit, clients_by
 
 
 class VTC:
+    steady = False  # said anew with each plan: while nobody waits
+
     def __init__(
         self,
         predictor: Predictor,
@@ -41,6 +43,8 @@ class VTC:
         self.predictor, self.predict, self.charge_first = predictor, predict, charge_first
         self.prompt_weight, self.output_weight, self._limit = prompt_weight, output_weight, RateLimit(rpm)
         self._clients = clients_by(order, weights, lift, quantum)
+        whole = all(float(one).is_integer() for one in (*all_weights, quantum))
+        self._exact = whole and not (weights or predict)  # sums of charges do not depend on their grouping
         self.counters = self._clients.counters
         self._arrived: list[Request] = []  # since the last plan
         self._paid: dict[Request, float] = {}  # output tokens that were charged for, of running requests
@@ -48,7 +52,7 @@ class VTC:
     def plan(self, view: View) -> Plan:
         for request in view.running:
             self._charge_output(request, max(request.num_new_tokens - (not self.charge_first), self._paid[request]))
-        plan = view.plan()
+        plan, self.steady = view.plan(), self._exact and not view.waiting
         for request in self._arrived:  # they enter the queue once the tokens generated before them are charged
             if self._limit.lets_in(request):
                 self._clients.push(request)

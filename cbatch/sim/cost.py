@@ -4,6 +4,7 @@ Times that depend only on the number of tokens (matrix products, small operation
 Iterations without prompts have separate tables if a runtime computes them differently.
 """
 
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from cbatch.cost import BatchShape
@@ -116,6 +117,7 @@ class ProfileCost:
         self._most_decodes = alone.linear.sizes[-1] if alone else 0.0
         self._max_batch = max_batch
         self._decodes: dict[int, Decodes] = {}  # by their number
+        self._alone: dict[int, StageTimes] = {}  # of one decode, by its context
         self._computed: dict[tuple[int, bool], int | None] = {}
 
     def predict(self, shape: BatchShape) -> float:
@@ -145,7 +147,23 @@ class ProfileCost:
             ProfileError: the shape lies outside the measured range, and `outside` is "error".
         """
         tables = self._tables(shape)
+        return self._execute(shape, tables, self._token_times(tables, shape.num_tokens))
+
+    def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
+        """As `execute`, of the iterations that follow one of decodes (`BatchShape.following`), with their shapes."""
+        tables = self._tables(shape)
         token_times = self._token_times(tables, shape.num_tokens)
+        for following in shape.following():
+            context = following.decode_context
+            times = self._alone.get(context) if following.num_tokens == 1 else None
+            if times is None:
+                num_outside = self.num_outside
+                times = self._execute(following, tables, token_times)
+                if following.num_tokens == 1 and self.num_outside == num_outside:
+                    self._alone[context] = times
+            yield following, times
+
+    def _execute(self, shape: BatchShape, tables: _Tables, token_times: _TokenTimes) -> StageTimes:
         if not token_times.covered or not self._attention.covers(shape):
             if self.outside == "error":
                 iteration = f"an iteration of {shape.num_tokens} tokens in {shape.num_requests} requests"

@@ -10,6 +10,8 @@ iterations: see `cbatch.sim.power`.
 """
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 
 from cbatch.cost import BatchShape, CostModel
 from cbatch.executor import Executor, Step, StepResult
@@ -17,6 +19,9 @@ from cbatch.sim.cost import ProfileCost, StageTimes
 from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages
+
+Turn = tuple[float, float, Span, float]
+"""When an iteration was planned, launched and computed, and when the one that was waited for then had ended."""
 
 
 class SimExecutor(Executor):
@@ -33,7 +38,8 @@ class SimExecutor(Executor):
         self.host = host if isinstance(host, HostTime) else HostTime(host)
         self.num_stages = cost.topology.pipeline_stages if isinstance(cost, ProfileCost) else 1
         self._execute = cost.execute if isinstance(cost, ProfileCost) else self._execute_on_one
-        self._computed_tokens = cost.computed_tokens if isinstance(cost, ProfileCost) else _as_planned
+        self._execute_decodes = cost.execute_decodes if isinstance(cost, ProfileCost) else self._execute_each
+        self.computed_tokens = cost.computed_tokens if isinstance(cost, ProfileCost) else _as_planned
         self._is_eager = cost.is_eager if isinstance(cost, ProfileCost) and self.host.eager_seconds else _never
         self.restart()
 
@@ -67,7 +73,36 @@ class SimExecutor(Executor):
         full = self._num_in_flight >= self.num_stages
         self._advance(in_flight.ended, Cause.COMPUTE if full else Cause.NO_WORK, in_flight.shape)
         self._num_in_flight -= 1
-        return StepResult(None, in_flight.started, in_flight.ended, None, self._computed_tokens(in_flight.shape))
+        return StepResult(None, in_flight.started, in_flight.ended, None, self.computed_tokens(in_flight.shape))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether `repeat` can stand for `launch` and `wait`: there is one stage, and a subclass has none of its own."""
+        return self.num_stages == 1 and (type(self).launch, type(self).wait) == (SimExecutor.launch, SimExecutor.wait)
+
+    def repeat(self, step: Step, num_times: int, until: float, in_flight: Span | None) -> Iterator[Turn]:
+        """Launches the batches that follow `step`, one of decodes, and waits after each for the one before, as `launch` and `wait` do.
+
+        num_times: at most; none is planned from `until` on. in_flight: `step`, if it is; None: each batch is waited for itself.
+        """
+        host, stages, clock, now = self.host.of(len(step.requests)), self._stages, self._gpu_clock, self._now
+        for shape, times in islice(self._execute_decodes(step.shape()), num_times):
+            planned_at, now = now, now + host
+            saved = 0.0
+            if clock is not None:
+                clock.rest(now - stages.free_at)
+                saved = clock.run(times.pace)
+            span = stages.launch_decodes(planned_at, now, shape, times, saved)
+            self._latest.append(span)
+            launched_at, ended = now, (in_flight or span).ended
+            if ended > now:
+                now = ended
+            self._now = now
+            if in_flight is not None:
+                in_flight = span
+            yield planned_at, launched_at, span, now
+            if now >= until:
+                break
 
     def now(self) -> float:
         return self._now
@@ -92,6 +127,9 @@ class SimExecutor(Executor):
 
     def _execute_on_one(self, shape: BatchShape) -> StageTimes:
         return StageTimes(self.cost.predict(shape), 0.0, 0.0, 0.0, ())
+
+    def _execute_each(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
+        return ((following, self._execute_on_one(following)) for following in shape.following())
 
 
 def _as_planned(shape: BatchShape) -> int:

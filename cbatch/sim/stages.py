@@ -129,6 +129,25 @@ class Stages:
         self._previous = shape
         return Span(started, end, shape, bubbles)
 
+    @property
+    def free_at(self) -> float:
+        """When the last stage has computed all that was launched."""
+        return self._free_at[-1]
+
+    def launch_decodes(self, planned_at: float, now: float, shape: BatchShape, times: StageTimes, saved: float) -> Span:
+        """`launch`, for an iteration without prompts in a single stage. The host has planned it since `planned_at`, up to now."""
+        account, begin, bubbles = self.accounts[0], self._free_at[0], 0.0
+        if begin < now:
+            self.record_host(planned_at, now, Cause.HOST)
+            bubbles, begin = self._account_idle(account, begin, now), now
+        compute, communication, embedding, head, _, _ = times
+        end = max(begin + (compute - saved + communication) + embedding + head, now)
+        account.communication += communication
+        account.compute += end - begin - communication
+        self._free_at[0], self._previous = end, shape
+        self._trail.clear()
+        return Span(begin, end, shape, bubbles)
+
     def close_accounts(self) -> list[StageAccount]:
         """The accounts up to the end of the last iteration in the last stage."""
         end = self._free_at[-1]
