@@ -47,12 +47,12 @@ class LTR:
         for request in served.keys() - self._served.keys():
             self._idle_since.pop(request, None)
         self._served = served
+        self.steady = not (view.waiting or self._idle_since or self._promoted)
         for request in self._promoted.keys() & served.keys():
             self._promoted[request] -= 1
             if not self._promoted[request]:
                 del self._promoted[request]
         self._queue.push(*plan.plan.preempt)
-        self.steady = not (view.waiting or self._idle_since or self._promoted)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
