@@ -1,6 +1,6 @@
 """The search for a capacity: a bracket from a few replications, then many at rates around the crossing.
 
-1   double or halve the rate until some criterion fails, bisect to 10%: a few replications
+1   double or halve the rate until some criterion fails, bisect to 10%: a few replications, one where that decides
 2   the first and last requests that do not count: 5 mean residence times
 3   4 rates around the crossing, 8 replications each; more rates while the interval reaches beyond them, and where it is to end
 4   more replications at the 2 to 4 rates nearest to it, 16 at least, until the interval is as narrow as wanted
@@ -160,12 +160,20 @@ class Search:
             raise ConfigError(f"slo: no rate meets it, requests served alone reach {said}; set longer objectives")
 
     def _try(self, rate: float, requests: int, warmup: int) -> tuple[bool, str, list[Outcome]]:
-        outcomes = self.simulate([(number, rate) for number in range(min(_PILOT, self.most))], requests, warmup)
+        pairs = [(number, rate) for number in range(min(_PILOT, self.most))]
+        outcomes = self.simulate(pairs[:1], requests, warmup)
+        if rate == _AT_ONCE or not self._hopeless(outcomes[0], len(pairs)):
+            outcomes += self.simulate(pairs[1:], requests, warmup)
         self._pilots += outcomes
         counts = np.array([outcome.counts for outcome in outcomes], float).sum(axis=0)
         found = list(zip(self.wanted.criteria, counts[:, 0] / counts[:, 1], strict=True))
         said = ", ".join(f"{criterion.name} {100 * share:.3g}%" for criterion, share in found)
         return all(share >= criterion.level for criterion, share in found), said, outcomes
+
+    def _hopeless(self, first: Outcome, num: int) -> bool:
+        """Whether a rate fails by the first of so many replications, even if everything in the others is good."""
+        pairs = zip(self.wanted.criteria, first.counts, strict=True)
+        return any(num * asked - (asked - good) < criterion.level * num * asked for criterion, (good, asked) in pairs)
 
     def _warmup(self, in_system: float) -> int:
         """Requests that arrive in 5 mean residence times: 5 times the mean number in the system (Little's law)."""
