@@ -149,8 +149,9 @@ COUNT = "must be a whole number of tokens, at least 1" + FIX
 TIME = "must be a time such as 2023-11-16 18:15:46.6805900" + FIX
 ROW = "2023-11-16 18:15:46,1,1\n"
 MOON = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
-NAMED = "; set workload.format to one of azure, mooncake, lengths, vtc, decisions"
-NAMED += ", or give the columns the names of one (docs/adding.md)"
+NAMED = "; name its columns num_prefill_tokens, num_decode_tokens and, for arrival times in seconds, arrived_at"
+NAMED += ", or as another format does (docs/adding.md)"
+OTHER = "; rename the columns, or give another workload.format"
 BROKEN: list[tuple[str, str]] = [
     ("", ": the file is empty; give one with requests"),
     ("\n", f", line 1: unknown format (''){NAMED}"),
@@ -163,7 +164,7 @@ BROKEN: list[tuple[str, str]] = [
         "TIMESTAMP,ContextTokens\n1,2\n",
         (
             ", line 1: no column 'GeneratedTokens' in 'TIMESTAMP,ContextTokens'; "
-            "give a file of this format, or another workload.format"
+            f"this format has TIMESTAMP, ContextTokens, GeneratedTokens{OTHER}"
         ),
     ),
     (
@@ -205,14 +206,14 @@ BROKEN: list[tuple[str, str]] = [
         "num_prefill_tokens\n1\n",
         (
             ", line 1: no column 'num_decode_tokens' in 'num_prefill_tokens'; "
-            "give a file of this format, or another workload.format"
+            f"this format has num_prefill_tokens, num_decode_tokens{OTHER}"
         ),
     ),
     (
         "arrival_s,prompt_tokens,output_tokens\n1,1,1\n",
         (
             ", line 1: no column 'client' in 'arrival_s,prompt_tokens,output_tokens'; "
-            "give a file of this format, or another workload.format"
+            f"this format has arrival_s, client, prompt_tokens, output_tokens{OTHER}"
         ),
     ),
     ("arrival_s,client,prompt_tokens,output_tokens\n1, ,1,1\n", f", line 2: client=' ': must be a name{FIX}"),

@@ -62,8 +62,8 @@ def _detect(file: TextFile) -> str:
     for name, (_, words) in _READERS.items():
         if any(word in first for word in words):
             return name
-    named = f"set {file.section}.format to one of {', '.join(_READERS)}, or give the columns the names of one (docs/adding.md)"
-    raise file.fail(1, f"unknown format ({first[:60]!r}); {named}")
+    columns = f"name its columns {', '.join(formats.LENGTHS)} and, for arrival times in seconds, {formats.ARRIVED_AT}"
+    raise file.fail(1, f"unknown format ({first[:60]!r}); {columns}, or as another format does (docs/adding.md)")
 
 
 def _check_order(trace: Trace) -> None:

@@ -102,7 +102,7 @@ def read_csv(file: TextFile, names: Sequence[str]) -> Table:
         raise file.fail(1, f"not CSV ({error}); give a file of this format") from None
     for name in names:
         if name not in header:
-            remedy = f"give a file of this format, or another {file.section}.format"
+            remedy = f"this format has {', '.join(names)}; rename the columns, or give another {file.section}.format"
             raise file.fail(1, f"no column {name!r} in {shorten(file.lines[0])}; {remedy}")
     if not rows:
         raise file.fail(1, "a header and no rows; give a trace with requests")
