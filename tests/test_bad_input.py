@@ -117,6 +117,14 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ("wrkload.length=3", "wrkload: no such key; did you mean workload? known: "),
         ("workload.slo.ttft=1", "workload.slo.ttft: workload.slo is null; give 'workload.slo={ttft: ...}'"),
         ("metrics.objective.ttft=1", "metrics.objective: no such key; did you mean objectives?"),
+        (
+            "slo=strict",
+            "slo: no such key; requests have objectives; give +slo@workload.slo=NAME for a file of conf/slo, or",
+        ),
+        (
+            "workload.arrivals.rate=5",
+            "workload.arrivals: no such key of workload=closed; give workload=open_loop or long_context or ",
+        ),
         ("slo.ttft=1", "slo: no such key; did you mean 'workload.slo={ttft: ...}'?"),
         ("num_requests=3", "num_requests: no such key; did you mean workload.num_requests?"),
         ("workload=open_loop rate=3", "rate: no such key; did you mean workload.arrivals.rate?"),
@@ -126,12 +134,9 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ),
         (
             "tensor_parallel=2",
-            "tensor_parallel: no such key; did you mean backend.tensor_parallel, of backend=cpu or cuda",
+            "tensor_parallel: no such key; did you mean backend.tensor_parallel, of backend=sim or cuda or cpu",
         ),
-        (
-            "predictor.error=1",
-            "predictor.error: no such key of predictor=none; did you mean predictor.error, of predictor=b",
-        ),
+        ("predictor.error=1", "predictor.error: no such key of predictor=none; give predictor=bins"),
         ("async=true", "async: no such key; did you mean runtime=async?"),
         ("launcher=joblib", "launcher: no such key; did you mean hydra/launcher?"),
         ("hydra.launcher=joblib", "hydra.launcher: has no effect here; give -m and hydra/launcher=NAME"),

@@ -153,36 +153,44 @@ def _unknown_key(key: str, config: DictConfig, rest: str = "") -> str:
     own = "; it is chosen when the run starts: give backend=sim, cpu or cuda for its keys" if choice == "auto" else ""
     if group == "policy":
         own = f"; for an argument of your own policy give +{key}=..., if it is one of several policy='NAME({name}=...)'"
-    elsewhere = "" if own else _elsewhere(name, rest, group, config)
+    elsewhere = "" if own else _elsewhere(key, rest, group, config)
     return f"{key}: no such key{of}; {elsewhere or nearest(name, known)}{own}"
 
 
-def _elsewhere(name: str, rest: str, group: str, config: DictConfig) -> str:
+def _elsewhere(key: str, rest: str, group: str, config: DictConfig) -> str:
     """Asks whether a key of this name deeper in the configuration was meant, or of another option; empty if there is none."""
+    name = key.rpartition(".")[2]
+    if (key, rest) == ("slo", ""):
+        return "requests have objectives; give +slo@workload.slo=NAME for a file of conf/slo, or 'workload.slo={ttft: ...}'"
     chosen: Any = OmegaConf.to_container(config, resolve=False)
     own = {key: value for key, value in chosen.items() if key != "hydra" and group in ("", key)}
     meant = [key for key, _ in flat(own) if key.endswith(f".{name}{rest}")]
     if rest:  # an empty section
         inner = rest.removeprefix(".").replace(".", ": {") + ": ..." + "}" * rest.count(".")
         meant += [f"'{key}={{{inner}'" for key, value in flat(own) if key.endswith(f".{name}") and value is None]
-    meant = meant or _of_other_options(f"{name}{rest}", [group] if group else GROUPS)
+    if not meant:
+        others = _of_other_options(f"{name}{rest}", [group] if group else GROUPS)
+        if options := others.get(f"{key}{rest}"):
+            return f"give {group}={' or '.join(options)} for it"
+        meant = [f"{each}, of {each.partition('.')[0]}={' or '.join(options)}" for each, options in others.items()]
     if not group:
         meant += [f"{each}={name}" for each in GROUPS if (CONFIG_FOLDER / each / f"{name}.yaml").is_file()]
         meant += [f"hydra/{name}" for each in ("launcher", "sweeper") if name == each]
     return f"did you mean {' or '.join(meant[:3])}?" if meant else ""
 
 
-def _of_other_options(key: str, groups: Sequence[str]) -> list[str]:
-    """The keys that end so in most files of these groups, each with up to three options that have it."""
-    found: dict[str, list[str]] = {}
+def _of_other_options(key: str, groups: Sequence[str]) -> dict[str, list[str]]:
+    """The keys that end so in most files of these groups, each with up to three options that have it, the plainest first."""
+    found: dict[str, list[tuple[bool, int, str]]] = {}
     for path in sorted(path for group in groups for path in (CONFIG_FOLDER / group).glob("*.yaml")):
         options: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        based, size = "_target_" not in options, len(path.read_text())  # an option that is based on others has few keys
         for each, _ in flat(options):
             if f".{each}".endswith(f".{key}"):
                 group = f"{path.parent.name}."
-                found.setdefault(group + each.removeprefix(group), []).append(path.stem)
-    usual = [(each, options[:3]) for each, options in found.items() if len(options) == max(map(len, found.values()))]
-    return [f"{each}, of {each.partition('.')[0]}={' or '.join(options)}" for each, options in usual]
+                found.setdefault(group + each.removeprefix(group), []).append((based, size, path.stem))
+    most = max(map(len, found.values()), default=0)
+    return {each: [name for *_, name in sorted(options)[:3]] for each, options in found.items() if len(options) == most}
 
 
 def _other_name(section: str, config: DictConfig) -> str | None:
