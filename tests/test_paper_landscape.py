@@ -1,6 +1,7 @@
 """Figures about the published policies: small cases computed by hand, and runs that are kept as they end."""
 
 import json
+import shutil
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from experiments.config.assemble import make_policy
 from experiments.config.composition import compose_run
 from experiments.config.settings import read_settings
 from experiments.paper import gallery
+from experiments.paper.__main__ import main as paper
 from experiments.paper.claims import read_claims
 from experiments.paper.figures.landscape import confidence, lars, mc_sf, past_future, sarathi_serve, served, vtc
 from experiments.paper.jobs import crossing, run_jobs
@@ -153,6 +155,9 @@ def test_the_settings_of_every_run_are_composed_and_make_its_policy(study: str) 
         assert type(policies["EDF"].chunking) is Fixed and type(policies["+ hybrid"].chunking) is Slack
 
 
+RESULTS = Path(__file__).parents[1] / "results/paper"
+
+
 def rows(**columns: list[object]) -> pd.DataFrame:
     """A row for each combination of values; figures that a run would measure are 1, 2, 3, ..."""
     frame = pd.DataFrame(product(*columns.values()), columns=[*columns])
@@ -239,6 +244,43 @@ def test_a_figure_is_drawn_of_any_numbers(module: Any, data: pd.DataFrame) -> No
     figure = module.draw(data, read_claims(name))
     assert figure.get_axes() and all(panel.lines or panel.patches for panel in figure.get_axes())
     plt.close(figure)
+
+
+def test_latencies_of_trail_and_fastserve_are_drawn_over_those_of_first_come_first_served() -> None:
+    latency = {
+        ("FCFS", 0.7): 2.0,
+        ("FCFS", 0.9): 4.0,
+        ("SJF, exact", 0.7): 1.0,
+        ("SJF, exact", 0.9): 1.0,
+        ("SRPT", 0.9): 8.0,
+    }
+    runs = [
+        {"study": "TRAIL", "series": name, "load": load, "latency": value} for (name, load), value in latency.items()
+    ]
+    others = rows(study=[name for name in served.STUDIES if name != "TRAIL"], load=[0.7], series=["FCFS", "a"])
+    figure = served.draw(pd.concat([others, pd.DataFrame(runs)]), [])
+    drawn = {axes.get_title(): axes.get_legend_handles_labels() for axes in figure.get_axes()}
+    plt.close(figure)
+    [sjf], names = drawn["TRAIL: predictions"]
+    assert (names, sjf.get_ydata().tolist()) == (["SJF, exact"], [0.5, 0.25])
+    [srpt], names = drawn["TRAIL: limit of preemption"]
+    assert (names, srpt.get_ydata().tolist()) == (["SRPT"], [2.0])
+
+
+def test_a_figure_is_redrawn_from_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The stored picture is the one that the stored numbers make, and they stay; without them there is nothing to draw."""
+    stored = RESULTS / "landscape"
+    (tmp_path / "paper" / "landscape").mkdir(parents=True)
+    for suffix in ("csv", "json"):
+        shutil.copy(stored / f"served.{suffix}", tmp_path / "paper" / "landscape")
+    assert paper(["redraw", "figure=landscape/served", f"folder={tmp_path}"]) == 0
+    assert (tmp_path / "paper/landscape/served.csv").read_bytes() == (stored / "served.csv").read_bytes()
+    assert (tmp_path / "paper/landscape/served.png").stat().st_size > 50_000
+    assert paper(["redraw", "figure=landscape/lars", f"folder={tmp_path}"]) == 2
+    assert paper(["redraw", "figure=fig7"]) == 2
+    missing, names = capsys.readouterr().err.splitlines()
+    assert missing.startswith(f"error: {tmp_path}/paper/landscape/lars.csv: no such file; give")
+    assert names.startswith("error: figure fig7: names its machines (a6000")
 
 
 def test_without_traces_what_needs_them_is_left_out() -> None:

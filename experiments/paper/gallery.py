@@ -7,6 +7,7 @@
 Each file is written atomically, the .json last.
 """
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -18,7 +19,7 @@ import pandas as pd
 
 from cbatch import ConfigError
 from cbatch.validation import nearest
-from experiments.paper.claims import Verdict, check, read_claims
+from experiments.paper.claims import Claim, Verdict, check, read_claims
 from experiments.paper.machines import Machines
 from experiments.paper.verdicts import SETTLED, conclusion, write
 from experiments.plots import style
@@ -98,12 +99,7 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path.with_suffix(".csv")) as partial:
         data.to_csv(partial, index=False, float_format="%.6g")
-    with style.print_style():
-        figure = module.draw(data, claims)
-        if origin := machines.origin():
-            lines = filter(None, [figure.get_supxlabel(), style.wrap_origin(origin)])
-            figure.supxlabel("\n".join(lines), fontsize=6, color="#444444")
-        style.save(figure, path.parent, path.name)
+    _draw(module, data, claims, path, machines.origin())
     description = {
         "figure": about(name),
         "seconds": round(time.perf_counter() - begin, 1),
@@ -114,6 +110,33 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     write(name, description, machines.provenance(), folder)
     table = str(module.text(data)) if hasattr(module, "text") else ""
     return Shown(name, verdicts, time.perf_counter() - begin, notes, table)
+
+
+def redraw(name: str, folder: Path) -> Path:
+    """Draws a figure from the numbers in its files, which stay as they are; returns its path without suffix.
+
+    Raises:
+        ConfigError: unknown figure, one without files, or one whose machines have to be made to name them below it.
+    """
+    module, path = module_of(name), folder / "paper" / name
+    try:
+        data = pd.read_csv(path.with_suffix(".csv"))
+        machines = json.loads(path.with_suffix(".json").read_text())["machines"]
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error.filename}: no such file; give a figure that was made, and folder=") from None
+    if machines:
+        raise ConfigError(f"figure {name}: names its machines ({', '.join(machines)}); make it by its own command")
+    _draw(module, data, read_claims(name), path)
+    return path
+
+
+def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str = "") -> None:
+    with style.print_style():
+        figure = module.draw(data, claims)
+        if origin:
+            lines = filter(None, [figure.get_supxlabel(), style.wrap_origin(origin)])
+            figure.supxlabel("\n".join(lines), fontsize=6, color="#444444")
+        style.save(figure, path.parent, path.name)
 
 
 def totals(shown: Sequence[Shown]) -> str:

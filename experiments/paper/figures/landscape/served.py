@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select
 from experiments.paper.jobs import Figures, crossing, run_jobs, summary_of
 from experiments.paper.machines import Machines
+from experiments.plots.parts import label_log
 from experiments.plots.style import line_style, new_figure
 
 CONV, CODE, CHAT = (
@@ -181,30 +183,42 @@ PANELS = (
     ("QoServe", "QoServe", "attained", "objectives attained"),
     ("SLAI", "SLAI", "ttft_p50", "median TTFT [s]"),
     (BUDGETS, BUDGETS, "ttft_p50", "median TTFT [s]"),
-    ("FastServe", "FastServe", "per_token", "latency per output token [s]"),
-    ("TRAIL: limit of preemption", "TRAIL", "latency", "mean latency [s]"),
-    ("TRAIL: predictions", "TRAIL", "latency", "mean latency [s]"),
-    ("vLLM", "vLLM", "recomputed", "recomputed tokens"),
+    ("FastServe", "FastServe", "per_token", "latency per token / FCFS's"),
+    ("vLLM: which request is preempted", "vLLM", "recomputed", "recomputed tokens"),
+    ("TRAIL: limit of preemption", "TRAIL", "latency", "mean latency / FCFS's"),
+    ("TRAIL: predictions", "TRAIL", "latency", "mean latency / FCFS's"),
 )
-"""Title, study, figure and its label; predictions are those of SJF, the other panel of TRAIL has the other runs."""
+"""Title, study, figure and its label; predictions are those of SJF, the other panel of TRAIL has the other runs.
+
+Latencies that differ little beside what the load does to them are drawn as ratios to first come, first served.
+"""
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """A panel for each study, a line for each run."""
-    figure, axes = new_figure(4, 2, 9.0)
-    panels = [panel for row in axes for panel in row]
-    for panel, (title, study, what, label) in zip(panels, PANELS, strict=False):
+    figure, axes = new_figure(4, 2, 8.4)
+    grid: Any = axes[0][0].get_gridspec()
+    for half in axes[0]:
+        half.remove()
+    panels = [figure.add_subplot(grid[0, :]), *(panel for row in axes[1:] for panel in row)]
+    for panel, (title, study, what, label) in zip(panels, PANELS, strict=True):
         shown, lines, along = select(data, study=study), "series", "load"
         if study == BUDGETS:
             lines, along, shown = "load", "series", shown.assign(series=shown["series"].str.removesuffix(" tokens"))
-        if study == "TRAIL" and (ordered := shown["series"].str.startswith(("SJF", "FCFS"))).any():
-            shown = shown[ordered] if "predictions" in title else shown[~shown["series"].str.startswith("SJF")]
+        if label.endswith("FCFS's"):
+            first = shown[shown["series"] == "FCFS"].set_index("load")[what]
+            shown = shown.assign(**{what: shown[what] / shown["load"].map(first)})[shown["series"] != "FCFS"]
+            panel.axhline(1, color="#555555", linewidth=0.6, zorder=1)
+        if study == "TRAIL" and (ordered := shown["series"].str.startswith("SJF")).any():
+            shown = shown[ordered] if "predictions" in title else shown[~ordered]
         for index, (name, line) in enumerate(shown.groupby(lines, sort=False)):
             panel.plot(line[along], line[what], label=f"load {name}" if study == BUDGETS else name, **line_style(index))
         panel.set(title=title, ylabel=label, xlabel="load: share of capacity" if along == "load" else "tokens")
-        if what not in ("attained", "recomputed"):
+        if what == "ttft_p50":
             panel.set_yscale("log")
-        panel.legend(fontsize=6)
-    panels[-1].remove()
+            label_log(panel.yaxis)
+        else:
+            panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
+        panel.legend(fontsize=6, handlelength=3)
     figure.supxlabel("Llama-3.1-8B, simulated H200; capacity: of each study's first run", fontsize=6)
     return figure

@@ -1,0 +1,10 @@
+"""`python -m experiments.paper redraw figure=landscape/served [folder=results]`: draws a figure from the numbers in its .csv."""
+
+from pathlib import Path
+
+from experiments.paper import gallery
+
+
+def main(figure: str, folder: str = "results") -> None:
+    """Its .csv and .json stay as they are."""
+    print(f"{gallery.redraw(figure, Path(folder))}.png, .pdf")
