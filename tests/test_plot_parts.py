@@ -188,7 +188,7 @@ def test_rates_are_scaled_and_have_a_line_for_each_label(panel: Axes) -> None:
     found = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in panel.get_lines()}
     assert found == {"a": ([5], [2000]), "b": ([4], [2000])}
     assert [line.get_color() for line in panel.get_lines()] == [line_style(index)["color"] for index in (0, 1)]
-    assert len(panel.collections) == 1 and panel.get_xlim() == (0, pytest.approx(5.3))
+    assert len(panel.collections) == 1 and panel.get_xlim() == pytest.approx((3.7, 5.3))
     parts.draw_rates(panel, data, "y", ["a"])
     assert list(panel.get_lines()[-1].get_ydata()) == [2]
 

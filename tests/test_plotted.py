@@ -398,6 +398,30 @@ def test_attainment_against_the_rate_for_all_requests_and_each_tier(tmp_path: Pa
     assert [axes.yaxis.get_tick_params()["labelleft"] for axes in (whole, gold, rest)] == [True, False, False]
 
 
+def test_many_distributions_have_panels_as_wide_as_the_page(tmp_path: Path) -> None:
+    """Markers of equal lines lie at different places, so that all are seen."""
+    for policy in range(9):
+        write_run(tmp_path / f"{policy}", {"policy": f"p{policy}"})
+        if policy == 7:
+            assert len({axes.get_position().y0 for axes in latency_cdf.draw(tmp_path).axes}) == 1
+    panels = latency_cdf.draw(tmp_path).axes
+    assert len({axes.get_position().x0 for axes in panels}) == 1 < len({axes.get_position().y0 for axes in panels})
+    assert {axes.get_ylabel() for axes in panels} == {"share of requests, or of gaps"}
+
+
+def test_tiers_stand_as_declared_and_those_that_show_nothing_are_named_below(tmp_path: Path) -> None:
+    shares = {"rest": (1.0, 1.0), "gold": (1.0, 0.5), "basic": (0.25, 0.5)}  # in a summary the order is another
+    for place, rate in enumerate((1, 4)):
+        tiers = {name: {"share": each[place]} for name, each in shares.items()}
+        declared = {name: {"share": 0.3} for name in shares}
+        figures = {"attainment": {"share": 0.5, "tiers": dict(sorted(tiers.items()))}}
+        settings = {"workload": {"arrivals": {"rate": rate}, "tiers": declared}}
+        write_run(tmp_path / f"{rate}", settings=settings, figures=figures)
+    figure = attainment.draw(tmp_path)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["all requests", "gold", "basic"]
+    assert "rest: 100% in each run" in figure.get_supxlabel().splitlines()
+
+
 def test_policies_of_equal_attainment_are_named(tmp_path: Path) -> None:
     for policy, rate in product(("orca", "sarathi"), (1, 2)):
         attained(tmp_path, rate, 0, policy, share=1 / rate, tiers={})

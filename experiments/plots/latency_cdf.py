@@ -16,6 +16,7 @@ from experiments.plots.style import add_title, line_style, new_figure, print_sty
 from experiments.store.selection import Omitted, say
 from experiments.store.tables import load_requests, time_between_tokens
 
+_MOST_BESIDE = 8  # lines in panels side by side; with more, panels are as wide as the page
 _MOST_POINTS = 1000  # per curve: a million gaps would make a PDF that no viewer opens
 _NAMES = ("time to first token [s]", "time between tokens [ms]", "end-to-end latency [s]")
 _OBJECTIVES = (("slo_ttft_seconds", 1.0), ("slo_tbt_seconds", 1e3), ("slo_total_seconds", 1.0))  # column and factor
@@ -41,16 +42,23 @@ def draw(folder: Path, tiers: bool = False, runs: str = "") -> Figure:
     rows = sorted({str(tier) for of_run in requests.values() for tier in of_run["tier"].dropna()}) if tiers else [""]
     if not rows:
         raise ConfigError(f"{folder}: no request has a tier; give them with workload.tiers, or leave out tiers=true")
-    figure, axes = new_figure(len(rows), 3, 0.8 + 1.9 * len(rows))
-    for index, (label, group) in enumerate(frame.groupby("label", sort=False)):
+    groups = list(frame.groupby("label", sort=False))
+    if wide := not tiers and len(groups) > _MOST_BESIDE:
+        figure, below_each_other = new_figure(3, 1, 8.6)
+        axes = [[panel for [panel] in below_each_other]]
+    else:
+        figure, axes = new_figure(len(rows), 3, 0.8 + 1.9 * len(rows))
+    for index, (label, group) in enumerate(groups):
         for tier, panels in zip(rows, axes, strict=True):
             latencies = [_latencies(run, requests[run], tier) for run in group["folder"]]
             for panel, name, values in zip(panels, _NAMES, zip(*latencies, strict=True), strict=True):
                 if not any(map(len, values)):
                     say([Omitted(f"{label} {tier}".strip(), f"has no {name.partition(' [')[0]}")])
-                _draw_distribution(panel, values, str(label), index)
+                _draw_distribution(panel, values, str(label), index, (index + 0.5) / len(groups))
     for tier, panels in zip(rows, axes, strict=True):
         _finish(panels, tier, pd.concat(requests.values()))
+    for panel in axes[0][1:] if wide else ():
+        panel.set_ylabel(axes[0][0].get_ylabel())
     sizes = frame.groupby("label").size()
     note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"
     below = coincide_text(frame, [column for column in map(str, frame) if column.startswith(_FIGURES)])
@@ -79,11 +87,14 @@ def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
     panels[0].set_title(tier)
 
 
-def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: int) -> None:
-    """The cumulative distribution of all runs' values, thinned out to quantiles if there are many; a band of the runs'."""
+def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: int, first: float = 0.5) -> None:
+    """The cumulative distribution of all runs' values, thinned out to quantiles if there are many; a band of the runs'.
+
+    first: the place of the first of its six markers, 0 to 1, so that those of equal lines lie beside each other.
+    """
     values = np.concatenate(runs)
     shares = np.linspace(0, 1, min(len(values), _MOST_POINTS))  # empty if, say, no request has a second token
-    style = {**line_style(index), "markevery": (len(shares) // 12, max(len(shares) // 6, 1))}
+    style = {**line_style(index), "markevery": (int(first * len(shares) / 6), max(len(shares) // 6, 1))}
     quantiles = np.quantile(values, shares) if len(values) else values
     axes.plot(quantiles, shares, label=label, drawstyle="steps-post", **style)
     if len(single := [np.quantile(run, shares) for run in runs if len(run)]) > 1:

@@ -154,7 +154,9 @@ def draw_rates(
     points = summarize_series(data.assign(shown=data[column] * factor), "rate", "shown", ends)
     for index, label in enumerate(labels):
         draw_series(panel, points[points.index == label], "rate", label, index)
-    panel.set_xlim(0, 1.06 * data["rate"].max())  # the last markers are whole
+    low, high = data["rate"].min(), data["rate"].max()
+    margin = 0.06 * high  # for whole markers
+    panel.set_xlim(0 if low < high / 3 else low - margin, high + margin)
 
 
 def write_row(panel: Axes, places: Iterable[float], y: float, cells: Iterable[str], **style: Any) -> None:

@@ -109,7 +109,7 @@ def write_run(
     """
     record = make_record(copies=copies)
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings)))
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(settings), sort_keys=False))
     summary = make_summary(record, about, objectives=Objectives(ttft=2.75))
     if speed is not None:
         summary["throughput"]["total_tokens_per_second"] = speed
