@@ -206,7 +206,7 @@ def _single_run(settings: Mapping[str, Any], hydra: HydraConf, work: Work) -> Ma
             if (changed := _other_code(summary, settings)) and settings["other_code"] == "rerun":
                 remedy = "give another output=, remove the folder, or keep it with other_code=keep"
                 raise ConfigError(f"{folder} holds this run, made by other code ({changed}); {remedy}")
-            print(f"{folder} holds this run already{_by(changed)}; remove it to run again")
+            print(f"{work.text(summary)}\n\n{folder} holds this run already{_by(changed)}; remove it to run again")
             return summary
         check_free(folder / UNFINISHED)  # before weights are loaded
         summary = work.serve(settings, folder, _command(hydra), say=partial(print, flush=True))

@@ -41,6 +41,7 @@ from experiments.serve import Command, about_run
 from experiments.store.csv_tables import has_rows, write_csv
 from experiments.store.run_folder import open_run_folder, read_finished
 from experiments.store.tables import load, load_requests, load_steps, load_tokens, time_between_tokens
+from experiments.store.text import run_text
 
 POLICIES = sorted(
     path.stem for path in (ROOT / "experiments" / "conf" / "policy").glob("*.yaml") if path.stem != "external"
@@ -236,7 +237,9 @@ def test_the_same_run_is_not_run_again_and_another_not_written_over(finished: Pa
         "progress=off",
     )
     again = command("run", *same, cwd=finished.parent)
-    assert (again.returncode, again.stdout) == (0, "out holds this run already; remove it to run again\n")
+    report, last = again.stdout.rsplit("\n\n", 1)
+    assert (again.returncode, last) == (0, "out holds this run already; remove it to run again\n")
+    assert report == run_text(json.loads((finished / "summary.json").read_text()))
     other = command("run", *same, "batch=3", cwd=finished.parent)
     assert other.returncode == 2
     assert "out contains a complete run with other settings" in other.stderr

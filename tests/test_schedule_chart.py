@@ -168,7 +168,7 @@ def test_what_cannot_be_drawn_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(schedule, "_MOST_REQUESTS", 2)
     with pytest.raises(
         ConfigError,
-        match=r"first=0 iterations=60: 3 requests, of which at most 2 can be shown; choose fewer iterations",
+        match=r"first=0 iterations=60: 3 requests, of which at most 2 can be shown; give a part with fewer, or workload.num_requests=2",
     ):
         schedule.draw(folder)
     with pytest.raises(ReplayError, match=r"record a run's decisions with decisions=true"):

@@ -53,7 +53,9 @@ def draw(folder: Path, runs: str = "", first: Index = 0, iterations: Count = 60)
         raise ConfigError(f"{first=} {iterations=}: the run has {whole.num_iterations} iterations; choose among them")
     if num > _MOST_REQUESTS:
         asked = f"{first=} {iterations=}: {num} requests"
-        raise ConfigError(f"{asked}, of which at most {_MOST_REQUESTS} can be shown; choose fewer iterations")
+        raise ConfigError(
+            f"{asked}, of which at most {_MOST_REQUESTS} can be shown; give a part with fewer, or workload.num_requests={_MOST_REQUESTS}"
+        )
     figure, [[panel]] = new_figure(1, 1, 1.3 + 0.17 * max(num, 4))
     handles = draw_schedule(panel, schedule, file.requests)
     panel.set_ylabel("request:\nprompt/output tokens")
