@@ -66,16 +66,16 @@ def test_the_claims_hold_or_say_why_not(figure: ModuleType) -> None:
         assert verdict.claim.expected == "held" or (verdict.claim.note and not verdict.holds)
 
 
-@pytest.mark.parametrize("figure", FIGURES, ids=name_of)
+@pytest.mark.parametrize("figure", FIGURES[:-1], ids=name_of)
 def test_a_figure_is_drawn_from_its_table_alone(figure: ModuleType, tmp_path: Path) -> None:
     """What the command has written can be drawn again; every axis says what it shows, with its unit."""
     data_of(figure).to_csv(tmp_path / "data.csv", index=False)
     drawn = figure.draw(pd.read_csv(tmp_path / "data.csv"), read_claims(name_of(figure)))
     drawn.canvas.draw()
     for axes in drawn.axes:
-        if axes.axison and figure is not fig5:
+        if figure is not fig5:
             assert "[" in axes.get_ylabel()
-    assert figure is table2 or any("[" in axes.get_xlabel() or "tokens" in axes.get_xlabel() for axes in drawn.axes)
+    assert any("[" in axes.get_xlabel() or "tokens" in axes.get_xlabel() for axes in drawn.axes)
 
 
 @pytest.mark.parametrize(("figure", "panel"), [(fig3, 1), (fig4, 0), (fig7, 0)], ids=["fig3", "fig4", "fig7"])
@@ -167,8 +167,10 @@ def test_table2_adds_up_as_the_paper_does() -> None:
     assert ms("decode-only", "decode/token") == pytest.approx(ms("decode-only", "total") / 4)
     marginal = (ms("decode-maximal", "total") - ms("prefill-only", "total")) / 3
     assert ms("decode-maximal", "decode/token") == pytest.approx(marginal)
-    text = table2.text(data_of(table2)).splitlines()
-    assert text[0].startswith("| hardware") and "| 44.28" in text[3] and text[3].rstrip(" |").endswith("12.49")
+    lines = table2.draw(data_of(table2), read_claims("table2")).splitlines()
+    cells = [cell.strip() for cell in lines[3].split("|")]
+    assert cells[2:4] == ["decode-only: 4 decodes at 1,024", "44.28 (44.28)"] and cells[-2] == "12.49 (12.49)"
+    assert "(" not in table2.draw(data_of(table2), [])
 
 
 # -- pipelines ----------------------------------------------------------------------------------------------------------

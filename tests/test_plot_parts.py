@@ -130,17 +130,6 @@ def test_labels_of_a_logarithmic_axis_by_its_decades(panel: Axes, low: float, hi
     assert panel.get_yticks() == pytest.approx(labels)
 
 
-def test_rows_of_a_table_begin_at_the_left_and_stand_centred(panel: Axes) -> None:
-    parts.write_row(panel, (0.0, 2.0, 3.0), 1.5, ("name", "4", "5"), color="red")
-    found = [(text.get_position(), text.get_text(), text.get_ha(), text.get_color()) for text in panel.texts]
-    assert found == [
-        *(((0.0, 1.5), "name", "left", "red"), ((2.0, 1.5), "4", "center", "red"), ((3.0, 1.5), "5", "center", "red"))
-    ]
-    parts.table_axes(panel, (-1.0, 4.0), 3.0, (-0.5, 2.5))
-    assert (panel.get_xlim(), panel.get_ylim()) == ((-1, 4), (2.6, -0.55)) and not panel.axison
-    assert [list(line.get_ydata()) for line in panel.get_lines()] == [[-0.5, -0.5], [2.5, 2.5]]
-
-
 def test_lanes_and_their_spans(panel: Axes) -> None:
     parts.lane_axes(panel, ("host", "device"), 2.0, 9.0)
     assert (panel.get_xlim(), panel.get_ylim()) == ((2, 9), (-0.6, 1.6))

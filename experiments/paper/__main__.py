@@ -1,8 +1,8 @@
 """`python -m experiments.paper [FIGURE ...] [tables=FOLDER] [links=FOLDER] [traces=FOLDER] [hardware=sim|gpu] [folder=results]`
 
-Makes the named figures, or all: draws each one, checks its claims, and writes folder/paper/<name>.png, .pdf, .csv and
-.json. Times are simulated; with hardware=gpu requests are served with real tokens on this machine's GPU, and results go
-to folder/<gpu>/paper.
+Makes the named figures, or all: draws each one, checks its claims, and writes folder/paper/<name>.png, .pdf (of a
+table .md), .csv and .json. Times are simulated; with hardware=gpu requests are served with real tokens on this
+machine's GPU, and results go to folder/<gpu>/paper.
 
 tables: published A100 kernel timings, .../aiconfigurator/a100_sxm; links: NCCL timings, .../vidur/network/a100_dgx.
 Without one of them, what needs it is left out. `landscape` names all figures about the published policies; it takes minutes, and

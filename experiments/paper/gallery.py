@@ -1,7 +1,7 @@
 """From figures to files: measure, draw, check the claims, and write the files of one figure.
 
     <folder>/paper/<name>.csv           what was measured, one row per drawn value
-    <folder>/paper/<name>.png, .pdf     the drawing
+    <folder>/paper/<name>.png, .pdf     the drawing; of a table, <name>.md
     <folder>/paper/<name>.json          command, date, versions, where the times come from, and the claims
 
 Each file is written atomically, the .json last.
@@ -23,7 +23,7 @@ from experiments.paper.claims import Claim, Verdict, check, read_claims
 from experiments.paper.machines import Machines
 from experiments.paper.verdicts import SETTLED, conclusion, write
 from experiments.plots import style
-from experiments.store.provenance import atomic_write
+from experiments.store.provenance import atomic_write, write_text
 
 FOLDER = Path(__file__).parent / "figures"
 
@@ -99,7 +99,7 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path.with_suffix(".csv")) as partial:
         data.to_csv(partial, index=False, float_format="%.6g")
-    _draw(module, data, claims, path, machines.origin())
+    table = _draw(module, data, claims, path, machines.origin())
     description = {
         "figure": about(name),
         "seconds": round(time.perf_counter() - begin, 1),
@@ -108,8 +108,8 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
         "measured": data.attrs.get("measured", []),
     }
     write(name, description, machines.provenance(), folder)
-    table = str(module.text(data)) if hasattr(module, "text") else ""
-    return Shown(name, verdicts, time.perf_counter() - begin, notes, table)
+    text = module.text(data) if hasattr(module, "text") else table
+    return Shown(name, verdicts, time.perf_counter() - begin, notes, text)
 
 
 def redraw(name: str, folder: Path) -> Path:
@@ -130,13 +130,18 @@ def redraw(name: str, folder: Path) -> Path:
     return path
 
 
-def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str = "") -> None:
+def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str = "") -> str:
+    """Writes the drawing, or the table, which it returns."""
     with style.print_style():
-        figure = module.draw(data, claims)
+        drawn = module.draw(data, claims)
+        if isinstance(drawn, str):
+            write_text(path.with_suffix(".md"), f"{drawn}\n\n{origin}\n")
+            return drawn
         if origin:
-            lines = filter(None, [figure.get_supxlabel(), style.wrap_origin(origin)])
-            figure.supxlabel("\n".join(lines), fontsize=6, color="#444444")
-        style.save(figure, path.parent, path.name)
+            lines = filter(None, [drawn.get_supxlabel(), style.wrap_origin(origin)])
+            drawn.supxlabel("\n".join(lines), fontsize=6, color="#444444")
+        style.save(drawn, path.parent, path.name)
+        return ""
 
 
 def totals(shown: Sequence[Shown]) -> str:

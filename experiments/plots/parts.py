@@ -159,20 +159,6 @@ def draw_rates(
     panel.set_xlim(0 if low < high / 3 else low - margin, high + margin)
 
 
-def write_row(panel: Axes, places: Iterable[float], y: float, cells: Iterable[str], **style: Any) -> None:
-    """Write one row of a table: the first cell begins at its place, the others are centred on theirs."""
-    for index, (x, cell) in enumerate(zip(places, cells, strict=True)):
-        panel.text(x, y, cell, va="center", ha="center" if index else "left", **style)
-
-
-def table_axes(panel: Axes, width: tuple[float, float], height: float, rules: Sequence[float]) -> None:
-    """Axes of a table whose first row is at y = 0 and whose head is above it; horizontal rules at these heights."""
-    panel.set_axis_off()
-    panel.set(xlim=width, ylim=(height - 0.4, min(rules) - 0.05))
-    for y in rules:
-        panel.axhline(y, color="black", linewidth=0.7)
-
-
 def lane_axes(panel: Axes, names: Sequence[str], begin: float, end: float) -> None:
     """Axes of lanes from `begin` to `end`: lane i, called names[i], lies at y = i."""
     panel.set(xlim=(begin, end), ylim=(-0.6, len(names) - 0.4))

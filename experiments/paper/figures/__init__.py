@@ -1,1 +1,2 @@
-"""A module per figure: `measure` gives its data, `draw` the drawing, `text` a table; its quantities take `data`."""
+"""A module per figure: `measure` gives its data, `draw` the drawing (of a table its Markdown), `text` what is printed
+beside a drawing; its quantities take `data`."""

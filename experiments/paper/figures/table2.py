@@ -4,12 +4,9 @@ A decode beside a prompt costs its share of what the iteration takes beyond the 
 plus attention, as in the paper, whose rows add up without anything else.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from cbatch import BatchShape
@@ -17,7 +14,6 @@ from cbatch.sim import ProfileCost
 from experiments.paper.claims import Claim
 from experiments.paper.frames import pivot
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
-from experiments.plots.parts import facet, table_axes, write_row
 
 CONTEXT = 1024
 SHAPES = {
@@ -25,7 +21,6 @@ SHAPES = {
     "decode-only": BatchShape((), 4, 4 * CONTEXT),
     "decode-maximal": BatchShape(((1021, 0),), 3, 3 * CONTEXT),
 }
-LEFT = -1.9  # x of the names, in widths of a column
 COLUMNS = ("linear", "attention", "total", "prefill/token", "decode/token")
 
 
@@ -61,39 +56,25 @@ def saving(data: pd.DataFrame, hardware: str) -> float:
     return alone / beside
 
 
-def text(data: pd.DataFrame) -> str:
-    """The table in Markdown, a row for each iteration, in milliseconds."""
+def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> str:
+    """The table in Markdown, a row for each iteration, in milliseconds; the paper's values in parentheses."""
+    paper = {
+        (claim.hardware, claim.setting["series"], claim.setting["column"]): claim.printed
+        for claim in printed
+        if claim.quantity == milliseconds.__name__
+    }
+    rows = []
     table = pivot(data, ["hardware", "series"], "column")[list(COLUMNS)]
-    rows = [
-        (*names, *("-" if value != value else f"{value:#.4g}" for value in values))
-        for names, values in zip(table.index, table.to_numpy(), strict=True)
-    ]
-    return tabulate(rows, ("hardware", "iteration [ms]", *COLUMNS), tablefmt="github", disable_numparse=True)
+    for (hardware, series), values in zip(table.index, table.to_numpy(), strict=True):
+        known = (paper.get((hardware, series, column)) for column in COLUMNS)
+        cells = (_cell(value, theirs) for value, theirs in zip(values, known, strict=True))
+        rows.append((TITLES[hardware], f"{series}: {_describe(SHAPES[series])}", *cells))
+    return tabulate(rows, ("machine", "iteration [ms]", *COLUMNS), tablefmt="github", disable_numparse=True)
 
 
-def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """The table for each machine: our values, and the paper's below them."""
-    figure, facets = facet(data, 1, 1.5, extra=0.15)
-    for hardware, shown, [panel] in facets:
-        ours = shown.set_index(["series", "column"])["value"].to_dict()
-        paper = {
-            (claim.setting["series"], claim.setting["column"]): claim.printed
-            for claim in printed
-            if claim.hardware == hardware and claim.quantity == milliseconds.__name__
-        }
-        _draw_table(panel, TITLES[hardware], ours, paper)
-    return figure
-
-
-def _draw_table(panel: Axes, title: str, ours: Mapping[Any, float], paper: Mapping[Any, float | None]) -> None:
-    places, small = [LEFT, *(0.1 + column for column in range(len(COLUMNS)))], {"fontsize": 6, "color": "#555555"}
-    table_axes(panel, (LEFT - 0.05, len(COLUMNS) - 0.4), len(SHAPES), (-1.05, -0.4, len(SHAPES) - 0.45))
-    write_row(panel, places, -0.7, (f"{title} [ms]", *COLUMNS))
-    for row, (series, shape) in enumerate(SHAPES.items()):
-        values, known = ([table.get((series, column)) for column in COLUMNS] for table in (ours, paper))
-        write_row(panel, places, row - 0.08, (series, *("-" if value is None else f"{value:#.4g}" for value in values)))
-        notes = ("" if value is None else f"paper {value:g}" for value in known)
-        write_row(panel, places, row + 0.22, (_describe(shape), *notes), **small)
+def _cell(ours: float, printed: float | None) -> str:
+    value = "-" if ours != ours else f"{ours:#.4g}"
+    return value if printed is None else f"{value} ({printed:g})"
 
 
 def _describe(shape: BatchShape) -> str:

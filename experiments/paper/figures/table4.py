@@ -6,7 +6,6 @@ LLaMA-13B on the A6000, LLaMA-33B on the A100, and the first one's rows on the o
 from collections.abc import Callable, Sequence
 
 import pandas as pd
-from matplotlib.figure import Figure
 from tabulate import tabulate
 
 from experiments.paper.claims import Claim
@@ -14,8 +13,6 @@ from experiments.paper.frames import pivot
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.quantities import decode_speedup
 from experiments.paper.steady import Load
-from experiments.plots.parts import table_axes, write_row
-from experiments.plots.style import new_figure
 
 CHUNK = 256
 OF_13B = (Load(1024, 6, 50), Load(2048, 6, 50), Load(3072, 6, 50))
@@ -28,7 +25,6 @@ LOADS = {
 KEYS = ["hardware", "length", "batch", "pd_ratio"]
 HEAD = ("hardware, model", "L", "B", "P:D")
 COLUMNS = {"decode_speedup": "decode speedup", "gain": "throughput gain"}
-PLACES = (0.01, 0.32, 0.39, 0.48, 0.66, 0.88)
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
@@ -45,36 +41,15 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["hardware", "series", "length", "batch", "pd_ratio", "value"])
 
 
-def _rows(data: pd.DataFrame, printed: Sequence[Claim] = ()) -> list[tuple[str, ...]]:
-    """The table's rows, with the paper's values in parentheses if `printed` has them."""
+def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> str:
+    """The table in Markdown, with the paper's values in parentheses."""
     table = pivot(data, KEYS)
     paper = {(claim.hardware, claim.setting["length"], claim.quantity): claim.printed for claim in printed}
     rows = []
     for (hardware, length, batch, ratio), row in zip(table.index, table.to_dict("records"), strict=True):
-        values = [
-            f"{row[series]:.2f}"
-            + ("" if (known := paper.get((hardware, length, series))) is None else f"  ({known:.2f})")
-            for series in COLUMNS
-        ]
-        rows.append((TITLES[hardware], f"{length // 1024}K", str(batch), f"{ratio:g}:1", *values))
-    return rows
-
-
-def text(data: pd.DataFrame) -> str:
-    """The table in Markdown."""
-    return tabulate(_rows(data), (*HEAD, *COLUMNS.values()), tablefmt="github", disable_numparse=True)
-
-
-def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
-    """The table, with the paper's values beside ours."""
-    rows = _rows(data, printed)
-    figure, [[axes]] = new_figure(1, 1, 0.5 + 0.22 * len(rows))
-    table_axes(axes, (0, 1), len(rows), (-1.55, -0.5, len(rows) - 0.45))
-    write_row(axes, PLACES, -1.0, (*HEAD, *(f"{name} (paper)" for name in COLUMNS.values())))
-    last = rows[0][0]
-    for y, (machine, *cells) in enumerate(rows):
-        if machine != last:
-            axes.axhline(y - 0.5, color="black", linewidth=0.3)
-        write_row(axes, PLACES, y, ("" if y and machine == last else machine, *cells))
-        last = machine
-    return figure
+        values = []
+        for series in COLUMNS:
+            known = paper.get((hardware, length, series))
+            values.append(f"{row[series]:.2f}" + ("" if known is None else f" ({known:.2f})"))
+        rows.append((TITLES[hardware], f"{length // 1024}K", batch, f"{ratio:g}:1", *values))
+    return tabulate(rows, (*HEAD, *COLUMNS.values()), tablefmt="github", disable_numparse=True)
