@@ -114,10 +114,10 @@ def slow_card() -> str:
     )
     figures = [files[0]["figures"]["14"], *(file["figures"] for file in files[1:])]
     speeds = [f"{next(iter(found.values()))['tokens_per_second']['median']:,.0f}" for found in figures]
-    rows = "{} tokens/s in LLaMA-13B's row, {} with `longest_first policy.per_prompt_token=true` and batch 128 of the trace"
-    serve = f"and {speeds[2]} with `sarathi_serve`, whose {speeds[5]} of {earlier} are {speeds[3]} there"
-    large = f"its {speeds[6]} with batch 256 are {speeds[4]} with {last}"
-    return f"the newer kernels of {newer} reach {rows.format(*speeds)}, {serve}; {large}"
+    rows = "{} tokens/s in LLaMA-13B's row and, with batch 128 of the trace, {} with `longest_first policy.per_prompt_token=true`"
+    serve = f"and {speeds[2]} with `sarathi_serve`. The latter is {speeds[3]} there with {earlier} ({speeds[5]} in the table)."
+    large = f"With batch 256, `sarathi_serve` reaches {speeds[4]} with {last} ({speeds[6]} in the table)."
+    return f"{newer}, whose kernels are newer, reaches {rows.format(*speeds)} {serve} {large}"
 
 
 def fidelity() -> str:
