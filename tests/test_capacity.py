@@ -261,6 +261,17 @@ def test_search_finds_the_rate_at_which_one_percent_fails() -> None:
     assert all(any(abs(rate / end - 1) < 0.02 for rate in rates) for end in (7 * 0.97, 7 * 1.03)), "and at its ends"
 
 
+def test_one_replication_that_decides_leaves_the_same_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for hopeless in (Search._hopeless, lambda *_: False):
+        monkeypatch.setattr(Search, "_hopeless", hopeless)
+        curve = Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.5)
+        outcome = search(curve, accuracy=0.05)
+        found.append((outcome.rate, outcome.low, outcome.high, {rate for _, rate in curve.asked}, len(curve.asked)))
+    (*same, number), (*others, more) = found
+    assert same == others and number < more
+
+
 def test_search_adds_replications_at_the_nearest_rates_only() -> None:
     curve = Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.9)
     found = search(curve, accuracy=0.05)
