@@ -31,9 +31,10 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("splits", [0, 1, 2, 4])
 @pytest.mark.parametrize("width", [64, 4096, 5120])
-def test_add_norm(dtype: torch.dtype, splits: int, width: int) -> None:
-    parts = random(splits, 5, width) if splits else None
-    residual, weight = random(5, width, dtype=dtype), random(width, dtype=dtype)
+@pytest.mark.parametrize("rows", [5, 100])
+def test_add_norm(dtype: torch.dtype, splits: int, width: int, rows: int) -> None:
+    parts = random(splits, rows, width) if splits else None
+    residual, weight = random(rows, width, dtype=dtype), random(width, dtype=dtype)
     total = residual.double() + (0 if parts is None else parts.double().sum(0))
     out = add_norm(parts, residual, weight, 1e-5, dependent=DEPENDENT)
     assert error(out, rms_norm(total, (width,), weight.double(), 1e-5)) < DTYPES[dtype]
