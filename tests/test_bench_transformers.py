@@ -1,5 +1,6 @@
 """`transformers` measured as a peer: its continuous batching itself, with a tiny model on a CPU."""
 
+import gc
 import json
 import os
 import sys
@@ -37,6 +38,7 @@ def test_each_request_gets_its_tokens_and_the_figures_are_written(
     monkeypatch.setattr(measure, "requests_of", lambda *_: REQUESTS)
     monkeypatch.setattr(measure, "graphics_card", lambda: ("NVIDIA H200", "580.159"))
     monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(gc, "collect", lambda: 0)  # at each end of a manager, of all that the tests before have left
     options = ["transformers", "cases=tiny", "repeats=2", f"folder={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["peers", *options])
     assert command.main(options) == 0, "serves them three times, or says which got too few"
