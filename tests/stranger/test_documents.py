@@ -98,9 +98,9 @@ def policies() -> dict[str, str]:
     return found
 
 
-def few(chunk: int) -> Iterator[search.Scenario]:
+def few(chunk: int, step: int = 60) -> Iterator[search.Scenario]:
     """Some of the tiny scenarios; `experiments.check` takes them all."""
-    return islice(ALL_TINY(chunk), 0, None, 12)
+    return islice(ALL_TINY(chunk), 0, None, step)
 
 
 ALL_TINY = search.tiny_scenarios
@@ -211,7 +211,7 @@ def violated(source: str, name: str) -> set[str]:
     scope: dict[str, type[Policy]] = {}
     exec(source, scope)
     needed = [prop for prop in PROPERTIES if prop.needed]
-    found = search.search(scope[name](CHUNK), needed, CHUNK, num_random=5, tiny=few(CHUNK))
+    found = search.search(scope[name](CHUNK), needed, CHUNK, num_random=5, tiny=few(CHUNK, 12))
     return {prop for prop, counterexample in found.items() if counterexample}
 
 
