@@ -31,7 +31,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("splits", [0, 1, 2, 4])
 @pytest.mark.parametrize("width", [64, 4096, 5120])
-@pytest.mark.parametrize("rows", [5, 100])
+@pytest.mark.parametrize("rows", [1, 5])
 def test_add_norm(dtype: torch.dtype, splits: int, width: int, rows: int) -> None:
     parts = random(splits, rows, width) if splits else None
     residual, weight = random(rows, width, dtype=dtype), random(width, dtype=dtype)

@@ -98,7 +98,7 @@ def add_norm(
         DEPENDENT=dependent,
         RANK=awaited.rank.index,
         RANKS=awaited.rank.size,
-        num_warps=32 if num_tokens <= 64 else 8,  # few programs: their latency counts
+        num_warps=16 if num_tokens == 1 else 8,  # of a single program the latency counts
         launch_pdl=dependent and source is None,  # a stage's first kernel has no predecessor
     )
     return out
