@@ -32,7 +32,7 @@ def test_each_request_gets_its_tokens_and_the_figures_are_written(
         return started[0]
 
     small = partial(transformers.ContinuousBatchingConfig, num_blocks=16, block_size=16)
-    monkeypatch.setattr(transformers, "ContinuousBatchingConfig", small)
+    monkeypatch.setattr("transformers.ContinuousBatchingConfig", small)  # of the module that is imported then
     monkeypatch.setitem(command.PEERS, "transformers", command.PEERS["transformers"]._replace(start=start))
     monkeypatch.setitem(CASES, "tiny", Case("decode", "tiny", batch=3, budget=32, new=4))
     monkeypatch.setattr(measure, "requests_of", lambda *_: REQUESTS)
