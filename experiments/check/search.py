@@ -69,8 +69,9 @@ def search(
             if violation := prop.violation(history, chunk):
                 found[prop.name] = Counterexample(history, violation)
                 left.remove(prop)
+    serve = lru_cache(256)(lambda scenario: play(policy, scenario, patience))  # each property draws the same scenarios
     for prop in left if num_random else ():
-        found[prop.name] = _search_random(policy, prop, chunk, num_random, patience, tick)
+        found[prop.name] = _search_random(serve, prop, chunk, num_random, tick)
     return found
 
 
@@ -120,19 +121,14 @@ def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Itera
 
 
 def _search_random(
-    policy: Policy | Callable[[], Policy],
-    prop: Property,
-    chunk: int,
-    num_random: int,
-    patience: Patience,
-    tick: Callable[[History], object],
+    serve: Callable[[Scenario], History], prop: Property, chunk: int, num_random: int, tick: Callable[[History], object]
 ) -> Counterexample | None:
     from hypothesis import find, settings  # loaded only where needed
     from hypothesis.errors import NoSuchExample
 
     @lru_cache(maxsize=256)
     def try_once(scenario: Scenario) -> Counterexample | None:
-        history = play(policy, scenario, patience)
+        history = serve(scenario)
         tick(history)
         violation = prop.violation(history, chunk)
         return violation and Counterexample(history, violation)
