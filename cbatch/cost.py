@@ -4,7 +4,7 @@ The shape of a batch is all that a cost model sees. Implementations live in `cba
 `view.cost`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -30,13 +30,6 @@ class BatchShape(NamedTuple):
         for tokens, _ in self.chunks:
             total += tokens
         return total
-
-    def following(self) -> Iterator["BatchShape"]:
-        """Yields the shapes of iterations that follow one of decodes, each with one more token of every request in the KV cache."""
-        _, number, context, num_padding = self
-        while True:
-            context += number
-            yield BatchShape((), number, context, num_padding)
 
     @property
     def num_requests(self) -> int:

@@ -315,7 +315,7 @@ def test_measured_figures_take_the_place_of_those_by_hand(tmp_path: Path) -> Non
     assert found["decode"]["2048 new"]["active_share"] == {"vLLM 1, sync": 0.5}
     assert [figures["measured"] for figures in engines.values()] == ["2026-01-01, by hand", "2026-02-02, 0123456789ab"]
     assert list(found["pd"]["engines"]) == ["vLLM 1, 256 tokens an iteration"]
-    page = performance.text(measured.read(tmp_path), drawn=False)
+    page = performance.text(measured.read(tmp_path))
     cells = {
         line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:4]]
         for line in page.splitlines()
@@ -374,5 +374,5 @@ def test_readmes_table_is_that_of_the_results() -> None:
 
 
 def test_the_page_is_that_of_the_results() -> None:
-    page = performance.text(measured.read(ROOT / "results" / "h200"), drawn=True)
+    page = performance.text(measured.read(ROOT / "results" / "h200"))
     assert page == (ROOT / "docs" / "performance.md").read_text()

@@ -95,7 +95,9 @@ def test_ltr_ends_its_plan_at_a_request_that_waits_for_blocks_in_flight() -> Non
     tried: list[Request] = []
     plan: Any = SimpleNamespace(refusal=Refusal.BLOCKS, plan=Plan(), build=Plan)
     plan.add, plan.wait_for_blocks = lambda request, **_: tried.append(request) or 0, lambda *_: True
-    policy.plan(view_of(running=[under_way], iteration=0, plan=lambda: plan, is_waiting=lambda each: each is waiting))
+    view = view_of(waiting=[waiting], running=[under_way], iteration=0, plan=lambda: plan)
+    view.is_waiting = view.waiting.__contains__
+    policy.plan(view)
     assert tried == [waiting]
 
 

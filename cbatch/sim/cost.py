@@ -153,7 +153,7 @@ class ProfileCost:
         """As `execute`, of the iterations that follow one of decodes (`BatchShape.following`), with their shapes."""
         tables = self._tables(shape)
         token_times = self._token_times(tables, shape.num_tokens)
-        for following in shape.following():
+        for following in following_decodes(shape):
             context = following.decode_context
             times = self._alone.get(context) if following.num_tokens == 1 else None
             if times is None:
@@ -280,3 +280,11 @@ class ProfileCost:
             all(part.covers(num_tokens) for part in (tables.linear, tables.other, embedding))
             and all(part.covers(message) for part in messages),
         )
+
+
+def following_decodes(shape: BatchShape) -> Iterator[BatchShape]:
+    """Yields the shapes of iterations that follow one of decodes, each with one more token of every request in the KV cache."""
+    _, number, context, num_padding = shape
+    while True:
+        context += number
+        yield BatchShape((), number, context, num_padding)

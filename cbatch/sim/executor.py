@@ -15,7 +15,7 @@ from itertools import islice
 
 from cbatch.cost import BatchShape, CostModel
 from cbatch.executor import Executor, Step, StepResult
-from cbatch.sim.cost import ProfileCost, StageTimes
+from cbatch.sim.cost import ProfileCost, StageTimes, following_decodes
 from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages
@@ -129,7 +129,7 @@ class SimExecutor(Executor):
         return StageTimes(self.cost.predict(shape), 0.0, 0.0, 0.0, ())
 
     def _execute_each(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
-        return ((following, self._execute_on_one(following)) for following in shape.following())
+        return ((following, self._execute_on_one(following)) for following in following_decodes(shape))
 
 
 def _as_planned(shape: BatchShape) -> int:
