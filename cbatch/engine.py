@@ -12,22 +12,21 @@ device carries them over. The host blocks in one place: `executor.wait`.
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from math import inf
 from typing import Any, cast
 
 from cbatch.cost import CostModel
 from cbatch.engine_view import EngineView
 from cbatch.errors import PolicyError, StallError, WorkloadError
-from cbatch.executor import Executor, Step, StepResult
+from cbatch.executor import Executor, Turn
 from cbatch.kv import BlockPool, CountingPool
-from cbatch.leap import blocks_used, num_repeats, repeats
+from cbatch.leap import blocks_used, entered, num_repeats, repeats
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
 from cbatch.policy import Policy, is_steady
 from cbatch.policy_calls import call_at, check_policy, ignore, optional_method
-from cbatch.record import InFlight, RunRecord, StepRecord
+from cbatch.record import InFlight, RunRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
 from cbatch.stall import PATIENCE, Patience, StallWatch, describe_empty, describe_shortage
@@ -155,14 +154,11 @@ class Engine:
         step = state.apply(checked, planned_at)
         counts = (self._num_preempted, state.pool.num_used, len(state.waiting), len(state.running))
         self._num_preempted = 0
-        launched = self._launch(step, planned_at, counts)
+        handle = self.executor.launch(step)
+        launched = InFlight(step, handle, (planned_at, self.executor.now()), counts)
         if step.num_batch_tokens == step.num_decode_tokens and not plan.preempt and not plan.reject:
             self._latest = launched
         return launched
-
-    def _launch(self, step: Step, planned_at: float, counts: tuple[int, int, int, int]) -> InFlight:
-        handle = self.executor.launch(step)
-        return InFlight(step, handle, (planned_at, self.executor.now()), counts)
 
     def _leap_or_step(self) -> None:
         """Take the turns of the loop that repeat the latest one; without any, one turn."""
@@ -171,7 +167,7 @@ class Engine:
             return self.step()
         if not (foreseen := self.foresee()):
             return self.step()
-        turns: list[Any] = []
+        turns: list[Turn] = []
         try:
             in_flight = latest.handle if self._depth else None
             turns.extend(executor.repeat(latest.step, len(foreseen), arrival, in_flight))
@@ -179,30 +175,17 @@ class Engine:
             if turns:
                 self._repeated(latest, foreseen, turns, executor.computed_tokens(latest.step.shape()))
 
-    def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Any], num_computed: int) -> None:
-        """Enter turns that have repeated the latest one. foreseen: the KV blocks in use, of each of them or more."""
-        first, num_turns, record = latest.step, len(turns), self.record
-        receivers, num_requests = self.state.table.id[first.rows], len(first.rows)
-        batch = (num_requests, 0, num_requests, num_computed - num_requests, num_requests)
-        launches = [
-            (*turn[:3], (0, num_blocks, *latest.state[2:])) for turn, num_blocks in zip(turns, foreseen, strict=False)
-        ]
-        planned_at, launched_at, span, state = launches[-1]
-        self._latest = InFlight(first.again(num_turns), span, (planned_at, launched_at), state)
-        if self._depth:  # those that have ended were launched one turn earlier
-            launches.insert(0, (*latest.times, latest.handle, latest.state))
+    def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int) -> None:
+        """Enter turns that have repeated the latest one."""
+        first, num_turns = latest.step, len(turns)
+        self._latest, steps = entered(latest, foreseen, turns, num_computed, self._depth)
+        if self._depth:
             self._in_flight[0] = self._latest
-        ended = zip(count(first.index + 1 - self._depth), launches, turns, strict=False)
-        steps = [
-            StepRecord._make(
-                (index, *launched[:2], waited_at, now, now, *launched[2][:2], *batch, *launched[3], first.note)
-            )
-            for index, launched, (_, waited_at, _, now) in ended
-        ]
-        record.steps += steps
-        record.receivers += [receivers] * num_turns
-        self.state.repeat(first, num_turns, steps[-1].received_at)
-        self._stall_watch.note_progress(steps[-1].received_at)
+        self.record.steps += steps
+        self.record.receivers += [self.state.table.id[first.rows]] * num_turns
+        received_at = steps[-1].received_at
+        self.state.repeat(first, num_turns, received_at)
+        self._stall_watch.note_progress(received_at)
         if self._on_step is not ignore:
             for step in steps:
                 self._call(self._on_step, step)
@@ -217,16 +200,11 @@ class Engine:
             return []
         return blocks_used(latest.step, self.state, num_repeats(latest.step, self.state) + ends)
 
-    def _wait(self, launched: InFlight) -> tuple[StepResult, float, float]:
-        """Returns the result, and when the host began and ended to wait for it."""
-        waited_at = self.executor.now()
-        result = self.executor.wait(launched.handle)
-        return result, waited_at, self.executor.now()
-
     def _complete(self, launched: InFlight) -> None:
         """Wait for the oldest step in flight and absorb its tokens."""
-        step = launched.step
-        result, waited_at, received_at = self._wait(launched)
+        step, waited_at = launched.step, self.executor.now()
+        result = self.executor.wait(launched.handle)
+        received_at = self.executor.now()
         absorbed = self.state.absorb(step, result.tokens, received_at)
         record = self.record.add(launched, result, waited_at, received_at, self.executor.now(), absorbed.receivers)
         if self._on_tokens is not ignore and len(absorbed.receivers):

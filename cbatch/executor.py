@@ -124,6 +124,10 @@ class StepResult(NamedTuple):
     stages: StageSpans | None = None
 
 
+Turn = tuple[float, float, Any, float]
+"""When an iteration was planned and launched, its handle, and when the one that was waited for then had ended."""
+
+
 class Executor(Protocol):
     """Computes steps in the order of their launch.
 
@@ -132,7 +136,7 @@ class Executor(Protocol):
     when a further one is launched.
 
     `needs_tokens` says whether prompts must hold real token values. A subclass inherits methods that return nothing; they
-    do nothing.
+    do nothing. One whose `repeats` is true has a method that stands for several launches and waits: `SimExecutor.repeat`.
     """
 
     num_stages: int

@@ -8,10 +8,11 @@ run short. Every iteration is computed and recorded as if it had been planned (`
 """
 
 from collections import Counter
-from itertools import accumulate, takewhile
+from collections.abc import Sequence
+from itertools import accumulate, count, takewhile
 
-from cbatch.executor import Step
-from cbatch.record import InFlight
+from cbatch.executor import Step, Turn
+from cbatch.record import InFlight, StepRecord
 from cbatch.state import State
 
 MOST = 512
@@ -47,3 +48,29 @@ def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
         taken.append(first[iteration] + again)
     used = accumulate(taken, initial=pool.num_used)
     return [*takewhile(lambda number: number <= pool.num_blocks, used)][1:]
+
+
+def entered(
+    latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int, num_in_flight: int
+) -> tuple[InFlight, list[StepRecord]]:
+    """Returns the last of the turns that repeated the latest one, and the records of the iterations that have ended in them.
+
+    foreseen: the KV blocks in use, of each turn or more. num_computed: tokens of an iteration, with padding.
+    num_in_flight: 1 if each turn waited for the iteration launched in the turn before, 0 if for its own.
+    """
+    first, num_requests = latest.step, len(latest.step.rows)
+    batch = (num_requests, 0, num_requests, num_computed - num_requests, num_requests)
+    launches = [
+        (*turn[:3], (0, num_blocks, *latest.state[2:])) for turn, num_blocks in zip(turns, foreseen, strict=False)
+    ]
+    planned_at, launched_at, handle, state = launches[-1]
+    last = InFlight(first.again(len(turns)), handle, (planned_at, launched_at), state)
+    if num_in_flight:
+        launches.insert(0, (*latest.times, latest.handle, latest.state))
+    ended = zip(count(first.index + 1 - num_in_flight), launches, turns, strict=False)
+    return last, [
+        StepRecord._make(
+            (index, *launched[:2], waited_at, now, now, *launched[2][:2], *batch, *launched[3], first.note)
+        )
+        for index, launched, (_, waited_at, _, now) in ended
+    ]

@@ -4,8 +4,7 @@ import atexit
 import gc
 import sys
 
-if (
-    sys.argv[0] == "-m"
-):  # `python -m experiments.run` begins; in a notebook or inside vLLM the collector is the process's own
+# `python -m experiments.run` begins; in a notebook or inside vLLM the collector is the process's own
+if sys.argv[0] == "-m":
     gc.set_threshold(200_000)  # allocations: what imports, settings and requests make is hardly ever garbage
     atexit.register(gc.freeze)  # a process that ends need not look for garbage once more

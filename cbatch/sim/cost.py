@@ -150,7 +150,7 @@ class ProfileCost:
         return self._execute(shape, tables, self._token_times(tables, shape.num_tokens))
 
     def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
-        """As `execute`, of the iterations that follow one of decodes (`BatchShape.following`), with their shapes."""
+        """As `execute`, of the iterations that follow one of decodes (`following_decodes`), with their shapes."""
         tables = self._tables(shape)
         token_times = self._token_times(tables, shape.num_tokens)
         for following in following_decodes(shape):

@@ -14,14 +14,11 @@ from collections.abc import Iterator
 from itertools import islice
 
 from cbatch.cost import BatchShape, CostModel
-from cbatch.executor import Executor, Step, StepResult
+from cbatch.executor import Executor, Step, StepResult, Turn
 from cbatch.sim.cost import ProfileCost, StageTimes, following_decodes
 from cbatch.sim.power import GpuClock
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Cause, Span, StageAccount, Stages
-
-Turn = tuple[float, float, Span, float]
-"""When an iteration was planned, launched and computed, and when the one that was waited for then had ended."""
 
 
 class SimExecutor(Executor):
@@ -38,7 +35,11 @@ class SimExecutor(Executor):
         self.host = host if isinstance(host, HostTime) else HostTime(host)
         self.num_stages = cost.topology.pipeline_stages if isinstance(cost, ProfileCost) else 1
         self._execute = cost.execute if isinstance(cost, ProfileCost) else self._execute_on_one
-        self._execute_decodes = cost.execute_decodes if isinstance(cost, ProfileCost) else self._execute_each
+        self._execute_decodes = (
+            cost.execute_decodes
+            if isinstance(cost, ProfileCost) and type(cost).execute is ProfileCost.execute  # else its own is asked
+            else self._execute_each
+        )
         self.computed_tokens = cost.computed_tokens if isinstance(cost, ProfileCost) else _as_planned
         self._is_eager = cost.is_eager if isinstance(cost, ProfileCost) and self.host.eager_seconds else _never
         self.restart()
@@ -129,7 +130,7 @@ class SimExecutor(Executor):
         return StageTimes(self.cost.predict(shape), 0.0, 0.0, 0.0, ())
 
     def _execute_each(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
-        return ((following, self._execute_on_one(following)) for following in following_decodes(shape))
+        return ((following, self._execute(following)) for following in following_decodes(shape))
 
 
 def _as_planned(shape: BatchShape) -> int:

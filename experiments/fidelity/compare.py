@@ -1,6 +1,6 @@
 """Simulates real runs again and compares the figures."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, compress
 from typing import Any, NamedTuple
@@ -51,13 +51,7 @@ class Nudged(ProfileCost):
         self.factor, self.speed = factor, speed
 
     def execute(self, shape: BatchShape) -> StageTimes:
-        return self._scale(shape, super().execute(shape))
-
-    def execute_decodes(self, shape: BatchShape) -> Iterator[tuple[BatchShape, StageTimes]]:
-        return ((following, self._scale(following, times)) for following, times in super().execute_decodes(shape))
-
-    def _scale(self, shape: BatchShape, times: StageTimes) -> StageTimes:
-        factor = self.factor * self.speed.factor(shape)
+        times, factor = super().execute(shape), self.factor * self.speed.factor(shape)
         pace = times.pace._replace(gain=times.pace.gain * factor, loss=times.pace.loss * factor)
         return times._replace(compute=times.compute * factor, head=times.head * factor, pace=pace)
 
