@@ -19,10 +19,9 @@ class LARS:
         """Seconds: of an iteration; of requests without an objective for their first token."""
         if not target > 0 or not ttft > 0:
             raise ConfigError(f"policy: {target=} and {ttft=} must be above 0 seconds")
-        self.target, self.ttft = target, ttft
+        self.target, self.ttft, self._waiting = target, ttft, FallingQueue()  # by relative slack
         self._arrived: list[Request] = []
         self._whole: dict[Request, float] = {}  # predicted seconds of the prompt
-        self._waiting = FallingQueue()  # by relative slack
 
     def plan(self, view: View) -> Plan:
         for request in self._arrived:
@@ -64,8 +63,7 @@ class LARS:
     def slack(self, request: Request, view: View) -> float:
         """Relative slack of a request now."""
         whole = self._whole[request]
-        left = whole * request.num_ready / request.num_tokens
-        return (self._due(request) - view.now - left) / whole
+        return (self._due(request) - view.now - whole * request.num_ready / request.num_tokens) / whole
 
     def _due(self, request: Request) -> float:
         return request.arrival_time + (request.slo.ttft or self.ttft)

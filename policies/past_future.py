@@ -43,8 +43,7 @@ class PastFuture:
             known = ", ".join(ADMISSIONS)
             raise ConfigError(f"policy: need {admission=} in {known}, {window=} and {draws=} >= 1, 0 <= {reserve=} < 1")
         self.admission, self.reserve, self.draws = admission, reserve, draws
-        self._random, self._oracle = Random(seed), Oracle()
-        self._ended = EndedLengths(window, history)
+        self._random, self._oracle, self._ended = Random(seed), Oracle(), EndedLengths(window, history)
 
     def plan(self, view: View) -> Plan:
         plan, self.steady = view.plan(), not view.waiting

@@ -34,10 +34,8 @@ class QoServe:
         if order not in ORDERS or alpha < 0:
             raise ConfigError(f"policy: {order=} must be one of {', '.join(ORDERS)}, {alpha=} at least 0")
         self.chunking, self.predictor, self.order = chunking, predictor, order
-        self.alpha, self.relegate = alpha, relegate
-        self._queue = WaitingQueue(self.urgency)
-        self._relegated: set[Request] = set()
-        self._times = StepTimes(FIRST_RATE, SMOOTHING)
+        self.alpha, self.relegate, self._relegated = alpha, relegate, set[Request]()
+        self._queue, self._times = WaitingQueue(self.urgency), StepTimes(FIRST_RATE, SMOOTHING)
 
     def check(self, limits: Limits) -> None:
         self.chunking.check(limits)

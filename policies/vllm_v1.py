@@ -8,11 +8,7 @@ and the first one that does not fit blocks the others. A prompt's blocks are all
     victim   last  the newest admitted (vLLM's rule)
              lcf   the one with the fewest computed tokens (RFC vllm#54644); ties: the newest admitted
              cost  the highest blocks held / tokens to recompute * (1 - generated / limit) (PR vllm#56897)
-
-Differs from its code (of the RFC and the PR only the abstracts were read): a plan that only preempts is made again at
-once, where vLLM loses the step; with iterations in flight, blocks about to come free are waited for before preempting.
-By the bare rule of `cost` two long prompts can preempt each other for ever: here a request that has generated nothing
-since its admission is no victim while another has; where none has, the newest admitted is.
+Of the RFC and the PR only the abstracts were read. docs/policies/vllm_v1.md says where this differs.
 """
 
 from collections.abc import Iterable
@@ -36,8 +32,7 @@ class VllmV1:
         self._num_tokens_at_admission: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
 
     def plan(self, view: View) -> Plan:
-        plan = view.plan()
-        running = [*view.running]
+        plan, running = view.plan(), [*view.running]
         for request in running[self._add_decodes(running, plan, view) :]:
             if not self._grant(request, plan, view):
                 break

@@ -16,7 +16,7 @@ from policies.shared.clients import RateLimit, clients_by
 
 
 class VTC:
-    steady = False  # said anew with each plan: while nobody waits
+    steady = False  # said anew with each plan: while nobody waits, if sums of charges do not depend on their grouping
 
     def __init__(
         self,
@@ -32,7 +32,6 @@ class VTC:
         rpm: int | None = None,
     ) -> None:
         """predict: charge the predicted output at admission, the rest as it comes. weights: of clients by name; 1 for others.
-
         charge_first: charge first output tokens, as the paper's definition does. rpm: requests of a client that are let in
         within 60 s; others are rejected. None: all.
         """
@@ -43,8 +42,7 @@ class VTC:
         self.predictor, self.predict, self.charge_first = predictor, predict, charge_first
         self.prompt_weight, self.output_weight, self._limit = prompt_weight, output_weight, RateLimit(rpm)
         self._clients = clients_by(order, weights, lift, quantum)
-        whole = all(float(one).is_integer() for one in (*all_weights, quantum))
-        self._exact = whole and not (weights or predict)  # sums of charges do not depend on their grouping
+        self._exact = not (weights or predict) and all(float(one).is_integer() for one in (*all_weights, quantum))
         self.counters = self._clients.counters
         self._arrived: list[Request] = []  # since the last plan
         self._paid: dict[Request, float] = {}  # output tokens that were charged for, of running requests
@@ -60,13 +58,11 @@ class VTC:
                 plan.reject(request, f"more than {self._limit.most} requests of client {request.client} in 60 s")
         self._arrived.clear()
         plan.add_decodes()
-        while plan.can_admit and (first := self._clients.first()):
-            if not plan.add(first, whole=True, reserve=first.max_tokens):
-                break
+        while plan.can_admit and (one := self._clients.first()) and plan.add(one, whole=True, reserve=one.max_tokens):
             self._clients.pop()
-            self._clients.charge(first.client, self.prompt_weight * first.num_prompt_tokens)
-            self._paid[first] = 0.0
-            self._charge_output(first, self.predictor.output(first) if self.predict else 0.0)
+            self._clients.charge(one.client, self.prompt_weight * one.num_prompt_tokens)
+            self._paid[one] = 0.0
+            self._charge_output(one, self.predictor.output(one) if self.predict else 0.0)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
