@@ -5,18 +5,13 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import pytest
-from hydra._internal.config_repository import ConfigRepository
-from hydra.plugins.config_source import ConfigResult
 from hypothesis import Phase, settings
-
-from experiments.config.error_lines import CONFIG_FOLDER
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: tests share the cores, and their matrices are small
 os.environ.pop("HYDRA_FULL_ERROR", None)  # with it, commands answer mistakes with a traceback
@@ -27,21 +22,6 @@ atexit.register(gc.freeze)  # a process that ends need not look for garbage once
 phases = set(Phase) - {Phase.explain}  # it traces every line while an example is shrunk
 settings.register_profile("cbatch", derandomize=True, deadline=None, database=None, phases=phases)
 settings.load_profile("cbatch")
-
-READ_ONCE = ("hydra.conf", str(CONFIG_FOLDER), "")
-"""Where Hydra's own files, those of conf/ and classes are: every composition would read them again, a third of its time."""
-read, kept = ConfigRepository.load_config, dict[str, ConfigResult]()
-
-
-def read_once(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
-    if tuple(source.path for source in repository.sources) != READ_ONCE:  # a test has files of its own
-        return read(repository, config_path)
-    if config_path not in kept and (result := read(repository, config_path)):
-        kept[config_path] = result
-    return deepcopy(kept.get(config_path))  # what is composed shares parts with it
-
-
-ConfigRepository.load_config = read_once  # type: ignore[method-assign]
 
 
 def pytest_configure(config: pytest.Config) -> None:
