@@ -15,8 +15,11 @@ unexport PYTHONDONTWRITEBYTECODE
 run: $(INSTALLED)
 	$(BIN)/python -m experiments.run policy=sarathi chunk=256
 
+# A test that hangs ends with its process after 15 minutes, and is named.
+HANGS := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
+
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --ignore=tests/gpu
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(HANGS) --ignore=tests/gpu
 
 # Compiled layers by Inductor, 3,840 random workloads, 1,000 of each steady policy with and without leaps, 10,000 random schedules and 20,000 spoiled inputs; DRAW=N draws other schedules
 # and inputs. Intervals of 2,000 repetitions against known truths, lower bounds against 2,000 exact optima. Faults planted in figures

@@ -192,10 +192,34 @@ def test_folders_created_at_the_same_moment_are_different_even_while_their_paren
 
     with ThreadPoolExecutor(1) as other:
         removing = other.submit(remove)
-        folders = at_once(6, lambda: make_new_folder(stem))
-        stop.set()
+        try:
+            folders = at_once(6, lambda: make_new_folder(stem))
+        finally:
+            stop.set()
         removing.result()
     assert {folder.name for folder in folders} == {"run", *(f"run_{number}" for number in range(2, 7))}
+
+
+def test_a_parent_removed_between_two_looks_at_it_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mkdir` finds the folder there, and another run removes it before `mkdir` asks whether it is one."""
+    stem, is_dir, looks = tmp_path / "a" / "run", Path.is_dir, []
+
+    def removed_before_first_look(path: Path) -> bool:
+        if path == stem.parent and not looks:
+            looks.append(path)
+            path.rmdir()
+        return is_dir(path)
+
+    stem.parent.mkdir()
+    monkeypatch.setattr(Path, "is_dir", removed_before_first_look)
+    assert make_new_folder(stem) == stem
+    assert looks and stem.is_dir()
+
+
+def test_no_folder_is_made_below_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a file")
+    with pytest.raises(FileExistsError, match="/a'"):
+        make_new_folder(tmp_path / "a" / "run")
 
 
 @pytest.fixture

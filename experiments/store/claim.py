@@ -97,8 +97,8 @@ def make_new_folder(stem: Path) -> Path:
         try:
             make_folder(folder, new=True)
             break
-        except FileExistsError:
-            if not stem.parent.is_dir():
+        except FileExistsError as error:
+            if error.filename != str(folder):
                 raise
     return folder
 
@@ -107,7 +107,7 @@ def make_folder(folder: Path, *, new: bool = False) -> None:
     """Creates a folder and its parents, even if other runs remove empty ones at the same time.
 
     Raises:
-        FileExistsError: it is a file; or, with `new`, it exists.
+        FileExistsError: it, or one of its parents, is a file; or, with `new`, it exists.
         OSError: it cannot be created.
     """
     for attempt in range(1, _MOST_ATTEMPTS + 1):
@@ -117,6 +117,10 @@ def make_folder(folder: Path, *, new: bool = False) -> None:
             return
         except FileNotFoundError:
             if attempt == _MOST_ATTEMPTS:
+                raise
+        except FileExistsError as error:  # also where `mkdir` found a folder that was removed before it looked at it
+            there = Path(error.filename)
+            if there.is_file() or (new and there == folder) or attempt == _MOST_ATTEMPTS:
                 raise
 
 
