@@ -200,7 +200,9 @@ def test_folders_created_at_the_same_moment_are_different_even_while_their_paren
     assert {folder.name for folder in folders} == {"run", *(f"run_{number}" for number in range(2, 7))}
 
 
-def test_a_parent_removed_between_two_looks_at_it_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parent_removed_between_two_looks_at_it_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`mkdir` finds the folder there, and another run removes it before `mkdir` asks whether it is one."""
     stem, is_dir, looks = tmp_path / "a" / "run", Path.is_dir, []
 

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from cbatch import CostFunction, Limits, Request, Server
 from cbatch.kv import KVSize
@@ -277,10 +278,21 @@ def test_a_figure_is_redrawn_from_its_numbers(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "paper/landscape/served.csv").read_bytes() == (stored / "served.csv").read_bytes()
     assert (tmp_path / "paper/landscape/served.png").stat().st_size > 50_000
     assert paper(["redraw", "figure=landscape/lars", f"folder={tmp_path}"]) == 2
-    assert paper(["redraw", "figure=fig7"]) == 2
-    missing, names = capsys.readouterr().err.splitlines()
+    assert paper(["redraw", "figure=fig7", "folder=results/h200"]) == 2
+    missing, measured = capsys.readouterr().err.splitlines()
     assert missing.startswith(f"error: {tmp_path}/paper/landscape/lars.csv: no such file; give")
-    assert names.startswith("error: figure fig7: names its machines (a6000")
+    assert measured == "error: figure fig7: measured on a GPU (gpu); make it by its own command"
+
+
+def test_a_redrawn_figure_names_the_profiles_of_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it did when they were made: below the drawing."""
+    (tmp_path / "paper" / "landscape").mkdir(parents=True)
+    for suffix in ("csv", "json"):
+        shutil.copy(RESULTS / "landscape" / f"lars.{suffix}", tmp_path / "paper" / "landscape")
+    drawn: list[Figure] = []
+    monkeypatch.setattr(gallery.style, "save", lambda figure, *_: drawn.append(figure))
+    gallery.redraw("landscape/lars", tmp_path)
+    assert drawn[0].get_supxlabel() == "llama-3.1-8b simulated with profile h200"
 
 
 def test_without_traces_what_needs_them_is_left_out() -> None:

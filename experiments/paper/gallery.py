@@ -20,7 +20,7 @@ import pandas as pd
 from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments.paper.claims import Claim, Verdict, check, read_claims
-from experiments.paper.machines import Machines
+from experiments.paper.machines import Machines, origin_of
 from experiments.paper.verdicts import SETTLED, conclusion, write
 from experiments.plots import style
 from experiments.store.provenance import atomic_write, write_text
@@ -116,7 +116,7 @@ def redraw(name: str, folder: Path) -> Path:
     """Draws a figure from the numbers in its files, which stay as they are; returns its path without suffix.
 
     Raises:
-        ConfigError: unknown figure, one without files, or one whose machines have to be made to name them below it.
+        ConfigError: unknown figure, one without files, or one measured on a GPU.
     """
     module, path = module_of(name), folder / "paper" / name
     try:
@@ -124,9 +124,9 @@ def redraw(name: str, folder: Path) -> Path:
         machines = json.loads(path.with_suffix(".json").read_text())["machines"]
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename}: no such file; give a figure that was made, and folder=") from None
-    if machines:
-        raise ConfigError(f"figure {name}: names its machines ({', '.join(machines)}); make it by its own command")
-    _draw(module, data, read_claims(name), path)
+    if measured := [machine for machine, found in machines.items() if "measured_on" in found]:
+        raise ConfigError(f"figure {name}: measured on a GPU ({', '.join(measured)}); make it by its own command")
+    _draw(module, data, read_claims(name), path, "; ".join(dict.fromkeys(map(origin_of, machines.values()))))
     return path
 
 

@@ -35,6 +35,11 @@ REAL = "gpu"
 TABLES_OPTION = "tables=.../aiconfigurator/a100_sxm"
 
 
+def origin_of(provenance: Mapping[str, Any]) -> str:
+    """Where the times of a simulated machine come from, in a few words."""
+    return f"{provenance['model']} simulated with profile {provenance['profile']}"
+
+
 class Machines:
     """Builds and keeps a `SteadyState` for each name.
 
@@ -111,8 +116,8 @@ class Machines:
 
     def origin(self) -> str:
         """The same as one line to put below a figure; empty if no machine was requested."""
-        noted = [f"{found['model']} simulated with profile {found['profile']}" for found in self._noted.values()]
-        return "; ".join(dict.fromkeys([*(at.origin() for _, at in self._requested()), *noted]))
+        made = [at.origin() for _, at in self._requested()]
+        return "; ".join(dict.fromkeys([*made, *map(origin_of, self._noted.values())]))
 
     def _requested(self) -> list[tuple[str, SteadyState]]:
         """(name, machine) of the available ones requested since `begin`."""

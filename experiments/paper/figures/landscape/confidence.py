@@ -50,13 +50,14 @@ def of(data: pd.DataFrame, load: float, what: str) -> float:
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """Coverage, and both half-widths, against the load."""
     figure, [[covered, widths]] = new_figure(1, 2, 2.6)
-    covered.plot(data["load"], data["covered"], **line_style(0))
-    covered.axhline(0.95, color="black", linewidth=0.8)
+    covered.plot(data["load"], data["covered"], label="measured", **line_style(0))
+    covered.axhline(0.95, color="black", linewidth=0.8, label="nominal, 0.95")
     points = [(c.setting["load"], c.printed) for c in printed if c.setting["what"] == "covered" and c.printed]
     mark_printed(covered, points, label="expected")
-    covered.set(xlabel="load", ylabel="share of 95% intervals that hold the mean", ylim=(0, 1))
+    covered.set(xlabel="load", ylabel="intervals that hold the mean [share]", ylim=(0, 1))
+    covered.legend(loc="lower left")
     for index, (what, label) in enumerate({"true": "true", "naive": "as if independent"}.items()):
         widths.plot(data["load"], data[what], label=label, **line_style(index))
-    widths.set(xlabel="load", ylabel="half-width over the mean")
+    widths.set(xlabel="load", ylabel="half-width of the interval / mean", ylim=(0, None))
     widths.legend()
     return figure

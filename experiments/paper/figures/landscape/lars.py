@@ -19,7 +19,7 @@ from experiments.paper.claims import Claim
 from experiments.paper.frames import pivot, select
 from experiments.paper.jobs import Figures, run_jobs, serve_on
 from experiments.paper.machines import Machines
-from experiments.plots.parts import grouped_bars, legend
+from experiments.plots.parts import grouped_bars, label_log, legend
 from experiments.plots.style import new_figure
 from policies.lars import LARS
 
@@ -108,6 +108,7 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     for panel, load in zip(panels, LOADS, strict=True):
         table = pivot(select(data, load=load).melt(["load", "order"], ["short", "long"], "series"), "order")
         grouped_bars(panel, table, fmt="%.3g", fontsize=6)
-        panel.set(title=f"load {load:g}", ylabel="TTFT over that of the prompt alone", yscale="log")
-    legend(figure, panels[:1], ncols=2)
+        panel.set(title=f"load {load:g}", ylabel="TTFT / that of the prompt alone", yscale="log", ylim=(1, None))
+        label_log(panel.yaxis)
+    legend(figure, panels[:1], title="prompts")
     return figure

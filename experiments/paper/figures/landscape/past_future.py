@@ -27,6 +27,7 @@ MEMORY, LIMIT, INTERVAL, NUM_REQUESTS = 120_000, 4096, 10, 3000
 LENGTHS = {"D1": ((32, 4096), (2048, 4096)), "D2": ((3000, 5000), (3000, 5000)), "D3": ((2048, 4096), (32, 4096))}
 """The least and the most tokens of prompts and of outputs, drawn evenly."""
 PANELS = {"steps": "decode steps [1,000]", "use": "mean use [%]", "peak": "peak to come [%]", "evicted": "evicted [%]"}
+_MARK = "the artifact's simulator, run again"
 
 
 class Tenth(PastFuture):
@@ -105,7 +106,8 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         bars = grouped_bars(panel, table, width=0.2)
         rows = [claim.setting for claim in printed if claim.quantity == row_error.__name__]
         places = [bars[row["admission"]][[*table.index].index(row["lengths"])] for row in rows]
-        mark_printed(panel, zip(places, (factor * row[what] for row in rows), strict=True), markersize=3)
+        points = zip(places, (factor * row[what] for row in rows), strict=True)
+        mark_printed(panel, points, markersize=3, label=_MARK)
         panel.set(ylabel=label)
-    legend(figure, panels[:1], ncols=4, title="diamonds: the artifact's simulator, run again")
+    legend(figure, panels[:1], ncols=5, last=_MARK)
     return figure

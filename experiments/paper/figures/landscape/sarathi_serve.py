@@ -22,6 +22,7 @@ from experiments.paper.claims import Claim
 from experiments.paper.frames import select
 from experiments.paper.jobs import Figures, crossing, run_jobs, summary_of
 from experiments.paper.machines import TABLES_OPTION, Machines
+from experiments.plots.parts import label_log, legend
 from experiments.plots.style import line_style, new_figure
 
 TRACE = "sharegpt_8k_llama2_rows1-20490.csv.gz"
@@ -163,7 +164,7 @@ def objective(data: pd.DataFrame, model: str, slo: str) -> float:
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """Median TTFT and P99 of the gaps against the rate, with the objectives, and capacities."""
-    figure, axes = new_figure(2, 3, 4.6)
+    figure, axes = new_figure(2, 3, 5.0)
     for row, (model, server) in zip(axes, SERVERS.items(), strict=True):
         own = select(data, model=model)
         for panel, (what, label) in zip(
@@ -174,7 +175,9 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                 panel.plot(line["rate"], line[what], label=series, **line_style(index))
             panel.set(title=model, xlabel="request rate [requests/s]", ylabel=label, yscale="log")
         for limit in (server.strict, server.relaxed):
-            row[1].axhline(limit, color="#555555", linewidth=0.5)
+            row[1].axhline(limit, color="#555555", linewidth=0.7, label="objectives")
+        for panel in row[:2]:
+            label_log(panel.yaxis)
         for place, (slo, best) in enumerate(_BEST.items()):
             for index, series in enumerate(["vLLM", "Orca", best]):
                 number = list(SERIES).index(series)
@@ -182,5 +185,5 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
                 row[2].bar(4 * place + index, capacity(data, model, series, slo), color=color)
         row[2].set_xticks([1, 5], [f"strict, {server.strict:g} s", f"relaxed, {server.relaxed:g} s"])
         row[2].set(title=f"{model}, capacity", ylabel="requests/s")
-    axes[0][0].legend(fontsize=5)
+    legend(figure, axes[0][:2], last="objectives")
     return figure
