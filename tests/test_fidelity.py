@@ -75,6 +75,7 @@ def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case,
     result = compare([pair(run, profile) for run in runs], profile)
     assert max(result["largest_error"].values()) < 1e-3  # arrivals are kept to the microsecond
     for found in result["cases"][case.name].values():
+        assert (found["batch"], found["loop"], found["load"]) == (16, case.loop, case.load)
         for part in found["iterations"].values():
             assert abs(part["total"]) < 1e-3
         assert found["percentile_rank"]["TBT P99"] == pytest.approx(99, abs=1)

@@ -96,6 +96,8 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
         moved = {name: [_error(name, other[name], value) for other in others] for name, value in run.figures.items()}
         cases.setdefault(case, {})[policy] = {
             "model": run.settings["model"],
+            "batch": run.settings["batch"],
+            "loop": run.settings.get("loop", "async"),
             "load": run.settings.get("load"),
             "requests": len(run.columns["request.prompt"]),
             "measured": dict(run.figures),
