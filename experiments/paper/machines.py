@@ -16,8 +16,8 @@ from cbatch.sim import ProfileCost, load_profile
 from experiments.config.presets import load_spec
 from experiments.paper.steady import SteadyState
 
-SINGLE_ITERATIONS = ("a6000", "h200", "gpu")
-"""Machines in the figures of single iterations. Those figures take times from `cost`, which always predicts."""
+SINGLE_ITERATIONS = ("a6000", "h200")
+"""Machines in the figures of single iterations, which take times from `cost`: predicted, so that a real GPU is not among them."""
 
 TITLES = {
     "a6000": "A6000, LLaMA-13B",
@@ -36,8 +36,11 @@ TABLES_OPTION = "tables=.../aiconfigurator/a100_sxm"
 
 
 def origin_of(provenance: Mapping[str, Any]) -> str:
-    """Where the times of a simulated machine come from, in a few words."""
-    return f"{provenance['model']} simulated with profile {provenance['profile']}"
+    """Where the times of a machine come from, in a few words."""
+    if "measured_on" not in provenance:
+        return f"{provenance['model']} simulated with profile {provenance['profile']}"
+    predicted = f"single iterations are predicted by profile {provenance['single_iterations']['profile']}"
+    return f"served with real tokens on {provenance['measured_on']}; {predicted}"
 
 
 class Machines:
@@ -92,7 +95,6 @@ class Machines:
         if name not in self._made:
             maker = self._makers.get(name)
             self._made[name] = maker() if maker else None
-            _forget(self._made[name])
         return self._made[name]
 
     def available(self, names: Iterable[str]) -> Iterator[tuple[str, SteadyState]]:
@@ -103,8 +105,6 @@ class Machines:
         """Start a figure: forget which machines were requested."""
         self._asked.clear()
         self._noted.clear()
-        for at in self._made.values():
-            _forget(at)
 
     def note(self, name: str, provenance: Mapping[str, Any]) -> None:
         """Record the model, profile and error of a machine that a figure has built itself."""
@@ -116,8 +116,7 @@ class Machines:
 
     def origin(self) -> str:
         """The same as one line to put below a figure; empty if no machine was requested."""
-        made = [at.origin() for _, at in self._requested()]
-        return "; ".join(dict.fromkeys([*made, *map(origin_of, self._noted.values())]))
+        return "; ".join(dict.fromkeys(map(origin_of, self.provenance().values())))
 
     def _requested(self) -> list[tuple[str, SteadyState]]:
         """(name, machine) of the available ones requested since `begin`."""
@@ -133,11 +132,6 @@ class Machines:
         for at in self._made.values():
             if at:
                 at.close()
-
-
-def _forget(at: SteadyState | None) -> None:
-    if at:
-        at.num_asked = 0
 
 
 def _simulated(profile: str, model: str, max_batch: int | None = None) -> SteadyState:

@@ -53,10 +53,6 @@ class RealSteadyState(SteadyState):
             "single_iterations": self.cost.provenance(),
         }
 
-    def origin(self) -> str:
-        served = f"served with real tokens on {self.hardware}" if self.num_asked else "nothing is served"
-        return f"{served}; single iterations are predicted by profile {self.cost.profile.name}"
-
     def close(self) -> None:
         self.server.close()
 

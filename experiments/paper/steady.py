@@ -52,18 +52,13 @@ def load_of(experiment: str, pd_ratio: float) -> Load:
 
 @dataclass(eq=False)
 class SteadyState:
-    """Measures the paper's schemes on one simulated GPU; repeated loads are cached.
-
-    num_asked: calls of `seconds` since it was last set to 0.
-    """
+    """Measures the paper's schemes on one simulated GPU; repeated loads are cached."""
 
     cost: ProfileCost
-    num_asked: int = 0
     _known: dict[Any, float] = field(default_factory=dict)
 
     def seconds(self, scheme: Scheme, load: Load, chunk: int = 256) -> float:
         """Seconds per finished request."""
-        self.num_asked += 1
         key = (scheme, load, chunk if scheme.startswith("sarathi") else 0)
         if key not in self._known:
             self._known[key] = self._run(scheme, load, chunk)
@@ -76,10 +71,6 @@ class SteadyState:
     def provenance(self) -> dict[str, Any]:
         """Where the times come from."""
         return self.cost.provenance()
-
-    def origin(self) -> str:
-        """The same in a few words."""
-        return f"{self.cost.spec.name} simulated with profile {self.cost.profile.name}"
 
     def close(self) -> None:
         """Nothing to release."""

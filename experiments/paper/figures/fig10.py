@@ -18,10 +18,11 @@ from experiments.paper.claims import Claim
 from experiments.paper.frames import select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.operations import ORDER, seconds_by_operation
-from experiments.paper.panels import HARDWARE, PANELS, predicted_peak
+from experiments.paper.panels import PANELS, predicted_peak
 from experiments.paper.steady import COUNTED, Load, Scheme, find_span, policy_of, simulate, tile_of
 from experiments.plots.parts import facet, legend, stacked_bars
 
+HARDWARE = ("a6000", "h200-13b")
 CHUNKS = (256, 512)
 SCHEMES: tuple[Scheme, ...] = ("baseline", "sarathi")
 
@@ -41,7 +42,7 @@ class OperationTimes(SimExecutor):
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Milliseconds of device time per request; always simulated, as a GPU run does not separate operations.
+    """Milliseconds of device time per request; simulated, as a GPU run does not separate operations.
 
     Columns: hardware, series (the operation), scheme, chunk, pd_ratio, value.
     """

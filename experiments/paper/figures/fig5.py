@@ -7,6 +7,7 @@ one is simulated.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -50,11 +51,12 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
     Columns: hardware, series (the policy), stage, begin (milliseconds since the first prompts arrived), doing,
     iteration, prompt and decodes (tokens of the iteration), value (milliseconds).
     """
-    hardware, at = next(machines.available(SINGLE_ITERATIONS))
-    profile = replace(at.cost.profile, links=Links(within_node=LINK.seconds()))
-    cost = ProfileCost(profile, at.cost.spec, Topology(pipeline_stages=STAGES))
     policies: dict[str, Policy] = {ORCA: Orca(), SARATHI: Sarathi(TileAligned(CHUNK))}
-    rows = [(hardware, name, *row) for name, policy in policies.items() for row in _simulate(policy, cost)]
+    rows: list[tuple[Any, ...]] = []
+    for hardware, at in islice(machines.available(SINGLE_ITERATIONS), 1):
+        profile = replace(at.cost.profile, links=Links(within_node=LINK.seconds()))
+        cost = ProfileCost(profile, at.cost.spec, Topology(pipeline_stages=STAGES))
+        rows += [(hardware, name, *row) for name, policy in policies.items() for row in _simulate(policy, cost)]
     columns = ["hardware", "series", "stage", "begin", "doing", "iteration", "prompt", "decodes", "value"]
     return pd.DataFrame(rows, columns=columns)
 

@@ -19,7 +19,7 @@ from experiments.paper.quantities import decode_speedup
 from experiments.plots.parts import facet, grouped_bars, legend, mark_printed
 
 CHUNK = 256
-HARDWARE = ("a6000", "a100", "h200-13b", "gpu")
+HARDWARE = ("a6000", "a100", "h200-13b")
 FITTING_33B = {1024: 10, 2048: 5, 3072: 3}
 """The largest batch of LLaMA-33B by length (Table 4)."""
 

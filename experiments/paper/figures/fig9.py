@@ -60,10 +60,11 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     figure, facets = facet(data, len(PANELS), 2.1, extra=0.5)
     for hardware, shown, row in facets:
         for axes, panel in zip(row, PANELS, strict=True):
+            if axes is not row[0]:
+                axes.sharey(row[0])
             _draw_lines(axes, select(shown, length=panel.length), panel)
             mark_printed(axes, printed_points(printed, "gain", "pd_ratio", hardware=hardware, length=panel.length))
             pd_axis(axes)
-            axes.sharey(row[0])
             axes.set_title(f"{TITLES[hardware]}: {panel.title}")
         row[0].set_ylabel("throughput over the baseline's")
     legend(figure, facets[0].panels[:1], ncols=5, last=PEAK)
