@@ -112,8 +112,8 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     return Shown(name, verdicts, time.perf_counter() - begin, notes, text)
 
 
-def redraw(name: str, folder: Path) -> Path:
-    """Draws a figure from the numbers in its files, which stay as they are; returns its path without suffix.
+def redraw(name: str, folder: Path) -> str:
+    """Draws a figure from the numbers in its files, which stay as they are; returns the names of what it wrote.
 
     Raises:
         ConfigError: unknown figure, or one without files.
@@ -124,8 +124,8 @@ def redraw(name: str, folder: Path) -> Path:
         machines = json.loads(path.with_suffix(".json").read_text())["machines"]
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename}: no such file; give a figure that was made, and folder=") from None
-    _draw(module, data, read_claims(name), path, "; ".join(dict.fromkeys(map(origin_of, machines.values()))))
-    return path
+    table = _draw(module, data, read_claims(name), path, "; ".join(dict.fromkeys(map(origin_of, machines.values()))))
+    return f"{path}.md" if table else f"{path}.png, .pdf"
 
 
 def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str = "") -> str:

@@ -7,4 +7,4 @@ from experiments.paper import gallery
 
 def main(figure: str, folder: str = "results") -> None:
     """Its .csv and .json stay as they are."""
-    print(f"{gallery.redraw(figure, Path(folder))}.png, .pdf")
+    print(gallery.redraw(figure, Path(folder)))
