@@ -19,7 +19,6 @@ from experiments.fidelity import runs as runs_file
 from experiments.fidelity import stored
 from experiments.fidelity.cases import CASES, POLICIES, Case, chosen_cases, workload
 from experiments.fidelity.compare import CLOSED, Nudged, compare, pair, ranking
-from experiments.fidelity.report import error_line
 from experiments.fidelity.runs import ServedRun
 from experiments.fidelity.serve import serve, serve_cases
 from experiments.plots import fidelity as plot
@@ -99,7 +98,7 @@ def test_a_written_comparison_is_simulated_again_from_the_trace_alone(
     trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a machine 2% slower measured is in the file; requests and their arrivals are made again."""
-    monkeypatch.setattr(stored, "CASES", (QUEUED, OPEN))
+    monkeypatch.setattr(stored, "KNOWN", {case.name: case for case in (QUEUED, OPEN)})
     machine, profile, spec = simulated_machine(factor=1.02), load_profile("h200"), load_spec(QUEUED.model)
     [queued] = runs_of(QUEUED, trace, machine, ("sarathi_serve, 512 tokens",))
     late = workload(OPEN, trace, {"poisson": 40}, capacity=40 / queued.figures["total time"])
@@ -219,16 +218,20 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
     assert set(result["cases"]) == {"trace", "poisson at 60%"}
     assert {path.name for path in (tmp_path / "h200").iterdir()} == {"fidelity.json", "fidelity.pdf", "fidelity.png"}
     stamped = json.loads((tmp_path / "h200.json").read_text())
-    assert stamped["error"] == error_line(result) and stamped["models"] == profile["models"]
+    assert stamped["models"] == profile["models"]
     assert stamped["compared"] == {
         "models": ["llama-3.1-8b"],
         "loops": ["async"],
         "gpus": 1,
-        "brief": "largest error: mean TTFT 0%, TTFT P99 0%, TBT P90 0%",  # the runs are simulated
+        "brief": "largest error: mean/P50 0%, P90 0%, P99 0%; batch 16, load 60%",  # the runs are simulated
     }
     assert stamped["error"].startswith(
-        "against 8 real runs of llama-3.1-8b on 1 card (trace; poisson at 60%; batch 128),"
+        "against 8 real runs of llama-3.1-8b on 1 card (batch 16, load 60%; 4 of 8 queued),"
     )
+    (tmp_path / "h200.json").write_text(json.dumps(profile))
+    assert main(["fidelity", f"measured={tmp_path / 'h200' / 'fidelity.json'}", "stamp=on"]) == 0
+    assert "ranking: the same" in capsys.readouterr().out
+    assert json.loads((tmp_path / "h200.json").read_text()) == stamped
     values, *_ = plot.draw(tmp_path / "h200").axes
     assert len([line for line in values.lines if line.get_marker() != "None"]) == 4  # total times, of the queued runs
 

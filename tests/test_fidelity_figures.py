@@ -1,6 +1,9 @@
 """The figures of simulation held against real runs: errors, their signs, ranges and summaries, of runs made by hand."""
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +13,12 @@ from hand_made import make_record
 from schedules import UnitCost
 from test_figures import FIGURES
 
-from cbatch import SLO, BatchShape, Request
+from cbatch import SLO, BatchShape, ConfigError, Request
+from cbatch.sim import PROFILES
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.profile import HostTime
-from experiments.fidelity import compare, report
+from experiments.bench.fidelity import statement
+from experiments.fidelity import compare, report, stored
 from experiments.fidelity.compare import TARGETS, Pair
 from experiments.fidelity.runs import ServedRun, figures, percentile_ranks, run_of
 
@@ -192,7 +197,7 @@ def pair(case: str, policy: str, errors: dict[str, float], nudges: tuple[float, 
     simulated = {name: measured[name] * (1 + errors.get(name, 0.0)) for name in NAMES}
     nudged = [{name: measured[name] * nudge + value for name, value in simulated.items()} for nudge in nudges]
     columns = {"request.prompt": np.zeros(40)}
-    run = ServedRun({"case": case, "policy": policy, "model": "a", **settings}, measured, columns)
+    run = ServedRun({"case": case, "policy": policy, "model": "a", "batch": 48, **settings}, measured, columns)
     return Pair(run, simulated, {"TTFT P50": 47.0, "TTFT P99": 99.2}, nudged)
 
 
@@ -330,10 +335,13 @@ def test_every_pair_of_policies_in_another_order_is_named(
     assert "  ranking: differs: a; b (apart by 1.2%), a; c (apart by 10.0%)" in capsys.readouterr().out.splitlines()
 
 
-def test_the_error_of_a_profile_in_brief() -> None:
-    """Each error is beside the figure that it is of: a P90 may be off by more than the mean."""
-    largest = {"TTFT mean": 0.038, "TTFT P99": 0.0498, "TBT P90": 0.131}
-    assert report.brief_error(largest) == "largest error: mean TTFT 4%, TTFT P99 5%, TBT P90 13%"
+def test_the_error_of_a_profile_in_brief(result: dict[str, Any]) -> None:
+    """No figure of any run is farther off; it says for which batches and loads that holds."""
+    assert report.brief_error(result) == "largest error: mean/P50 20%, P90 0%, P99 12%; batch 48, queued"
+    runs = [run for policies in result["cases"].values() for run in policies.values()]
+    runs[0]["load"], runs[1]["load"], runs[2]["batch"] = 0.45, 0.9, 16
+    result["largest_error"] = {"throughput": 0.5, "TTFT mean": 0.038, "TTFT P99": 0.0498, "TBT P99": 0.131}
+    assert report.brief_error(result) == "largest error: mean/P50 4%, P99 13%; batch 16-48, load 45-90%"
 
 
 def test_the_line_of_a_profile(result: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,11 +352,63 @@ def test_the_line_of_a_profile(result: dict[str, Any], monkeypatch: pytest.Monke
         {"commit": "2b", "trace": "azure.csv.gz"},
         {"commit": "1a"},
     ]
-    assert report.error_line(result) == (
-        "against 3 real runs of a and b on 2 cards (trace; pd; batch 18; batch 128; lengths of azure) by the runtime of 1a and 2b, median error: TTFT mean 0.0% (at most 0.0%), TBT mean 0.0% (at most 0.0%), "
-        "TPOT mean 0.0% (at most 0.0%), end to end mean 0.0% (at most 0.0%), TTFT P99 4.0% (at most 12.0%), "
+    for name in list(result["median_error"]):
+        if name not in ("total time", "TTFT P99", "TBT P99"):
+            del result["median_error"][name]
+    assert report.error_line(result, "bench") == (
+        "against 3 real runs of a and b on 2 cards (batch 48, queued; 3 of 3 queued; lengths of azure) by the runtime of "
+        "1a and 2b, median error: total time 2.0% (at most 5.0%), TTFT P99 4.0% (at most 12.0%), "
         "TBT P99 6.0% (at most 9.0%); "
         + WITHIN
-        + "; iterations, by card: with prompts -1.4% to +2.0%, decodes alone +1.0% to +1.0%; "
-        "python -m experiments.bench fidelity, 2026-01-02"
+        + "; iterations, by card: with prompts -1.4% to +2.0%, decodes alone +1.0% to +1.0%; bench, 2026-01-02"
     )
+
+
+def test_written_comparisons_are_pooled_card_by_card(
+    result: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of two cards in one file and one in another: each run counts once. Of capacities, the profile's own speed counts."""
+    measured = [{"commit": commit} for commit in ("1a", "2b", "3c")]
+    worse = compare.compare([pair("c", "vtc", {"TTFT P90": 0.3}, load=0.9)], SimpleNamespace(name="h200"))  # type: ignore[arg-type]
+    cases = {compare.on_card(case, card): runs for card, (case, runs) in enumerate(result["cases"].items(), 1)}
+    (tmp_path / "a.json").write_text(json.dumps({**result, "cases": cases, "measured": measured[:2]}))
+    errors = {"profile": worse, "card": {**worse, "cases": {}}}
+    (tmp_path / "b.json").write_text(json.dumps({"measured": measured[2:], "errors": errors}))
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    found = stored.pool(files, "h200")
+    assert {case: set(runs) for case, runs in found["cases"].items()} == {
+        "trace, card 1": {"orca", "sarathi"},
+        "pd, card 2": {"orca"},
+        "c, card 3": {"vtc"},
+    }
+    assert found["measured"] == measured and set(found["cards"]) == {"1", "2", "3"}
+    assert found["largest_error"] == pytest.approx({**result["largest_error"], "TTFT P90": 0.3})
+    assert found["within"]["all runs"] == [1, 4]
+    with pytest.raises(ConfigError, match=r"b\.json: no comparison with this profile: .*h200, not h100"):
+        stored.pool(files[1:], "h100")
+
+
+def test_an_older_comparison_says_in_its_cases_how_it_was_served(result: dict[str, Any], tmp_path: Path) -> None:
+    runs = {
+        "orca": {key: value for key, value in result["cases"]["pd"]["orca"].items() if key not in ("batch", "loop")}
+    }
+    for case, batch in (("pd", 18), ("unknown", None)):
+        path = tmp_path / f"{case}.json"
+        path.write_text(json.dumps({"profile": "h200", "measured": [{}], "cases": {case: runs}}))
+        if batch:
+            run = stored.pool([path], "h200")["cases"]["pd, card 1"]["orca"]
+            assert (run["batch"], run["loop"]) == (batch, "async")
+        else:
+            with pytest.raises(ConfigError, match=r"unknown\.json: no comparison"):
+                stored.pool([path], "h200")
+
+
+@pytest.mark.parametrize("name", ["h200", "h100"])
+def test_a_profile_states_the_errors_of_the_comparisons_that_it_names(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    profile = json.loads((PROFILES / f"{name}.json").read_text())
+    [files] = re.findall(r"bench fidelity measured=(\S+) ", profile["error"])
+    error, compared = statement([Path(file) for file in files.split(",")], name)
+    assert (profile["error"].rpartition(", ")[0], profile["compared"]) == (error.rpartition(", ")[0], compared)

@@ -3,7 +3,8 @@
     python -m experiments.bench fidelity path=TRACE                           # serve (needs a GPU), simulate, compare
     python -m experiments.bench fidelity measured=results/h200/fidelity.npz   # simulate and compare only
     python -m experiments.bench fidelity path=TRACE cases=held name=held_out  # runs that had no part in the profile
-    python -m experiments.bench fidelity measured=a.npz,b.npz stamp=on        # of two cards; writes the errors into the profile
+    python -m experiments.bench fidelity measured=a.npz,b.npz                 # of two cards
+    python -m experiments.bench fidelity measured=a.json,b.json stamp=on      # all errors in these files, into the profile
     python -m experiments.bench fidelity path=TRACE measured=results/h200/held_out.json   # simulate what a file of errors is of
 
 Real runs are kept in a file, to which later ones are added (`cases=` chooses). Besides the figures of each run, every
@@ -26,11 +27,14 @@ from cbatch.validation import Switch, whole
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import CASES, chosen_cases
 from experiments.fidelity.compare import CLOSED, TARGETS, compare, on_card, pair, simulate, speed_of
-from experiments.fidelity.report import BRIEF, brief_error, error_line, show
+from experiments.fidelity.report import brief_error, error_line, show
 from experiments.fidelity.runs import ServedRun, figures
-from experiments.fidelity.stored import stored_runs
+from experiments.fidelity.stored import pool, stored_runs
 from experiments.profile.tables import write_profile
-from experiments.store.benchmark_file import write
+from experiments.store.benchmark_file import BENCH, write
+
+Kept = tuple[dict[str, Any], list[ServedRun]]
+"""What is known of a card, and its runs."""
 
 Requests = Annotated[int, whole(1, unit="number of requests")]
 
@@ -53,12 +57,12 @@ def main(
 
     Args:
         path: a trace file; real runs are measured, and added to those in `measured`.
-        measured: files of kept runs, each of a card, separated by commas; with `path` at most one. A written comparison
-            (.json) is simulated again with the requests of `path` and printed.
+        measured: files of kept runs, each of a card, separated by commas; with `path` at most one. Or written comparisons
+            (.json), also of `bench capacity`: their errors are printed as one; with `path`, one is simulated again instead.
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
         pd, trace, poisson, held: requests of each case.
         name: of the files that are written.
-        hardware: profile to simulate with. stamp: on writes the errors into it.
+        hardware: profile to simulate with. stamp: on writes the errors of these runs, or of these comparisons, into it.
 
     Raises:
         ConfigError: neither a trace nor measured runs, or no GPU.
@@ -70,20 +74,28 @@ def main(
         raise ConfigError(f"measured={','.join(measured)}: new runs go to one file; give one, or leave out path=")
     profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
     if measured and measured[0].endswith(".json"):
-        show(compare([pair(run, profile) for run in stored_runs(Path(measured[0]), path)], profile))
-        return
-    files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
-    kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]
-    if path:
-        from experiments.fidelity.serve import serve_cases  # loads torch
+        comparisons = [Path(file) for file in measured]
+        again = [pair(run, profile) for run in stored_runs(comparisons[0], path)] if path else []
+        show(compare(again, profile) if path else pool(comparisons, profile.name))
+    else:
+        files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
+        kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]
+        if path:
+            from experiments.fidelity.serve import serve_cases  # loads torch
 
-        numbers = {"pd": pd, "trace": trace, "poisson": poisson, "held": held}
-        for about, served in serve_cases(chosen, path, numbers, tuple(kept[0][1]), hardware=hardware):
-            kept_runs.save(files[0], about, served)
-            kept = [(about, served)]
-        print(f"written: {files[0]}")
-    runs = _by_card([found for _, found in kept])
-    origins = [about for about, _ in kept]
+            numbers = {"pd": pd, "trace": trace, "poisson": poisson, "held": held}
+            for about, served in serve_cases(chosen, path, numbers, tuple(kept[0][1]), hardware=hardware):
+                kept_runs.save(files[0], about, served)
+                kept = [(about, served)]
+            print(f"written: {files[0]}")
+        comparisons = [_compare_kept(kept, profile, name, folder)]
+    if stamp:
+        stamp_error(PROFILES / f"{hardware}.json", *statement(comparisons, profile.name))
+
+
+def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str) -> Path:
+    """Simulates and compares what was kept of each card; prints, writes and draws it; returns the written file."""
+    runs, origins = _by_card([found for _, found in kept]), [about for about, _ in kept]
     result = {"measured": origins, **compare([pair(run, profile) for run in runs], profile)}
     result["at_card_speed"] = errors_at_card_speed([found for _, found in kept], profile)
     show(result)
@@ -93,11 +105,17 @@ def main(
     from experiments.plots.style import save
 
     print(*save(plot.draw(written.parent, written.name), written.parent, name), sep="\n")
-    if stamp:
-        models = sorted({run.settings["model"] for run in runs})
-        brief = brief_error({name: result["largest_error"][name] for name in BRIEF})
-        compared = {"models": models, "loops": ["async"], "gpus": 1, "brief": brief}
-        stamp_error(PROFILES / f"{hardware}.json", error_line(result), compared)
+    return written
+
+
+def statement(comparisons: Sequence[Path], profile: str) -> tuple[str, dict[str, Any]]:
+    """Returns what a profile says of its error, `error` and `compared`, from written comparisons."""
+    result = pool(comparisons, profile)
+    runs = [run for policies in result["cases"].values() for run in policies.values()]
+    models, loops = (sorted({run[key] for run in runs}) for key in ("model", "loop"))
+    command = f"{BENCH} fidelity measured={','.join(map(str, comparisons))} hardware={profile} stamp=on"
+    brief = brief_error(result)
+    return error_line(result, command), {"models": models, "loops": loops, "gpus": 1, "brief": brief}
 
 
 def _by_card(cards: Sequence[Sequence[ServedRun]]) -> list[ServedRun]:

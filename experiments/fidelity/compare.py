@@ -107,16 +107,18 @@ def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
             "percentile_rank": ranks,
             "iterations": iteration_errors(run, profile),
         }
+    return {"profile": profile.name, "targets": TARGETS, **summarize(cases), "cases": cases}
+
+
+def summarize(cases: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the largest and the median errors of these runs, how many are within the targets, and how policies rank."""
     sizes = {name: [abs(run["error"][name]) for _, run in judged(cases, name)] for name in TARGETS}
     return {
-        "profile": profile.name,
-        "targets": TARGETS,
         "largest_error": {name: max(values) for name, values in sizes.items() if values},
         "median_error": {name: float(np.median(values)) for name, values in sizes.items() if values},
         "within": within_targets(cases),
         "cards": cards(cases),
         "ranking": {case: ranking(policies) for case, policies in cases.items()},
-        "cases": cases,
     }
 
 

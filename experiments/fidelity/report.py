@@ -1,18 +1,17 @@
 """What is printed of a comparison, and what a profile says of its error."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tabulate import tabulate
 
-from experiments.fidelity.cases import CASES
 from experiments.fidelity.compare import CLOSED, KINDS, RANK, RANKS, TARGETS, is_within, judged
 from experiments.store.provenance import today
 
-BRIEF = ("TTFT mean", "TTFT P99", "TBT P90")
-"""Figures whose largest errors are printed with each simulated result: a mean and two percentiles."""
+BRIEF = {"mean/P50": (" mean", " P50"), "P90": (" P90",), "P99": (" P99",)}
+"""Groups of figures, by the ends of their names, whose largest error is printed with each simulated result."""
 
-SUMMARY = ("TTFT mean", "TBT mean", "TPOT mean", "end to end mean", "TTFT P99", "TBT P99")
+_AT_SPEED = ("TTFT mean", "TBT mean", "TPOT mean", "end to end mean", "TTFT P99", "TBT P99")
 
 
 def show(result: dict[str, Any]) -> None:
@@ -70,33 +69,36 @@ def _show_errors(name: str, target: float, result: Mapping[str, Any]) -> None:
         print(f"      {which}: {found['error'][name]:+.1%} ({moved}){rank}")
 
 
-def error_line(result: dict[str, Any]) -> str:
+def error_line(result: Mapping[str, Any], command: str) -> str:
     """Returns the text of a profile's `error`, which names the commits of the runtime that served the real runs."""
-    number = sum(len(policies) for policies in result["cases"].values())
-    models = sorted({found["model"] for policies in result["cases"].values() for found in policies.values()})
+    found = _runs(result)
+    models = sorted({run["model"] for run in found})
     median, most, by_card = result["median_error"], result["largest_error"], result["cards"]
-    errors = ", ".join(f"{name} {median[name]:.1%} (at most {most[name]:.1%})" for name in SUMMARY)
-    if at_speed := _at_card_speed(result):
-        errors += f"; at the speed of their card, of the runs whose requests arrive over time: {at_speed}"
-    runs = f"against {number} real runs of {' and '.join(models)} on {len(by_card)} card{'s' * (len(by_card) > 1)}"
-    runs += f" ({_served(result)})"
+    errors = ", ".join(f"{name} {error:.1%} (at most {most[name]:.1%})" for name, error in median.items())
+    queued = sum(run["load"] is None for run in found)
+    runs = f"against {len(found)} real runs of {' and '.join(models)} on {len(by_card)} card{'s' * (len(by_card) > 1)}"
+    traces = list(dict.fromkeys(card["trace"].split(".")[0] for card in result["measured"] if "trace" in card))
+    where = [_conditions(found), f"{queued} of {len(found)} queued", *(f"lengths of {trace}" for trace in traces)]
+    runs += f" ({'; '.join(where)})"
     if commits := list(dict.fromkeys(card["commit"] for card in result["measured"] if card.get("commit"))):
         runs += f" by the runtime of {' and '.join(commits)}"
     errors += f"; {_within_line(result)}"
     kinds = list(dict.fromkeys(kind for kinds in by_card.values() for kind in kinds))
     off = {kind: [kinds[kind] for kinds in by_card.values() if kind in kinds] for kind in kinds}
     spread = ", ".join(f"{kind} {min(found):+.1%} to {max(found):+.1%}" for kind, found in off.items())
-    command = f"python -m experiments.bench fidelity, {today()}"
-    return f"{runs}, median error: {errors}; iterations, by card: {spread}; {command}"
+    return f"{runs}, median error: {errors}; iterations, by card: {spread}; {command}, {today()}"
 
 
-def _served(result: Mapping[str, Any]) -> str:
-    """Which workloads were served, in batches of how many, with lengths of which traces."""
-    names = list(dict.fromkeys(name.split(", card ")[0] for name in result["cases"]))
-    batches = sorted({case.batch for case in CASES if case.name in names})
-    traces = list(dict.fromkeys(card["trace"].split(".")[0] for card in result["measured"] if "trace" in card))
-    parts = ["; ".join(names), *(f"batch {batch}" for batch in batches), *(f"lengths of {trace}" for trace in traces)]
-    return "; ".join(parts)
+def _conditions(runs: Iterable[Mapping[str, Any]]) -> str:
+    """In which batches and at which shares of the capacity these runs were served: "batch 48, load 45-90%"."""
+    found = list(runs)
+    loads = [round(100 * run["load"]) for run in found if run["load"] is not None]
+    return f"batch {_span(run['batch'] for run in found)}, {f'load {_span(loads)}%' if loads else 'queued'}"
+
+
+def _span(values: Iterable[int]) -> str:
+    found = sorted(set(values))
+    return "-".join(map(str, found[:: max(len(found) - 1, 1)]))
 
 
 def _within_line(result: Mapping[str, Any]) -> str:
@@ -109,14 +111,18 @@ def _within_line(result: Mapping[str, Any]) -> str:
 def _at_card_speed(result: Mapping[str, Any]) -> str:
     errors = result.get("at_card_speed", {}).items()
     known = {name: f"{name} {found['median']:.1%} (at most {found['largest']:.1%})" for name, found in errors}
-    return ", ".join(known[name] for name in SUMMARY if name in known)
+    return ", ".join(known[name] for name in _AT_SPEED if name in known)
 
 
-def brief_error(largest: Mapping[str, float]) -> str:
-    """Returns the text of `cbatch.sim.provenance.Compared.brief`: of the given figures, the largest errors."""
-    errors = ", ".join(f"{_spoken(name)} {error:.0%}" for name, error in largest.items())
-    return f"largest error: {errors}"
+def brief_error(result: Mapping[str, Any]) -> str:
+    """Returns the text of `cbatch.sim.provenance.Compared.brief`: the largest errors, and for which batches and loads."""
+    errors = [
+        f"{group} {max(sizes):.0%}"
+        for group, ends in BRIEF.items()
+        if (sizes := [error for name, error in result["largest_error"].items() if name.endswith(ends)])
+    ]
+    return f"largest error: {', '.join(errors)}; {_conditions(_runs(result))}"
 
 
-def _spoken(name: str) -> str:
-    return f"mean {name.removesuffix(' mean')}" if name.endswith(" mean") else name
+def _runs(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [run for policies in result["cases"].values() for run in policies.values()]

@@ -1,14 +1,42 @@
-"""Runs of a comparison that was written: what they measured stands in it, and their requests follow from the trace."""
+"""Comparisons that were written: their errors in one statement, and their runs, whose requests follow from the trace."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cbatch import ConfigError
 from experiments.fidelity.cases import CASES, SERVE, sizes, workload
-from experiments.fidelity.compare import TARGETS, card_of
+from experiments.fidelity.compare import TARGETS, card_of, on_card, summarize
 from experiments.fidelity.runs import ServedRun, asked_run
+
+KNOWN = {case.name: case for case in CASES}
+
+
+def pool(files: Iterable[Path], profile: str) -> dict[str, Any]:
+    """Returns the comparisons of this profile in files of `bench fidelity` and `bench capacity` as one, of all their cards.
+
+    Raises:
+        ConfigError: a file cannot be read, or is of another profile.
+    """
+    cases: dict[str, Any] = {}
+    origins: list[dict[str, Any]] = []
+    for file in files:
+        try:
+            content = json.loads(file.read_text())
+            found = content.get("errors", {}).get("profile", content)  # at the profile's speed, not at the cards'
+            if found["profile"] != profile:
+                raise ValueError(f"compares profile {found['profile']}, not {profile}")
+            for name, policies in found["cases"].items():
+                case, card = card_of(name)
+                cases[on_card(case, len(origins) + int(card))] = {
+                    policy: run if "batch" in run else {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop} | run
+                    for policy, run in policies.items()
+                }
+            origins += content["measured"]
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"measured={file}: no comparison with this profile: {error!r}") from error
+    return {"profile": profile, "measured": origins, "targets": TARGETS, **summarize(cases), "cases": cases}
 
 
 def stored_runs(file: Path, path: str) -> list[ServedRun]:
@@ -17,12 +45,11 @@ def stored_runs(file: Path, path: str) -> list[ServedRun]:
     Raises:
         ConfigError: the file cannot be read, or no comparison of known cases.
     """
-    known = {case.name: case for case in CASES}
     try:
         cases: Mapping[str, Any] = json.loads(file.read_text())["cases"]
         found = []
         for name, policies in cases.items():
-            case = known[card_of(name)[0]]
+            case = KNOWN[card_of(name)[0]]
             rival = cases.get(name.replace(case.name, case.capacity_of), {}).get(SERVE)
             capacity = rival and rival["requests"] / rival["measured"]["total time"]
             for policy, run in policies.items():
