@@ -65,7 +65,7 @@ def test_every_end_result_of_the_13b_model_is_among_the_claims() -> None:
 
 def test_the_profile_is_what_the_printed_numbers_give() -> None:
     file = json.loads((PROFILES / f"{a6000.NAME}.json").read_text())
-    assert file == json.loads(json.dumps(a6000.profile(file["error"], file["compared"]["brief"])))
+    assert file == json.loads(json.dumps(a6000.profile(file["error"], file["compared"]["sync"]["brief"])))
 
 
 def test_the_error_that_the_profile_states_is_that_of_its_gains() -> None:

@@ -443,7 +443,7 @@ def test_the_command_measures_a_model_and_keeps_the_others(tmp_path: Path, capsy
     assert main(options) == 0
     data = json.loads(path.read_text())
     data["models"]["other"] = data["models"]["tiny"]
-    data["host"], data["compared"] = {}, {"models": ["tiny"], "loops": ["sync"], "gpus": 1}
+    data["host"], data["compared"] = {}, {"sync": {"models": ["tiny"], "gpus": 1}}
     path.write_text(json.dumps(data))
     assert main(options) == 0
     printed = capsys.readouterr().out

@@ -39,7 +39,7 @@ def test_an_entry_has_its_own_origin_or_that_of_the_object_around_it() -> None:
     tables = {"from": "measured A", "num_layers": 2, "tensor_parallel": {"1": {"head": {"seconds": [1]}}}}
     data: dict[str, Any] = {
         "source": "a source",
-        "compared": {"models": []},
+        "compared": {"async": {"models": []}},
         "ceilings": {"tile": 1},
         "host": {"from": "assumed B", "sync": {"seconds": 0}, "async": {"from": "derived C", "seconds": 0}},
         "models": {"m": tables, "empty": {"num_layers": 2, "tensor_parallel": {}}},
@@ -103,7 +103,7 @@ def test_a_result_lists_the_entries_that_were_not_measured(
     [
         ("llama-3.1-8b", Topology(), True, True),
         ("llama-3.1-8b", Topology(), None, True),  # single iterations
-        ("llama-3.1-8b", Topology(), False, False),
+        ("llama-13b", Topology(), None, False),
         ("llama-13b", Topology(), True, False),
         ("llama-3.1-8b", Topology(tensor_parallel=4), True, False),
         ("llama-3.1-8b", Topology(replicas=2), True, False),
@@ -113,8 +113,20 @@ def test_an_error_is_stated_only_where_it_was_established(
     model: str, topology: Topology, asynchronous: bool | None, stated: bool
 ) -> None:
     profile = load_profile("h200")
-    found = ProfileCost(profile, replace(LLAMA_13B, name=model), topology).provenance(asynchronous)["error"]
-    assert found == (profile.error if stated else NOT_COMPARED)
+    found = ProfileCost(profile, replace(LLAMA_13B, name=model), topology).provenance(asynchronous)
+    brief = profile.compared["async"].brief
+    assert (found["error"], found["error_in_brief"]) == ((profile.error, brief) if stated else (NOT_COMPARED, ""))
+
+
+def test_each_loop_states_its_own_error() -> None:
+    """One that was not compared has none, whatever the other has."""
+    profile = load_profile("h200")
+    sync = profile.compared["sync"]
+    assert "of 2 queued" in sync.error and sync.error != profile.error
+    assert profile.error_of("llama-3.1-8b", 1, asynchronous=False) == (sync.error, sync.brief)
+    alone = replace(profile, compared={"async": profile.compared["async"]})
+    assert alone.error_of("llama-3.1-8b", 1, asynchronous=False) == (NOT_COMPARED, "")
+    assert replace(profile, compared={}).error_of("any", 9, asynchronous=True) == (profile.error, "")
 
 
 def test_a_host_time_that_the_run_gives_is_an_assumption_that_no_error_covers() -> None:
@@ -130,9 +142,9 @@ def test_a_model_may_have_its_own_host_time(tmp_path: Path) -> None:
     profile = load_profile(str(path))
     assert [profile.host(loop, "llama-13b").of(9) for loop in (False, True)] == [1.0, 2.0]
     assert profile.host(True, "llama-3.1-8b") == profile.host(True) == profile.async_host
-    data["compared"]["models"] = "llama-13b"
+    data["compared"]["async"]["models"] = "llama-13b"
     path.write_text(json.dumps(data))
-    with pytest.raises(ProfileError, match=r"compared\.models must be a list of texts, is 'llama-13b'"):
+    with pytest.raises(ProfileError, match=r"compared\.async\.models must be a list of texts, is 'llama-13b'"):
         load_profile(str(path))
 
 
@@ -141,6 +153,14 @@ def test_a_command_prints_where_each_entry_comes_from(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     row = next(line.split() for line in lines if line.startswith("models.nanogpt-13b.tensor_parallel.1.linear "))
     assert row[1] == "derived" and any(line.startswith(f"{row[2]}  derived: 44.28 ms at 4: Table 2.") for line in lines)
-    assert lines[-1] == (f"printed for models: nanogpt-13b; loops: sync, async; GPUs: 1; elsewhere: {NOT_COMPARED}")
+    where = [f"models: nanogpt-13b; loop: {loop}; GPUs: 1; elsewhere: {NOT_COMPARED}" for loop in ("sync", "async")]
+    assert lines[-2:] == [f"printed for {each}" for each in where]
+    assert main(["show", "hardware=h200"]) == 0
+    assert [line[:21] for line in capsys.readouterr().out.splitlines()[-4:]] == [
+        "error: against 29 rea",
+        "printed for models: l",
+        "error: against 2 real",
+        "printed for models: l",
+    ]
     assert main(["show", "hardware=h300"]) == 2
     assert "hardware=h300: no such profile" in capsys.readouterr().err

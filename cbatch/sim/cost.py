@@ -198,17 +198,17 @@ class ProfileCost:
         asynchronous: the loop; None: of neither. own_host: the host time is not the profile's.
         """
         profile, origins = self.profile, self.origins()
-        error = profile.error_of(self.spec.name, self.topology.num_gpus, asynchronous)
+        error, brief = profile.error_of(self.spec.name, self.topology.num_gpus, asynchronous)
         if asynchronous is None:
             del origins["host"]
         elif own_host:
-            origins["host"], error = "assumed: given for the run", NOT_COMPARED
+            origins["host"], error, brief = "assumed: given for the run", NOT_COMPARED, ""
         return {
             "profile": profile.name,
             "hardware": profile.hardware,
             "source": profile.source,
             "error": error,
-            "error_in_brief": profile.compared.brief if profile.compared and error != NOT_COMPARED else "",
+            "error_in_brief": brief,
             "gpus": self.topology.num_gpus,
             "not_measured": not_measured(origins),
             "iterations_outside_measured_range": self.num_outside,

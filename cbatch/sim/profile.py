@@ -155,8 +155,8 @@ class Profile:
 
     name, hardware, source: the GPU, and the source of the numbers. entries: the origin of each entry, see
         `read_entries`.
-    error: how far simulated times were from real runs, or that this is unknown. compared: the runs that it holds for;
-        None: the text says it itself.
+    error: how far simulated times were from real runs, or that this is unknown. compared: the runs that it holds for, by
+        loop ("async", "sync"); empty: the text says it itself.
     memory_bytes: of the device.
     ceilings: for parts that were not measured. attention, small: kernel rates for models that were not measured.
     sync_host, async_host: host time of an iteration in the two loops; hosts: of models for which it was measured.
@@ -176,16 +176,20 @@ class Profile:
     links: Links = field(default_factory=Links)
     hosts: Mapping[str, tuple[HostTime, HostTime]] = field(default_factory=dict)
     entries: Mapping[str, str] = field(default_factory=dict)
-    compared: Compared | None = None
+    compared: Mapping[str, Compared] = field(default_factory=dict)
 
     def host(self, asynchronous: bool, model: str = "") -> HostTime:
         return self.hosts.get(model, (self.sync_host, self.async_host))[asynchronous]
 
-    def error_of(self, model: str, num_gpus: int, asynchronous: bool | None) -> str:
-        """`error` if it was established for such runs. asynchronous: see `Compared.covers`."""
-        if self.compared is None or self.compared.covers(model, num_gpus, asynchronous):
-            return self.error
-        return NOT_COMPARED
+    def error_of(self, model: str, num_gpus: int, asynchronous: bool | None) -> tuple[str, str]:
+        """The error of such runs, and the same in a few words. asynchronous: None: of neither loop, such as single iterations."""
+        if not self.compared:
+            return self.error, ""
+        loops = {None: [*self.compared], False: ["sync"], True: ["async"]}[asynchronous]
+        for known in (self.compared[loop] for loop in loops if loop in self.compared):
+            if model in known.models and num_gpus == known.gpus:
+                return known.error or self.error, known.brief
+        return NOT_COMPARED, ""
 
     def origins(self, spec: ModelSpec, tensor_parallel: int) -> dict[str, str]:
         """The origin of each table of a model, of rates in the place of one, and of its host time."""

@@ -1,8 +1,8 @@
 """Reads hardware profiles from JSON files.
 
     {"name", "hardware", "source", "error": texts,  "memory_bytes": number,
-     "compared":         {"models": [], "loops": [], "gpus", "brief"}: the real runs that "error" holds for, and the error in a few words
-                         (both optional)
+     "compared":         {"async": {"models": [], "gpus", "brief", "error"}, "sync": the same}: the real runs in each loop that "error"
+                         or their own error holds for, and the error in a few words                      (all optional)
      "ceilings":         {"bandwidth_bytes_per_second", "flops_per_second", "tile"},
      "attention":        rates of any model's attention, see `AttentionRates`                          (optional)
      "small_operations": see `SmallOperations`                                                         (optional)
@@ -136,7 +136,7 @@ def _profile(file: Node) -> Profile:
         links=file.optional("links", _links) or Links(),
         hosts=dict(_hosts(file.child("models"))),
         entries=read_entries(file.data),
-        compared=file.optional("compared", _compared),
+        compared=file.optional("compared", _compared) or {},
     )
 
 
@@ -184,10 +184,15 @@ def _hosts(node: Node) -> Iterator[tuple[str, tuple[HostTime, HostTime]]]:
             yield name, times
 
 
-def _compared(node: Node) -> Compared:
-    node.only("models", "loops", "gpus", "brief")
-    brief = node.text("brief") if "brief" in node else ""
-    return Compared(node.texts("models"), node.texts("loops"), int(node.number("gpus")), brief)
+def _compared(node: Node) -> dict[str, Compared]:
+    node.only("async", "sync")
+    return {loop: _real_runs(node.child(loop)) for loop in node}
+
+
+def _real_runs(node: Node) -> Compared:
+    node.only("models", "gpus", "brief", "error")
+    texts = {key: node.text(key) for key in ("brief", "error") if key in node}
+    return Compared(node.texts("models"), int(node.number("gpus")), **texts)
 
 
 def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:

@@ -23,20 +23,15 @@ NOT_COMPARED = "not compared with real runs"
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The real runs that a profile's error was established against: their models, loops ("sync", "async") and GPUs.
+    """The real runs in one loop that an error was established against: their models and GPUs.
 
-    brief: the error in a few words, for a line that is printed with each result; empty: none was given.
+    error: empty: the profile's. brief: in a few words, for a line that is printed with each result; empty: none was given.
     """
 
     models: tuple[str, ...]
-    loops: tuple[str, ...]
     gpus: int
     brief: str = ""
-
-    def covers(self, model: str, num_gpus: int, asynchronous: bool | None) -> bool:
-        """Whether a simulated run is of this kind. asynchronous: None: of neither loop, such as single iterations."""
-        loop = asynchronous is None or ("async" if asynchronous else "sync") in self.loops
-        return model in self.models and num_gpus == self.gpus and loop
+    error: str = ""
 
 
 def kind_of(origin: str) -> str:

@@ -14,7 +14,7 @@ events.
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,7 +76,8 @@ def main(
     if measured and measured[0].endswith(".json"):
         comparisons = [Path(file) for file in measured]
         again = [pair(run, profile) for run in stored_runs(comparisons[0], path)] if path else []
-        show(compare(again, profile) if path else pool(comparisons, profile.name))
+        for result in [compare(again, profile)] if path else pool(comparisons, profile.name).values():
+            show(result)
     else:
         files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
         kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]
@@ -90,7 +91,7 @@ def main(
             print(f"written: {files[0]}")
         comparisons = [_compare_kept(kept, profile, name, folder)]
     if stamp:
-        stamp_error(PROFILES / f"{hardware}.json", *statement(comparisons, profile.name))
+        stamp_error(PROFILES / f"{hardware}.json", statement(comparisons, profile.name))
 
 
 def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str) -> Path:
@@ -108,14 +109,19 @@ def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str
     return written
 
 
-def statement(comparisons: Sequence[Path], profile: str) -> tuple[str, dict[str, Any]]:
+def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
     """Returns what a profile says of its error, `error` and `compared`, from written comparisons."""
-    result = pool(comparisons, profile)
-    runs = [run for policies in result["cases"].values() for run in policies.values()]
-    models, loops = (sorted({run[key] for run in runs}) for key in ("model", "loop"))
     command = f"{BENCH} fidelity measured={','.join(map(str, comparisons))} hardware={profile} stamp=on"
-    brief = brief_error(result)
-    return error_line(result, command), {"models": models, "loops": loops, "gpus": 1, "brief": brief}
+    compared = {}
+    for loop, result in pool(comparisons, profile).items():
+        models = sorted({run["model"] for policies in result["cases"].values() for run in policies.values()})
+        compared[loop] = {
+            "models": models,
+            "gpus": 1,
+            "brief": brief_error(result),
+            "error": error_line(result, command),
+        }
+    return {"error": next(iter(compared.values())).pop("error"), "compared": compared}
 
 
 def _by_card(cards: Sequence[Sequence[ServedRun]]) -> list[ServedRun]:
@@ -159,8 +165,7 @@ def errors_at_card_speed(cards: Sequence[Sequence[ServedRun]], profile: Profile)
     }
 
 
-def stamp_error(path: Path, error: str, compared: dict[str, Any]) -> None:
+def stamp_error(path: Path, found: Mapping[str, Any]) -> None:
     """Writes the error of its simulations into the profile, and the runs that it was established against."""
-    data = json.loads(path.read_text())
-    write_profile(path, {**data, "error": error, "compared": compared})
-    print(f"{path}: {error}")
+    write_profile(path, json.loads(path.read_text()) | found)
+    print(f"{path}: {found['error']}")

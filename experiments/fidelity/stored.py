@@ -7,19 +7,19 @@ from typing import Any
 
 from cbatch import ConfigError
 from experiments.fidelity.cases import CASES, SERVE, sizes, workload
-from experiments.fidelity.compare import TARGETS, card_of, on_card, summarize
+from experiments.fidelity.compare import TARGETS, card_of, cards, on_card, summarize
 from experiments.fidelity.runs import ServedRun, asked_run
 
 KNOWN = {case.name: case for case in CASES}
 
 
-def pool(files: Iterable[Path], profile: str) -> dict[str, Any]:
-    """Returns the comparisons of this profile in files of `bench fidelity` and `bench capacity` as one, of all their cards.
+def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
+    """Returns the comparisons of this profile in files of `bench fidelity` and `bench capacity` as one, of all their cards, by loop.
 
     Raises:
         ConfigError: a file cannot be read, or is of another profile.
     """
-    cases: dict[str, Any] = {}
+    loops: dict[str, dict[str, Any]] = {"async": {}, "sync": {}}
     origins: list[dict[str, Any]] = []
     for file in files:
         try:
@@ -29,14 +29,20 @@ def pool(files: Iterable[Path], profile: str) -> dict[str, Any]:
                 raise ValueError(f"compares profile {found['profile']}, not {profile}")
             for name, policies in found["cases"].items():
                 case, card = card_of(name)
-                cases[on_card(case, len(origins) + int(card))] = {
-                    policy: run if "batch" in run else {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop} | run
-                    for policy, run in policies.items()
-                }
+                for policy, run in policies.items():
+                    told = run if "batch" in run else {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop} | run
+                    cases = loops[told["loop"]]
+                    cases.setdefault(on_card(case, len(origins) + int(card)), {})[policy] = told
             origins += content["measured"]
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"measured={file}: no comparison with this profile: {error!r}") from error
-    return {"profile": profile, "measured": origins, "targets": TARGETS, **summarize(cases), "cases": cases}
+    about = {"profile": profile, "targets": TARGETS}
+    return {
+        loop: about
+        | {"measured": [origins[int(card) - 1] for card in cards(cases)], **summarize(cases), "cases": cases}
+        for loop, cases in loops.items()
+        if cases
+    }
 
 
 def stored_runs(file: Path, path: str) -> list[ServedRun]:

@@ -99,7 +99,7 @@ def profile(error: str, brief: str) -> dict[str, Any]:
         "source": "derived from printed numbers of SARATHI (arXiv 2308.16369): Table 2, Figs 4a, 7 and 13; "
         "made by python -m experiments.paper a6000",
         "error": error,
-        "compared": {"models": [spec.name], "loops": ["sync", "async"], "gpus": 1, "brief": brief},
+        "compared": {loop: {"models": [spec.name], "gpus": 1, "brief": brief} for loop in ("sync", "async")},
         "memory_bytes": 48e9,
         "ceilings": {
             "from": "derived from Table 2: weights read in 44.28 ms; 1,024 tokens computed in 224.8 ms",

@@ -17,7 +17,8 @@ def show(hardware: str) -> None:
     print(tabulate(rows or [["all", kind_of(profile.source), 1]], ["entry", "kind", "origin"]), end="\n\n")
     print(*(f"{number}  {origin}" for number, origin in enumerate(origins, 1)), sep="\n", end="\n\n")
     print(f"error: {profile.error}")
-    if profile.compared is not None:
-        models, loops, gpus = profile.compared.models, profile.compared.loops, profile.compared.gpus
-        where = f"{', '.join(models)}; loops: {', '.join(loops)}; GPUs: {gpus}"
+    for loop, known in profile.compared.items():
+        if known.error:
+            print(f"error: {known.error}")
+        where = f"{', '.join(known.models)}; loop: {loop}; GPUs: {known.gpus}"
         print(f"printed for models: {where}; elsewhere: {NOT_COMPARED}")

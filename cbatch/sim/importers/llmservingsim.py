@@ -46,7 +46,7 @@ def read(folder: Path) -> Profile:
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),
         tables=LayerTables(folder),
-        compared=Compared(("llama-3.1-8b",), ("sync", "async"), 1),
+        compared=dict.fromkeys(("sync", "async"), Compared(("llama-3.1-8b",), 1)),
     )
 
 

@@ -64,19 +64,19 @@ def main(
         sep="\n",
     )
     if stamp:
-        stamp_error(PROFILES / f"{hardware}.json", *_in_words(errors, len(runs), kept))
+        stamp_error(PROFILES / f"{hardware}.json", _in_words(errors, len(runs), kept))
     stamped = {"profile": hardware, "measured": list(measured), "errors": errors, "runs": runs}
     print(f"written: {write(name, kept['hardware'], stamped, folder)}")
 
 
-def _in_words(errors: dict[str, dict[str, float]], number: int, kept: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Returns the profile's line about its error, and what that was established against."""
+def _in_words(errors: dict[str, dict[str, float]], number: int, kept: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the profile says of its error, and what that was established against."""
     names = ", ".join(f"{name} {each['median']:.1%} (at most {each['largest']:.1%})" for name, each in errors.items())
     line = f"against {number} runs of vllm serve {kept['version']} as `vllm bench serve` reports them, median error: {names}; {today()}. "
     line += "TTFT is too short by what the API server takes, which is not simulated"
     most = [errors[name]["largest"] for name in ("TTFT mean", "TTFT P99", "TPOT P99")]
     brief = "largest error: mean TTFT {:.0%}, TTFT P99 {:.0%}, TPOT P99 {:.0%}".format(*most)
-    return line, {"models": [kept["model"]], "loops": ["async"], "gpus": 1, "brief": brief}
+    return {"error": line, "compared": {"async": {"models": [kept["model"]], "gpus": 1, "brief": brief}}}
 
 
 def _simulate(kept: dict[str, Any], side: str, rows: Sequence[str], hardware: str) -> dict[str, float]:
