@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir
 from itertools import product
@@ -436,6 +437,23 @@ def test_a_simulation_counts_the_requests_of_its_window(folder: Path) -> None:
         assert found.counts == ((good, 8),)
         assert found[:4] == (0.1, 0, 12, 2)
         assert 0 < found.in_system < 0.1
+
+
+def test_a_simulation_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search runs a hundred and more in one process, and one of those in each of the cores."""
+    engines = []
+
+    def assemble_and_watch(settings: Any) -> Any:
+        run = assemble(settings)
+        engines.append(weakref.ref(run.engine))
+        return run
+
+    monkeypatch.setattr("experiments.capacity.replications.assemble", assemble_and_watch)
+    settings = OmegaConf.to_container(compose_settings(), resolve=True)
+    simulate(
+        {**settings, "workload": {**OPEN, "slo": {"ttft": 1.0}}}, Rule("joint", SLO(ttft=1.0), 0.99), 0, 1.0, 20, 2
+    )  # type: ignore[dict-item]
+    assert [engine() for engine in engines] == [None]
 
 
 def compose_settings() -> DictConfig:
