@@ -58,7 +58,7 @@ def main(
     Args:
         path: a trace file; real runs are measured, and added to those in `measured`.
         measured: files of kept runs, each of a card, separated by commas; with `path` at most one. Or written comparisons
-            (.json), also of `bench capacity`: their errors are printed as one; with `path`, one is simulated again instead.
+            (.json), also of `bench capacity`: their errors are printed as one and drawn beside the first; with `path`, one is simulated again instead.
         cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
         pd, trace, poisson, held: requests of each case.
         name: of the files that are written.
@@ -76,8 +76,11 @@ def main(
     if measured and measured[0].endswith(".json"):
         comparisons = [Path(file) for file in measured]
         again = [pair(run, profile) for run in stored_runs(comparisons[0], path)] if path else []
-        for result in [compare(again, profile)] if path else pool(comparisons, profile.name).values():
+        results = [compare(again, profile)] if path else list(pool(comparisons, profile.name).values())
+        for result in results:
             show(result)
+        if not path:
+            _draw(results[0], comparisons[0])
     else:
         files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
         kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]
@@ -102,11 +105,15 @@ def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str
     show(result)
     written = write(name, origins[0]["hardware"], result, folder)
     print(f"written: {written}")
-    from experiments.plots import fidelity as plot  # loads matplotlib
+    _draw(result, written)
+    return written
+
+
+def _draw(result: Mapping[str, Any], beside: Path) -> None:
+    from experiments.plots.fidelity import draw  # loads matplotlib
     from experiments.plots.style import save
 
-    print(*save(plot.draw(written.parent, written.name), written.parent, name), sep="\n")
-    return written
+    print(*save(draw(result), beside.parent, beside.stem), sep="\n")
 
 
 def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:

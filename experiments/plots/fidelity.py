@@ -1,27 +1,26 @@
 """Simulated against measured metrics of the `fidelity` benchmark: the values above, their relative errors below."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, PercentFormatter, StrMethodFormatter
 
-from cbatch import ConfigError
-from experiments.fidelity.compare import CLOSED, card_of
-from experiments.plots.style import add_heading, line_style, new_figure, print_style
-
-BENCHMARK = "fidelity.json"
+from experiments.fidelity.compare import CLOSED, RANKS, card_of
+from experiments.plots.style import PAGE, add_heading, line_style, print_style
 
 PANELS = (
     ("total time [s]", ("total time",), 1.0),
-    ("time to first token [s]", ("TTFT P50", "TTFT P99"), 1.0),
-    ("time between tokens [ms]", ("TBT P50", "TBT P99"), 1e3),
+    ("time to first token [s]", tuple(f"TTFT {rank}" for rank in RANKS), 1.0),
+    ("time between tokens [ms]", tuple(f"TBT {rank}" for rank in RANKS), 1e3),
 )
 """Title, metrics, and factor of their unit."""
+
+LAYOUT = "AABBCC;DEEEEE;FFFFFF"
+"""The panels' values, A to C, and their errors, D to F."""
 
 
 class Point(NamedTuple):
@@ -36,46 +35,49 @@ class Point(NamedTuple):
 
 
 @print_style()
-def draw(folder: Path, name: str = BENCHMARK) -> Figure:
-    """A point for each run and metric: colour by policy, shape by workload, hollow for the 99th percentile.
-
-    Raises:
-        ConfigError: the folder holds no results of this benchmark.
-    """
-    path = folder / name
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such results; measure them with python -m experiments.bench fidelity")
-    result = json.loads(path.read_text())
+def draw(result: Mapping[str, Any]) -> Figure:
+    """A point for each run and metric of a comparison: colour by policy, shape by workload, hollow for P90 and P99."""
+    cases = {case: next(iter(runs.values())) for case, runs in result["cases"].items()}
+    workloads = {case: _workload(case, run) for case, run in cases.items()}
     policies = list(dict.fromkeys(policy for runs in result["cases"].values() for policy in runs))
-    workloads = list(dict.fromkeys(card_of(case)[0] for case in result["cases"]))
     points = list(_points(result, policies, workloads))
-    figure, [above, below] = new_figure(2, len(PANELS), 5.4, ratios=(1, 1))
-    for values, errors, (label, quantities, factor) in zip(above, below, PANELS, strict=True):
+    figure, axes = plt.subplot_mosaic(LAYOUT, figsize=(PAGE, 7.2), layout="constrained")
+    for values, errors, (label, quantities, factor) in zip("ABC", "DEF", PANELS, strict=True):
         shown = [point for point in points if point.quantity in quantities]
-        _draw_values(values, shown, label, factor)
-        _draw_errors(errors, shown, result["targets"])
-    above[0].set_ylabel("simulated")
-    below[0].set_ylabel("error of simulation")
+        if shown:
+            _draw_values(axes[values], shown, label, factor)
+            _draw_errors(axes[errors], shown, result["targets"])
+    axes["A"].set_ylabel("simulated")
+    for first in "DF":
+        axes[first].set_ylabel("error of simulation")
     measured = result["measured"] if isinstance(result["measured"], list) else [result["measured"]]
     where = f"{len(measured)} x {measured[0]['hardware']}" if len(measured) > 1 else measured[0]["hardware"]
-    named = [name for _, quantities, _ in PANELS for name in quantities]
-    bands = ", ".join(f"{name} {result['targets'][name]:.0%}" for name in named)
+    named = [name for _, quantities, _ in PANELS for name in quantities if name in result["targets"]]
+    targets = {name.removeprefix("TTFT ").removeprefix("TBT "): result["targets"][name] for name in named}
+    bands = ", ".join(f"{name} {target:.0%}" for name, target in targets.items())
     dates = " and ".join(sorted({card["date"] for card in measured}))
     origin = f"measured on {where}, {dates}; grey: target errors: {bands}"
-    lines = "lines: range of the error when all iteration times change by up to 1%; hollow: P99"
+    lines = "lines: range of the error when all iteration times change by up to 1%; hollow: P90 and P99"
     heading = f"Simulated (profile {result['profile']}) against measured"
-    add_heading(figure, heading, f"{origin}\n{lines}", _handles(policies, workloads))
+    add_heading(figure, heading, f"{origin}\n{lines}", _handles(policies, list(dict.fromkeys(workloads.values()))))
     return figure
 
 
-def _points(result: dict[str, Any], policies: list[str], workloads: list[str]) -> Iterator[Point]:
+def _workload(case: str, run: Mapping[str, Any]) -> str:
+    """Returns the name of a case without its card; all at a share of the policy's own capacity are one."""
+    name = card_of(case)[0].removeprefix("held out, ").replace("poisson", "Poisson")
+    return f"Poisson at {run['load']:.0%} of own capacity" if name.startswith("capacity, ") else name
+
+
+def _points(result: Mapping[str, Any], policies: list[str], workloads: Mapping[str, str]) -> Iterator[Point]:
+    shapes = list(dict.fromkeys(workloads.values()))
     for case, runs in result["cases"].items():
-        shape = line_style(workloads.index(card_of(case)[0]))["marker"]
+        shape = line_style(shapes.index(workloads[case]))["marker"]
         for policy, found in runs.items():
             for name in (name for name in result["targets"] if name not in CLOSED or found.get("load") is None):
                 style = {"color": line_style(policies.index(policy))["color"], "marker": shape}
-                style |= {"markersize": 4, "linestyle": "none", "markeredgewidth": 0.8}
-                hollow = {"markerfacecolor": "none"} if name.endswith("P99") else {}
+                style |= {"markersize": 3.5, "linestyle": "none", "markeredgewidth": 0.8}
+                hollow = {"markerfacecolor": "none"} if name.endswith(("P90", "P99")) else {}
                 values = (found[key][name] for key in ("measured", "simulated", "error", "error_range"))
                 yield Point(name, style | hollow, *values)
 
