@@ -10,7 +10,7 @@ import torch
 
 from cbatch.runtime.batch import Bounds, Fields
 from cbatch.runtime.fast.fused_model import FusedModel
-from experiments.bench.step import build, capture, device_batch, replay_times
+from experiments.bench.single_iteration import build, capture, device_batch, replay_times
 from experiments.config.command_line import Count
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import spread, write

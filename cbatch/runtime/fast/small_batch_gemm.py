@@ -60,8 +60,8 @@ class Tiling(NamedTuple):
 def tiling_for(outputs: int, inputs: int, num_processors: int, *, gated: bool, wide: bool = False) -> Tiling | None:
     """Return a tiling for a matrix, or None if none divides it evenly.
 
-    Measured on an H200 (`python -m experiments.bench step`): tiles of 64 outputs and as many splits as needed are best
-    for few rows, or tiles of 128 if there are enough of them and they are not gated, which reads two weights for each.
+    Of those tried on an H200, tiles of 64 outputs and as many splits as needed are best for few rows, or tiles of 128 if
+    there are enough of them and they are not gated, which reads two weights for each.
 
     Args:
         outputs: of the product; if gated, half the matrix's.

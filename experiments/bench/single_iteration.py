@@ -1,9 +1,5 @@
-"""One decode iteration in one CUDA graph: its time, the time in which a copy reads its bytes, and the time of each kernel.
+"""Single iterations for benchmarks of the device's part alone: a model, inputs, a CUDA graph, and the times of its replays."""
 
-Without carry-over, packing and the engine: the device's part only, a lower bound for `async` and `graphs`.
-"""
-
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -12,44 +8,15 @@ import torch
 from cbatch import KVSize, ModelSpec
 from cbatch.kv import blocks_for
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.batch import Bounds, Fields, Shape, device_views
-from cbatch.runtime.fast.argmax import argmax
+from cbatch.runtime.batch import Fields, Shape, device_views
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel
 from cbatch.runtime.weights import load_model
-from experiments.config.command_line import Count
-from experiments.config.presets import load_spec
-from experiments.profile.kernel_trace import KernelTrace
-from experiments.store.benchmark_file import spread, write
 
 PAGE = 128
-COPY_BANDWIDTH = 4.27e12
-"""Bytes per second of a device-to-device copy on an H200, reads and writes counted; kernels that only read can be faster."""
 
 Row = tuple[int, int]
 """Tokens that a request computes, and tokens of its context."""
-
-
-def main(model: str = "llama-3.1-8b", batch: Count = 32, context: Count = 1280, folder: str = "results") -> None:
-    """Measures, prints and writes step.json."""
-    spec = load_spec(model)
-    fused = build(spec, batch, context)
-    inputs = device_batch([(1, context)] * batch, vocabulary=spec.vocab_size)
-    tokens = torch.empty(batch, dtype=torch.int32, device="cuda")
-    graph = capture(lambda: argmax(fused(inputs.token_ids, inputs, Bounds(1, context, 0)), tokens))
-    times = spread(replay_times(graph, 50))
-    bound = (spec.weight_bytes + batch * context * spec.kv_bytes_per_token) / COPY_BANDWIDTH * 1e3
-    parts = breakdown(graph)
-    hardware = torch.cuda.get_device_name()
-    print(f"{spec.name}, {batch} decodes at context {context}, one graph on {hardware}")
-    print(
-        f"  {times['median']:.3f} ms ({times['min']:.3f} to {times['max']:.3f}); at the speed of a copy {bound:.3f} ms"
-    )
-    for name, (milliseconds, calls) in parts.items():
-        print(f"  {milliseconds:7.3f} ms  {calls:4d} x  {name}")
-    settings = {"unit": "ms per iteration", "model": spec.name, "batch": batch, "context": context}
-    figures = {**settings, "time": times, "bytes_bound": bound, "kernels": parts}
-    print(f"written: {write(f'step-{spec.name}-{batch}x{context}', hardware, figures, folder)}")
 
 
 def build(spec: ModelSpec, num_rows: int, num_context: int) -> FusedModel:
@@ -108,14 +75,3 @@ def replay_times(graph: torch.cuda.CUDAGraph, repeats: int, warm_up: int = 5) ->
         graph.replay()
     torch.cuda.synchronize()
     return [first.elapsed_time(second) for first, second in pairwise(events)]
-
-
-def breakdown(graph: torch.cuda.CUDAGraph) -> dict[str, tuple[float, int]]:
-    """Returns (milliseconds, launches) of each kernel in a replay, longest first. Overlapping kernels count in full."""
-    with KernelTrace() as trace:
-        graph.replay()
-    times: defaultdict[str, list[float]] = defaultdict(list)
-    for kernel in trace.kernels:
-        times[kernel.name[:100]].append((kernel.end - kernel.start) / 1e3)
-    totals = {name: (sum(each), len(each)) for name, each in times.items()}
-    return dict(sorted(totals.items(), key=lambda item: item[1][0], reverse=True)[:20])
