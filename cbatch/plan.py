@@ -22,9 +22,10 @@ class Plan:
             where the next plan is asked for anyway: beside requests to compute, preempt or reject, and while an
             iteration is in flight, whose end comes first. A time that is not after `View.now` counts as none.
         note: free text for the log of this iteration.
+        refusal: why the last `add` of its builder granted nothing; None if it granted tokens, or the plan was made by hand.
     """
 
-    __slots__ = ("note", "num_tokens", "pad_to", "preempt", "reject", "requests", "reserve", "wake_at")
+    __slots__ = ("note", "num_tokens", "pad_to", "preempt", "refusal", "reject", "requests", "reserve", "wake_at")
 
     def __init__(
         self, entries: Iterable[tuple[Request, int]] = (), *, wake_at: float | None = None, note: str = ""
@@ -40,6 +41,7 @@ class Plan:
         self.pad_to: int | None = None
         self.wake_at = wake_at
         self.note = note
+        self.refusal: Refusal | None = None
 
     def __iter__(self) -> Iterator[tuple[Request, int]]:
         return zip(self.requests, self.num_tokens, strict=True)

@@ -198,7 +198,7 @@ class PlanBuilder:
         wake_at: seconds; see `Plan`. Infinity counts as None.
         """
         plan = self._plan
-        plan.note, plan.wake_at = note, None if wake_at == inf else wake_at
+        plan.note, plan.wake_at, plan.refusal = note, None if wake_at == inf else wake_at, self._refusal
         if self._padding is not None:
             plan.pad_to = min(max(self._padding, self._num_tokens), self._limits.max_tokens) if plan.requests else None
         return plan

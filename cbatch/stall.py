@@ -8,7 +8,7 @@ from math import inf
 from sys import maxsize
 
 from cbatch.errors import ConfigError
-from cbatch.plan import Plan, Refusal
+from cbatch.plan import Plan
 from cbatch.view import View
 
 
@@ -74,10 +74,10 @@ def describe_shortage(view: View) -> str:
     return f"; {held}: preempt one of them, or set blocks aside on admission, add(request, ..., reserve=request.max_tokens)"
 
 
-def describe_empty(view: View, plan: Plan, refusal: Refusal | None) -> str:
-    """Returns text for an error, "; ...": why a plan is empty, and the remedy. refusal: of its last add."""
+def describe_empty(view: View, plan: Plan) -> str:
+    """Returns text for an error, "; ...": why a plan is empty, and the remedy."""
     if shortage := describe_shortage(view):
         return shortage
-    why = f"; its last add granted nothing ({refusal.value})" if refusal else ""
+    why = f"; its last add granted nothing ({plan.refusal.value})" if plan.refusal else ""
     remedy = "build(wake_at=...)" if plan.wake_at is None else f"a wake_at after now={view.now:g}"
     return f"{why}; plan a request, preempt one, or give {remedy}"

@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 
 from cbatch.cost import CostModel
-from cbatch.plan import Plan, Refusal
 from cbatch.plan_builder import PlanBuilder
 from cbatch.request import Request, Requests
 from cbatch.resources import Resources
@@ -27,7 +26,6 @@ class View(Resources):
     cost: CostModel
     waiting: Sequence[Request]
     prefilling: Requests
-    _builder: PlanBuilder | None = None
 
     @property
     @abstractmethod
@@ -50,9 +48,4 @@ class View(Resources):
 
     def plan(self) -> PlanBuilder:
         """A fresh, empty plan for this iteration."""
-        self._builder = builder = PlanBuilder(self)
-        return builder
-
-    def refusal_of(self, plan: Plan) -> Refusal | None:
-        """Why the latest `add` to this plan granted nothing; None if it granted tokens, or the plan was made by hand."""
-        return self._builder.refusal if self._builder is not None and self._builder.plan is plan else None
+        return PlanBuilder(self)

@@ -44,7 +44,7 @@ def test_a_page_has_its_parts_and_its_schedule_is_todays(name: str) -> None:
     assert drawn == schedule.text(schedules.NAMES), again
 
 
-NOT_FOR_POLICIES = {"refusal_of", "ready_decodes", "decode_blocks"}  # of a view: for the builder and the engine
+NOT_FOR_POLICIES = {"ready_decodes", "decode_blocks"}  # of a view: for the builder and the engine
 NOT_FOR_POLICIES |= {"prompt", "output", "sampling", "stop_tokens", "arrival_iteration", "num_known", "token_times"}
 NOT_FOR_POLICIES |= {"row", "table", "from_spec", "plan", *dir(tuple)}
 

@@ -5,7 +5,6 @@ every policy. Of a recorded trace it is the k-th piece, as there is nothing to d
 the drift of the rate over hours is taken out; bursts, lengths and their order stay as recorded.
 """
 
-import gc
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -188,19 +187,12 @@ def _with_workload(settings: Section, kind: type, **arguments: float) -> dict[st
 def simulate(settings: Section, rule: Rule, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:
     """Serves one replication at one rate to its end. warmup: requests at the beginning, and at the end, that do not count."""
     began = time.process_time()
-    gc.freeze()  # the collection below need not traverse what is there now
-    counts, in_system, num_outside = _serve(replicate(settings, number, rate, num_requests), rule, rate, warmup)
-    gc.collect()  # the run, whose parts refer to each other: 5 to 20 MB that would otherwise stay for dozens of simulations
-    seconds = time.process_time() - began
-    return Outcome(rate, number, num_requests, warmup, counts, in_system, seconds, num_outside)
-
-
-def _serve(settings: Section, rule: Rule, rate: float, warmup: int) -> tuple[tuple[Count, ...], float, int]:
-    """What meets the rule's criteria, requests in the system by Little's law, and iterations outside the measured range."""
-    run = assemble(settings)
+    run = assemble(replicate(settings, number, rate, num_requests))
     served = collect_served(run.engine.run())
-    first, end = warmup, len(run.requests) - warmup
+    first, end = warmup, num_requests - warmup
     part = select(served, first, end)
     counts = tuple(criterion.good(run.requests[first:end], part) for criterion in rule.criteria)
     in_system = rate * float(served.end_to_end.mean()) if len(served.id) else float("inf")
-    return counts, in_system, run.cost.num_outside
+    return Outcome(
+        rate, number, num_requests, warmup, counts, in_system, time.process_time() - began, run.cost.num_outside
+    )
