@@ -152,10 +152,11 @@ def two_kinds(number: int, requests: int) -> tuple[Any, Any]:
     return np.arange(float(requests)), work
 
 
-def adjusted(good: Sequence[float]) -> list[float]:
-    """Of 100 asked in each replication, at one request per second."""
+def adjusted(good: Sequence[float], asked: Sequence[int] = (100,) * 8) -> list[float]:
+    """At one request per second, of the requests asked for in each replication."""
     throughput = 20 / (19 * 0.5 + (30 + 0.5) / 2)
-    return Control(two_kinds, 20, 0, throughput, 1000).adjust(shares([[each] for each in good])).good[:, 0].tolist()  # type: ignore[no-any-return]
+    of_one_rate = Shares(np.ones(1), np.array([good]).T, np.array([asked[: len(good)]], dtype=float).T, 0.98)
+    return Control(two_kinds, 20, 0, throughput, 1000).adjust(of_one_rate).good[:, 0].tolist()  # type: ignore[no-any-return]
 
 
 def test_what_a_queue_explains_of_the_scatter_is_taken_away() -> None:
@@ -164,6 +165,16 @@ def test_what_a_queue_explains_of_the_scatter_is_taken_away() -> None:
     assert luck.mean() == 70
     assert np.mean(adjusted(luck.tolist())) == pytest.approx(80, abs=0.5)
     assert 1 < np.std(adjusted(luck.tolist())) < 4, "what is left, and how well the queue's mean is known"
+
+
+def test_replications_that_a_rate_lacks_do_not_count() -> None:
+    """A rate near the crossing early and late only: of 12 replications four were not simulated."""
+    numbers = [0, 1, 2, 3, 4, 7, 8, 11]  # all but 2 and 8 are unlucky
+    good = np.zeros(12)
+    good[numbers] = [61, 59, 101, 59, 61, 59, 101, 59]
+    found = np.array(adjusted(good.tolist(), [100 if number in numbers else 0 for number in range(12)]))
+    assert found[numbers].mean() == pytest.approx(80, abs=0.5)
+    assert not found[[5, 6, 9, 10]].any()
 
 
 @pytest.mark.parametrize("good", [[100.0, 90] * 4, [97.0] * 8, [60.0, 60, 100, 60]])

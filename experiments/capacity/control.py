@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from experiments.capacity.estimate import Floats, Shares
 
@@ -39,18 +40,20 @@ class Control:
     def adjust(self, shares: Shares) -> Shares:
         """The shares without what the queue explains of their scatter, at the rates with enough replications."""
         good = shares.good.copy()
-        for index, (rate, num) in enumerate(zip(shares.rates, shares.num_replications, strict=True)):
-            if _LEAST <= num <= self._drawn / 4:
-                good[:num, index] = self._adjust(rate, shares.good[:num, index], shares.asked[:num, index])
+        for index, rate in enumerate(shares.rates):
+            [made] = shares.asked[:, index].nonzero()  # a rate that was added late, or far off for a while, lacks some
+            if len(made) >= _LEAST and made[-1] < self._drawn / 4:
+                good[made, index] = self._adjust(rate, made, good[made, index], shares.asked[made, index])
         return replace(shares, good=good)
 
-    def _adjust(self, rate: float, good: Floats, asked: Floats) -> Floats:
+    def _adjust(self, rate: float, made: NDArray[np.intp], good: Floats, asked: Floats) -> Floats:
         num, bad = len(good), asked - good
         wait = self._before - self._arrivals / rate
         wait = (wait - np.minimum.accumulate(wait, axis=1))[:, self._counted]  # Lindley 1952
-        limit = np.quantile(wait[:num], 1 - bad.sum() / asked.sum())
+        limit = np.quantile(wait[made], 1 - bad.sum() / asked.sum())
         late = (wait > limit).mean(axis=1)
-        from_mean, scatter, luck = late[:num] - late[:num].mean(), bad - bad.mean(), late[:num].mean() - late.mean()
+        simulated = late[made]
+        from_mean, scatter, luck = simulated - simulated.mean(), bad - bad.mean(), simulated.mean() - late.mean()
         if not (squares := from_mean @ from_mean):
             return good
         slope = from_mean @ scatter / squares
