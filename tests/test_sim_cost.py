@@ -197,6 +197,8 @@ def test_stages_on_different_nodes_are_linked_by_the_network() -> None:
     assert [topology.leaves_node(stage) for stage in range(3)] == [False, True, False]
     within, between, _ = make_cost(topology).execute(BatchShape(((10, 0),))).transfers
     assert (within, between) == (pytest.approx(1e-6 + 1280 / 1e9), pytest.approx(1e-5 + 1280 / 1e8))
+    used = [{name for name in make_cost(each).origins() if "node" in name} for each in (topology, Topology(2, 2))]
+    assert used == [{"within_node", "between_nodes"}, {"within_node"}]
 
 
 def test_a_number_of_gpus_that_was_not_measured_is_estimated_from_the_nearest_and_marked() -> None:
@@ -220,6 +222,17 @@ def test_shapes_outside_what_was_measured_are_counted_or_refused() -> None:
     strict.execute(inside)
     with pytest.raises(ProfileError, match=r"hardware=made-up: an iteration of 65 tokens in 1 requests lies outside"):
         strict.execute(outside)
+
+
+def test_an_all_reduce_of_more_bytes_than_measured_is_outside() -> None:
+    """A token is 64 numbers of 2 bytes; the table ends at 1e6 bytes, that of the products of two GPUs at 10,000 tokens."""
+    table = PiecewiseLinear((1.0, 1e4), (1e-6, 1e-3))
+    at_hand = profile(measured={("small", 2): Measured(linear=table, other=table)})
+    cost = ProfileCost(at_hand, SPEC, Topology(2))
+    cost.execute(BatchShape(((7812, 0),)))
+    assert cost.num_outside == 0
+    cost.execute(BatchShape(((7813, 0),)))
+    assert cost.num_outside == 1
 
 
 @pytest.mark.parametrize(

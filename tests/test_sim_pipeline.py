@@ -107,6 +107,13 @@ def test_waiting_for_a_message_is_communication() -> None:
     assert after == StageAccount(compute=2.0, communication=0.5 + 0.25, no_work=1.0)
 
 
+def test_decodes_of_a_leap_are_accounted_for_as_any_iteration() -> None:
+    """5 s of operations less 0.25 s, 2 s of all-reduces, 1 s of embedding and 0.5 s of head, after the host has planned for 3 s."""
+    stages, took = Stages(1), StageTimes(5.0, 2.0, 1.0, 0.5, ())
+    assert stages.launch_decodes(0.0, 3.0, DECODES, took, 0.25) == Span(3.0, 11.25, DECODES, 0.0)
+    assert stages.accounts == [StageAccount(compute=6.25, communication=2.0, host=3.0)]
+
+
 def test_waiting_for_the_tokens_of_an_iteration_in_flight_is_a_bubble_and_planning_is_the_hosts() -> None:
     """The host waits for the long prompt to leave stage 1 at 6 s and plans for 1 s; stage 0 has been idle since 4 s."""
     stages = Stages(2)
