@@ -100,7 +100,7 @@ def mutants() -> str:
 def drawn() -> str:
     schedules, fuzzed = stored("cpu/random_schedules.json"), stored("cpu/fuzz.json")
     assert not schedules["failures"] and not fuzzed["failures"]
-    what = f"{schedules['schedules']:,} schedules of {len(schedules['by']['policy'])} policies ({stamp(schedules)})"
+    what = f"{schedules['schedules']:,} schedules of {len(schedules['by']['policy'])} policies and variants ({stamp(schedules)})"
     return f"{what} and {fuzzed['inputs']:,} inputs ({stamp(fuzzed)}), none of which failed"
 
 
@@ -275,6 +275,20 @@ def held_out_within() -> str:
     )
 
 
+def ranked_groups() -> str:
+    """The policies that one card served at the same load, from the highest throughput and from the lowest mean TTFT."""
+    groups = [runs for runs in stored("h200/held_out.json")["cases"].values() if len(runs) > 1]
+    for figure in ("throughput", "TTFT mean"):
+        for runs in groups:
+            measured, simulated = (
+                sorted(runs, key=lambda policy: runs[policy][kind][figure]) for kind in ("measured", "simulated")
+            )
+            assert measured == simulated
+    threes, twos = ([set(runs) for runs in groups if len(runs) == number] for number in (3, 2))
+    assert (len(groups), len(threes)) == (4, 2) and twos == [{"orca", "sarathi_serve, 512 tokens"}] * 2
+    return "there are only four such groups, two of three policies at 90% and `sarathi_serve` and `orca`, queued, on two cards"
+
+
 def errors_by_card() -> str:
     cards = stored("h200/held_out.json")["cards"].items()
     return " ".join(
@@ -412,6 +426,7 @@ SENTENCES = {
     held_out: "hardware-profiles",
     held_out_within: "hardware-profiles",
     errors_by_card: "hardware-profiles",
+    ranked_groups: "hardware-profiles",
     claims: "papers",
     claims_in_brief: "../README",
     one_number_for_all_gains: "papers",
