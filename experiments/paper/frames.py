@@ -2,8 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import pandas as pd
 
@@ -11,6 +12,21 @@ _H200 = Path("results", "h200")
 _OF_THE_REPOSITORY = Path(__file__).parents[2] / _H200  # not part of an installed package
 FOLDER = _OF_THE_REPOSITORY if _OF_THE_REPOSITORY.is_dir() else _H200
 PROVENANCE = ("benchmark", "command", "date", "hardware", "versions")
+P = ParamSpec("P")
+Row = tuple[Any, ...]
+
+
+def data_frame(*columns: str) -> Callable[[Callable[P, Iterable[Row]]], Callable[P, pd.DataFrame]]:
+    """Decorates a function that yields rows: it returns a table with these columns."""
+
+    def decorate(rows: Callable[P, Iterable[Row]]) -> Callable[P, pd.DataFrame]:
+        @wraps(rows)
+        def measure(*args: P.args, **kwargs: P.kwargs) -> pd.DataFrame:
+            return pd.DataFrame(list(rows(*args, **kwargs)), columns=list(columns))
+
+        return measure
+
+    return decorate
 
 
 def select(data: pd.DataFrame, **values: object) -> pd.DataFrame:

@@ -70,7 +70,6 @@ def serve_on(
     memory: int,
     batch: int = 1000,
     tokens: int = 1_000_000,
-    max_running: int = 0,
     on_step: Callable[[Engine], None] = lambda engine: None,
 ) -> RunRecord:
     """Serve requests on one simulated machine, synchronously, with KV blocks of one token.
@@ -78,7 +77,7 @@ def serve_on(
     memory: tokens of KV cache. batch, tokens: most in an iteration.
     """
     longest = max(request.max_tokens for request in requests)
-    limits = Limits(batch, tokens, longest, tile=1, max_running=max_running)
+    limits = Limits(batch, tokens, longest, tile=1)
     server = Server(SimExecutor(cost), limits, cost, KVSize(memory, 1), asynchronous=False)
     return server.serve(policy, requests, on_step=on_step)
 

@@ -1,12 +1,12 @@
 """The three panels that Figs 9 and 11 of SARATHI (arXiv 2308.16369) share, and the gains that are measured for each."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import pandas as pd
 from matplotlib.axes import Axes
 
 from experiments.config.composition import swept_numbers
+from experiments.paper.frames import Row, data_frame
 from experiments.paper.machines import Machines
 from experiments.paper.steady import Load, Scheme
 from experiments.plots.parts import log_x
@@ -44,25 +44,20 @@ def ratios(panel: Panel, chunk: int, *, real: bool) -> list[float]:
     return sorted({*swept_numbers("fig9", "workload.pd_ratio"), round(predicted_peak(chunk, panel.batch), 2)})
 
 
+@data_frame("hardware", "series", "length", "batch", "pd_ratio", "value")
 def measure_gains(
     machines: Machines, say: Callable[[str], None], lines: Callable[[Panel], Iterable[tuple[object, Scheme, int]]]
-) -> pd.DataFrame:
+) -> Iterator[Row]:
     """Throughput over the baseline's against P:D, in every panel.
 
     lines: (series, scheme, chunk) of each line of a panel.
-
-    Returns columns: hardware, series, length, batch, pd_ratio, value.
     """
-    rows = []
     for hardware, at in machines.available(HARDWARE):
         for panel in PANELS:
             say(f"{hardware}, {panel.title}")
-            rows += [
-                (hardware, series, *panel, ratio, at.gain(scheme, Load(*panel, ratio), chunk))
-                for series, scheme, chunk in lines(panel)
-                for ratio in ratios(panel, chunk, real=machines.are_real)
-            ]
-    return pd.DataFrame(rows, columns=["hardware", "series", "length", "batch", "pd_ratio", "value"])
+            for series, scheme, chunk in lines(panel):
+                for ratio in ratios(panel, chunk, real=machines.are_real):
+                    yield hardware, series, *panel, ratio, at.gain(scheme, Load(*panel, ratio), chunk)
 
 
 def pd_axis(axes: Axes, ticks: Sequence[int] = (1, 2, 5, 10, 20, 50, 100, 200)) -> None:

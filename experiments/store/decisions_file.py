@@ -165,8 +165,5 @@ def _request(fields: dict[str, Any]) -> Request:
         read(int, fields[name], name)
     fields["arrival_time"] = read(float, fields["arrival_time"], "arrival_time")
     stops = (STOP_TOKEN,) if fields.pop("can_stop") else ()
-    if "slo" in fields:
-        fields["slo"], fields["prefix_hashes"] = SLO(**fields["slo"]), tuple(fields["prefix_hashes"])
-    elif (deadline := fields.pop("deadline")) is not None:  # a file from before requests had an SLO
-        fields["slo"] = SLO(total=deadline - fields["arrival_time"])
+    fields["slo"], fields["prefix_hashes"] = SLO(**fields["slo"]), tuple(fields["prefix_hashes"])
     return Request(**fields, stop_tokens=stops)

@@ -4,7 +4,7 @@ The selector is not informed of the drift; it estimates P:D from the requests th
 fixed total that serves the whole run fastest, which only a sweep of the whole run can find.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from cbatch import Engine, KVSize, Limits, Server
 from cbatch.sim import ProfileCost, SimExecutor
 from experiments.config.composition import composed, swept, workload
 from experiments.paper.claims import Claim
-from experiments.paper.frames import select
+from experiments.paper.frames import Row, data_frame, select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import BLOCK
 from experiments.plots.parts import facet
@@ -46,20 +46,16 @@ class Drift(NamedTuple):
         return self.ends[-1][0]
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """The chosen total and the throughput over the run.
-
-    Columns: hardware, series, what ("total" of tokens, or "rate" in tokens per second), second, value.
-    """
-    rows: list[tuple[str, str, str, float, float]] = []
+@data_frame("hardware", "series", "what", "second", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """The chosen total and the throughput over the run: what is "total", in tokens, or "rate", in tokens per second."""
     for hardware, at in machines.available(HARDWARE):
         say(hardware)
         totals = [int(chunk) for chunk in swept(EXPERIMENT, "chunk") if chunk != CHOSEN]
         best = min((run(at.cost, TileAligned(total)) for total in totals), key=lambda drift: drift.seconds)
         for series, drift in ((AWARE, run(at.cost, PDAware())), (FIXED, best)):
-            rows += [(hardware, series, "total", second, total) for second, total in drift.chunks]
-            rows += [(hardware, series, "rate", second, rate) for second, rate in _rates(drift.ends)]
-    return pd.DataFrame(rows, columns=["hardware", "series", "what", "second", "value"])
+            yield from ((hardware, series, "total", *point) for point in drift.chunks)
+            yield from ((hardware, series, "rate", *point) for point in _rates(drift.ends))
 
 
 def run(cost: ProfileCost, selector: ChunkSelector) -> Drift:

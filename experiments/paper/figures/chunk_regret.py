@@ -4,7 +4,7 @@ SARATHI (arXiv 2308.16369, section 5.1.3) finds chunks by sweeping; `pd_aware` c
 the cost model. Regret is the throughput lost against the best total of the sweep, over all multiples of half a tile.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from experiments.config.composition import composed, swept_numbers
 from experiments.paper.claims import Claim
-from experiments.paper.frames import pivot, select
+from experiments.paper.frames import Row, data_frame, pivot, select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import Load, SteadyState, load_of, seconds_per_request
 from experiments.plots.parts import facet, grouped_bars, legend
@@ -30,21 +30,15 @@ SELECTORS = ("fixed", "tile-aligned", "P:D-aware")
 AWARE, BEST = SELECTORS[2], "best of the sweep"
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Tokens per second of each selector, and of the sweep's best.
-
-    Columns: hardware, series, pd_ratio, chunk (the total it runs at, or for `fixed` without the decodes), value.
-    """
-    rows = []
+@data_frame("hardware", "series", "pd_ratio", "chunk", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """Tokens per second of each selector and of the sweep's best; chunk: the total it runs at, for `fixed` without decodes."""
     for hardware, at in machines.available(HARDWARE):
         for ratio in swept_numbers(EXPERIMENT, "workload.pd_ratio"):
             say(f"{hardware}, P:D {ratio:g}")
             load = _load(hardware, ratio)
-            rows += [
-                (hardware, series, ratio, chunk, load.length / seconds)
-                for series, chunk, seconds in _measure(at, load, composed(EXPERIMENT)["chunk"])
-            ]
-    return pd.DataFrame(rows, columns=["hardware", "series", "pd_ratio", "chunk", "value"])
+            for series, chunk, seconds in _measure(at, load, composed(EXPERIMENT)["chunk"]):
+                yield hardware, series, ratio, chunk, load.length / seconds
 
 
 def _load(hardware: str, pd_ratio: float) -> Load:

@@ -5,7 +5,7 @@ from printed numbers, holds the matrix products as one sum, which is split by we
 for preproj, postproj and ffn. All three therefore speed up equally there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -15,7 +15,7 @@ from cbatch import Step
 from cbatch.sim import ProfileCost, SimExecutor
 from cbatch.sim.stages import Span
 from experiments.paper.claims import Claim
-from experiments.paper.frames import select
+from experiments.paper.frames import Row, data_frame, select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.operations import ORDER, seconds_by_operation
 from experiments.paper.panels import PANELS, predicted_peak
@@ -41,21 +41,15 @@ class OperationTimes(SimExecutor):
         return span
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Milliseconds of device time per request; simulated, as a GPU run does not separate operations.
-
-    Columns: hardware, series (the operation), scheme, chunk, pd_ratio, value.
-    """
-    rows = []
+@data_frame("hardware", "series", "scheme", "chunk", "pd_ratio", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """Milliseconds of device time per request, by operation; simulated, as a GPU run does not separate operations."""
     for hardware, at in machines.available(HARDWARE):
         for chunk in CHUNKS:
             load = Load(*PANELS[0], predicted_peak(chunk, PANELS[0].batch))
-            rows += [
-                (hardware, name, scheme, chunk, round(load.pd_ratio, 2), 1e3 * seconds)
-                for scheme in SCHEMES
-                for name, seconds in _seconds(at.cost, scheme, load, chunk).items()
-            ]
-    return pd.DataFrame(rows, columns=["hardware", "series", "scheme", "chunk", "pd_ratio", "value"])
+            for scheme in SCHEMES:
+                for name, seconds in _seconds(at.cost, scheme, load, chunk).items():
+                    yield hardware, name, scheme, chunk, round(load.pd_ratio, 2), 1e3 * seconds
 
 
 def _seconds(cost: ProfileCost, scheme: Scheme, load: Load, chunk: int) -> dict[str, float]:

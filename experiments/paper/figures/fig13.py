@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.paper.claims import Claim
-from experiments.paper.frames import pivot, select
+from experiments.paper.frames import Row, data_frame, pivot, select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.panels import HARDWARE, PANELS, predicted_peak
 from experiments.paper.quantities import attention_slowdown, prefill_slowdown
@@ -29,16 +29,13 @@ PANELS_OF = {
 }
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """A prompt of 1,024 tokens in chunks, and LLaMA-13B's largest batch of them end to end.
-
-    Columns: hardware, series (attention, prefill, gain), chunk, value.
-    """
-    rows = []
+@data_frame("hardware", "series", "chunk", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """A prompt of 1,024 tokens in chunks (attention, prefill), and LLaMA-13B's largest batch of them end to end (gain)."""
     for hardware, at in machines.available(HARDWARE):
         say(hardware)
-        rows += [(hardware, *row) for chunk in CHUNKS for row in _measure(at, chunk, real=machines.are_real)]
-    return pd.DataFrame(rows, columns=["hardware", "series", "chunk", "value"])
+        for chunk in CHUNKS:
+            yield from ((hardware, *row) for row in _measure(at, chunk, real=machines.are_real))
 
 
 def _measure(at: SteadyState, chunk: int, *, real: bool) -> Iterator[tuple[str, int, float]]:

@@ -1,6 +1,6 @@
 """Fig 3 of SARATHI (arXiv 2308.16369): cost of a prompt token and of a decode, by operation, against the batch size."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from cbatch import BatchShape
 from experiments.paper.claims import Claim, printed_points
-from experiments.paper.frames import pivot, select
+from experiments.paper.frames import Row, data_frame, pivot, select
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
 from experiments.paper.operations import ORDER, seconds_by_operation
 from experiments.plots.parts import facet, mark_printed, stacked_bars
@@ -18,21 +18,15 @@ BATCHES = range(1, 19)
 PHASES = ("prefill", "decode")
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Milliseconds per token of prompts of 1,024 tokens, and of decodes at that context.
-
-    Columns: hardware, series (the operation), phase, batch, value.
-    """
-    rows = []
+@data_frame("hardware", "series", "phase", "batch", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """Milliseconds per token of prompts of 1,024 tokens, and of decodes at that context, by operation."""
     for hardware, at in machines.available(SINGLE_ITERATIONS):
         for batch in BATCHES:
             shapes = {"prefill": BatchShape(((LENGTH, 0),) * batch), "decode": BatchShape((), batch, batch * LENGTH)}
             for phase, shape in shapes.items():
-                rows += [
-                    (hardware, name, phase, batch, 1e3 * seconds / shape.num_tokens)
-                    for name, seconds in seconds_by_operation(at.cost, shape).items()
-                ]
-    return pd.DataFrame(rows, columns=["hardware", "series", "phase", "batch", "value"])
+                for name, seconds in seconds_by_operation(at.cost, shape).items():
+                    yield hardware, name, phase, batch, 1e3 * seconds / shape.num_tokens
 
 
 def others_share(data: pd.DataFrame, hardware: str, phase: str) -> float:

@@ -16,7 +16,7 @@ from matplotlib.ticker import StrMethodFormatter
 from cbatch import BatchShape
 from cbatch.sim import ProfileCost
 from experiments.paper.claims import Claim, printed_points
-from experiments.paper.frames import pivot, select
+from experiments.paper.frames import Row, data_frame, pivot, select
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
 from experiments.paper.operations import intensity_by_operation
 from experiments.plots.parts import facet, grouped_bars, log_x, mark_printed
@@ -31,18 +31,16 @@ INTENSITY_OF = {"prefill, B = 1": 0, "decode, B = 1": 1, "decode, B = 16": 16, "
 PREFILL, DECODE, INTENSITY, PRODUCTS = "prefill", "decode", "intensity", "no attention"
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """The three panels.
+@data_frame("hardware", "panel", "series", "x", "value", "balance")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """The three panels: tokens/ms of a layer by batch size for prefill and decode, FLOP/byte by operation for intensity.
 
-    Columns: hardware, panel (prefill, decode, intensity), series, x (batch size, or the operation), value (tokens/ms of
-    a layer, or FLOP/byte), balance (FLOP/byte above which the hardware is compute-bound).
+    balance: FLOP/byte above which the hardware is compute-bound.
     """
-    rows = []
     for hardware, at in machines.available(SINGLE_ITERATIONS):
         ceilings = at.cost.profile.ceilings
         balance = ceilings.flops_per_second / ceilings.bandwidth_bytes_per_second
-        rows += [(hardware, *row, balance) for row in (*_throughput(at.cost), *_intensity(at.cost))]
-    return pd.DataFrame(rows, columns=["hardware", "panel", "series", "x", "value", "balance"])
+        yield from ((hardware, *row, balance) for row in (*_throughput(at.cost), *_intensity(at.cost)))
 
 
 def _throughput(cost: ProfileCost) -> Iterator[tuple[str, str, object, float]]:

@@ -21,7 +21,7 @@ from cbatch.sim.links import Link, Links
 from cbatch.sim.stages import Span
 from cbatch.topology import Topology
 from experiments.paper.claims import Claim
-from experiments.paper.frames import select
+from experiments.paper.frames import Row, data_frame, select
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
 from experiments.plots.parts import draw_spans, facet, lane_axes
 from experiments.plots.style import DECODE, IDLE, PREFILL
@@ -45,20 +45,18 @@ CAUSES = {"pb1": "prompts differ", "pb2": "prompts against decodes", "pb3": "dec
 HATCHES = {"pb1": "////", "pb2": "....", "pb3": "xxxxx"}
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
+@data_frame("hardware", "series", "stage", "begin", "doing", "iteration", "prompt", "decodes", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
     """What each of two stages, on the first available machine, does around the arrivals.
 
-    Columns: hardware, series (the policy), stage, begin (milliseconds since the first prompts arrived), doing,
-    iteration, prompt and decodes (tokens of the iteration), value (milliseconds).
+    begin: milliseconds since the first prompts arrived. prompt, decodes: tokens of the iteration. value: milliseconds.
     """
     policies: dict[str, Policy] = {ORCA: Orca(), SARATHI: Sarathi(TileAligned(CHUNK))}
-    rows: list[tuple[Any, ...]] = []
     for hardware, at in islice(machines.available(SINGLE_ITERATIONS), 1):
         profile = replace(at.cost.profile, links=Links(within_node=LINK.seconds()))
         cost = ProfileCost(profile, at.cost.spec, Topology(pipeline_stages=STAGES))
-        rows += [(hardware, name, *row) for name, policy in policies.items() for row in _simulate(policy, cost)]
-    columns = ["hardware", "series", "stage", "begin", "doing", "iteration", "prompt", "decodes", "value"]
-    return pd.DataFrame(rows, columns=columns)
+        for name, policy in policies.items():
+            yield from ((hardware, name, *row) for row in _simulate(policy, cost))
 
 
 def _simulate(policy: Policy, cost: ProfileCost) -> Iterator[tuple[int, float, str, int, int, int, float]]:

@@ -1,6 +1,6 @@
 """Fig 7 of SARATHI (arXiv 2308.16369): iteration time against tokens, which rises with each tile of the products."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import pandas as pd
@@ -10,7 +10,7 @@ from matplotlib.ticker import MultipleLocator
 
 from cbatch import BatchShape
 from experiments.paper.claims import Claim, printed_points
-from experiments.paper.frames import select
+from experiments.paper.frames import Row, data_frame, select
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
 from experiments.plots.parts import facet, mark_printed
 from experiments.plots.style import PREFILL
@@ -18,17 +18,13 @@ from experiments.plots.style import PREFILL
 MOST = 1024
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """One whole prompt of 1 to 1,024 tokens.
-
-    Columns: hardware, series ("prompt"), tile (tokens), tokens, value (milliseconds).
-    """
-    rows = [
-        (hardware, "prompt", at.cost.profile.ceilings.tile, tokens, 1e3 * at.cost.predict(BatchShape(((tokens, 0),))))
-        for hardware, at in machines.available(SINGLE_ITERATIONS)
-        for tokens in range(1, MOST + 1)
-    ]
-    return pd.DataFrame(rows, columns=["hardware", "series", "tile", "tokens", "value"])
+@data_frame("hardware", "series", "tile", "tokens", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """Milliseconds of one whole prompt of 1 to 1,024 tokens."""
+    for hardware, at in machines.available(SINGLE_ITERATIONS):
+        for tokens in range(1, MOST + 1):
+            milliseconds = 1e3 * at.cost.predict(BatchShape(((tokens, 0),)))
+            yield hardware, "prompt", at.cost.profile.ceilings.tile, tokens, milliseconds
 
 
 def rise(data: pd.DataFrame, hardware: str, smaller: int, larger: int) -> float:

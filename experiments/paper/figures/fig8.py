@@ -5,14 +5,14 @@ falls with the batch, as larger batches already share the weights among their de
 is not shared.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.paper.claims import Claim
-from experiments.paper.frames import pivot, select
+from experiments.paper.frames import Row, data_frame, pivot, select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.panels import PANELS
 from experiments.paper.quantities import decode_speedup
@@ -24,19 +24,14 @@ FITTING_33B = {1024: 10, 2048: 5, 3072: 3}
 """The largest batch of LLaMA-33B by length (Table 4)."""
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Speedup of a decode, in batches up to the largest that fits.
-
-    Columns: hardware, series (L), batch, value.
-    """
+@data_frame("hardware", "series", "batch", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """Speedup of a decode, in batches up to the largest that fits; series: L."""
     fitting = dict(PANELS)
-    rows = [
-        (hardware, length, batch, decode_speedup(at, length, batch, CHUNK))
-        for hardware, at in machines.available(HARDWARE)
-        for length, most in (FITTING_33B if hardware == "a100" else fitting).items()
-        for batch in sorted({*range(2, most, 2), most})
-    ]
-    return pd.DataFrame(rows, columns=["hardware", "series", "batch", "value"])
+    for hardware, at in machines.available(HARDWARE):
+        for length, most in (FITTING_33B if hardware == "a100" else fitting).items():
+            for batch in sorted({*range(2, most, 2), most}):
+                yield hardware, length, batch, decode_speedup(at, length, batch, CHUNK)
 
 
 def largest(data: pd.DataFrame, hardware: str) -> float:

@@ -5,7 +5,7 @@ request's life of D iterations, D / B apart, every prompt does (best case, the l
 requests by itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from cbatch import Policy
 from experiments.config.composition import composed, swept, swept_numbers
 from experiments.paper.claims import Claim
-from experiments.paper.frames import select
+from experiments.paper.frames import Row, data_frame, select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import Load, load_of, seconds_per_request
 from experiments.plots.parts import facet, legend, mark_printed
@@ -27,17 +27,14 @@ EXPERIMENT = "stagger"
 HARDWARE = ("a6000", "h200")
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Throughput over the baseline's against the stagger.
-
-    Columns: hardware, series (the policy), pd_ratio, stagger (iterations between two starts), value.
-    """
+@data_frame("hardware", "series", "pd_ratio", "stagger", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """Throughput over the baseline's against the stagger, iterations between two starts."""
     chunk = composed(EXPERIMENT)["chunk"]
     policies: dict[str, Callable[[], Policy]] = {
         "Orca": Orca,
         f"Sarathi, C = {chunk}": lambda: Sarathi(TileAligned(chunk)),
     }
-    rows = []
     for hardware, at in machines.available(HARDWARE):
         for ratio in swept_numbers(EXPERIMENT, "workload.pd_ratio"):
             say(f"{hardware}, P:D {ratio:g}")
@@ -46,8 +43,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
             for stagger in _staggers(load):
                 for series, make in policies.items():
                     gain = baseline / seconds_per_request(at.cost, make(), load, stagger=stagger)
-                    rows.append((hardware, series, ratio, stagger, gain))
-    return pd.DataFrame(rows, columns=["hardware", "series", "pd_ratio", "stagger", "value"])
+                    yield hardware, series, ratio, stagger, gain
 
 
 def _staggers(load: Load) -> list[float]:

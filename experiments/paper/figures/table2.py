@@ -12,7 +12,7 @@ from tabulate import tabulate
 from cbatch import BatchShape
 from cbatch.sim import ProfileCost
 from experiments.paper.claims import Claim
-from experiments.paper.frames import pivot
+from experiments.paper.frames import Row, data_frame, pivot
 from experiments.paper.machines import SINGLE_ITERATIONS, TITLES, Machines
 
 CONTEXT = 1024
@@ -24,11 +24,10 @@ SHAPES = {
 COLUMNS = ("linear", "attention", "total", "prefill/token", "decode/token")
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Columns: hardware, series (the iteration), column, value (milliseconds). Meaningless combinations have no row."""
-    available = machines.available(SINGLE_ITERATIONS)
-    rows = [(hardware, *row) for hardware, at in available for row in _rows(at.cost)]
-    return pd.DataFrame(rows, columns=["hardware", "series", "column", "value"])
+@data_frame("hardware", "series", "column", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """Milliseconds; series: the iteration. Meaningless combinations have no row."""
+    return ((hardware, *row) for hardware, at in machines.available(SINGLE_ITERATIONS) for row in _rows(at.cost))
 
 
 def _rows(cost: ProfileCost) -> Iterator[tuple[str, str, float]]:

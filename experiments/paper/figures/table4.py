@@ -3,13 +3,13 @@
 LLaMA-13B on the A6000, LLaMA-33B on the A100, and the first one's rows on the other available machines.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 from tabulate import tabulate
 
 from experiments.paper.claims import Claim
-from experiments.paper.frames import pivot
+from experiments.paper.frames import Row, data_frame, pivot
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.quantities import decode_speedup
 from experiments.paper.steady import Load
@@ -27,18 +27,15 @@ HEAD = ("hardware, model", "L", "B", "P:D")
 COLUMNS = {"decode_speedup": "decode speedup", "gain": "throughput gain"}
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Columns: hardware, series (decode_speedup, gain), length, batch, pd_ratio, value."""
-    rows = []
+@data_frame("hardware", "series", "length", "batch", "pd_ratio", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """Of each load the speedup of a decode, and the gain."""
     for hardware, at in machines.available(LOADS):
         say(hardware)
         for load in LOADS[hardware]:
             values = (decode_speedup(at, load.length, load.batch, CHUNK), at.gain("sarathi", load, CHUNK))
-            rows += [
-                (hardware, series, load.length, load.batch, load.pd_ratio, value)
-                for series, value in zip(COLUMNS, values, strict=True)
-            ]
-    return pd.DataFrame(rows, columns=["hardware", "series", "length", "batch", "pd_ratio", "value"])
+            for series, value in zip(COLUMNS, values, strict=True):
+                yield hardware, series, load.length, load.batch, load.pd_ratio, value
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> str:

@@ -4,13 +4,14 @@ With B = 18 and C = 256, adding decodes on top of the chunk makes 273 tokens: a 
 paper prints the step (Fig 7) but not its cost end to end.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.config.composition import composed, swept_numbers
 from experiments.paper.claims import Claim
+from experiments.paper.frames import Row, data_frame
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import Scheme, load_of
 from experiments.plots.parts import facet, legend, log_x, mark_printed
@@ -28,18 +29,16 @@ REAL_RATIOS = (5, 14, 28, 50)
 """P:D where every point is served with real tokens."""
 
 
-def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Throughput over the baseline's against P:D.
-
-    Columns: hardware, series, pd_ratio, value.
-    """
-    rows, chunk = [], composed(EXPERIMENT)["chunk"]
+@data_frame("hardware", "series", "pd_ratio", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """Throughput over the baseline's against P:D."""
+    chunk = composed(EXPERIMENT)["chunk"]
     for hardware, at in machines.available(HARDWARE):
         say(hardware)
         for ratio in REAL_RATIOS if machines.are_real else swept_numbers(EXPERIMENT, "workload.pd_ratio"):
             load = load_of(EXPERIMENT, ratio)
-            rows += [(hardware, series, ratio, at.gain(scheme, load, chunk)) for series, scheme in SCHEMES.items()]
-    return pd.DataFrame(rows, columns=["hardware", "series", "pd_ratio", "value"])
+            for series, scheme in SCHEMES.items():
+                yield hardware, series, ratio, at.gain(scheme, load, chunk)
 
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
