@@ -26,6 +26,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar
@@ -118,7 +119,7 @@ def profile_text(data: Mapping[str, Any]) -> str:
 
 def _profile(file: Node) -> Profile:
     file.only("name", "hardware", "source", "error", "memory_bytes", "ceilings", "models", *OPTIONAL)
-    sync_host, async_host = file.optional("host", _host) or (HostTime(), HostTime())
+    models, (sync_host, async_host) = file.child("models"), file.optional("host", _host) or (HostTime(), HostTime())
     return Profile(
         name=file.text("name"),
         hardware=file.text("hardware"),
@@ -126,7 +127,7 @@ def _profile(file: Node) -> Profile:
         error=file.text("error"),
         memory_bytes=file.number("memory_bytes"),
         ceilings=_ceilings(file.child("ceilings")),
-        tables=ModelTables(dict(_models(file.child("models")))),
+        tables=ModelTables(dict(_models(models))),
         attention=file.optional("attention", _attention_rates),
         small=file.optional(
             "small_operations", lambda node: _numbers(node, SmallOperations, zero=["seconds_per_layer"])
@@ -134,7 +135,7 @@ def _profile(file: Node) -> Profile:
         sync_host=sync_host,
         async_host=async_host,
         links=file.optional("links", _links) or Links(),
-        hosts=dict(_hosts(file.child("models"))),
+        hosts={name: times for name in models if (times := models.child(name).optional("host", _host))},
         entries=read_entries(file.data),
         compared=file.optional("compared", _compared) or {},
     )
@@ -176,12 +177,6 @@ def _links(node: Node) -> Links:
 
 def _all_reduce(node: Node) -> dict[int, PiecewiseLinear]:
     return {_num_gpus(node, key): _curve(node.child(key), "bytes") for key in node}
-
-
-def _hosts(node: Node) -> Iterator[tuple[str, tuple[HostTime, HostTime]]]:
-    for name in node:
-        if (times := node.child(name).optional("host", _host)) is not None:
-            yield name, times
 
 
 def _compared(node: Node) -> dict[str, Compared]:
@@ -266,19 +261,14 @@ def _linear(node: Node) -> PiecewiseLinear:
     return PiecewiseLinear.sum([_curve(node, "tokens", product) for product in products])
 
 
-def _by_tokens(node: Node) -> PiecewiseLinear:
-    return _curve(node, "tokens", zero=True)
-
-
-def _by_requests(node: Node) -> PiecewiseLinear:
-    return _curve(node, "requests", zero=True)
-
-
 def _curve(node: Node, sizes_key: str, seconds_key: str = "seconds", *, zero: bool = False) -> PiecewiseLinear:
     sizes, seconds = node.ascending(sizes_key), node.numbers(seconds_key, zero=zero)
     if len(seconds) != len(sizes):
         node.fail(seconds_key, f"has {len(seconds)} values for {len(sizes)} {sizes_key}")
     return PiecewiseLinear(sizes, seconds)
+
+
+_by_tokens, _by_requests = (partial(_curve, sizes_key=key, zero=True) for key in ("tokens", "requests"))
 
 
 def _grid(node: Node, factor: float, sizes_key: str = "sizes", columns_key: str = "contexts") -> BilinearGrid:

@@ -30,10 +30,7 @@ SCHEMES: dict[str, Scheme] = {
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Throughput over the baseline's.
-
-    Columns: hardware, series, length, batch, pd_ratio, value.
-    """
+    """Throughput over the baseline's."""
     return measure_gains(machines, say, lambda _: [(series, scheme, CHUNK) for series, scheme in SCHEMES.items()])
 
 

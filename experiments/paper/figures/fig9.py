@@ -23,10 +23,7 @@ PEAK = "peak predicted, C/(B-1) - 1"
 
 
 def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
-    """Throughput over the baseline's.
-
-    Columns: hardware, series (C, tokens), length, batch, pd_ratio, value.
-    """
+    """Throughput over the baseline's; series: C, tokens."""
 
     def lines(panel: Panel) -> Iterator[tuple[int, Scheme, int]]:
         for chunk in CHUNKS if not machines.are_real or panel == PANELS[0] else (256,):
