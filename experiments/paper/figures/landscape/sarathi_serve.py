@@ -115,6 +115,7 @@ def _alone(model: str, cost: ProfileCost) -> list[dict[str, Any]]:
 
 
 def run(model: str, series: str, rate: float, tables: str, traces: str) -> Figures:
+    """One run."""
     lengths = f"workload=sharegpt workload.lengths.path={traces}/{TRACE} workload.lengths.order=random"
     load = f"workload.num_requests={REQUESTS} workload.arrivals.rate={rate}"
     machine = f"hardware={tables} model={model} backend.tensor_parallel={SERVERS[model].gpus} batch=128"

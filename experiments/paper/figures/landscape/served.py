@@ -140,6 +140,7 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
 
 
 def run(study: str, load: float, series: str, traces: str) -> Figures:
+    """One run."""
     summary = summary_of(*overrides(study, load, series, traces))
     return {name: float(summary[group].get(key, float("nan"))) for name, (group, key) in KEYS.items()}
 
