@@ -250,11 +250,13 @@ def test_the_html_page_is_complete_and_self_contained(board: Any) -> None:
         [drawn] = web.attainment_figure([row._replace(figures=figures)]).data
         assert [*drawn.error_x.array, *drawn.error_x.arrayminus] == pytest.approx([above, below])
     drawn = web.capacity_figure(board.capacities, ["SIMULATED"])
-    [line] = drawn.data
-    assert line.mode == "markers" and drawn.layout.annotations[-1].text == "SIMULATED", (
-        "nothing lies between objectives"
-    )
-    assert (list(line.x), list(line.y), list(line.error_y.array)) == (["strict", "relaxed"], [10, 20], [2, 2])
+    assert drawn.layout.annotations[-1].text == "SIMULATED"
+    points = {one.name: (one.mode, list(one.x), list(one.y), list(one.error_x.array)) for one in drawn.data}
+    [policy] = {each.policy for each in board.capacities}
+    assert points == {"strict": ("markers", [10], [policy], [2]), "relaxed": ("markers", [20], [policy], [2])}
+    assert drawn.layout.xaxis.type is None
+    near = board.capacities[0]._replace(rate=0.1, low=0.09, high=0.12)
+    assert web.capacity_figure([*board.capacities, near]).layout.xaxis.type == "log", "0.1 would touch the axis"
     many = [board.capacities[0]._replace(policy=f"policy {number}") for number in range(16)]
     assert web.capacity_figure(many).layout.height - 40 - 80 > 16 * 28, (
         "between the margins: a longer legend would scroll"

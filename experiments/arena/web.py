@@ -16,6 +16,8 @@ from experiments.plots.style import line_style, wrap_origin
 from experiments.store.text import format_mean
 
 _ACROSS = 2  # panels side by side
+_FAR = 10.0  # highest over lowest capacity, from which on their axis is logarithmic
+_LOG = {"type": "log", "dtick": "D2", "tickformat": "~g"}
 _HEIGHT = 340  # pixels of a row of panels
 _SYMBOLS = {
     "o": "circle",
@@ -146,25 +148,29 @@ def _write_below(figure: Any, notes: Iterable[str]) -> None:
 
 
 def capacity_figure(found: Sequence[Capacity], notes: Sequence[str] = ()) -> Any:
-    """A panel per trace, a point per policy and objectives, side by side; those with the highest capacity at the right. notes: stand below."""
+    """A panel per trace, a row per policy, a point for each of its SLOs; the highest capacities on top. notes: stand below.
+
+    The axis is logarithmic where capacities lie far apart.
+    """
     panels: dict[str, list[Capacity]] = {}
     for each in found:
         panels.setdefault(each.trace, []).append(each)
-    names = sorted({each.policy for each in found})
-    order = sorted({each.slo for each in found}, key=lambda slo: max(each.rate for each in found if each.slo == slo))
-    figure = _subplots(list(panels), len(names))
+    rows = list(dict.fromkeys(each.policy for each in sorted(found, key=lambda each: (each.slo, each.rate))))
+    slos = sorted({each.slo for each in found}, key=lambda slo: max(each.rate for each in found if each.slo == slo))
+    figure = _subplots(list(panels), len(rows), shared_yaxes=True)
     for place, own in enumerate(panels.values()):
-        for policy in names:
-            points = sorted((each for each in own if each.policy == policy), key=lambda each: order.index(each.slo))
+        for slo in slos:
+            points = [each for each in own if each.slo == slo]
             above, below = [each.high - each.rate for each in points], [each.rate - each.low for each in points]
             bars = {"symmetric": False, "array": above, "arrayminus": below, "thickness": 1, "width": 2}
-            line = {"x": [each.slo for each in points], "y": [each.rate for each in points], "error_y": bars}
-            _add(figure, line, policy, names, place)
+            line = {"x": [each.rate for each in points], "y": [each.policy for each in points], "error_x": bars}
+            _add(figure, line, slo, slos, place)
     figure.update_traces(mode="markers")
-    figure.update_layout(scattermode="group", scattergap=0.3)
-    figure.update_xaxes(categoryorder="array", categoryarray=order, title_text="SLO")
-    figure.update_yaxes(rangemode="tozero")
-    figure.update_yaxes(title_text="capacity [requests/s]", col=1)
+    rates = [each.rate for each in found]
+    figure.update_xaxes(
+        title_text="capacity [requests/s]", **(_LOG if max(rates) > _FAR * min(rates) else {"rangemode": "tozero"})
+    )
+    figure.update_yaxes(categoryorder="array", categoryarray=rows, dtick=1, tickfont_size=10)
     _write_below(figure, notes)
     return figure
 
