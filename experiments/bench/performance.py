@@ -15,13 +15,13 @@ from experiments.store.provenance import write_text
 
 COMMAND = "python -m experiments.bench report"
 HOW_TIMED = (
-    "Figures are medians. Ours are timed from the first plan to the last token, other engines' from the submission of "
+    "Figures are medians of the runs that a command repeats, or of its single run. Ours are timed from the first plan to the last token, other engines' from the submission of "
     "all requests to the last token. Figures of different dates come from different cards, which vary by a few percent, "
     "and ours of different commits from different kernels: compare rows that were measured at the same one."
 )
 PEER_SETTINGS = (
     "vLLM's rows with a commit are of `FLASH_ATTN` (version 3), without FlashInfer's sampler, with `gpu_memory_utilization` 0.9 and "
-    "without prefix caching; that of transformers is of PyTorch's attention (SDPA), for which it neither captures graphs nor runs ahead."
+    'without prefix caching; that of transformers is of PyTorch\'s attention (SDPA), for which it neither captures graphs nor runs ahead; rows of "cbatch, transformers" run its layers in our loop.'
 )
 COPY_SPEED = (
     "Of copy speed: bytes of weights and KV cache read per second, over the {bandwidth} at which a copy on the device reads "

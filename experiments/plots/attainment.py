@@ -66,8 +66,10 @@ def draw(folder: Path, objective: str = "joint", goal: float = 0.9, runs: str = 
         _finish(panels, goal)
     heading = "" if objective == "joint" else f"Objective {objective}"
     handles = axes[0][0].get_legend_handles_labels()[0]
-    below = "\n".join([*flat, coincide_text(frame, ["of", "rate", *titles])])
-    add_title(figure, frame, heading, handles, note=describe_points(frame, "rate"), below=below)
+    notes = [*flat, coincide_text(frame, ["of", "rate", *titles]), f"horizontal line: {goal:.0%}"]
+    add_title(
+        figure, frame, heading, handles, note=describe_points(frame, "rate"), below="\n".join(filter(None, notes))
+    )
     return figure
 
 
