@@ -1,7 +1,5 @@
 """What a request was asked for is one record; its true output length ends it, and policies cannot see it."""
 
-import gzip
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -175,27 +173,6 @@ def test_a_decision_file_keeps_the_record_and_replays_hidden_lengths(tmp_path: P
         assert getattr(spec_of(file.requests[0]), name) == getattr(FULL, name), name
     replay(file.recorded, file.requests, Orca(), LinearCost(), lambda followed: None)
     assert [request.num_output_tokens for request in file.requests] == [5, 2, 2, 2]
-
-
-def test_a_file_from_before_the_record_is_read(tmp_path: Path) -> None:
-    fields = {
-        "id": 4,
-        "num_prompt_tokens": 5,
-        "max_new_tokens": 2,
-        "arrival_time": 1.0,
-        "arrival_iteration": 0,
-        "priority": 1,
-        "client": "me",
-        "deadline": 3.0,
-        "predicted_new_tokens": 2,
-        "can_stop": False,
-    }
-    limits = {"max_batch": 1, "max_tokens": 9, "max_request_tokens": 9, "tile": 1, "graph_sizes": [], "num_stages": 1}
-    run = {"limits": limits, "num_blocks": 9, "block_size": 1, "num_stages": 1, "asynchronous": True, "overrides": []}
-    with gzip.open(tmp_path / "file", "wt") as file:
-        file.write(f"{json.dumps({'run': run})}\n{json.dumps({'request': fields})}\n")
-    (request,) = read_decisions(tmp_path / "file").requests
-    assert (request.client, request.priority, request.deadline, request.slo.total) == ("me", 1, 3.0, 2.0)
 
 
 def test_the_table_of_requests_has_the_fields_of_the_record() -> None:
