@@ -47,6 +47,7 @@ def test_every_block_is_free_retiring_or_held_once(actions: list[tuple[str, int,
 def test_a_pool_needs_a_block() -> None:
     with pytest.raises(ValueError, match="at least 1 block"):
         BlockPool(0, 16, 4, 100)
+    assert BlockPool(1, 1, 4, 100).num_tokens == 1
 
 
 class Few(Resources):
