@@ -124,7 +124,7 @@ def redraw(name: str, folder: Path) -> str:
         machines = json.loads(path.with_suffix(".json").read_text())["machines"]
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename}: no such file; give a figure that was made, and folder=") from None
-    table = _draw(module, data, read_claims(name), path, "; ".join(dict.fromkeys(map(origin_of, machines.values()))))
+    table = _draw(module, data, read_claims(name), path, origin_of(machines.values()))
     return f"{path}.md" if table else f"{path}.png, .pdf"
 
 

@@ -35,8 +35,12 @@ REAL = "gpu"
 TABLES_OPTION = "tables=.../aiconfigurator/a100_sxm"
 
 
-def origin_of(provenance: Mapping[str, Any]) -> str:
-    """Where the times of a machine come from, in a few words."""
+def origin_of(machines: Iterable[Mapping[str, Any]]) -> str:
+    """One line to put below a figure: where the times of these machines come from. Empty if there are none."""
+    return "; ".join(dict.fromkeys(map(_origin, machines)))
+
+
+def _origin(provenance: Mapping[str, Any]) -> str:
     if "measured_on" not in provenance:
         return f"{provenance['model']} simulated with profile {provenance['profile']}"
     predicted = f"single iterations are predicted by profile {provenance['single_iterations']['profile']}"
@@ -115,8 +119,8 @@ class Machines:
         return {name: {"model": at.cost.spec.name, **at.provenance()} for name, at in self._requested()} | self._noted
 
     def origin(self) -> str:
-        """The same as one line to put below a figure; empty if no machine was requested."""
-        return "; ".join(dict.fromkeys(map(origin_of, self.provenance().values())))
+        """The same as one line; see `origin_of`."""
+        return origin_of(self.provenance().values())
 
     def _requested(self) -> list[tuple[str, SteadyState]]:
         """(name, machine) of the available ones requested since `begin`."""
