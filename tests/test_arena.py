@@ -257,6 +257,9 @@ def test_the_html_page_is_complete_and_self_contained(board: Any) -> None:
     assert drawn.layout.xaxis.type is None
     near = board.capacities[0]._replace(rate=0.1, low=0.09, high=0.12)
     assert web.capacity_figure([*board.capacities, near]).layout.xaxis.type == "log", "0.1 would touch the axis"
+    other = near._replace(policy="a", slo="strict")
+    rows = web.capacity_figure([other._replace(slo="a", rate=30.0), other, *board.capacities]).layout.yaxis
+    assert list(rows.categoryarray) == [policy, "a"], "whatever objectives are called, by the highest capacity"
     many = [board.capacities[0]._replace(policy=f"policy {number}") for number in range(16)]
     assert web.capacity_figure(many).layout.height - 40 - 80 > 16 * 28, (
         "between the margins: a longer legend would scroll"

@@ -155,7 +155,8 @@ def capacity_figure(found: Sequence[Capacity], notes: Sequence[str] = ()) -> Any
     panels: dict[str, list[Capacity]] = {}
     for each in found:
         panels.setdefault(each.trace, []).append(each)
-    rows = list(dict.fromkeys(each.policy for each in sorted(found, key=lambda each: (each.slo, each.rate))))
+    best = {each.policy: each.rate for each in sorted(found, key=lambda each: each.rate)}
+    rows = sorted(best, key=lambda policy: (best[policy], policy))
     slos = sorted({each.slo for each in found}, key=lambda slo: max(each.rate for each in found if each.slo == slo))
     figure = _subplots(list(panels), len(rows), shared_yaxes=True)
     for place, own in enumerate(panels.values()):
