@@ -238,6 +238,10 @@ def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[
         ([f"measured={tmp_path / 'no.npz'}"], "cannot read the measured runs"),
         (["cases=fig9", f"measured={tmp_path}"], "cases: none begins with 'fig9'"),
         (["path=x", "pd=none"], "pd=none: give a whole number of requests, at least 1"),
+        (
+            ["path=x", "measured=a.json", "stamp=on"],
+            "stamp=on: what is simulated again is not written; leave out path=",
+        ),
     ):
         assert main(["fidelity", *options]) == 2
         error = capsys.readouterr().err

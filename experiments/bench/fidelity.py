@@ -72,6 +72,10 @@ def main(
         raise ConfigError(f"fidelity: give a trace to serve on a GPU, {serve}, or kept runs, {keep}")
     if path and len(measured) > 1:
         raise ConfigError(f"measured={','.join(measured)}: new runs go to one file; give one, or leave out path=")
+    if path and stamp and measured and measured[0].endswith(".json"):
+        raise ConfigError(
+            "stamp=on: what is simulated again is not written; leave out path= to state what the file holds"
+        )
     profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
     if measured and measured[0].endswith(".json"):
         comparisons = [Path(file) for file in measured]
