@@ -13,6 +13,7 @@
 Importing this loads pydantic, which takes longer than `import cbatch`: only what reads settings and files does it.
 """
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
@@ -115,11 +116,13 @@ def parse(kind: Any, text: str, key: str) -> Any:
 def nearest(name: str, known: Collection[str]) -> str:
     """`did you mean X? known: X, Y, Z`, for messages.
 
-    X is nearly the same name, or else a word of it that is known, as in chunk_size, or else the most similar name.
+    X is nearly the same name, or else a word of it that is known, as in chunk_size, or else begins with it, punctuation
+    aside, as llama-3.1-8b with llama3, or else the most similar name.
     """
     found = get_close_matches(name, list(known), 1, cutoff=0.9) or [word for word in name.split("_") if word in known]
+    plain = re.sub(r"\W", "", name)
+    found = found or [other for other in known if plain and re.sub(r"\W", "", other).startswith(plain)]
     found = found or get_close_matches(name, list(known), 1)
-    found += [other for other in known if name and other.startswith(name)]
     hint = f"did you mean {found[0]}? " if found else ""
     return f"{hint}known: {', '.join(sorted(known)) or 'none'}"
 

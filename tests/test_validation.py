@@ -110,3 +110,8 @@ def test_importing_the_public_face_loads_no_pydantic() -> None:
 def test_a_name_with_a_slip_is_nearer_than_a_known_word_of_it() -> None:
     assert nearest("sarathi_srve", ["sarathi", "sarathi_serve"]).startswith("did you mean sarathi_serve?")
     assert nearest("chunk_size", ["batch", "chunk"]).startswith("did you mean chunk?")
+
+
+def test_a_name_that_begins_with_what_was_given_is_nearer_than_a_similar_one() -> None:
+    assert nearest("llama3", ["llama-13b", "llama-3.1-8b"]).startswith("did you mean llama-3.1-8b?")
+    assert nearest("=", ["llama-13b"]) == "known: llama-13b", "punctuation begins no name"
