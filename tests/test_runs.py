@@ -18,6 +18,7 @@ from experiments.store.run_folder import UNFINISHED
 from experiments.store.runs import Run, label_runs, label_seeds
 from experiments.store.selection import Omitted, choose_runs, drop_repeats, find_unfinished, omitted_text, select_runs
 from experiments.store.tables import load
+from experiments.sweep import run_table
 
 
 def run(name: str = "orca", *given: str, chunk: int | None = None, tokens: float = 1.0, **settings: Any) -> Run:
@@ -262,6 +263,15 @@ def test_labels_of_a_frame_pool_seeds(tmp_path: Path) -> None:
             write_run(tmp_path / f"{policy}{seed}", {"policy": policy}, settings, speed=1.0 + seed)
     means = load(tmp_path).groupby("label")["throughput.total_tokens_per_second"].mean()
     assert means.to_dict() == {"a": 1.5, "b": 1.5}
+
+
+def test_labels_of_a_frame_are_those_of_the_table_also_where_runs_repeat_others(tmp_path: Path) -> None:
+    """Orca's runs do not depend on `chunk`, so that the table shows one of them."""
+    for policy, chunk in (("orca", 256), ("orca", 512), ("sarathi", 256)):
+        about = {"policy": policy, "chunk": chunk if policy == "sarathi" else None, "overrides": [f"chunk={chunk}"]}
+        write_run(tmp_path / f"{policy}{chunk}", about, {"chunk": chunk})
+    assert load(tmp_path)["label"].to_list() == ["orca", "orca", "sarathi 256"]
+    assert re.findall(r"^(?:orca|sarathi)[^\s]*(?: \d+)?", run_table(tmp_path), re.MULTILINE) == ["orca", "sarathi 256"]
 
 
 def test_a_run_whose_table_was_cut_off_is_not_read(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from cbatch.executor import CopyTimes
 from cbatch.results.service import NO_CLIENT, Service
 from experiments.store.csv_tables import EXTRA, LATENCY_COLUMNS, read_extra
 from experiments.store.run_folder import COPIES, REQUESTS, STEPS, TOKENS, read_summary
-from experiments.store.runs import Run, check_whole, label_seeds, read_runs, reading
+from experiments.store.runs import Run, check_whole, label_runs, read_runs, reading, seed_keys
 from experiments.store.text import flat, name_of
 
 _NAMES = {"client", "session", "tier"}
@@ -23,7 +23,7 @@ _NAMES = {"client", "session", "tier"}
 def load(folder: str | Path) -> pd.DataFrame:
     """One row for each complete run in and below a folder.
 
-    Columns: `name` (policy and chunk), `label` (the name, and what else varies among the runs but a seed, as in tables), the fields of `about` (`policy`,
+    Columns: `name` (policy and chunk), `label` (the name, and what else varies among the runs but a seed; repeated runs share one, as in plots), the fields of `about` (`policy`,
     `model`, `simulated`, `hardware`, ...), every setting by its key (`chunk`, `workload.pd_ratio`), `experiment` if one was
     chosen, every metric by its group and name (`throughput.total_tokens_per_second`, `ttft_seconds.p99`), and `folder`. A
     setting that a run does not have, such as another policy's, is NaN.
@@ -82,7 +82,7 @@ def time_between_tokens(folder: str | Path) -> "pd.Series[float]":
 def as_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """One row for each run, as in `load`."""
     rows = []
-    for run, label in zip(runs, label_seeds(runs), strict=True):
+    for run, label in zip(runs, label_runs(runs, seed_keys(runs), apart=False), strict=True):
         about = {
             key: value for key, value in flat(_code_as_text(run.about)) if key not in run.settings or value is not None
         }
