@@ -85,7 +85,9 @@ def _main(command: Command, claims: ExitStack) -> int:
     traceback_wanted = os.environ.get(_FULL_ERROR) == "1"
     try:
         given = with_seeds(sys.argv[1:], replications=command is not RUN)
-        sys.argv[1:] = arguments = with_arguments([*given, *swept_options(given, CONFIG_FOLDER)])
+        arguments = with_arguments([*given, *swept_options(given, CONFIG_FOLDER)])
+        arguments.sort(key=lambda argument: argument not in ("-m", "--multirun"))  # Hydra accepts it only at an end
+        sys.argv[1:] = arguments
         options = parse_options(arguments)
         say_repeated(options.overrides)
         if options.multirun and not any(getattr(options, name) for name in _SHOWS_ONLY):

@@ -165,7 +165,7 @@ def test_options_with_dashes_are_answered_in_one_line(
         (["--config-dir=nowhere", "chunk=3"], "--config-dir=nowhere: no such folder; "),
         (["--cfg", "jobs"], "--cfg/-c: invalid choice: 'jobs' (choose from "),
         (
-            ["chunk=3", "-m", "policy=orca"],
+            ["chunk=3", "--resolve", "policy=orca"],
             "policy=orca: separated from the other keys by an option; give options with dashes first",
         ),
         (["~policy"], "~policy: removes a key that every run needs; leave it out, or give policy=..."),
@@ -177,6 +177,7 @@ def test_options_with_dashes_are_answered_in_one_line(
             ["chunking=[fixed]"],
             "chunking=[fixed]: give one chunking; or several for a sweep, without brackets and with -m",
         ),
+        (["batch=1,2", "-m", "~policy"], "~policy: removes a key that every run needs; "),
         (["-m", "~chunking=tile_aligned", "batch=1,2"], "~chunking=tile_aligned: removes a key that every run needs; "),
     ],
 )
