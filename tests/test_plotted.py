@@ -95,6 +95,20 @@ def test_the_requests_of_all_seeds_are_one_distribution_with_a_band(tmp_path: Pa
     assert band(axes)[1.0] == (3, 5) and band(axes)[0.0] == (1, 2)
 
 
+def test_an_axis_of_gaps_ends_before_the_few_longest_and_names_them() -> None:
+    """2,000 gaps from 10 to 20 ms with three of 14 s; with a hundred of 14 s these are no exception."""
+    for longest, said in ((3, "gaps beyond the axis: at most 0.5% of a line, up to 14 s"), (100, "")):
+        panels = latency_cdf.new_figure(1, 3, 1)[1][0]
+        gaps = np.concatenate([np.linspace(10, 20, 2000), np.full(longest, 14000.0)])
+        for panel in panels:
+            latency_cdf._draw_distribution(panel, (gaps,), "one", 0)
+        requests = pd.DataFrame({"tier": ["all"], **{name: [0.0] for name, _ in latency_cdf._OBJECTIVES}})
+        assert latency_cdf._finish(panels, "", requests) == said
+        ends = [panel.get_xlim()[1] for panel in panels]
+        assert ends[0] == ends[2] > 14000, "requests that wait are no exception, however few"
+        assert (20 < ends[1] < 25) if said else ends[1] > 14000
+
+
 def test_distributions_of_a_tier(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Request 1 alone has a tier, gold, with a TTFT objective of 4 s: its first token comes after 9.5 s, the next 1 s later."""
     figure = latency_cdf.draw(folder, tiers=True)

@@ -17,6 +17,8 @@ from experiments.store.selection import Omitted, say
 from experiments.store.tables import load_requests, time_between_tokens
 
 _MOST_BESIDE = 8  # lines in panels side by side; with more, panels are as wide as the page
+_SHOWN = 0.995  # of each line's gaps, at least, lie within the axis; all do if the longest is less than ...
+_MOST_BEYOND = 3.0  # times as long
 _MOST_POINTS = 1000  # per curve: a million gaps would make a PDF that no viewer opens
 _NAMES = ("time to first token [s]", "time between tokens [ms]", "end-to-end latency [s]")
 _OBJECTIVES = (("slo_ttft_seconds", 1.0), ("slo_tbt_seconds", 1e3), ("slo_total_seconds", 1.0))  # column and factor
@@ -29,6 +31,7 @@ Values = NDArray[np.float64]
 @print_style()
 def draw(folder: Path, tiers: bool = False, runs: str = "") -> Figure:
     """A line for each policy and whatever else varies; of several seeds, all requests, and a band of the single runs.
+    Few gaps that are much longer than all others lie beyond the axis; the longest is named below.
 
     Args:
         tiers: a row of panels for each tier; a dotted line marks an objective that all its requests share.
@@ -55,13 +58,13 @@ def draw(folder: Path, tiers: bool = False, runs: str = "") -> Figure:
                 if not any(map(len, values)):
                     say([Omitted(f"{label} {tier}".strip(), f"has no {name.partition(' [')[0]}")])
                 _draw_distribution(panel, values, str(label), index, (index + 0.5) / len(groups))
-    for tier, panels in zip(rows, axes, strict=True):
-        _finish(panels, tier, pd.concat(requests.values()))
+    beyond = [_finish(panels, tier, pd.concat(requests.values())) for tier, panels in zip(rows, axes, strict=True)]
     for panel in axes[0][1:] if wide else ():
         panel.set_ylabel(axes[0][0].get_ylabel())
     sizes = frame.groupby("label").size()
     note = "" if sizes.max() == 1 else f"{'' if sizes.min() == sizes.max() else 'up to '}{sizes.max()} runs per line"
     below = coincide_text(frame, [column for column in map(str, frame) if column.startswith(_FIGURES)])
+    below = "\n".join(filter(None, [below, *beyond]))
     add_title(figure, frame, handles=axes[0][0].get_legend_handles_labels()[0], note=note, below=below)
     return figure
 
@@ -74,8 +77,8 @@ def _latencies(run: str, requests: pd.DataFrame, tier: str) -> list[Values]:
     return [np.asarray(values.dropna(), np.float64) for values in latencies]
 
 
-def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
-    """The axes of a row, and the objectives of a tier."""
+def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> str:
+    """The axes of a row, and the objectives of a tier; returns which gaps lie beyond the axis, or nothing."""
     for panel, name, (objective, factor) in zip(panels, _NAMES, _OBJECTIVES, strict=True):
         panel.set(xlabel=name, ylim=(0, 1.01), xscale="log")
         limits = requests.loc[requests["tier"] == tier, objective].unique()
@@ -85,6 +88,13 @@ def _finish(panels: list[Axes], tier: str, requests: pd.DataFrame) -> None:
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panels[0].set_ylabel("share of requests, or of gaps")
     panels[0].set_title(tier)
+    lines = [points for line in panels[1].get_lines() if (points := np.array(line.get_data())).size]
+    end = max((np.interp(_SHOWN, shares, gaps) for gaps, shares in lines), default=0.0)
+    if (longest := max((gaps[-1] for gaps, _ in lines), default=0.0)) <= _MOST_BEYOND * end:
+        return ""
+    panels[1].set_xlim(right=1.1 * end)
+    label_log(panels[1].xaxis)
+    return f"{tier} gaps beyond the axis: at most {1 - _SHOWN:.1%} of a line, up to {longest / 1e3:.3g} s".strip()
 
 
 def _draw_distribution(axes: Axes, runs: tuple[Values, ...], label: str, index: int, first: float = 0.5) -> None:
