@@ -8,7 +8,8 @@ parentheses as in a sweep, which are run first, with 20 seeds unless seeds=N is 
     python -m experiments.compare orca 'sarathi_serve(chunking=fixed)' workload=open_loop workload.arrivals.rate=25 batch=64 seeds=10
 
   metric=KEY         a figure of summary.json instead of those of tables; may be given several times
-  baseline=POLICY    what others are compared with, at equal chunks, or one thing's printed label; without it, what is given first
+  baseline=POLICY    what others are compared with, at equal chunks, and its own other chunks with its first; or one thing's
+                     printed label; without it, what is given first
   runs=TEXT          only runs whose folder names or command lines contain this
 
 Runs that differ only in the seed are replications of one thing. Things are compared with the baseline that has the same settings
