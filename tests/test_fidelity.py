@@ -17,7 +17,7 @@ from experiments.bench.fidelity import errors_at_card_speed
 from experiments.config.presets import load_spec
 from experiments.fidelity import runs as runs_file
 from experiments.fidelity import stored
-from experiments.fidelity.cases import CASES, POLICIES, Case, chosen_cases, workload
+from experiments.fidelity.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
 from experiments.fidelity.compare import CLOSED, Nudged, compare, pair, ranking
 from experiments.fidelity.runs import ServedRun
 from experiments.fidelity.serve import serve, serve_cases
@@ -183,6 +183,14 @@ def test_policies_in_another_order_are_named_with_what_lies_between_them() -> No
         "simulated": ["fast", "slower", "slow"],
         "swapped": {"slow; slower": pytest.approx(80 / 79 - 1)},
     }
+
+
+def test_the_load_of_a_case_is_of_the_capacity_of_its_own_server() -> None:
+    by_name = {case.name: case for case in CASES}
+    for case in CASES:
+        if case.load is not None:
+            full = by_name[case.capacity_of]
+            assert full.fits(case) and (full.loop, full.load) == (case.loop, None) and SERVE in full.policies, case.name
 
 
 def test_cases_are_chosen_by_the_beginnings_of_their_names(trace: str) -> None:

@@ -114,16 +114,31 @@ _OPEN: Sequence[tuple[str, float, Arrivals, tuple[str, ...]]] = (
 )
 _QUEUED = "held out, queued"
 _held_out = partial(Case, model=LLAMA[0], batch=48, max_tokens=16384, capacity_of=_QUEUED, start=1500.0, held_out=True)
-_SMALL = "held out, poisson at 80%, small KV cache"
+_SMALL, _SYNC = "held out, poisson at 80%, small KV cache", "held out, synchronous loop"
 HELD_OUT = (
     _held_out(_QUEUED, policies=(SERVE, "orca")),
     *(
         _held_out(f"held out, {name}", policies=policies, load=load, arrivals=arrivals)
         for name, load, arrivals, policies in _OPEN
     ),
-    _held_out("held out, synchronous loop", policies=(SERVE, "orca"), loop="sync"),
+    _held_out(_SYNC, policies=(SERVE, "orca"), loop="sync"),
+    _held_out(f"{_SYNC}, poisson at 75%", policies=(SERVE, "prefill_first"), loop="sync", load=0.75, capacity_of=_SYNC),
     _held_out("held out, qwen3-8b", policies=(SERVE, "orca"), model="qwen3-8b"),
     _held_out(_SMALL, policies=(SERVE, "vllm_v1, 2048 tokens", "past_future"), load=0.8, kv_blocks=400),
+    *(
+        _held_out(
+            f"held out, batch {batch}{arrivals}",
+            policies=policies,
+            batch=batch,
+            load=load,
+            capacity_of=f"held out, batch {batch}",
+        )
+        for batch in (16, 128)
+        for arrivals, load, policies in (
+            ("", None, (SERVE,)),
+            (", poisson at 75%", 0.75, (SERVE, "vllm_v1, 2048 tokens")),
+        )
+    ),
 )
 
 CASES = (
