@@ -19,7 +19,7 @@ PARTS = ["Decides", "Needs", "Optimises", "Differs from the paper", "Differs fro
 
 def test_the_readme_counts_the_policies() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    counts = re.findall(r"\[(\d+) policies\]\(docs/policies\.md\)|\(docs/policies\.md\): the (\d+) that", text)
+    counts = re.findall(r"\[(\d+) policies\]\(docs/policies\.md\)|\(docs/policies\.md\): all (\d+),", text)
     assert [int(first or second) for first, second in counts] == [len(policy_names())] * 2
 
 
