@@ -238,6 +238,10 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
     assert json.loads((tmp_path / "h200.json").read_text()) == stamped
     values, *_ = plot.draw(result).axes
     assert len([line for line in values.lines if line.get_marker() != "None"]) == 4  # total times, of the queued runs
+    held_out = [case.name for case in CASES if case.held_out]
+    [legend] = plot.draw({**result, "cases": dict.fromkeys(held_out, result["cases"]["trace"])}).legends
+    shapes = [line.get_marker() for line in legend.get_lines() if line.get_linestyle() == "None"]
+    assert len(set(shapes)) == len(shapes) == len(held_out)  # each workload has its own
 
 
 def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Simulated against measured metrics of the `fidelity` benchmark: the values above, their relative errors below."""
 
 from collections.abc import Iterator, Mapping
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -21,6 +22,9 @@ PANELS = (
 
 LAYOUT = "AABBCC;DEEEEE;FFFFFF"
 """The panels' values, A to C, and their errors, D to F."""
+
+_SHAPES = (*"os^DvPX*<>phd",)
+"""Of workloads."""
 
 
 class Point(NamedTuple):
@@ -72,7 +76,7 @@ def _workload(case: str, run: Mapping[str, Any]) -> str:
 def _points(result: Mapping[str, Any], policies: list[str], workloads: Mapping[str, str]) -> Iterator[Point]:
     shapes = list(dict.fromkeys(workloads.values()))
     for case, runs in result["cases"].items():
-        shape = line_style(shapes.index(workloads[case]))["marker"]
+        shape = _SHAPES[shapes.index(workloads[case]) % len(_SHAPES)]
         for policy, found in runs.items():
             for name in (name for name in result["targets"] if name not in CLOSED or found.get("load") is None):
                 style = {"color": line_style(policies.index(policy))["color"], "marker": shape}
@@ -128,12 +132,14 @@ def _draw_errors(axes: Axes, points: list[Point], targets: dict[str, float]) -> 
 def _handles(policies: list[str], cases: list[str]) -> list[Line2D]:
     """Policies by colour, then workloads by shape."""
     colours = [line_style(index)["color"] for index in range(len(policies))]
-    shapes = [line_style(index)["marker"] for index in range(len(cases))]
     small: dict[str, Any] = {"color": "#555555", "markersize": 4, "linestyle": "none"}
     return [
         *(
             Line2D([], [], color=colour, linewidth=3, label=name)
             for colour, name in zip(colours, policies, strict=True)
         ),
-        *(Line2D([], [], marker=shape, label=name, **small) for shape, name in zip(shapes, cases, strict=True)),
+        *(
+            Line2D([], [], marker=shape, label=name, **small)
+            for shape, name in zip(cycle(_SHAPES), cases, strict=False)
+        ),
     ]
