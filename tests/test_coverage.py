@@ -16,7 +16,7 @@ def test_truths_by_hand() -> None:
     assert type(constant)(1.0, deterministic=True).within(0.5) == pytest.approx(0.5)
     # Erlang: P(W <= t) = (1 - r) e^(rt) up to one service
     assert type(constant)(1.5, deterministic=True).within(0.5) == pytest.approx(0.5 * np.exp(0.25))
-    assert memoryless.capacity == pytest.approx(1 + np.log(0.1) / memoryless.limit)
+    assert memoryless.capacity == pytest.approx(1 + np.log(0.01) / memoryless.limit)
 
 
 @pytest.mark.parametrize("name", QUEUES)

@@ -29,7 +29,7 @@ from policies.orca import Orca
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-LEVEL, REQUESTS, WARMUP, REPLICATIONS = 0.9, 500, 50, 20
+LEVEL, REQUESTS, WARMUP, REPLICATIONS = 0.99, 2000, 100, 20
 SPREAD = (0.76, 0.88, 0.96, 1.04, 1.12, 1.24)
 """The rates, over the true capacity."""
 
@@ -94,7 +94,7 @@ class Queue:
         return waits + services
 
 
-QUEUES = {"M/M/1": Queue(6.0, deterministic=False), "M/D/1": Queue(4.0, deterministic=True)}
+QUEUES = {"M/M/1": Queue(12.0, deterministic=False), "M/D/1": Queue(7.0, deterministic=True)}
 
 
 COLUMNS = ("capacity", "capacity, control variate", "capacity, naive", "mean", "mean, naive")
