@@ -18,14 +18,16 @@ from commands import summary
 from in_process import outcome
 from optimum import Ask, Machine
 
-from cbatch import BatchShape, ConfigError, Limits, Plan, Policy, Request, RunRecord, Server, View
+from cbatch import BatchShape, ConfigError, CostFunction, Limits, Plan, Policy, Request, RunRecord, Server, View
 from cbatch.bounds import Bounds, Minorant, minorants_of
 from cbatch.bounds.machine import Floats, fewest_late
+from cbatch.bounds.minorants import _hull, _per_context
 from cbatch.errors import ProfileError
 from cbatch.kv import KVSize
 from cbatch.request_spec import SLO
 from cbatch.results.metrics import collect_served
 from cbatch.results.regret import regret
+from cbatch.sim.attention import TableAttention
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
@@ -239,6 +241,26 @@ def test_minorants_lie_below_every_iteration_at_full_clock(hardware: str, model:
     assert closest > 0.9, "some iteration is nearly as fast as the lines say"
 
 
+def test_a_minorant_by_hand() -> None:
+    """A chunk of 3 tokens after 4 and two decodes at 5: 1 s, 3 requests, 5 tokens, 3 * (4 + 2) scores, a context of 10."""
+    line = Minorant(1.0, per_token=0.5, per_score=0.1, per_context=0.2, per_request=0.25)
+    assert line.seconds(BatchShape(((3, 4),), 2, 10)) == pytest.approx(1 + 0.75 + 2.5 + 1.8 + 2.0)
+
+
+def test_lines_below_points_by_hand() -> None:
+    """Edges through (1, 2) and (2, 2.5), (2, 2.5) and (4, 4); below all: 2 throughout, and 1 a token."""
+    assert _hull({1: 2.0, 2: 2.5, 3: 3.9, 4: 4.0}) == [(2.0, 0.0), (1.5, 0.5), (1.0, 0.75), (0.0, 1.0)]
+
+
+def test_decodes_beside_a_chunk_bound_a_context_as_well() -> None:
+    attention = cost_of("h200", "llama-3.1-8b").operations.attention
+    assert isinstance(attention, TableAttention)
+    alone = replace(attention, mixed_decodes=None)
+    cheaper = replace(attention, mixed_decodes=attention.decodes.scaled(0.5))
+    [*_, (_, whole)], [*_, (_, half)] = _per_context(alone, LIMITS), _per_context(cheaper, LIMITS)
+    assert half == pytest.approx(whole / 2) and whole > 0
+
+
 def test_a_minorant_above_the_cost_model_is_refused() -> None:
     cost = cost_of("h200", "llama-3.1-8b")
     flat, *_ = minorants_of(cost, LIMITS)
@@ -248,6 +270,10 @@ def test_a_minorant_above_the_cost_model_is_refused() -> None:
         replace(flat, fixed=2 * flat.fixed).check(cost, LIMITS)
     with pytest.raises(ProfileError, match="above the cost model"):
         replace(flat, per_context=1e-6).check(cost, LIMITS)
+    with pytest.raises(ProfileError, match=r"2 s for 1 tokens in 1 requests, above the cost model's 1 s"):
+        Minorant(0.0, per_context=0.5).check(
+            CostFunction(lambda shape: 100.0 if shape.chunks else float(shape.num_decodes)), Limits(4, 16, 16)
+        )
     with pytest.raises(ValueError, match="negative"):
         Minorant(-1.0)
 

@@ -33,9 +33,9 @@ from experiments.capacity.estimate import Shares, alone, by_replication
 from experiments.capacity.replications import (
     Outcome,
     Replication,
-    as_json,
     natural_rate,
     num_recorded,
+    queue_of,
     replicate,
     simulate,
 )
@@ -273,7 +273,7 @@ OPEN = {
 
 
 def arrivals(section: dict[str, object], number: int, rate: float, num: int) -> tuple[list[float], list[int]]:
-    requests = Replication(as_json(section), number, rate, num).requests(None)
+    requests = Replication(json.dumps(section), number, rate, num).requests(None)
     assert [request.id for request in requests] == list(range(num))
     return [request.arrival_time for request in requests], [request.num_prompt_tokens for request in requests]
 
@@ -294,6 +294,12 @@ def test_replications_of_a_trace_are_its_pieces(tmp_path: Path) -> None:
     trace = {"_target_": "experiments.workloads.TraceReplay", "path": str(path), "format": "vtc"}
     assert num_recorded(trace) == 6
     assert num_recorded(OPEN) is None
+    assert natural_rate(trace, 3) == 5 / 15
+    assert queue_of(trace) is None, "its requests are given"
+    draw = queue_of(OPEN)
+    assert draw is not None
+    times, work = draw(1, 4)
+    assert times.tolist() == arrivals(OPEN, 1, 1.0, 4)[0] and (work > 20).all()
     assert arrivals(trace, 1, 2.0, 3) == (pytest.approx([0.0, 4 / 9, 1.0]), [14, 15, 16])
 
 
@@ -518,7 +524,7 @@ def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: p
     requests = [
         request
         for number in range(found["capacity"]["replications"])
-        for request in Replication(as_json(settings["workload"]), number, 1.0, 200).requests(None)
+        for request in Replication(json.dumps(settings["workload"]), number, 1.0, 200).requests(None)
     ]
     built = assemble(replicate(settings, 0, 1.0, 200))
     bounds = Bounds(requests, minorants_of(built.cost, built.limits), built.limits, built.kv.num_tokens)

@@ -199,6 +199,7 @@ def test_a_sweep_of_rates_is_compared_at_each_rate(tmp_path: Path) -> None:
     assert every.count("+1 [1, 1]") == 2
     one = printed(str(tmp_path), SPEED, "runs=rate=10", "baseline=b")
     assert re.findall(r"(.+): 2 replications, in pairs", one) == ["a over b"]
+    assert one.index("a over b") < one.index("ratio") < one.index("-1 [-1, -1]"), "a table stands below its title"
     assert "-1 [-1, -1]" in one
     assert printed(str(tmp_path), "baseline=c") == "baseline=c: no run of this policy; known: a, b"
     assert printed(str(tmp_path), "runs=a", "runs=b") == "compare: runs is given twice, as a and as b; give it once"

@@ -74,8 +74,7 @@ def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
     attention, layers = cost.operations.attention, cost.topology.share(cost.spec).num_layers
     base = layers * attention.rates.base_seconds if isinstance(attention, RateAttention) else 0.0
     per_score = layers * _per_score(attention, limits)
-    most = min(limits.max_batch, limits.max_tokens)
-    lines = _hull(_least_seconds(cost, limits.max_tokens, most))
+    lines = _hull(_least_seconds(cost, limits.max_tokens, limits.max_batch))
     found = []
     for spared, per_context in _per_context(attention, limits):
         slopes = per_score, layers * per_context, -layers * per_context * spared

@@ -85,7 +85,7 @@ class Together:
 
 def num_recorded(workload: Section) -> int | None:
     """How many requests a recorded trace has; None for a random workload."""
-    section = as_json(workload)
+    section = json.dumps(workload)
     return len(_drawn(section, None, None)) if isinstance(_workload(section), TraceReplay) else None
 
 
@@ -95,12 +95,12 @@ def natural_rate(workload: Section, num_requests: int) -> float:
     Raises:
         ConfigError: all of its requests arrive together.
     """
-    return _natural_rate(as_json(workload), num_requests)
+    return _natural_rate(json.dumps(workload), num_requests)
 
 
 def queue_of(workload: Section) -> Draw | None:
     """What draws the replications of a workload for `Control`; None where only whole requests can be drawn."""
-    section = as_json(workload)
+    section = json.dumps(workload)
     drawn = _workload(section)
     if not isinstance(drawn, OpenLoop):
         return None
@@ -112,10 +112,6 @@ def queue_of(workload: Section) -> Draw | None:
         return (trace.arrival_time - trace.arrival_time[0]) * _natural_rate(section, requests), work
 
     return draw
-
-
-def as_json(section: Section) -> str:
-    return json.dumps(section, sort_keys=True)
 
 
 @lru_cache(maxsize=2)
@@ -180,7 +176,11 @@ def together(settings: Section, replications: int, num_requests: int) -> dict[st
 
 
 def _with_workload(settings: Section, kind: type, **arguments: float) -> dict[str, Any]:
-    section = {"_target_": f"{kind.__module__}.{kind.__name__}", "section": as_json(settings["workload"]), **arguments}
+    section = {
+        "_target_": f"{kind.__module__}.{kind.__name__}",
+        "section": json.dumps(settings["workload"]),
+        **arguments,
+    }
     return {**settings, "workload": section, "timeline": False, "decisions": False, "stream": "off"}
 
 
