@@ -239,6 +239,9 @@ def test_minorants_lie_below_every_iteration_at_full_clock(hardware: str, model:
         assert best <= seconds * (1 + 1e-9), shape
         closest = max(closest, best / seconds)
     assert closest > 0.9, "some iteration is nearly as fast as the lines say"
+    prompt = BatchShape(((256, 0),))
+    seconds = cost.predict(prompt) - cost.execute(prompt).pace.gain
+    assert max(line.seconds(prompt) for line in lines) > 0.98 * seconds
 
 
 def test_a_minorant_by_hand() -> None:
@@ -274,6 +277,7 @@ def test_a_minorant_above_the_cost_model_is_refused() -> None:
         Minorant(0.0, per_context=0.5).check(
             CostFunction(lambda shape: 100.0 if shape.chunks else float(shape.num_decodes)), Limits(4, 16, 16)
         )
+    Minorant(1.0).check(CostFunction(lambda shape: 1.0 if shape.num_tokens <= 16 else 0.5), Limits(4, 16, 16))
     with pytest.raises(ValueError, match="negative"):
         Minorant(-1.0)
 

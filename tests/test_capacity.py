@@ -323,7 +323,7 @@ class Curve:
         factor = 1 + self.scatter * (-1) ** number
         counted = requests - 2 * warmup
         good = counted * (1 - min(self.violations(rate) * factor, 1.0))
-        return Outcome(rate, number, requests, warmup, ((round(good), counted),), self.in_system * rate, 0.0)
+        return Outcome(rate, number, requests, warmup, ((round(good), counted),), self.in_system * rate, seconds=2.0)
 
 
 def search(curve: Curve, **wanted: object) -> Found:
@@ -492,6 +492,8 @@ def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch:
     assert f"{figures['requests_per_second']:.4g} [{figures['low']:.4g}, {figures['high']:.4g}] requests/s" in printed
     assert "true output lengths known to the policy, as max_new_tokens" in printed.splitlines()
     simulated = set(curve.asked)
+    took = figures["simulations"], figures["cpu_seconds"]
+    assert took == (len(simulated), 2.0 * len(simulated)), "those that found the bracket count, too"
     curve.asked.clear()
     assert "holds this run already" in run()
     lines = Path("found/simulations.jsonl").read_text().splitlines(keepends=True)

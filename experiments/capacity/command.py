@@ -92,7 +92,7 @@ def measure(
         about["wall_seconds"] = time.perf_counter() - began
         about["execution"]["iterations_outside_measured_range"] = sum(each.outside for each in search.outcomes)
         single = alone(shares_of(search.outcomes, rule.criteria))
-        summary = {"about": about, "capacity": figures(found, keys, search.outcomes, single)}
+        summary = {"about": about, "capacity": figures(found, keys, [*simulations], single)}
         summary |= _details(found, rule.criteria)
         if run_settings["bounds"]:
             summary["regret"] = _regret(found, run_settings, rule)
@@ -171,7 +171,7 @@ def _simulate(
 
 
 def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], single: Mapping[str, float]) -> dict[str, Any]:
-    """What is reported of a capacity. single: what each replication alone would give."""
+    """What is reported of a capacity. outcomes: all that its folder holds, of the bracket too. single: what each replication alone would give."""
     return {
         "requests_per_second": found.rate,
         "low": found.low,

@@ -37,6 +37,9 @@ class Simulations:
         """key: rate, replication, requests and warm-up."""
         return self._done.get(tuple(key))
 
+    def __iter__(self) -> Iterator[Outcome]:
+        return iter(self._done.values())
+
     def add(self, outcome: Outcome) -> None:
         self._done[outcome[:4]] = outcome
         self._file.write(json.dumps(outcome) + "\n")
