@@ -99,6 +99,21 @@ def test_a_length_that_reaches_the_limit_changes_nothing(true_new_tokens: int | 
     assert not totals_of([request, Request(1, 3, 4, true_new_tokens=2)]).lengths_known
 
 
+def test_totals_by_hand() -> None:
+    hidden, late = Request(0, 3, 4, true_new_tokens=2), Request(1, 5, 1, client="ann", arrival_iteration=3)
+    last = Request(2, 2, 2, extra={"tier": 1})
+    found = totals_of([hidden, late, last])
+    assert (found.longest, found.longest_prompt, found.new_tokens) == (hidden, 5, 4 + 1 + 2)
+    assert (found.clients, list(found.extra), found.lengths_known, found.by_iteration) == (
+        {None, "ann"},
+        ["tier"],
+        False,
+        True,
+    )
+    alone = totals_of([last])
+    assert (alone.clients, alone.lengths_known, alone.by_iteration) == ({None}, True, False)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_real_tokens_end_at_the_hidden_length(asynchronous: bool) -> None:
     references = greedy_references(LLAMA)[:8]

@@ -271,6 +271,15 @@ def test_missing_links_are_named() -> None:
         ProfileCost(bare, SPEC, Topology(2))
     with pytest.raises(ProfileError, match=r"hardware=made-up has no send times within a node"):
         ProfileCost(bare, SPEC, Topology(1, 2))
+    with pytest.raises(ProfileError, match=r"hardware=made-up has no send times between nodes"):
+        bare.links.to_next_stage(True, bare.name)
+
+
+def test_an_all_reduce_is_estimated_from_the_nearest_number_of_gpus() -> None:
+    """A ring of 7 sends 12/7 of the bytes over each link, one of 8 sends 14/8, one of 2 all of them."""
+    links = Links({2: PiecewiseLinear((1, 2), (5.0, 5.0)), 8: PiecewiseLinear((1, 2), (7.0, 7.0))})
+    found, estimated = links.all_reduce_of(7, "made-up")
+    assert estimated and found.at(1) == pytest.approx(7.0 * (12 / 7) / (14 / 8))
 
 
 def test_kv_cache_is_what_the_weights_leave() -> None:

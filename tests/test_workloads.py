@@ -409,6 +409,12 @@ def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
         "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70; "
         "raise it, lower length_scale, or set too_long to clip or drop"
     )
+    assert message(lambda: Fit(max_length=70).fit(replace(a_trace(), line=None))).startswith("t.csv, row 1: 100 prompt")
+    assert columns(Fit(max_length=110).fit(a_trace())) == columns(a_trace()), "the longest has 110"
+    hashes = np.array([[1, 2, 3, 4], [5], [6, 7]], object)
+    clipped = Fit(max_length=50, too_long="clip").fit(replace(a_trace(), fields={"prefix_hashes": hashes}))
+    assert list(clipped.fields["prefix_hashes"]) == [[1, 2], [5], [6, 7]], "of 40 of 100 tokens, 1 of 5, and all"
+    assert hashes[0] == [1, 2, 3, 4], "the trace itself is left"
     assert message(lambda: Fit(max_length=20, too_long="drop").fit(a_trace())) == (
         "t.csv: every request exceeds max_length=20; raise it, lower length_scale, or set too_long=clip"
     )
@@ -581,6 +587,10 @@ BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
         "num_requests=None: give a whole number from 1 to 10000000",
     ),
     (lambda: PromptFile(path="p", max_new_tokens=0), "max_new_tokens=0: give a whole number from 1 to 2147483647"),
+    (
+        lambda: PromptFile(path="p", pad_outputs=2),
+        "pad_outputs: the output lengths of prompts are unknown; leave it out",
+    ),
     (lambda: replay(start=-1), "start=-1: give a finite number, at least 0 (seconds into the trace)"),
     (lambda: replay(speed=0), "speed=0: give a finite number above 0 (1 replays in real time, 2 twice as fast)"),
     (lambda: replay(length_scale=0), "length_scale=0: give a finite number above 0 (1 keeps the lengths of the trace)"),
