@@ -491,6 +491,7 @@ def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch:
     assert figures["requests_per_second"] == pytest.approx(7.0, rel=0.01)
     assert f"{figures['requests_per_second']:.4g} [{figures['low']:.4g}, {figures['high']:.4g}] requests/s" in printed
     assert "true output lengths known to the policy, as max_new_tokens" in printed.splitlines()
+    assert "limits     batches of 18, iterations of " in printed, "the default batch, which nobody asked for"
     simulated = set(curve.asked)
     took = figures["simulations"], figures["cpu_seconds"]
     assert took == (len(simulated), 2.0 * len(simulated)), "those that found the bracket count, too"

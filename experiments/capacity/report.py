@@ -18,6 +18,8 @@ def capacity_text(summary: Summary) -> str:
     """One capacity in full."""
     about, found = summary["about"], summary["capacity"]
     rows = [("capacity", f"{interval(found)}, 95% interval, {_replications(found)}"), ("holds", _rule(summary))]
+    limits = about["limits"]
+    rows += [("limits", f"batches of {limits['batch']}, iterations of {limits['tokens']:,} tokens, at most")]
     if found["warmup_requests"]:
         rows += [("counted", f"all but the first and last {found['warmup_requests']:,} requests of a replication")]
     if regret := summary.get("regret"):
