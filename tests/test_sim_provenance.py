@@ -122,7 +122,7 @@ def test_each_loop_states_its_own_error() -> None:
     """One that was not compared has none, whatever the other has."""
     profile = load_profile("h200")
     sync = profile.compared["sync"]
-    assert "of 2 queued" in sync.error and sync.error != profile.error
+    assert "4 of 6 queued" in sync.error and sync.error != profile.error
     assert profile.error_of("llama-3.1-8b", 1, asynchronous=False) == (sync.error, sync.brief)
     alone = replace(profile, compared={"async": profile.compared["async"]})
     assert alone.error_of("llama-3.1-8b", 1, asynchronous=False) == (NOT_COMPARED, "")
@@ -157,7 +157,7 @@ def test_a_command_prints_where_each_entry_comes_from(capsys: pytest.CaptureFixt
     assert lines[-2:] == [f"printed for {each}" for each in where]
     assert main(["show", "hardware=h200"]) == 0
     assert [line[:21] for line in capsys.readouterr().out.splitlines()[-4:]] == [
-        "error: against 29 rea",
+        "error: against 37 rea",
         "printed for models: l",
         "error: against 2 real",
         "printed for models: l",
