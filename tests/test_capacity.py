@@ -29,7 +29,7 @@ from experiments.capacity import command as searching
 from experiments.capacity import control
 from experiments.capacity.control import Control
 from experiments.capacity.definitions import Rule, select
-from experiments.capacity.estimate import Shares, alone, by_replication
+from experiments.capacity.estimate import Shares, alone, by_replication, num_violating
 from experiments.capacity.replications import (
     Outcome,
     Replication,
@@ -39,7 +39,7 @@ from experiments.capacity.replications import (
     replicate,
     simulate,
 )
-from experiments.capacity.report import one_alone
+from experiments.capacity.report import capacity_text, one_alone
 from experiments.capacity.search import FIRST, LEAST, Found, Search, Wanted
 from experiments.config.assemble import assemble
 from experiments.config.composition import compose_run
@@ -117,6 +117,14 @@ def test_where_most_resamples_have_no_violation_the_interval_ends_46_tenths_of_a
     """One of 8 replications has 8 violations: 1% of all, with an error of sqrt((49 + 7) / 7 / 8) = 1%; a third of the resamples lack it."""
     low, _ = shares([[92.0], *[[100.0]] * 7]).band()
     assert low[0] == pytest.approx(0.99 - 4.6 * 0.01)
+
+
+def test_replications_with_violations_are_counted_just_above_the_capacity() -> None:
+    """At rates 1, 2, 3: of three replications of ten requests none, one and two have violations; the second did not run at 3."""
+    good = np.array([[10, 9, 5], [10, 10, 0], [10, 10, 8.0]])
+    asked = np.array([[10, 10, 10], [10, 10, 0], [10, 10, 10.0]])
+    found = Shares(np.array([1.0, 2.0, 3.0]), good, asked, 0.9)
+    assert [num_violating([found], rate) for rate in (0.5, 1.5, 2.0, 2.1, 9.0)] == [0, 1, 1, 2, 2]
 
 
 def test_interval_grows_with_what_replications_have_in_common_the_naive_one_does_not() -> None:
@@ -492,6 +500,9 @@ def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch:
     assert f"{figures['requests_per_second']:.4g} [{figures['low']:.4g}, {figures['high']:.4g}] requests/s" in printed
     assert "true output lengths known to the policy, as max_new_tokens" in printed.splitlines()
     assert "limits     batches of 18, iterations of " in printed, "the default batch, which nobody asked for"
+    assert figures["violating_replications"] == figures["replications"] and "unsure" not in printed
+    few = capacity_text({**found, "capacity": {**figures, "violating_replications": 2}})
+    assert "unsure     only 2 replications have violations just above it" in few
     simulated = set(curve.asked)
     took = figures["simulations"], figures["cpu_seconds"]
     assert took == (len(simulated), 2.0 * len(simulated)), "those that found the bracket count, too"

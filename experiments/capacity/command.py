@@ -16,7 +16,7 @@ from pydantic import Field
 from cbatch import SLO, ConfigError
 from cbatch.validation import Give, positive, read, whole
 from experiments.capacity.definitions import Criterion, Rule
-from experiments.capacity.estimate import Shares, alone, by_replication
+from experiments.capacity.estimate import Shares, alone, by_replication, num_violating
 from experiments.capacity.folder import CAPACITY, Simulations, open_simulations
 from experiments.capacity.replications import (
     Outcome,
@@ -91,8 +91,9 @@ def measure(
         found = search.run()
         about["wall_seconds"] = time.perf_counter() - began
         about["execution"]["iterations_outside_measured_range"] = sum(each.outside for each in search.outcomes)
-        single = alone(shares_of(search.outcomes, rule.criteria))
-        summary = {"about": about, "capacity": figures(found, keys, [*simulations], single)}
+        simulated = shares_of(search.outcomes, rule.criteria)
+        summary = {"about": about, "capacity": figures(found, keys, [*simulations], alone(simulated))}
+        summary["capacity"]["violating_replications"] = num_violating(simulated, found.rate)
         summary |= _details(found, rule.criteria)
         if run_settings["bounds"]:
             summary["regret"] = _regret(found, run_settings, rule)

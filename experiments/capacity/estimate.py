@@ -123,6 +123,12 @@ def capacity(criteria: Sequence[Shares]) -> tuple[float, float, float]:
     return min(map(Shares.crossing, criteria)), min(low for low, _ in ends), min(high for _, high in ends)
 
 
+def num_violating(shares: Sequence[Shares], rate: float) -> int:
+    """How many replications have violations at the first simulated rate from this one on, or else at the last."""
+    place = min(int(np.searchsorted(shares[0].rates, rate)), len(shares[0].rates) - 1)
+    return int(np.any([(each.good < each.asked)[:, place] for each in shares], axis=0).sum())
+
+
 def by_replication(criteria: Sequence[Shares]) -> list[float]:
     """A value for each replication, whose mean is the capacity and whose scatter is its error: jackknife pseudo-values.
 
