@@ -159,7 +159,7 @@ def test_a_command_prints_where_each_entry_comes_from(capsys: pytest.CaptureFixt
     assert [line[:21] for line in capsys.readouterr().out.splitlines()[-4:]] == [
         "error: against 37 rea",
         "printed for models: l",
-        "error: against 2 real",
+        "error: against 6 real",
         "printed for models: l",
     ]
     assert main(["show", "hardware=h300"]) == 2
