@@ -92,8 +92,7 @@ def measure(
         about["wall_seconds"] = time.perf_counter() - began
         about["execution"]["iterations_outside_measured_range"] = sum(each.outside for each in search.outcomes)
         simulated = shares_of(search.outcomes, rule.criteria)
-        summary = {"about": about, "capacity": figures(found, keys, [*simulations], alone(simulated))}
-        summary["capacity"]["violating_replications"] = num_violating(simulated, found.rate)
+        summary = {"about": about, "capacity": figures(found, keys, [*simulations], simulated)}
         summary |= _details(found, rule.criteria)
         if run_settings["bounds"]:
             summary["regret"] = _regret(found, run_settings, rule)
@@ -171,8 +170,8 @@ def _simulate(
     return [outcome for outcome in map(simulations.find, keys) if outcome is not None]
 
 
-def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], single: Mapping[str, float]) -> dict[str, Any]:
-    """What is reported of a capacity. outcomes: all that its folder holds, of the bracket too. single: what each replication alone would give."""
+def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], simulated: Sequence[Shares]) -> dict[str, Any]:
+    """What is reported of a capacity. outcomes: all that its folder holds, of the bracket too. simulated: by criterion, as they came."""
     return {
         "requests_per_second": found.rate,
         "low": found.low,
@@ -184,7 +183,8 @@ def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], single: Mappi
         "definition": keys.definition,
         "attainment": keys.attainment,
         "slo": asdict(keys.slo),
-        "one_alone": dict(single),
+        "one_alone": dict(alone(simulated)),
+        "violating_replications": num_violating(simulated, found.rate),
         "simulations": len(outcomes),
         "cpu_seconds": sum(outcome.seconds for outcome in outcomes),
     }
