@@ -16,7 +16,7 @@ from pydantic import Field
 from cbatch import SLO, ConfigError
 from cbatch.validation import Give, positive, read, whole
 from experiments.capacity.definitions import Criterion, Rule
-from experiments.capacity.estimate import Shares, alone, by_replication, num_violating
+from experiments.capacity.estimate import Shares, alone, by_replication
 from experiments.capacity.folder import CAPACITY, Simulations, open_simulations
 from experiments.capacity.replications import (
     Outcome,
@@ -184,7 +184,6 @@ def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], simulated: Se
         "attainment": keys.attainment,
         "slo": asdict(keys.slo),
         "one_alone": dict(alone(simulated)),
-        "violating_replications": num_violating(simulated, found.rate),
         "simulations": len(outcomes),
         "cpu_seconds": sum(outcome.seconds for outcome in outcomes),
     }

@@ -38,11 +38,11 @@ class Control:
         self._counted = slice(warmup, requests - warmup)
 
     def adjust(self, shares: Shares) -> Shares:
-        """The shares without what the queue explains of their scatter, at the rates with enough replications."""
-        good = shares.good.copy()
+        """The shares without what the queue explains of their scatter, at the rates where enough replications have violations."""
+        good, scarce = shares.good.copy(), shares.scarce
         for index, rate in enumerate(shares.rates):
             [made] = shares.asked[:, index].nonzero()  # a rate that was added late, or far off for a while, lacks some
-            if len(made) >= _LEAST and made[-1] < self._drawn / 4:
+            if len(made) >= _LEAST and not scarce[index] and made[-1] < self._drawn / 4:
                 good[made, index] = self._adjust(rate, made, good[made, index], shares.asked[made, index])
         return replace(shares, good=good)
 

@@ -20,6 +20,9 @@ from experiments.store.intervals import CONFIDENCE
 Floats = NDArray[np.float64]
 
 _RESAMPLES = 2000
+_FEW = 10
+"""Replications with violations that show what violations a replication can have."""
+
 _MOST_ERRORS = 4.6
 """Standard errors that an end lies from the share: the exact interval of a Poisson mean reaches so far above a single event. Where
 few replications have violations, resamples without any have no error to scale by."""
@@ -38,6 +41,11 @@ class Shares:
     def num_replications(self) -> Any:
         """At each rate, [rates]."""
         return (self.asked > 0).sum(axis=0)
+
+    @property
+    def scarce(self) -> Any:
+        """Whether violations are of fewer than `_FEW` replications, and not of all, [rates]."""
+        return (self.good != self.asked).sum(axis=0) < np.minimum(self.num_replications, _FEW)
 
     def share(self) -> Floats:
         """The share of good requests over all replications, [rates]."""
@@ -76,7 +84,17 @@ class Shares:
         The share falls with the rate: the lower end at a rate holds for all below it, the upper end for all above it.
         """
         ends = np.array([_interval(good, asked) for good, asked in zip(self.good.T, self.asked.T, strict=True)])
+        for index in np.flatnonzero(self.scarce):
+            ends[index, 0] = min(ends[index, 0], self._low_with_worst(int(index)))
         return np.maximum.accumulate(ends[::-1, 0])[::-1], np.minimum.accumulate(ends[:, 1])
+
+    def _low_with_worst(self, index: int) -> float:
+        """The lower end at a rate if one more replication were as bad as the worst there or at the next higher rate."""
+        made = self.asked[:, index] > 0
+        near = slice(index, index + 2)
+        worst = np.nanmin(self.good[:, near] / np.where(self.asked[:, near] > 0, self.asked[:, near], np.nan))
+        mean = self.asked[made, index].mean()
+        return _interval(np.append(self.good[made, index], worst * mean), np.append(self.asked[made, index], mean))[0]
 
     def interval(self) -> tuple[float, float]:
         """The ends of the crossing's interval."""
@@ -121,12 +139,6 @@ def capacity(criteria: Sequence[Shares]) -> tuple[float, float, float]:
     """The least crossing of the criteria, and the ends of its interval."""
     ends = [shares.interval() for shares in criteria]
     return min(map(Shares.crossing, criteria)), min(low for low, _ in ends), min(high for _, high in ends)
-
-
-def num_violating(shares: Sequence[Shares], rate: float) -> int:
-    """How many replications have violations at the first simulated rate from this one on, or else at the last."""
-    place = min(int(np.searchsorted(shares[0].rates, rate)), len(shares[0].rates) - 1)
-    return int(np.any([(each.good < each.asked)[:, place] for each in shares], axis=0).sum())
 
 
 def by_replication(criteria: Sequence[Shares]) -> list[float]:

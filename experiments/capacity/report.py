@@ -12,7 +12,6 @@ from experiments.store.runs import label_runs
 from experiments.store.text import format_share, title_of
 
 Summary = Mapping[str, Any]
-FEWEST_VIOLATING = 5
 """Replications with violations, for an interval to be relied on."""
 
 
@@ -28,11 +27,6 @@ def capacity_text(summary: Summary) -> str:
         rows += [("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")]
     took = f"{about['wall_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of CPU for {found['simulations']} simulations"
     rows += [("one alone", f"{one_alone(found)}: what searches with one replication return")]
-    if (few := found.get("violating_replications", FEWEST_VIOLATING)) < FEWEST_VIOLATING:
-        of = "1 replication has" if few == 1 else f"{few} replications have"
-        rows += [
-            ("unsure", f"only {of} violations just above it: the interval may be too narrow; try another workload.seed")
-        ]
     rows += [("took", took)]
     head = [title_of(about), *notes_of([about])]
     return "\n".join([*head, "", tabulate(rows, tablefmt="plain", disable_numparse=True), "", _curves(summary)])
