@@ -120,7 +120,7 @@ def test_drawing_needs_nothing_but_the_table(made: Path, name: str) -> None:
     drawn: Figure | str = gallery.module_of(name).draw(data, read_claims(name))
     if isinstance(drawn, str):
         table, origin = (made / f"{name}.md").read_text().split("\n\n")
-        assert table == drawn and "simulated with profile" in origin
+        assert table == drawn and "SIMULATED with profile" in origin
         return
     for axes in drawn.axes:
         assert axes.get_ylabel() or axes.get_shared_y_axes().get_siblings(axes) != [axes], "axes have labels"

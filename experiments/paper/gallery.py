@@ -133,7 +133,7 @@ def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path:
     with style.print_style():
         drawn = module.draw(data, claims)
         if isinstance(drawn, str):
-            write_text(path.with_suffix(".md"), f"{drawn}\n\n{origin}\n")
+            write_text(path.with_suffix(".md"), f"{drawn}\n\n{'; '.join(origin.splitlines())}\n")
             return drawn
         if origin:
             lines = filter(None, [drawn.get_supxlabel(), style.wrap_origin(origin)])

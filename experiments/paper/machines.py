@@ -1,7 +1,7 @@
 """The machines that figures are measured on, by name; each is built when a figure first asks for it.
 
-    a6000       LLaMA-13B on an A6000, from single-iteration times that the SARATHI paper prints
-    a100        LLaMA-33B on an A100, from published kernel timings: needs tables=.../aiconfigurator/a100_sxm
+    a6000       SARATHI's LLaMA-13B, of nanoGPT's blocks, on an A6000, from single-iteration times that the paper prints
+    a100        its LLaMA-33B on an A100, from published kernel timings: needs tables=.../aiconfigurator/a100_sxm
     h200        Llama-3.1-8B on an H200, from its measured profile
     h200-13b    LLaMA-13B on the same
     gpu         this machine's GPU, which serves real tokens: with hardware=gpu, and then it is the only one
@@ -15,18 +15,22 @@ from typing import Any
 from cbatch.sim import ProfileCost, load_profile
 from experiments.config.presets import load_spec
 from experiments.paper.steady import SteadyState
+from experiments.store.notes import simulated_text
 
 SINGLE_ITERATIONS = ("a6000", "h200")
 """Machines in the figures of single iterations, which take times from `cost`: predicted, so that a real GPU is not among them."""
 
 TITLES = {
-    "a6000": "A6000, LLaMA-13B",
-    "a100": "A100, LLaMA-33B",
+    "a6000": "A6000, nanoGPT-13B",
+    "a100": "A100, nanoGPT-33B",
     "h200": "H200, Llama-3.1-8B",
     "h200-13b": "H200, LLaMA-13B",
     "gpu": "GPU, LLaMA-13B",
 }
 """Titles of panels, by machine."""
+
+PRINTED = {"nanogpt-13b": "nanogpt-13b (LLaMA-13B in the paper)", "nanogpt-33b": "nanogpt-33b (LLaMA-33B in the paper)"}
+"""Models that the SARATHI paper calls by another name."""
 
 LARGEST_BATCH = 18
 """Batch for which an H200's graphs are captured, the largest in any figure: a graph computes all its rows."""
@@ -36,13 +40,13 @@ TABLES_OPTION = "tables=.../aiconfigurator/a100_sxm"
 
 
 def origin_of(machines: Iterable[Mapping[str, Any]]) -> str:
-    """One line to put below a figure: where the times of these machines come from. Empty if there are none."""
-    return "; ".join(dict.fromkeys(map(_origin, machines)))
+    """A line for each of these machines to put below a figure: where its times come from. Empty if there are none."""
+    return "\n".join(dict.fromkeys(map(_origin, machines)))
 
 
 def _origin(provenance: Mapping[str, Any]) -> str:
     if "measured_on" not in provenance:
-        return f"{provenance['model']} simulated with profile {provenance['profile']}"
+        return f"{PRINTED.get(provenance['model'], provenance['model'])}: {simulated_text(provenance)}"
     predicted = f"single iterations are predicted by profile {provenance['single_iterations']['profile']}"
     return f"served with real tokens on {provenance['measured_on']}; {predicted}"
 
@@ -119,7 +123,7 @@ class Machines:
         return {name: {"model": at.cost.spec.name, **at.provenance()} for name, at in self._requested()} | self._noted
 
     def origin(self) -> str:
-        """The same as one line; see `origin_of`."""
+        """The same as text; see `origin_of`."""
         return origin_of(self.provenance().values())
 
     def _requested(self) -> list[tuple[str, SteadyState]]:

@@ -25,7 +25,11 @@ def origin_of(about: About) -> str:
     """Where the times come from, in a line: the hardware, or the profile that simulates it, with its error."""
     if not about["simulated"]:
         return f"measured on {about['hardware']}"
-    profile = about["execution"]
+    return simulated_text(about["execution"])
+
+
+def simulated_text(profile: Mapping[str, Any]) -> str:
+    """A profile's name and its error, and how many parts of it are not measured."""
     error = str(profile["error"]) if len(profile["error"]) < _LONGEST_ERROR else "error: see summary.json"
     limits = [profile.get("error_in_brief") or error]
     if others := profile.get("not_measured"):

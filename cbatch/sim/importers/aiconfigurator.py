@@ -28,6 +28,7 @@ from cbatch.sim.importers.table import only_file, read_table, some, summed
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
+from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.sim.roofline import Ceilings
 from cbatch.topology import Topology
 
@@ -56,7 +57,7 @@ def read(folder: Path) -> Profile:
         name=f"aiconfigurator-{folder.name}",
         hardware=hardware,
         source=f"measured by others: aiconfigurator's published kernel timings, {folder.parent.name}/{folder.name}",
-        error="not known: not compared with real runs",
+        error=NOT_COMPARED,
         memory_bytes=memory,
         ceilings=tables.ceilings(),
         tables=tables,

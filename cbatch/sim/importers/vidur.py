@@ -17,6 +17,7 @@ from cbatch.sim.importers.table import read_table, some
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
+from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.sim.roofline import Ceilings
 from cbatch.topology import Topology
 
@@ -44,7 +45,7 @@ def read(folder: Path) -> Profile:
         name=f"vidur-{folder.name}",
         hardware=hardware,
         source=f"measured by others: Vidur's published operator timings, {folder.parent.name}/{folder.name}",
-        error="not known: not compared with real runs",
+        error=NOT_COMPARED,
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),
         tables=VidurTables(folder),

@@ -4,13 +4,12 @@
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 from tabulate import tabulate
 
 from experiments.paper.claims import Claim
@@ -22,6 +21,7 @@ from experiments.plots.style import line_style, new_figure, paper_style
 
 NUM_REQUESTS = 10_000
 NAMES = {"orca": "TP8-PP8, Orca", "sarathi": "TP8-PP8, Sarathi", "tp": "8 x TP8, Orca"}
+HEADING = "GPT-3 on 64 A100s: 8 pipeline stages of 8 tensor-parallel GPUs (TP8-PP8) or 8 replicas of 8 (8 x TP8)"
 HARDWARE, BUBBLES, ENDS = "64 A100s", "bubbles", "ends"
 
 
@@ -74,24 +74,27 @@ def _seconds(data: pd.DataFrame, panel: str, name: str) -> float:
 
 def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
     """Bubbles as a distribution, and requests ended over time. The paper's ratios are applied to our Sarathi."""
-    figure, [[bubbles, ends]] = new_figure(1, 2, 2.7)
+    figure, [[bubbles, ends]] = new_figure(1, 2, 3.0)
     for index, series in enumerate(NAMES.values()):
         style = line_style(index) | {"markevery": 25, "label": series}
         for panel, name in ((bubbles, BUBBLES), (ends, ENDS)):
             shown = select(data, panel=name, series=series)
             served = shown["share"] * NUM_REQUESTS
             panel.plot(*((shown["value"], shown["share"]) if name == BUBBLES else (served, shown["value"])), **style)
-    ends.plot([], [], **(paper_style() | {"label": "paper, times our Sarathi"}))
+    ends.plot([], [], **(paper_style() | {"label": "the paper's ratio to Sarathi"}))
     for claim in printed:
         if claim.printed is not None and claim.setting.get("under") == "sarathi":
             _mark(bubbles if claim.quantity == bubbles_over.__name__ else ends, data, claim, claim.printed)
-    bubbles.set(xlabel="bubble time of a request [s]", ylabel="share of requests")
+    bubbles.set(title="pipeline bubbles", xlabel="bubble time of a request [s]", ylabel="share of requests")
     bubbles.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     bubbles.set_xlim(left=0)
-    ends.set(xlabel="requests served", ylabel="time since the start [s]", xlim=(0, 1.05 * NUM_REQUESTS))
+    ends.set(title=f"time to serve {NUM_REQUESTS:,} requests", xlabel="requests served", ylabel="time [s]")
+    ends.set(xlim=(0, 1.35 * NUM_REQUESTS), xticks=range(0, NUM_REQUESTS + 1, 2000))
+    ends.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    ends.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     for panel in (bubbles, ends):
         panel.set_ylim(bottom=0)
-    legend(figure, [ends])
+    legend(figure, [ends], title=HEADING, title_fontsize=8)
     return figure
 
 
@@ -108,7 +111,5 @@ def _mark(panel: Axes, data: pd.DataFrame, claim: Claim, ratio: float) -> None:
     ours = (bubbles_over if of_bubbles else time_over)(data, over, "sarathi")
     place = (seconds, 0.5) if of_bubbles else (NUM_REQUESTS, seconds)
     mark_printed(panel, [place], label="_")
-    options: dict[str, Any] = {"xytext": (6, 0)} if of_bubbles else {"xytext": (-6, 0), "ha": "right"}
-    options |= {"textcoords": "offset points", "va": "center", "fontsize": 6}
-    box = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}
-    panel.annotate(f"{NAMES[over].partition(',')[0]}: {ratio:g}x\nours {ours:.3g}x", place, bbox=box, **options)
+    text = f"{NAMES[over]}\n{ratio:g} ({ours:.3g} here)"
+    panel.annotate(text, place, xytext=(6, 5), textcoords="offset points", va="center", fontsize=6)
