@@ -40,7 +40,7 @@ def test_plots_have_the_notes_of_the_table(folder: Path, plot: object) -> None:
     assert table.text(folder).splitlines()[-5:] == [TAIL, *NOTES]
     below = plot.draw(folder).get_supxlabel().splitlines()  # type: ignore[attr-defined]
     assert below[:4] == NOTES and below[4].endswith(" coincide")  # all have the latencies of the run made by hand
-    assert below[5:] == {latency_vs_rate: [TAIL], attainment: ["horizontal line: 90%"]}.get(plot, [])
+    assert below[5:] == {latency_vs_rate: [TAIL]}.get(plot, [])
 
 
 def test_p99s_are_not_judged_where_none_is_drawn(folder: Path) -> None:

@@ -208,3 +208,8 @@ def test_ticks_at_swept_values_leave_out_those_too_close() -> None:
     assert parts.apart([200, 1, 2, 5, 10, 14, 20, 28, 50, 100, 2], math.log(1.5)) == [1, 2, 5, 10, 20, 50, 100, 200]
     assert parts.apart([2.0, 2.01, 2.02], math.log(1.009)) == [2.0, 2.02]
     assert parts.apart([math.e, 1.0], 1.0) == [1.0, math.e]
+
+
+def test_sixteen_series_can_be_told_apart_without_colour() -> None:
+    looks = {(style["marker"], "markerfacecolor" in style) for style in map(line_style, range(16))}
+    assert len(looks) == len({line_style(index)["color"] for index in range(16)}) == 16

@@ -389,17 +389,16 @@ def test_attainment_against_the_rate_for_all_requests_and_each_tier(tmp_path: Pa
     figure = attainment.draw(tmp_path, goal=0.8)
     whole, gold, rest = figure.axes
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["all requests", "gold", "rest"]
-    drawn = {label: points for label, points in lines(whole).items() if not label.startswith("_")}
+    drawn = {label: points for label, points in lines(whole).items() if not label.startswith("goal")}
     assert drawn == {"orca": ([1, 4], pytest.approx([0.95, 0.95 / 4])), "sarathi": ([1], [0.75])}
     heights = sorted(y for _, y in whole.collections[0].get_paths()[0].vertices.tolist())
     ends = [mean + sign * T1 * error for mean, error in ((0.95, 0.05), (0.2375, 0.0125)) for sign in (-1, 1)]
     assert max(ends) > 1 and (heights[0], heights[-1]) == pytest.approx((min(ends), 1.0), abs=1e-3)
     assert lines(gold)["orca"] == ([1, 4], [1, 0.25]) and lines(gold)["sarathi"] == ([], [])
-    [mark] = (points for label, points in lines(rest).items() if label.startswith("_"))
-    assert mark[1] == [0.8, 0.8]
-    assert words(whole) == ("request rate [requests/s]", "attainment") and whole.get_ylim() == (0, 1.04)
+    assert lines(rest)["goal: 80%"][1] == [0.8, 0.8]
+    assert words(whole) == ("request rate [requests/s]", "attainment") and whole.get_ylim() == (-0.06, 1.06)
     assert whole.yaxis.get_major_formatter()(0.5) == "50%"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["orca", "sarathi"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["orca", "sarathi", "goal: 80%"]
     assert figure.legends[0].get_title().get_text().startswith("llama-13b")
     with pytest.raises(ConfigError, match=r"goal=1\.5: give a share above 0, at most 1"):
         attainment.draw(tmp_path, goal=1.5)

@@ -17,6 +17,7 @@ from experiments.store.text import format_mean
 
 _ACROSS = 2  # panels side by side
 _FAR = 10.0  # highest over lowest capacity, from which on their axis is logarithmic
+_LOAD = "load: request rate / highest that can be sustained (B3)"
 _LOG = {"type": "log", "dtick": "D2", "tickformat": "~g"}
 _HEIGHT = 340  # pixels of a row of panels
 _SYMBOLS = {
@@ -114,16 +115,18 @@ def attainment_figure(rows: Sequence[Row], notes: Sequence[str] = ()) -> Any:
             else:
                 line = {"x": [row.load for row in points], "y": [mean.mean for mean in means], "error_y": shares}
             _add(figure, line, policy, names, place)
-    attained = {"range": [0, 1.03], "tickformat": ".0%"}
+    attained = {"range": [-0.05, 1.05], "tickformat": ".0%"}
     if len(loads) == 1:
-        figure.update_xaxes(**attained, title_text=f"attained at load {loads.pop():g}")
+        figure.update_xaxes(
+            **attained, title_text=f"attained at {loads.pop():g} of the highest rate that can be sustained (B3)"
+        )
         order = [line[0] for line in reversed(ranking(rows)[1])]
         figure.update_yaxes(categoryorder="array", categoryarray=order, dtick=1, tickfont_size=10)
         figure.update_layout(showlegend=False)
     else:
         figure.update_yaxes(**attained)
         figure.update_yaxes(title_text="attainment", col=1)
-        figure.update_xaxes(title_text="load")
+        figure.update_xaxes(title_text=_LOAD)
     _write_below(figure, [*notes, _coincide(rows)])
     return figure
 

@@ -32,7 +32,7 @@ def draw(folder: Path, objective: str = "joint", goal: float = 0.9, runs: str = 
 
     Args:
         objective: joint, all that a request has together; or one of them: ttft, tbt, total.
-        goal: the share that a thin line marks.
+        goal: the share that a thin line marks, named in the legend.
         runs: show only runs whose folder names contain this.
 
     Raises:
@@ -66,7 +66,7 @@ def draw(folder: Path, objective: str = "joint", goal: float = 0.9, runs: str = 
         _finish(panels, goal)
     heading = "" if objective == "joint" else f"Objective {objective}"
     handles = axes[0][0].get_legend_handles_labels()[0]
-    notes = [*flat, coincide_text(frame, ["of", "rate", *titles]), f"horizontal line: {goal:.0%}"]
+    notes = [*flat, coincide_text(frame, ["of", "rate", *titles])]
     add_title(
         figure, frame, heading, handles, note=describe_points(frame, "rate"), below="\n".join(filter(None, notes))
     )
@@ -91,8 +91,8 @@ def _finish(panels: list[Axes], goal: float) -> None:
     """The axes of a row, whose shares are labelled at the left alone."""
     panels[0].set_ylabel("attainment")
     for panel in filter(lambda panel: panel.axison, panels):
-        panel.axhline(goal, color="#555555", linewidth=0.5, zorder=1)
-        panel.set_ylim(0, 1.04)
+        panel.axhline(goal, color="#555555", linewidth=0.5, zorder=1, label=f"goal: {goal:.0%}")
+        panel.set_ylim(-0.06, 1.06)
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         panel.tick_params(labelleft=panel is panels[0])
 

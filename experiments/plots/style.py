@@ -59,12 +59,12 @@ MOST_SERIES = 2 * len(_COLOURS)
 def line_style(index: int) -> dict[str, Any]:
     """Colour, marker and dashes of a series. Every other marker is hollow, so that equal series show through.
 
-    The ninth to the sixteenth have colours of their own, too. Later ones come again with other markers.
+    The first sixteen differ in colour, and in marker or whether it is hollow. Later ones have their colours with other markers.
     """
     kind, again = index % len(_COLOURS), index // len(_COLOURS)
     colours = _MORE_COLOURS if again % 2 else _COLOURS
     marker, dashes = _MARKERS[(kind + 3 * again) % len(_MARKERS)], _DASHES[(kind + 4 * again) % len(_DASHES)]
-    fill = {"markerfacecolor": "none", "markersize": 5.5} if (index + again) % 2 else {"markersize": 3.5}
+    fill = {"markerfacecolor": "none", "markersize": 5.5} if index % 2 else {"markersize": 3.5}
     return {"color": colours[kind], "marker": marker, "linestyle": dashes, "linewidth": 1.2, **fill}
 
 
