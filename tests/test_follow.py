@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from test_same_plans import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, decisions_of, requests
 
-from cbatch import SLO, Policy, RequestSpec
+from cbatch import SLO, Plan, Policy, Request, RequestSpec, View
 from cbatch.replay.counterfactual import Comparison, Recorded
-from cbatch.replay.decisions import Decision
+from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd
 from cbatch.replay.follow import follow
 from cbatch.request import spec_of
 from experiments.store.decisions_file import DecisionsWriter
@@ -26,6 +26,32 @@ def test_a_policy_repeats_its_plans_at_the_recorded_views(name: str, asynchronou
     assert len(found) == sum(isinstance(event, Decision) for event in events) > 30
     for comparison in found:
         assert comparison.same, (comparison.recorded, comparison.answer)
+
+
+class Places:
+    """Notes how many requests it could admit at each view."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def plan(self, view: View) -> Plan:
+        self.seen.append(view.num_places)
+        return Plan()
+
+
+def test_another_hosts_request_holds_its_row_until_its_last_token_is_there() -> None:
+    """Of four rows: request 0 has its only token sampled by iteration 0 and runs no more, but its row is free when that has ended."""
+    policy = Places()
+    events: list[Decision | StepEnd] = [
+        Decision(0, Seen(0.0, 0, (0,), (), 18, 0), Decided(((0, 4),)), (0.0,)),
+        Decision(1, Seen(1.0, 1, (1,), (), 17, 1), Decided(((1, 4),)), (1.0,)),
+        StepEnd(0, 0.0, 2.0, (), (2.0,)),
+        Decision(2, Seen(3.0, 1, (2,), ((1, 4, 1),), 16, 0), Decided(()), (3.0,)),
+        Decision(3, Seen(4.0, 1, (2,), (), 18, 0), Decided(()), (4.0,)),
+    ]
+    asked = [Request(0, 4, 1), Request(1, 4, 5), Request(2, 4, 5)]
+    follow(Recorded(LIMITS, 18, 4, 1, True, events, rows=4), asked, policy, LinearCost(), lambda _: None)
+    assert policy.seen == [4, 3, 3, 4]
 
 
 def test_recorded_requests_are_served_again_with_their_true_lengths(tmp_path: Path) -> None:
