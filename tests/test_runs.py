@@ -78,6 +78,15 @@ def test_a_parameter_that_follows_a_swept_key_is_named() -> None:
     assert label_runs(runs) == ["Mine, budget=128", "Mine, budget=256"]
 
 
+def test_an_argument_in_a_policys_name_is_not_repeated_behind_it() -> None:
+    runs = [run(f"a.Mine(budget={size}, k=1)", policy__budget=size) for size in (51, 512)]
+    assert label_runs([*runs, run("a.Mine", "+policy.budget=1", policy__budget=1)]) == [
+        "Mine(budget=51, k=1)",
+        "Mine(budget=512, k=1)",
+        "Mine, budget=1",
+    ]
+
+
 def test_lists_classes_and_paths_are_short_unless_that_hides_a_difference() -> None:
     assert label_runs([run(sizes=[1, 2]), run(sizes=[1, 3])]) == ["orca, sizes=[1, 2]", "orca, sizes=[1, 3]"]
     assert label_runs([run(p__lengths___target_=f"a.b.{name}") for name in ("X", "Y")]) == [

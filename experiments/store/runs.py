@@ -1,6 +1,7 @@
 """The complete runs of a folder, and labels from what varies among them."""
 
 import json
+import re
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -132,10 +133,12 @@ def label_runs(runs: Sequence[Run], without: Collection[str] = (), *, apart: boo
         if key not in parts and key not in without and _classes([*shown, column]) > _classes(shown):
             parts[key] = column
     short = _short_names(parts)
-    return [
-        ", ".join([name, *(f"{short[key]}{parts[key][index]}" for key in parts if parts[key][index] is not None)])
-        for index, name in enumerate(names)
-    ]
+    labels = []
+    for index, name in enumerate(names):
+        texts = [f"{short[key]}{parts[key][index]}" for key in parts if parts[key][index] is not None]
+        arguments = re.split(r", *|[()]", name)
+        labels.append(", ".join([name, *(text for text in texts if text not in arguments)]))
+    return labels
 
 
 def label_seeds(runs: Sequence[Run]) -> list[str]:
