@@ -196,7 +196,11 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         ),
         ("workload=azure_conv workload.path=no", "workload.path=no: no such file; a relative path begins in "),
         ("workload=arxiv workload.lengths.path=no", "workload.lengths.path=no: no such file; "),
-        ("model.dtype=fp8", "model.dtype: this section leaves it out; add it with +model.dtype=..."),
+        (
+            "model.dtype=fp8",
+            "model.dtype: is left at its default by this section; to set it give +model.dtype=..., with a plus",
+        ),
+        ("backend=gpu", "backend=gpu: no such backend; did you mean cuda? known: auto, cpu, cuda, sim"),
         ("model=null backend=sim", "model=null: a group takes the name of one of its options; give GROUP=NAME"),
         ("policy.chunking.chunk=100", "policy.chunking.chunk: policy.chunking is ${chunking}; give chunking.chunk=..."),
         ("policy.chunking=fixed", "policy.chunking=fixed: is a name; choose the size of chunks with chunking=fixed"),

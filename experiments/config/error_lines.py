@@ -104,7 +104,8 @@ def _unknown_option(error: MissingConfigException) -> str:
     options = error.options or [path.stem for path in (CONFIG_FOLDER / group).glob("*.yaml")]
     files = [name for name in options if not set("(.") & set(name)] if group == "policy" else options  # see `choices`
     own = "; for one of yours give the import path of its class, policy=my_module.MyPolicy" if group == "policy" else ""
-    return f"{group}={option}: no such {group}; {nearest(option, files)}{own}"
+    meant = "cuda" if missing == "backend/gpu" else option
+    return f"{group}={option}: no such {group}; {nearest(meant, files)}{own}"
 
 
 def _parse_reason(message: str) -> str:
@@ -142,7 +143,7 @@ def _unknown_key(key: str, config: DictConfig, rest: str = "") -> str:
     if other := _other_name(parent, config):
         return f"{key}: {parent} is ${{{other}}}; give {other}.{name}=..."
     if isinstance(section, Mapping) and name in takes(section.get("_target_")):
-        return f"{key}: this section leaves it out; add it with +{key}=..."
+        return f"{key}: is left at its default by this section; to set it give +{key}=..., with a plus"
     if section is None:
         return f"{key}: {parent} is null; give '{parent}={{{name}: ...}}'"
     group = parent.split(".")[0] if parent else ""
