@@ -122,6 +122,8 @@ def test_where_few_replications_have_violations_the_lower_end_allows_for_one_mor
     assert low[1] == pytest.approx(1 - 0.16 / 9 - 4.6 * 0.01176, abs=1e-5)
     assert low[0] == pytest.approx(1 - 5.6 * 0.08 / 9)
     assert high[1] == 1.0, "the upper end is that of the replications themselves"
+    low, _ = shares([[100.0, 0.0], *[[100.0, 100.0]] * 7]).band()
+    assert low[0] == pytest.approx(1 - 5.6 / 9), "one that loses all its requests"
 
 
 def test_ten_replications_with_violations_or_all_of_fewer_need_no_allowance() -> None:
