@@ -2,7 +2,9 @@
 
 At each rate the share of good requests has an interval from resampling replications, studentized (bootstrap-t; Efron and
 Tibshirani, "An introduction to the bootstrap", 1993, section 12.5): violations come in bursts, so that a few replications hold
-most of them, and percentiles of plain resampling are too narrow. The lower and upper ends cross the wanted level at the ends of
+most of them, and percentiles of plain resampling are too narrow. Where few replications have violations at all, resampling shows
+none that is worse: there the lower end also allows for one more, as bad as the worst at the next higher rate (our own rule; its
+coverage: docs/capacity.md). The lower and upper ends cross the wanted level at the ends of
 capacity's interval, the share itself, made monotone by isotonic regression, at the capacity. Requests are never resampled:
 within a replication they are far from independent.
 """
@@ -44,7 +46,7 @@ class Shares:
 
     @property
     def scarce(self) -> Any:
-        """Whether violations are of fewer than `_FEW` replications, and not of all, [rates]."""
+        """Whether violations are of fewer than `_FEW` replications, and not of all, [rates]; all that a control variate adjusted count."""
         return (self.good != self.asked).sum(axis=0) < np.minimum(self.num_replications, _FEW)
 
     def share(self) -> Floats:
@@ -90,11 +92,11 @@ class Shares:
 
     def _low_with_worst(self, index: int) -> float:
         """The lower end at a rate if one more replication were as bad as the worst there or at the next higher rate."""
-        made = self.asked[:, index] > 0
-        near = slice(index, index + 2)
-        worst = np.nanmin(self.good[:, near] / np.where(self.asked[:, near] > 0, self.asked[:, near], np.nan))
-        mean = self.asked[made, index].mean()
-        return _interval(np.append(self.good[made, index], worst * mean), np.append(self.asked[made, index], mean))[0]
+        good, asked, near = self.good[:, index], self.asked[:, index], slice(index, index + 2)
+        made = self.asked[:, near] > 0
+        worst = np.divide(self.good[:, near], self.asked[:, near], out=np.ones(made.shape), where=made).min()
+        mean = asked[asked > 0].mean()
+        return _interval(np.append(good, worst * mean), np.append(asked, mean))[0]
 
     def interval(self) -> tuple[float, float]:
         """The ends of the crossing's interval."""
