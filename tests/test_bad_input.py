@@ -258,6 +258,7 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ("timeline=3", "timeline=3: give on or off"),
         ("runtime.graphs=some", "runtime.graphs=some: give off, decode or all"),
         ("runtime.check=all", "runtime.check=all: give off, poison or races"),
+        ("backend=cuda backend.products=cutlass", "backend.products=cutlass: give cublas or quack"),
         ("backend=cuda backend.attention=flash2", "backend.attention=flash2: give auto, flash4 or triton"),
         (
             "backend=sim backend.host_seconds=-1",

@@ -22,6 +22,7 @@ from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FAMILIES, FusedModel, can_fuse, exchanges_of
 from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes
 from cbatch.runtime.fast.peers import send
+from cbatch.runtime.fast.quack_gemm import check_quack
 from cbatch.runtime.iteration import EagerIteration, Send, copy
 from cbatch.runtime.memory import TOO_LARGE, check_memory, kv_tokens_that_fit
 from cbatch.runtime.model import PagedModel
@@ -63,7 +64,7 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     Poison fills the token buffers only: attention libraries multiply masked keys and values, so these must be finite.
 
     Raises:
-        ConfigError: GPUs are missing or not connected, the attention does not fit, more stages than layers, heads that
+        ConfigError: GPUs are missing or not connected, the attention or the products do not fit, more stages than layers, heads that
             the ranks do not divide, or requests may be longer than the model's positions.
         ModelError: the model cannot be built, loaded or captured.
         CapacityError: weights, KV cache and iterations exceed a GPU's memory.
@@ -127,6 +128,8 @@ def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Laye
         problem = f"backend.tensor_parallel={num_ranks}: on GPUs only the fused models are shared out ({fused})"
         raise ConfigError(f"{problem}; choose one of them, or backend.pipeline_stages={num_ranks}")
     devices = choose_devices(limits.num_stages, num_ranks)
+    if options.products == "quack":
+        check_quack(spec, devices[0][0], fused=_is_fused(spec, options))
     return layers, [min(map(free_memory, group)) for group in devices], num_ranks
 
 
@@ -153,6 +156,7 @@ def _load(
     ]
     shards = _weights(spec, layers, ranks, devices)
     fused, sizes = _is_fused(spec, options), {"max_rows": limits.max_batch, "max_positions": limits.max_request_tokens}
+    quack = options.products == "quack"
     stages: list[list[FusedModel | PagedModel]] = []
     for part, group, choices in zip(layers, devices, chosen, strict=True):
         exchanges = exchanges_of(spec, limits, part, group) if len(ranks) > 1 else [None]
@@ -160,7 +164,7 @@ def _load(
         for weights, share, device, choice, exchange in zip(shards, shares, group, choices, exchanges, strict=True):
             cache, attention = PagedCache(share, kv, device, part), choice.attention
             stages[-1].append(
-                FusedModel(weights, share, cache, attention, **sizes, exchange=exchange)
+                FusedModel(weights, share, cache, attention, **sizes, exchange=exchange, quack=quack)
                 if fused
                 else PagedModel(
                     weights, cache, attention, compiled=options.compiled, send=_sender(devices), greedy=argmax

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from cbatch import Limits, Policy, Request, Server
+from cbatch.runtime.options import ProductsName
 from experiments.bench.serving import chunked, compare, gpu_server
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
@@ -33,16 +34,18 @@ def main(
     ratios: tuple[float, ...] = (2, 5, 14, 28, 50),
     requests: Count = 144,
     policies: str = "",
+    products: ProductsName = "cublas",
     repeats: Count = 1,
     folder: str = "results",
 ) -> None:
-    """Measures and prints; writes pd.json after each policy.
+    """Measures and prints; writes pd.json after each policy, or pd-quack.json with products=quack.
 
     `ratios` are P:D, `policies` beginnings of names separated by ";".
     """
-    chosen = {name: POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
+    ending = "" if products == "cublas" else f", {products}"
+    chosen = {name + ending: POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
     spec = load_spec(model)
-    server = gpu_server(spec, Limits(batch, batch * length, length))
+    server = gpu_server(spec, Limits(batch, batch * length, length), products=products)
     figures: dict[str, Any] = {}
     stamped = {"model": spec.name, "batch": batch, "length": length, "requests": requests, "figures": figures}
     iteration = server.executor.iteration
@@ -58,7 +61,7 @@ def main(
             speed = f"{rates['median']:8.0f}  {run.milliseconds:7.3f} ms/iteration"
             print(f"  {name:24} {speed}, {run.iterations} iterations", flush=True)
             counts = {"replayed": iteration.num_replayed, "eager": iteration.num_eager}
-            path = write("pd", torch.cuda.get_device_name(), {**stamped, **counts}, folder)
+            path = write("pd" + ending.replace(", ", "-"), torch.cuda.get_device_name(), {**stamped, **counts}, folder)
     print(f"written: {path}")
 
 

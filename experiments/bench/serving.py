@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbatch import Limits, ModelSpec, Policy, Request, RunRecord, Server
-from cbatch.runtime.options import Options
+from cbatch.runtime.options import Options, ProductsName
 from experiments.config.backends import Cuda
 from experiments.config.servers import real_server
 from experiments.store.benchmark_file import spread
@@ -16,9 +16,11 @@ from policies.chunking import TileAligned
 MakeServer = Callable[[ModelSpec, Limits, Options], Server[Any]]
 
 
-def gpu_server(spec: ModelSpec, limits: Limits, options: Options = Options()) -> Server[Any]:
+def gpu_server(
+    spec: ModelSpec, limits: Limits, options: Options = Options(), *, products: ProductsName = "cublas"
+) -> Server[Any]:
     """Builds a server on the GPU with as much KV cache as its largest batch can use, if there is room."""
-    return real_server(Cuda(), spec, limits, options)
+    return real_server(Cuda(products=products), spec, limits, options)
 
 
 def chunked(policy: type, name: str, *chunks: int, **settings: Any) -> dict[str, Callable[[], Policy]]:

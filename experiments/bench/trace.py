@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from cbatch import ConfigError, Limits, Policy
+from cbatch.runtime.options import ProductsName
 from experiments.bench.serving import chunked, compare, gpu_server
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
@@ -38,21 +39,24 @@ def main(
     batch: Count = BATCH,
     requests: Count = 512,
     policies: str = "",
+    products: ProductsName = "cublas",
     repeats: Count = 1,
     folder: str = "results",
 ) -> None:
-    """Measures and prints; writes trace.json after each policy, or trace-<batch>.json for a batch other than 128.
+    """Measures and prints; writes trace.json after each policy, or trace-<batch>.json for a batch other than 128; with
+    products=quack, ...-quack.json.
 
     `path` is the trace's file, `policies` beginnings of names separated by ";".
     """
     if not path:
         raise ConfigError("trace: give the trace's file, path=azure_llm_2023_conv.csv.gz")
-    chosen = {name: POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
+    ending = "" if products == "cublas" else f", {products}"
+    chosen = {name + ending: POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
     spec = load_spec(model)
     workload = TraceReplay(path=path, num_requests=requests, queued=True)
     lengths = workload.requests(None)
     longest = max(request.max_tokens for request in lengths)
-    server = gpu_server(spec, Limits(batch, 16384, longest))
+    server = gpu_server(spec, Limits(batch, 16384, longest), products=products)
     server.serve(Orca(), equal_requests(batch, 64, 16, spec.vocab_size))
     figures: dict[str, Any] = {}
     name, number = Path(path).name, len(lengths)
@@ -70,5 +74,5 @@ def main(
         iterations = f"{run.iterations} iterations, {runs.eager} eager, device active {run.active_share:.2%}"
         print(f"  {name:28} {rates['median']:8.0f}  {run.seconds:6.2f} s, {iterations}", flush=True)
         file = "trace" if batch == BATCH else f"trace-{batch}"
-        written = write(file, torch.cuda.get_device_name(), stamped, folder)
+        written = write(file + ending.replace(", ", "-"), torch.cuda.get_device_name(), stamped, folder)
     print(f"written: {written}")

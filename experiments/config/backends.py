@@ -13,7 +13,7 @@ from cbatch.cluster import Executors, ReplicatedServer
 from cbatch.kv import blocks_for
 from cbatch.live_cluster import LiveCluster
 from cbatch.model import split_layers
-from cbatch.runtime.options import AttentionName, Options
+from cbatch.runtime.options import AttentionName, Options, ProductsName
 from cbatch.sim import HostTime, Profile, ProfileCost, SimExecutor
 from cbatch.sim.cost import Outside
 from cbatch.topology import Degree, Topology, split_ranks
@@ -124,7 +124,7 @@ class Real(Backend):
     def replicated(self, servers: Sequence[Server[Any]]) -> ReplicatedServer:
         return ReplicatedServer(servers, self.router, LiveCluster)
 
-    def _with_topology(self, options: Options) -> Options:
+    def _with_own(self, options: Options) -> Options:
         return replace(options, layers=self.sizes, tensor_parallel=self.tensor_parallel)
 
 
@@ -155,7 +155,7 @@ class Cpu(Real):
     ) -> Executor:
         from cbatch.runtime import cpu
 
-        return cpu.build(spec, limits, kv, self._with_topology(options))
+        return cpu.build(spec, limits, kv, self._with_own(options))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +163,11 @@ class Cuda(Real):
     """Real tokens on this machine's GPU, or a GPU for each rank of each pipeline stage of each replica.
 
     attention: of prompt chunks: "flash4", "triton", or "auto" for the faster one that fits.
+    products: matrix products of more than 128 tokens: "cublas", by which the profiles were measured, or "quack".
     """
 
     attention: AttentionName = "auto"
+    products: ProductsName = "cublas"
 
     name = "cuda"
     block_size = 128  # the page size at which paged attention is fastest
@@ -197,7 +199,7 @@ class Cuda(Real):
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
         from cbatch.runtime import gpu
 
-        num_tokens = gpu.kv_tokens_beside(spec, limits, self._with_topology(Options()))
+        num_tokens = gpu.kv_tokens_beside(spec, limits, self._with_own(Options()))
         return num_tokens, "beside weights and iterations in the free memory"
 
     def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
@@ -205,20 +207,28 @@ class Cuda(Real):
         from cbatch.runtime.devices import check_number
 
         check_number(self.pipeline_stages, self.tensor_parallel, self.replicas)
-        gpu.check_fits(spec, limits, kv, self._with_topology(Options()))
+        gpu.check_fits(spec, limits, kv, self._with_own(Options()))
 
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
         from cbatch.runtime import gpu
 
-        return gpu.build(spec, limits, kv, replace(self._with_topology(options), attention=self.attention))
+        return gpu.build(spec, limits, kv, self._with_own(options))
+
+    def _with_own(self, options: Options) -> Options:
+        return replace(super()._with_own(options), attention=self.attention, products=self.products)
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         each = executor.each if isinstance(executor, Executors) else [executor]
         names = {"replayed_iterations": "num_replayed", "eager_iterations": "num_eager"}
         counts = {key: sum(getattr(one.iteration, name) for one in each) for key, name in names.items()}
-        return {"attention": each[0].attention, **counts, **super().facts(executor, cost, asynchronous)}
+        return {
+            "attention": each[0].attention,
+            "products": self.products,
+            **counts,
+            **super().facts(executor, cost, asynchronous),
+        }
 
 
 def with_even_stages(spec: ModelSpec, num_stages: int, sizes: Sequence[int] | None) -> ModelSpec:

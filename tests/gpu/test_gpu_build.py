@@ -12,6 +12,7 @@ from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.runtime import gpu
 from cbatch.runtime.fast.attention.choice import choose_attention
+from cbatch.runtime.options import Options
 
 
 def test_too_large_a_cache_says_what_to_lower() -> None:
@@ -47,6 +48,12 @@ def test_sizes_that_no_kernel_takes_are_refused() -> None:
         choose_attention(replace(TINY_LLAMA, head_dim=80), BLOCK_SIZE, CUDA)
     with pytest.raises(ConfigError, match=r"model=gpu-llama: kernels on a GPU take .*; give model.dtype=float32"):
         choose_attention(replace(TINY_LLAMA, dtype="float64"), BLOCK_SIZE, CUDA)
+
+
+def test_products_of_quack_are_refused_where_they_would_not_be_used() -> None:
+    problem = r"backend\.products=quack cannot compute gpu-llama: they are of the fused models, in 16-bit floats; give"
+    with pytest.raises(ConfigError, match=problem):
+        gpu.build(TINY_LLAMA, Limits(4, 256, 64), KVSize(9, 16), Options(products="quack"))
 
 
 FAILING_CAPTURE = """

@@ -12,6 +12,7 @@ from cbatch.runtime.fast.attention.decode import Chunks, SplitAttention
 from cbatch.runtime.fast.attention.triton_chunks import TritonChunks
 from cbatch.runtime.fast.attention.triton_decodes import Decodes
 from cbatch.runtime.fast.fused_ops import add_norm, gate, rotate_and_store
+from cbatch.runtime.fast.quack_gemm import quack_product
 from cbatch.runtime.fast.small_batch_gemm import FEW_ROWS, small_batch_product, tiling_for
 
 DTYPES = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
@@ -120,6 +121,29 @@ def test_gated_small_batch_product(rows: int, outputs: int, inputs: int) -> None
     out = small_batch_product(x, weight, tiling, gated=True)
     gates, ups = (x.double() @ weight.double().T).chunk(2, dim=1)
     assert error(out[0], silu(gates) * ups) < 1e-2
+
+
+@ON_HOPPER
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "gated"),
+    [
+        *((rows, 28672, 4096, True) for rows in (501, 512, 640, 768, 1000, 1024)),
+        (256, 27648, 5120, True),
+        (1024, 6144, 4096, False),
+        (1010, 6144, 4096, False),
+        (256, 15360, 5120, False),
+    ],
+)
+def test_quack_product(rows: int, outputs: int, inputs: int, gated: bool) -> None:
+    pytest.importorskip("quack")
+    x, weight = random(rows, inputs, dtype=torch.bfloat16), 0.02 * random(outputs, inputs, dtype=torch.bfloat16)
+    out = quack_product(x, weight, PROCESSORS, gated=gated)
+    assert out is not None
+    expected = x.double() @ weight.double().T
+    if gated:
+        gates, ups = expected.chunk(2, dim=1)
+        expected = silu(gates) * ups
+    assert error(out, expected) < 1e-2
 
 
 @pytest.mark.parametrize("rows", [1, 33, 128])

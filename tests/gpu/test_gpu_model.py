@@ -12,6 +12,7 @@ from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel
+from cbatch.runtime.fast.quack_gemm import check_quack
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.ranks import finish
 from cbatch.runtime.weights import load_model
@@ -55,13 +56,17 @@ def test_log_probabilities_do_not_depend_on_the_chunks(fused: FusedModel) -> Non
     assert (in_chunks - one_by_one[[0, 44, 45, 204, 244, 255]]).abs().max() < TOLERANCE
 
 
-def test_the_fused_model_is_the_model_of_transformers() -> None:
+@pytest.mark.parametrize("quack", [False, True])
+def test_the_fused_model_is_the_model_of_transformers(quack: bool) -> None:
+    """Of 501 tokens quack multiplies gates and ups."""
     spec = replace(LARGE, num_layers=4)
+    if quack:
+        check_quack(spec, CUDA, fused=True)
     weights = load_model(spec, CUDA)
     attention = choose_attention(spec, BLOCK_SIZE, CUDA).attention
     caches = [PagedCache(spec, KVSize(3 * WIDTH, BLOCK_SIZE), CUDA) for _ in range(2)]
     plain = PagedModel(weights, caches[0], attention)
-    fused = FusedModel(weights, spec, caches[1], attention, max_rows=4, max_positions=LENGTH)
+    fused = FusedModel(weights, spec, caches[1], attention, max_rows=4, max_positions=LENGTH, quack=quack)
     batch = make_batch([(200, 200), (300, 300), (1, 1)], BLOCK_SIZE, WIDTH)
     tokens = torch.randint(0, spec.vocab_size, (501,), device=CUDA, dtype=torch.int32)
     bounds = Bounds(300, 300, 2)

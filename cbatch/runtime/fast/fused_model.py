@@ -63,6 +63,7 @@ class FusedModel:
         max_rows: int,
         max_positions: int,
         exchange: Exchange | None = None,
+        quack: bool = False,
     ) -> None:
         """
         Args:
@@ -70,6 +71,7 @@ class FusedModel:
             max_rows: most requests in an iteration.
             max_positions: tokens of the longest request.
             exchange: with the other ranks of the group; None if there are none.
+            quack: see `Product`.
         """
         assert can_fuse(spec), "the caller chooses PagedModel for other models"
         body: Any = model.model
@@ -85,6 +87,7 @@ class FusedModel:
         self._epsilon: float = body.norm.variance_epsilon
         self._dtype = cache.keys.dtype
         self._exchange = exchange
+        self._quack = quack
         self._layers = [self._fuse(layer) for layer in body.layers[self.layers.first : self.layers.end]]
         self._rotations = rotations(body.rotary_emb, max_positions).to(device)
         if self.layers.is_first:
@@ -199,7 +202,7 @@ class FusedModel:
         )
 
     def _product(self, weight: torch.Tensor, *, gated: bool = False) -> Product:
-        return Product(weight, self._num_processors, gated=gated, dependent=self.dependent)
+        return Product(weight, self._num_processors, gated=gated, dependent=self.dependent, quack=self._quack)
 
 
 def exchanges_of(spec: ModelSpec, limits: Limits, layers: Layers, devices: Sequence[torch.device]) -> list[Exchange]:

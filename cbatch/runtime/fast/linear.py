@@ -1,10 +1,11 @@
-"""Products with a weight matrix: our own kernel for few rows, the library's for many."""
+"""Products with a weight matrix: our own kernel for few rows, a library's for many."""
 
 import torch
 from torch.nn.functional import linear
 
 from cbatch.runtime.fast.exchange import Meeting, push
 from cbatch.runtime.fast.fused_ops import gate
+from cbatch.runtime.fast.quack_gemm import quack_product
 from cbatch.runtime.fast.small_batch_gemm import FEW_ROWS, MAX_ROWS, Tiling, small_batch_product, tiling_for
 
 
@@ -15,14 +16,19 @@ class Product:
     tiling, wide: for few rows, and for up to `MAX_ROWS`; None if the matrix or the GPU needs the library's product.
     """
 
-    def __init__(self, weight: torch.Tensor, num_processors: int, *, gated: bool = False, dependent: bool) -> None:
+    def __init__(
+        self, weight: torch.Tensor, num_processors: int, *, gated: bool = False, dependent: bool, quack: bool = False
+    ) -> None:
         """
         Args:
             num_processors: multiprocessors of the GPU.
             dependent: small operations start while the preceding kernel still runs; needs compute capability 9.0.
+            quack: many rows are multiplied by quack's kernels where these are faster (`check_quack`), else by cuBLAS.
         """
         self.weight = weight
+        self.num_processors = num_processors
         self.gated = gated
+        self.quack = quack
         self.dependent = dependent
         outputs, inputs = weight.shape
         narrow = weight.dtype in (torch.bfloat16, torch.float16)
@@ -42,6 +48,10 @@ class Product:
         """
         if tiling := self._tiling_of(x, meeting):
             return small_batch_product(x, self.weight, tiling, gated=self.gated, meeting=meeting)
+        if self.quack and meeting is None and len(x) > MAX_ROWS:
+            product = quack_product(x, self.weight, self.num_processors, gated=self.gated)
+            if product is not None:
+                return product[None]
         out = linear(x, self.weight)
         if meeting is not None:
             push(out, meeting, dependent=self.dependent)

@@ -1,0 +1,104 @@
+"""Products with more rows than our own kernel takes, by quack's kernels for Hopper (`backend.products=quack`).
+
+cuBLAS chooses tiles by heuristics of its own. Here a tile is chosen whose number fills the multiprocessors in whole waves, and a
+gated product applies SiLU(gate) * up before it leaves the chip: the gates and ups of 1,024 tokens of Llama-3.1-8B, 57 MB, would be
+written and read again.
+"""
+
+from importlib import import_module
+from typing import NamedTuple, cast
+
+import torch
+
+from cbatch.errors import ConfigError
+from cbatch.model import ModelSpec
+
+
+class Tile(NamedTuple):
+    """Rows and outputs of a tile, gates and ups counted together.
+
+    turns: two tiles of a multiprocessor take turns ("ping-pong"). paired: slower than cuBLAS unless two tiles of rows share weights.
+    """
+
+    rows: int
+    outputs: int
+    turns: bool = False
+    paired: bool = False
+
+
+_GATED = (
+    Tile(128, 256),
+    Tile(128, 224, paired=True),
+    Tile(128, 192, turns=True),
+    Tile(128, 160, turns=True),
+    Tile(128, 128, turns=True),
+)
+_PLAIN = (Tile(256, 192), Tile(128, 240, paired=True))
+
+_WORTH = 0.93
+"""Share of the multiprocessors' time in which they must compute; measured on one H200, with 256 to 1,024 rows of two models."""
+
+
+def quack_product(x: torch.Tensor, weight: torch.Tensor, num_processors: int, *, gated: bool) -> torch.Tensor | None:
+    """x weight^T; if gated, SiLU(x gates^T) * (x ups^T). None where no tile is worth it: cuBLAS is faster, or as fast.
+
+    Args:
+        x: [rows, inputs], of 16 bits.
+        weight: [outputs, inputs]; if gated, the gates and then the ups.
+    """
+    tile = choose_tile(len(x), len(weight), num_processors, gated=gated)
+    if tile is None:
+        return None
+    cluster = (2, 1) if _in_pairs(len(x), tile) else (1, 2)  # tiles that share what they load: weights, or rows
+    if gated:
+        library = import_module("quack.gemm_interface")
+        config = library.GemmConfig(
+            tile_m=tile.rows,
+            tile_n=tile.outputs,
+            pingpong=tile.turns,
+            cluster_m=cluster[0],
+            cluster_n=cluster[1],
+            device_capacity=9,
+            is_dynamic_persistent=False,
+        )
+        settings = {"activation": "swiglu", "store_preact": False, "tuned": False, "concat_layout": ("B",)}
+        return cast(torch.Tensor, library.gemm_gated(x, weight.T, config=config, **settings)[1])
+    out = x.new_empty((len(x), len(weight)))
+    import_module("quack.gemm").gemm(x, weight, out, None, None, tile.rows, tile.outputs, *cluster, pingpong=tile.turns)
+    return out
+
+
+def choose_tile(rows: int, outputs: int, num_processors: int, *, gated: bool) -> Tile | None:
+    """The tile with which the multiprocessors compute in the largest share of the time, the larger one of equals; None: `_WORTH` is missed."""
+    fitting = [tile for tile in (_GATED if gated else _PLAIN) if _in_pairs(rows, tile) or not tile.paired]
+    share, tile = max(
+        ((_share(rows, outputs, num_processors, tile), tile) for tile in fitting),
+        key=lambda found: (round(found[0], 3), found[1].rows * found[1].outputs),
+    )
+    return tile if share >= _WORTH else None
+
+
+def check_quack(spec: ModelSpec, device: torch.device, *, fused: bool) -> None:
+    """Raises ConfigError where quack's products cannot compute the model."""
+    problem = ""
+    if not fused or spec.dtype not in ("bfloat16", "float16"):
+        problem = "they are of the fused models, in 16-bit floats"
+    elif torch.cuda.get_device_capability(device)[0] != 9:
+        problem = f"they need compute capability 9.0, which {torch.cuda.get_device_name(device)} has not"
+    else:
+        try:
+            import_module("quack.gemm_interface")
+        except ImportError:
+            problem = "quack-kernels, which flash-attn-4 brings, is not installed"
+    if problem:
+        raise ConfigError(f"backend.products=quack cannot compute {spec.name}: {problem}; give backend.products=cublas")
+
+
+def _in_pairs(rows: int, tile: Tile) -> bool:
+    return tile.rows == 128 and -(-rows // tile.rows) % 2 == 0
+
+
+def _share(rows: int, outputs: int, num_processors: int, tile: Tile) -> float:
+    num_tiles = -(-rows // tile.rows) * -(-outputs // tile.outputs)
+    waves = -(-num_tiles // num_processors)
+    return rows * outputs / (waves * num_processors * tile.rows * tile.outputs)
