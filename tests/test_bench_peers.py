@@ -361,7 +361,7 @@ def test_readmes_table_holds_vllm_at_our_batch_and_its_best_run(tmp_path: Path) 
     ]
     assert lines[-3] == (
         "Measured on one NVIDIA H200 each: 2026-02-02, 0123456789ab; † 2026-01-01, by hand; ‡ 2026-02-02, commit not recorded. "
-        "In parentheses: most requests and most tokens in an iteration; quack: with `backend.products=quack`; -: not recorded."
+        "In parentheses: most requests and most tokens in an iteration; -: not recorded."
     )
     assert "| vLLM 1, same batch |" in " ".join(" ".join(lines).split())
     readme.write_text("no marks")

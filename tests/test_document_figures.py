@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -118,6 +119,21 @@ def slow_card() -> str:
     serve = f"and {speeds[2]} with `sarathi_serve`. The latter is {speeds[3]} there with {earlier} ({speeds[5]} in the table)."
     large = f"With batch 256, `sarathi_serve` reaches {speeds[4]} with {last} ({speeds[6]} in the table)."
     return f"{newer}, whose kernels are newer, reaches {rows.format(*speeds)} {serve} {large}"
+
+
+def products() -> str:
+    """Of cuBLAS and quack on one card, and quack's best on two others."""
+
+    def rates(name: str, cards: Sequence[int]) -> list[float]:
+        files = [stored(f"h200/products/card-{card}/{name}.json")["figures"] for card in cards]
+        policies = [next(iter(figures.get("14", figures).values())) for figures in files]
+        return [policy["tokens_per_second"]["median"] for policy in policies]
+
+    pairs = [(*rates(name, [1]), *rates(f"{name}-quack", [1])) for name in ("pd", "trace-256")]
+    chunks, trace = (f"from {old:,.0f} to {new:,.0f}{{}} (+{new / old - 1:.1%})" for old, new in pairs)
+    best = " and ".join(f"{max(rates(f'{name}-quack', [2, 3])):,.0f}" for name in ("pd", "trace-256"))
+    where = "and that of the trace with batch 256"
+    return f"row goes {chunks.format(' tokens/s')} {where} {trace.format('')}; on two faster ones it reaches {best} at most"
 
 
 def fidelity() -> str:
@@ -411,6 +427,7 @@ SENTENCES = {
     checks: "trust",
     plans: "policies",
     slow_card: "../README",
+    products: "../README",
     mutants: "trust",
     drawn: "trust",
     asynchronous_loop: "asynchronous-loop",

@@ -10,6 +10,9 @@ from experiments.bench.tables import Json, stamp
 NESTED = {"async", "pd"}
 """Benchmarks that measure several loops or policies on each piece of work."""
 
+BESIDE_PEERS = {"pd", "trace"}
+"""Benchmarks whose parts were measured on a peer's card in the same session: they stand before newer ones of other cards."""
+
 
 class Measured(NamedTuple):
     """decode, graphs, pd and trace hold merged "figures" and their "sources", both empty if nothing was measured.
@@ -36,11 +39,14 @@ def read(folder: Path) -> Measured:
 def _merge(folder: Path, benchmark: str) -> Json:
     """Merges the files of a benchmark that may be measured part by part.
 
-    The newest figure stands; of one date, that of a part, which was measured beside a peer. A trace's figures' names begin with the batch.
+    The newest figure stands, but see `BESIDE_PEERS`; of one date, that of a part. A trace's figures' names begin with the batch.
     """
-    paths = [folder / f"{benchmark}.json", *sorted(folder.glob(f"{benchmark}-*.json"), reverse=True)]
-    files = [found for path in paths if path.is_file() and (found := _load(path)).get("figures")]
-    files.sort(key=lambda found: found["date"])
+    whole, apart = folder / f"{benchmark}.json", benchmark in BESIDE_PEERS
+    paths = [whole, *sorted(folder.glob(f"{benchmark}-*.json"), reverse=True)]
+    found_in = {path: found for path in paths if path.is_file() and (found := _load(path)).get("figures")}
+    files = [
+        found_in[path] for path in sorted(found_in, key=lambda path: (apart and path != whole, found_in[path]["date"]))
+    ]
     merged: Json = {"sources": files, "figures": {}}
     for found in files:
         merged["hardware"] = found["hardware"]

@@ -12,7 +12,7 @@ from experiments.store.provenance import around_marks, write_text
 
 BEGIN, END = "<!-- begin: written by `python -m experiments.bench report` -->", "<!-- end -->"
 PEER = "vLLM"
-SETTING = "In parentheses: most requests and most tokens in an iteration; quack: with `backend.products=quack`; -: not recorded."
+SETTING = "In parentheses: most requests and most tokens in an iteration; -: not recorded."
 MARKS = ("†", "‡", "§", "¶", "‖")
 
 
@@ -96,8 +96,7 @@ def _setting(row: Row | None, batch: int, unknown: str) -> str:
     found = (row and row.figures) or {}
     named = re.search(r"([\d,]+) tokens", row.name if row else "")
     budget = found.get("budget") or (named and int(named[1].replace(",", "")))
-    products = "; quack" if row and row.name.endswith(", quack") else ""
-    return f" ({found.get('batch', batch)}; {budget:,}{products})" if budget else unknown
+    return f" ({found.get('batch', batch)}; {budget:,})" if budget else unknown
 
 
 def _ours(policies: Json, beginning: str) -> Row | None:
