@@ -8,29 +8,36 @@ of queue 0. Source: the code (LLMServe/FastServe, fastserve/scheduler.py). docs/
 """
 
 from collections import OrderedDict
-from itertools import count
+from collections.abc import Iterable
 
-from cbatch import BatchShape, ConfigError, Plan, Request, View
+from cbatch import BatchShape, ConfigError, Plan, Request, StepRecord, View
+from policies.shared.quanta import Quanta
 from policies.shared.step_times import shape_of
 from policies.shared.waiting import WaitingQueue
 
 
 class MLFQ:
+    steady = False  # said anew with each plan: while one request is alone
+
     def __init__(self, quantum: float = 0.01, skip_join: bool = True, promote_after: float = 3.0) -> None:
         """quantum, promote_after: seconds."""
         if not quantum > 0 or not promote_after > 0:
             raise ConfigError(f"policy: {quantum=} and {promote_after=} must be above 0 seconds")
         self.quantum, self.skip_join, self.promote_after = quantum, skip_join, promote_after
+        self._quanta = Quanta(quantum)
         self._arrived: list[Request] = []
-        self._num_joined = 0
-        self._place: dict[Request, tuple[int, int]] = {}  # number of the queue, and of the joining
-        self._waiting = WaitingQueue(self._place_of)
-        self._used: dict[Request, float] = {}  # seconds of the quantum
+        self._waiting = WaitingQueue(self._quanta.place)
         self._served_at: OrderedDict[Request, float] = OrderedDict()  # longest ago first; not of promoted ones
+        self._iteration, self._shape = 0, BatchShape()  # of the latest plan
+        self._done_at = 0.0, 0.0  # of the two latest iterations
 
     def plan(self, view: View) -> Plan:
+        for repeated in range(1, view.iteration - self._iteration if self.steady else 0):
+            shape = self._shape._replace(decode_context=self._shape.decode_context + repeated)
+            self._charge(view.running, shape, self._done_at[0], view)  # planned as the turn before the latest was done
         for request in self._arrived:
-            self._join(request, self._first_queue(request, view) if self.skip_join else 0)
+            whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
+            self._quanta.join(request, self._quanta.first_queue(whole) if self.skip_join else 0)
             self._waiting.push(request)
             self._served_at[request] = view.now
         self._arrived.clear()
@@ -39,42 +46,35 @@ class MLFQ:
         for request in self._waiting.beside(view.running, plan, view):
             if not self._waiting.add_by_preempting(request, plan, view) or not plan.rows_left:
                 break
-        self._charge(plan.plan, view)
+        self._iteration, self._shape = view.iteration, shape_of(plan.plan)
+        seconds = self._charge(plan.plan.requests, self._shape, view.now, view)
+        alone = len(view.running) == self._shape.num_decodes == 1 and not (self._shape.chunks or view.waiting)
+        self.steady = alone and 10 * seconds < self.promote_after
         self._waiting.push(*plan.plan.preempt)
         return plan.build()
 
     def on_arrival(self, request: Request) -> None:
         self._arrived.append(request)
 
+    def on_step(self, record: StepRecord) -> None:
+        self._done_at = self._done_at[1], record.done_at
+
     def on_finish(self, request: Request) -> None:
-        del self._place[request], self._used[request]
+        self._quanta.leave(request)
         self._served_at.pop(request, None)
-
-    def _place_of(self, request: Request) -> tuple[int, int]:
-        return self._place[request]
-
-    def _first_queue(self, request: Request, view: View) -> int:
-        seconds = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
-        return next(number for number in count() if self.quantum * 2**number >= seconds)
-
-    def _join(self, request: Request, number: int) -> None:
-        """Enters a queue at its tail."""
-        self._num_joined += 1
-        self._place[request], self._used[request] = (number, self._num_joined), 0.0
 
     def _promote(self, view: View) -> None:
         while self._served_at and view.now - next(iter(self._served_at.values())) >= self.promote_after:
             request, _ = self._served_at.popitem(last=False)
-            if self._place[request][0] > 0:
-                self._join(request, 0)
+            if self._quanta.place(request)[0] > 0:
+                self._quanta.join(request, 0)
                 if view.is_waiting(request):
                     self._waiting.push(request)
 
-    def _charge(self, plan: Plan, view: View) -> None:
-        seconds = view.cost.predict(shape_of(plan)) if len(plan) else 0.0
-        for request in plan.requests:
-            self._used[request] += seconds
-            self._served_at[request] = view.now
+    def _charge(self, served: Iterable[Request], shape: BatchShape, planned_at: float, view: View) -> float:
+        seconds = view.cost.predict(shape) if shape.num_tokens else 0.0
+        for request in served:
+            self._served_at[request] = planned_at
             self._served_at.move_to_end(request)
-            if self._used[request] > self.quantum * 2 ** (number := self._place[request][0]):
-                self._join(request, number + 1)
+            self._quanta.charge(request, seconds)
+        return seconds
