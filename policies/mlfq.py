@@ -8,7 +8,6 @@ of queue 0. Source: the code (LLMServe/FastServe, fastserve/scheduler.py). docs/
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 from cbatch import BatchShape, ConfigError, Plan, Request, StepRecord, View
 from policies.shared.quanta import Quanta
@@ -24,17 +23,16 @@ class MLFQ:
         if not quantum > 0 or not promote_after > 0:
             raise ConfigError(f"policy: {quantum=} and {promote_after=} must be above 0 seconds")
         self.quantum, self.skip_join, self.promote_after = quantum, skip_join, promote_after
-        self._quanta = Quanta(quantum)
-        self._arrived: list[Request] = []
+        self._arrived, self._quanta = list[Request](), Quanta(quantum)
         self._waiting = WaitingQueue(self._quanta.place)
         self._served_at: OrderedDict[Request, float] = OrderedDict()  # longest ago first; not of promoted ones
-        self._iteration, self._shape = 0, BatchShape()  # of the latest plan
+        self._latest: tuple[int, BatchShape, list[Request]] = 0, BatchShape(), []  # of the plan; who may repeat it
         self._done_at = 0.0, 0.0  # of the two latest iterations
 
     def plan(self, view: View) -> Plan:
-        for repeated in range(1, view.iteration - self._iteration if self.steady else 0):
-            shape = self._shape._replace(decode_context=self._shape.decode_context + repeated)
-            self._charge(view.running, shape, self._done_at[0], view)  # planned as the turn before the latest was done
+        planned, first, alone = self._latest
+        for more in range(1, view.iteration - planned):  # each planned as the turn before the latest was done
+            self._charge(alone, first._replace(decode_context=first.decode_context + more), self._done_at[0], view)
         for request in self._arrived:
             whole = view.cost.predict(BatchShape(((request.num_prompt_tokens, 0),)))
             self._quanta.join(request, self._quanta.first_queue(whole) if self.skip_join else 0)
@@ -46,10 +44,11 @@ class MLFQ:
         for request in self._waiting.beside(view.running, plan, view):
             if not self._waiting.add_by_preempting(request, plan, view) or not plan.rows_left:
                 break
-        self._iteration, self._shape = view.iteration, shape_of(plan.plan)
-        seconds = self._charge(plan.plan.requests, self._shape, view.now, view)
-        alone = len(view.running) == self._shape.num_decodes == 1 and not (self._shape.chunks or view.waiting)
-        self.steady = alone and 10 * seconds < self.promote_after
+        shape, running = shape_of(plan.plan), view.running
+        seconds = self._charge(plan.plan.requests, shape, view.now, view)
+        self.steady = len(running) == shape.num_decodes == 1 and not (shape.chunks or view.waiting)
+        self.steady = self.steady and 10 * seconds < self.promote_after
+        self._latest = view.iteration, shape, [*running] if self.steady else []
         self._waiting.push(*plan.plan.preempt)
         return plan.build()
 
@@ -61,6 +60,7 @@ class MLFQ:
 
     def on_finish(self, request: Request) -> None:
         self._quanta.leave(request)
+        self._latest[2].clear()
         self._served_at.pop(request, None)
 
     def _promote(self, view: View) -> None:
@@ -71,7 +71,7 @@ class MLFQ:
                 if view.is_waiting(request):
                     self._waiting.push(request)
 
-    def _charge(self, served: Iterable[Request], shape: BatchShape, planned_at: float, view: View) -> float:
+    def _charge(self, served: list[Request], shape: BatchShape, planned_at: float, view: View) -> float:
         seconds = view.cost.predict(shape) if shape.num_tokens else 0.0
         for request in served:
             self._served_at[request] = planned_at

@@ -42,6 +42,7 @@ from experiments.check import __main__ as check
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.search import search
 from policies.chunking import Fixed, PDAware, Slack, TileAligned
+from policies.mlfq import MLFQ
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 from policies.request_level import RequestLevel
@@ -81,6 +82,7 @@ class Choosy(Orca):
 STEADY["choosy"] = lambda chunk: Choosy()
 AT_TIMES = {name: make for name, make in ALL_POLICIES.items() if vars(type(make(8))).get("steady") is False}
 """Steady while nobody waits."""
+AT_TIMES["mlfq_short"] = lambda chunk: MLFQ(quantum=1e-3, promote_after=0.05)
 
 
 def draw_requests(numbers: random.Random) -> list[Request]:
@@ -208,6 +210,24 @@ def test_a_plan_is_asked_for_where_a_decode_follows_a_prompt_and_for_the_last_to
         (number, number + 1.0, 4)
         for number in range(10)  # reserved for 13 tokens
     ]
+
+
+def test_mlfq_charges_for_the_iterations_of_a_leap() -> None:
+    """Of a second each; quanta of 1, 2, 4 and 8 s, left with the iteration that exceeds them: 1, 4 and 9. A leap covers 2 to 8."""
+    places: dict[int, int] = {}
+
+    class Seen(MLFQ):
+        steady = MLFQ.steady
+
+        def plan(self, view: View) -> Plan:
+            plan = super().plan(view)
+            places[view.iteration] = self._quanta.place(plan.requests[0])[0]
+            return plan
+
+    engine = make_engine(Seen(quantum=1.0, skip_join=False, promote_after=1000.0), Limits(2, 10, 100))
+    engine.submit([Request(0, 3, 10)])
+    engine.run()
+    assert places == {0: 0, 1: 1, 9: 3}
 
 
 @pytest.mark.parametrize("second", [4.5, 5.0])
