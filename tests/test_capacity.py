@@ -29,7 +29,7 @@ from experiments.capacity import command as searching
 from experiments.capacity import control
 from experiments.capacity.control import Control
 from experiments.capacity.definitions import Rule, select
-from experiments.capacity.estimate import Shares, alone, by_replication
+from experiments.capacity.estimate import Shares, alone, by_replication, capacity
 from experiments.capacity.replications import (
     Outcome,
     Replication,
@@ -101,6 +101,8 @@ def test_crossing_is_where_the_violations_reach_the_limit() -> None:
     assert shares([[100, 98, 90]]).crossing() == 2.0
     assert shares([[97, 96]]).crossing() == 0.0
     assert shares([[100, 99]]).crossing() == math.inf
+    # 100% counts as half a violation of 100 requests: 0.5, 2 and 8%
+    assert shares([[100, 92]]).crossing() == pytest.approx(1.5)
     # 97% and 99% break the order: together 98% at rates 2 and 3, which is just enough
     assert shares([[100, 97, 99, 90]]).crossing() == 3.0
 
@@ -111,6 +113,14 @@ def test_interval_of_two_values_is_that_of_the_studentized_bootstrap() -> None:
     assert low[0] == pytest.approx(0.96 - 2.1 * 0.02 / math.sqrt(19), abs=0.002)
     assert high[0] == pytest.approx(0.96 + 2.1 * 0.02 / math.sqrt(19), abs=0.002)
     assert shares([[99.0, 96.0]] * 5).interval() == (1.5, 1.5), "replications that agree leave no doubt"
+    # of the resamples of [100, 100, 97] 1 in 27 is three times the last, without an error: 4.6 errors of 1% away
+    assert shares([[100.0], [100.0], [97.0]]).band()[1] == [1.0], "no share is above 1"
+
+
+def test_capacity_is_that_of_the_criterion_which_fails_first() -> None:
+    first, second = shares([[99.0, 96.0, 90.0]] * 5), shares([[99.0, 99.0, 96.0]] * 5)
+    assert second.interval() == (2.5, 2.5)
+    assert capacity([second, first]) == capacity([first, second]) == (1.5, 1.5, 1.5)
 
 
 def test_where_few_replications_have_violations_the_lower_end_allows_for_one_more_as_bad() -> None:
@@ -148,6 +158,16 @@ def test_values_by_replication_have_the_capacity_as_mean() -> None:
     assert by_replication([shares([[99, 96]] * 4)]) == pytest.approx([1.5] * 4)
 
 
+def test_a_value_by_replication_is_what_the_capacity_owes_to_it() -> None:
+    """Violations of 4/3 and 16/3% in all: 2% lies at 1 + log(1.5) / log(4). Without the last one: 1 and 4%. Without another: 1.5 and 6%."""
+    whole, without, last = (1 + math.log(ratio) / math.log(4) for ratio in (1.5, 4 / 3, 2))
+    mean = (2 * without + last) / 3
+    expected = [whole + 2 * (mean - each) for each in (without, without, last)]
+    one = shares([[99, 96], [99, 96], [98, 92]])
+    assert by_replication([one]) == pytest.approx(expected)
+    assert by_replication([shares([[100, 99]] * 3), one]) == pytest.approx(expected), "the other criterion never fails"
+
+
 def test_replications_that_fail_or_pass_at_every_rate_are_counted_beside_the_span_of_the_others() -> None:
     """At rates 1, 2 and 3. The second was simulated only at 2 and fails there, the third passes at all three."""
     asked = np.array([[100.0, 100, 100], [0, 100, 0], [100, 100, 100], [100, 100, 100]])
@@ -156,6 +176,7 @@ def test_replications_that_fail_or_pass_at_every_rate_are_counted_beside_the_spa
     assert found == {"least": 1.5, "most": 2.5, "failed": 1, "failed_at": 2, "passed": 1, "passed_at": 3}
     said = one_alone({"one_alone": found, "replications": 4})
     assert said == "below 2 (1 of 4), 1.5 to 2.5, above 3 (1 of 4)"
+    assert all(math.isnan(alone([shares([[99, 96]])])[key]) for key in ("failed_at", "passed_at"))
     only_failed = {**found, "failed": 4, "passed": 0}
     assert one_alone({"one_alone": only_failed, "replications": 4}) == "below 2 (4 of 4)"
 

@@ -124,7 +124,7 @@ def _interval(good: Floats, asked: Floats) -> tuple[float, float]:
         scaled = np.where(differences == 0, 0.0, differences / errors)
     scaled = np.clip(scaled, -_MOST_ERRORS, _MOST_ERRORS)
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(scaled, [tail, 1 - tail], method="nearest") * error if error[0] > 0 else (0.0, 0.0)
+    low, high = np.quantile(scaled, [tail, 1 - tail], method="nearest") * error
     return float(np.clip(share[0] - high, 0, 1)), float(np.clip(share[0] - low, 0, 1))
 
 
