@@ -291,12 +291,12 @@ def test_mlfq_lets_long_prompts_join_further_down(skip_join: bool, schedule: str
 
 
 def test_mlfq_promotes_who_waits_too_long() -> None:
-    """A prompt of 4 waits behind ones of 1 that keep coming; after 3 s it is in the first queue, behind C, before D."""
-    requests = "A 4/1 @0, B 2/1 @0, C 1/1 @2, D 1/1 @3, E 1/1 @4"
+    """A prompt of 4 waits behind ones of 1 that keep coming; after 3 s it is in the first queue, behind C, before D. F's have not passed then."""
+    requests = "A 4/1 @0, B 2/1 @0, C 1/1 @2, F 4/1 @2, D 1/1 @3, E 1/1 @4"
     kept = golden(MLFQ(quantum=1, promote_after=1000), requests, seconds=of_tokens, **PAUSES)
-    assert kept.schedule == "B2 | C1 | D1 | E1 | A4"
+    assert kept.schedule == "B2 | C1 | D1 | E1 | A4 | F4"
     found = golden(MLFQ(quantum=1, promote_after=3), requests, seconds=of_tokens, **PAUSES)
-    assert found.schedule == "B2 | C1 | D1 | A4 | E1"
+    assert found.schedule == "B2 | C1 | D1 | A4 | E1 | F4"
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,48 @@ def test_mlfq_charges_for_the_iterations_of_a_leap() -> None:
     assert places == {0: 0, 1: 1, 9: 3}
 
 
+@pytest.mark.parametrize("promote_after", [0.05, 1e-5])
+def test_after_a_leap_mlfq_knows_what_it_would_have_known(promote_after: float) -> None:
+    """The seconds that each request has used, and when it was last served; with the shorter time nothing is leapt over."""
+
+    class Told(MLFQ):
+        steady = False
+
+        def __init__(self) -> None:
+            super().__init__(quantum=1e-3, promote_after=promote_after)
+            self.told: dict[int, Any] = {}
+
+        def plan(self, view: View) -> Plan:
+            plan = super().plan(view)
+            used, served_at = self._quanta._used, self._served_at
+            self.told[view.iteration] = [{r.id: value for r, value in kept.items()} for kept in (used, served_at)]
+            return plan
+
+    class Asked(Told):
+        steady = False
+
+        def on_tokens(self, requests: list[Request]) -> None:
+            """With this method it is asked for each plan."""
+
+    def told(kind: type[Told], seed: int) -> list[dict[int, Any]]:
+        made: list[Told] = []
+
+        def make(chunk: int) -> Told:
+            made.append(kind())
+            return made[-1]
+
+        serve(make, seed, lambda: None)
+        assert not any(policy._quanta._used or policy._served_at for policy in made)
+        return [policy.told for policy in made]
+
+    num_leapt = 0
+    for seed in range(100):
+        for leaping, asked in zip(told(Told, seed), told(Asked, seed), strict=True):
+            num_leapt += len(asked) - len(leaping)
+            assert leaping == {iteration: asked[iteration] for iteration in leaping}, f"workload {seed}"
+    assert (num_leapt > 0) == (promote_after > 1e-3)
+
+
 @pytest.mark.parametrize("second", [4.5, 5.0])
 def test_a_request_arrives_in_the_midst_of_a_leap(second: float) -> None:
     """As iteration 4 is computed, or ends: it is planned for iteration 5."""
