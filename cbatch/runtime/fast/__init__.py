@@ -1,1 +1,1 @@
-"""What only makes the runtime fast: fused model and kernels, attention, matrix products of few rows, graph shapes."""
+"""What only makes the runtime fast: fused model and kernels, attention, matrix products, graph shapes."""
