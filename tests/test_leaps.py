@@ -123,12 +123,14 @@ def make_cost(numbers: random.Random) -> ProfileCost:
     return ProfileCost(profile(measured={(SPEC.name, 1): measured}), SPEC, Topology(1, stages))
 
 
-def serve(make: Callable[[int], Policy], seed: int, count: Callable[[], None]) -> list[Any]:
-    """Everything that a run tells. `count` is called for each plan."""
+def serve(
+    make: Callable[[int], Policy], seed: int, count: Callable[[], None], places: Callable[[int], int] = lambda batch: 0
+) -> list[Any]:
+    """Everything that a run tells. `count` is called for each plan. places: `max_running` for a batch."""
     numbers = random.Random(seed)
     requests, cost = draw_requests(numbers), make_cost(numbers)
     block_size, batch, stages = numbers.choice((1, 3, 16)), numbers.randint(1, WIDEST), cost.topology.pipeline_stages
-    limits = Limits(batch, LONGEST + batch, LONGEST, tile=8, num_stages=stages, max_running=0)
+    limits = Limits(batch, LONGEST + batch, LONGEST, tile=8, num_stages=stages, max_running=places(batch))
     longest = max(blocks_for(request.max_tokens, block_size) for request in requests)
     kv = KVSize(longest + numbers.choice((1, 4, 1000)), block_size)
     chunk = 8 * numbers.randint(1, 3)
@@ -232,7 +234,7 @@ def test_mlfq_charges_for_the_iterations_of_a_leap() -> None:
 
 @pytest.mark.parametrize("promote_after", [0.05, 1e-5])
 def test_after_a_leap_mlfq_knows_what_it_would_have_known(promote_after: float) -> None:
-    """The seconds that each request has used, and when it was last served; with the shorter time nothing is leapt over."""
+    """The seconds that each request has used, and when it was last served: some pause. With the shorter time nothing is leapt over."""
 
     class Told(MLFQ):
         steady = False
@@ -260,7 +262,7 @@ def test_after_a_leap_mlfq_knows_what_it_would_have_known(promote_after: float) 
             made.append(kind())
             return made[-1]
 
-        serve(make, seed, lambda: None)
+        serve(make, seed, lambda: None, lambda batch: batch + 8)
         assert not any(policy._quanta._used or policy._served_at for policy in made)
         return [policy.told for policy in made]
 
