@@ -103,8 +103,13 @@ def test_crossing_is_where_the_violations_reach_the_limit() -> None:
     assert shares([[100, 99]]).crossing() == math.inf
     # 100% counts as half a violation of 100 requests: 0.5, 2 and 8%
     assert shares([[100, 92]]).crossing() == pytest.approx(1.5)
+    assert shares([[100, 99.6]], level=0.999).crossing() == 2.0, "violations of less than half a request are none"
     # 97% and 99% break the order: together 98% at rates 2 and 3, which is just enough
     assert shares([[100, 97, 99, 90]]).crossing() == 3.0
+    # by 300 and 100 requests they are 97.5%; of the first rate 100% is half a violation of 150 requests, the mean of the four rates
+    asked = np.array([[100.0, 100, 100, 100], [0, 100, 0, 0], [0, 100, 0, 0]])
+    good = np.array([[100.0, 97, 99, 90], [0, 97, 0, 0], [0, 97, 0, 0]])
+    assert Shares(np.arange(1.0, 5.0), good, asked, 0.98).crossing() == pytest.approx(1 + math.log(6) / math.log(7.5))
 
 
 def test_interval_of_two_values_is_that_of_the_studentized_bootstrap() -> None:
@@ -113,8 +118,11 @@ def test_interval_of_two_values_is_that_of_the_studentized_bootstrap() -> None:
     assert low[0] == pytest.approx(0.96 - 2.1 * 0.02 / math.sqrt(19), abs=0.002)
     assert high[0] == pytest.approx(0.96 + 2.1 * 0.02 / math.sqrt(19), abs=0.002)
     assert shares([[99.0, 96.0]] * 5).interval() == (1.5, 1.5), "replications that agree leave no doubt"
+    low, high = shares([[94.0], [98.0]] * 200).band()
+    assert (0.96 - low[0], high[0] - 0.96) == pytest.approx([1.966 * 0.02 / math.sqrt(399)] * 2, rel=0.05)
     # of the resamples of [100, 100, 97] 1 in 27 is three times the last, without an error: 4.6 errors of 1% away
-    assert shares([[100.0], [100.0], [97.0]]).band()[1] == [1.0], "no share is above 1"
+    low, high = shares([[100.0], [100.0], [97.0]]).band()
+    assert (low[0], high[0]) == (pytest.approx(0.99 - 4.6 * 0.01), 1.0), "8 in 27 have none; no share is above 1"
 
 
 def test_capacity_is_that_of_the_criterion_which_fails_first() -> None:
@@ -134,6 +142,12 @@ def test_where_few_replications_have_violations_the_lower_end_allows_for_one_mor
     assert high[1] == 1.0, "the upper end is that of the replications themselves"
     low, _ = shares([[100.0, 0.0], *[[100.0, 100.0]] * 7]).band()
     assert low[0] == pytest.approx(1 - 5.6 / 9), "one that loses all its requests"
+    # one of 8 has 8 violations of 200 requests: one more of 112.5, the mean, has 4.5; 1,000 of 1,012.5 are good
+    asked, good = np.array([[200.0]] + [[100.0]] * 7), np.array([[192.0]] + [[100.0]] * 7)
+    share = 1000 / 1012.5
+    squares = (192 - 200 * share) ** 2 + 7 * (100 - 100 * share) ** 2 + (108 - 112.5 * share) ** 2
+    low, _ = Shares(np.ones(1), good, asked, 0.98).band()
+    assert low[0] == pytest.approx(share - 4.6 * math.sqrt(squares * 9 / 8) / 1012.5)
 
 
 def test_ten_replications_with_violations_or_all_of_fewer_need_no_allowance() -> None:
@@ -150,6 +164,9 @@ def test_interval_grows_with_what_replications_have_in_common_the_naive_one_does
     naive_low, naive_high = bursts.naive_interval()
     assert low < naive_low < bursts.crossing() == 2.0 < naive_high < high
     assert (high - low) > 2 * (naive_high - naive_low)
+    half = 1.96 * math.sqrt(0.24 / 100)
+    above, below = math.log(0.5 / (0.4 + half)), math.log((0.6 + half) / (0.4 + half))
+    assert shares([[60.0, 40.0]], level=0.5).naive_interval()[0] == pytest.approx(1 + above / below)
 
 
 def test_values_by_replication_have_the_capacity_as_mean() -> None:
