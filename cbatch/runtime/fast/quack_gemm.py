@@ -36,7 +36,8 @@ _GATED = (
 _PLAIN = (Tile(256, 192), Tile(128, 240, paired=True))
 
 _WORTH = 0.93
-"""Share of the multiprocessors' time in which they must compute; measured on one H200, with 256 to 1,024 rows of two models."""
+"""Share of the multiprocessors' time in which they must compute; on one H200, with 256 to 2,048 rows of three models, tiles that do
+were from 12% faster than cuBLAS to 3% slower, most of them faster."""
 
 
 def quack_product(x: torch.Tensor, weight: torch.Tensor, num_processors: int, *, gated: bool) -> torch.Tensor | None:
