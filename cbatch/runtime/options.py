@@ -17,7 +17,7 @@ class Options:
     fused: use the fused model where there is one; False: `transformers`' modules as they are. GPU only.
     graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
     attention: of prompt chunks: flash-attn-4, our Triton kernel, or "auto": the faster one that fits. GPU only.
-    products: library of the matrix products of more than 128 tokens, or of more than 64 where its tiles do not fit. GPU only.
+    products: library of the matrix products of more than 128 tokens (`fast.quack_gemm`); our own kernel computes smaller ones. GPU only.
     layers: number of layers of each pipeline stage; None: equally many.
     tensor_parallel: ranks that share every layer of a stage.
     times_copies: report when the inputs and tokens of each iteration were copied; two more events per iteration.
