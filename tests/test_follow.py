@@ -40,7 +40,7 @@ class Places:
 
 
 def test_another_hosts_request_holds_its_row_until_its_last_token_is_there() -> None:
-    """Of four rows: request 0 has its only token sampled by iteration 0 and runs no more, but its row is free when that has ended."""
+    """Of three rows, fewer than the limits allow: request 0 has its only token sampled by iteration 0 and runs no more, but its row is free when that has ended."""
     policy = Places()
     events: list[Decision | StepEnd] = [
         Decision(0, Seen(0.0, 0, (0,), (), 18, 0), Decided(((0, 4),)), (0.0,)),
@@ -50,8 +50,8 @@ def test_another_hosts_request_holds_its_row_until_its_last_token_is_there() -> 
         Decision(3, Seen(4.0, 1, (2,), (), 18, 0), Decided(()), (4.0,)),
     ]
     asked = [Request(0, 4, 1), Request(1, 4, 5), Request(2, 4, 5)]
-    follow(Recorded(LIMITS, 18, 4, 1, True, events, rows=4), asked, policy, LinearCost(), lambda _: None)
-    assert policy.seen == [4, 3, 3, 4]
+    follow(Recorded(LIMITS, 18, 4, 1, True, events, rows=3), asked, policy, LinearCost(), lambda _: None)
+    assert policy.seen == [3, 2, 2, 3]
 
 
 def test_recorded_requests_are_served_again_with_their_true_lengths(tmp_path: Path) -> None:
