@@ -192,7 +192,7 @@ def test_replications_that_fail_or_pass_at_every_rate_are_counted_beside_the_spa
     found = alone([Shares(np.array([1.0, 2, 3]), good, asked, 0.98)])
     assert found == {"least": 1.5, "most": 2.5, "failed": 1, "failed_at": 2, "passed": 1, "passed_at": 3}
     said = one_alone({"one_alone": found, "replications": 4})
-    assert said == "below 2 (1 of 4), 1.5 to 2.5, above 3 (1 of 4)"
+    assert said == "1.5 to 2.5 (2 of 4), below 2 (1 of 4), above 3 (1 of 4)"
     assert all(math.isnan(alone([shares([[99, 96]])])[key]) for key in ("failed_at", "passed_at"))
     only_failed = {**found, "failed": 4, "passed": 0}
     assert one_alone({"one_alone": only_failed, "replications": 4}) == "below 2 (4 of 4)"

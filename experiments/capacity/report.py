@@ -64,10 +64,11 @@ def one_alone(found: Summary) -> str:
     """The span of single replications, and those that it does not hold: they fail or pass at every rate simulated for them."""
     single, num = found["one_alone"], found["replications"]
     failed, passed = (single.get(key, 0) for key in ("failed", "passed"))  # searches of earlier versions lack them
-    span = [f"{single['least']:.4g} to {single['most']:.4g}"] if num > failed + passed else []
-    below = [f"below {single['failed_at']:.4g} ({failed} of {num})"] if failed else []
-    above = [f"above {single['passed_at']:.4g} ({passed} of {num})"] if passed else []
-    return ", ".join([*below, *span, *above])
+    rest = num - failed - passed
+    span = [(f"{single['least']:.4g} to {single['most']:.4g}", rest)] if rest else []
+    below = [(f"below {single['failed_at']:.4g}", failed)] if failed else []
+    above = [(f"above {single['passed_at']:.4g}", passed)] if passed else []
+    return ", ".join(f"{values} ({count} of {num})" for values, count in [*span, *below, *above])
 
 
 def interval(found: Summary) -> str:
