@@ -259,6 +259,8 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ("runtime.graphs=some", "runtime.graphs=some: give off, decode or all"),
         ("runtime.check=all", "runtime.check=all: give off, poison or races"),
         ("backend=cuda backend.products=cutlass", "backend.products=cutlass: give cublas or quack"),
+        ("backend=cuda backend.last_layer=none", "backend.last_layer=none: give all or sampled"),
+        ("chunking=filling chunk=256", "chunking.full=512 must be a whole number of tokens from 1 to chunk=256"),
         ("backend=cuda backend.attention=flash2", "backend.attention=flash2: give auto, flash4 or triton"),
         (
             "backend=sim backend.host_seconds=-1",

@@ -41,7 +41,7 @@ from cbatch.topology import Topology
 from experiments.check import __main__ as check
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.search import search
-from policies.chunking import Fixed, PDAware, Slack, TileAligned
+from policies.chunking import Filling, Fixed, PDAware, Slack, TileAligned
 from policies.mlfq import MLFQ
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -57,6 +57,7 @@ ALL_POLICIES: dict[str, Callable[[int], Policy]] = {
     "sarathi": lambda chunk: Sarathi(Fixed(chunk)),
     "sarathi_pd_aware": lambda chunk: Sarathi(PDAware()),
     "sarathi_serve": lambda chunk: SarathiServe(TileAligned(8 + chunk)),
+    "sarathi_serve_filling": lambda chunk: SarathiServe(Filling(16 + chunk, 8, share=0.7)),
     **LANDSCAPE,
 }
 STEADY = {name: make for name, make in ALL_POLICIES.items() if is_steady(make(8))}

@@ -8,7 +8,7 @@ import pytest
 from schedules import make_engine, schedule
 
 from cbatch import ConfigError, Limits, Policy, Request
-from policies.chunking import Fixed, TileAligned
+from policies.chunking import Filling, Fixed, TileAligned
 from policies.longest_first import LongestFirst
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -290,6 +290,19 @@ def test_every_request_is_served_when_memory_holds_one(make: type[Policy], async
         (lambda: TileAligned(100), Limits(4, 1000, 100, tile=64), "use chunk=128"),
         (lambda: TileAligned(10), Limits(4, 1000, 100, tile=64), "use chunk=64"),
         (lambda: TileAligned(64), Limits(65, 1000, 100, tile=64), "no room for a prompt beside 64 decodes"),
+        (lambda: Filling(100, 64), Limits(4, 1000, 100, tile=64), "use chunk=128"),
+        (lambda: Filling(128, 129), Limits(4, 1000, 100, tile=64), "chunking.full=129 must be .* from 1 to chunk=128"),
+        (lambda: Filling(128, 0), Limits(4, 1000, 100, tile=64), "chunking.full=0"),
+        (lambda: Filling(128, True), Limits(4, 1000, 100, tile=64), "chunking.full=True"),
+        (lambda: Filling(128, 2.5), Limits(4, 1000, 100, tile=64), "chunking.full=2.5"),  # type: ignore[arg-type]
+        (
+            lambda: Filling(128, 96),
+            Limits(4, 1000, 100, tile=64),
+            "chunking.full=96 must be a multiple of the tile of 64",
+        ),
+        (lambda: Filling(128, 64), Limits(65, 1000, 100, tile=64), "chunking.full=64 must be .* at least batch=65"),
+        (lambda: Filling(128, 64, 0), Limits(4, 1000, 100, tile=64), "chunking.share=0"),
+        (lambda: Filling(128, 64, 1.1), Limits(4, 1000, 100, tile=64), "chunking.share=1.1"),
     ],
 )
 def test_a_chunk_that_cannot_work_is_refused_before_anything_runs(selector, limits, says) -> None:  # type: ignore[no-untyped-def]
@@ -299,7 +312,7 @@ def test_a_chunk_that_cannot_work_is_refused_before_anything_runs(selector, limi
 
 
 def test_the_smallest_and_the_largest_chunk_that_work_are_taken() -> None:
-    for selector in (Fixed(1), Fixed(100), TileAligned(64)):
+    for selector in (Fixed(1), Fixed(100), TileAligned(64), Filling(64, 64, 1), Filling(64, 64, 0.01)):
         selector.check(Limits(64, 100, 100, tile=64))
 
 
@@ -307,6 +320,18 @@ def test_decodes_count_into_a_tile_aligned_chunk_and_not_into_a_fixed_one() -> N
     view: Any = None  # they look at the number of decodes alone
     assert [TileAligned(8).num_tokens(view, number) for number in (0, 7, 8, 9)] == [8, 1, 0, 0]
     assert [Fixed(8).num_tokens(view, number) for number in (0, 9)] == [8, 8]
+
+
+def test_chunks_are_large_until_the_batch_is_full_of_decodes() -> None:
+    """Three of four places are the share: 8 tokens in all, then 4 as long as three decode, then 8 again."""
+    found, _ = schedule(SarathiServe(Filling(8, 4, share=0.75)), [(2, 4), (2, 4), (2, 4), (12, 1)], batch=4)
+    assert found == golden("""
+        0:2 1:2 2:2 3:2
+        0:1 1:1 2:1 3:1
+        0:1 1:1 2:1 3:1
+        0:1 1:1 2:1 3:1
+        3:7
+    """)
 
 
 def test_a_prompt_longer_than_an_iteration_is_refused_by_whole_prompt_policies() -> None:

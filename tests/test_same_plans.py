@@ -15,7 +15,7 @@ from tiny_models import LLAMA, make_executor
 from cbatch import BatchShape, CbatchError, Engine, Executor, Limits, Policy, Request
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.sim.executor import SimExecutor
-from policies.chunking import Fixed, PDAware, TileAligned
+from policies.chunking import Filling, Fixed, PDAware, TileAligned
 from policies.longest_first import LongestFirst
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -33,6 +33,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "sarathi": lambda: Sarathi(TileAligned(8)),
     "sarathi_pd_aware": lambda: Sarathi(PDAware()),
     "sarathi_serve": lambda: SarathiServe(Fixed(8)),
+    "sarathi_serve_filling": lambda: SarathiServe(Filling(24, 8, share=0.7)),
     "longest_first": lambda: LongestFirst(Fixed(8)),
     **{name: partial(make, 8) for name, make in LANDSCAPE.items()},
 }

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -123,13 +123,16 @@ def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Laye
     """The layers of each stage, the free bytes of its GPU that has fewest, and the number of its ranks."""
     layers, num_ranks = split_layers(spec, limits.num_stages, options.layers), options.tensor_parallel
     split_ranks(spec, num_ranks)
+    fused = f"{', '.join(FAMILIES)}, with runtime.compile=false"
     if num_ranks > 1 and not _is_fused(spec, options):
-        fused = f"{', '.join(FAMILIES)}, with runtime.compile=false"
         problem = f"backend.tensor_parallel={num_ranks}: on GPUs only the fused models are shared out ({fused})"
         raise ConfigError(f"{problem}; choose one of them, or backend.pipeline_stages={num_ranks}")
     devices = choose_devices(limits.num_stages, num_ranks)
     if options.products == "quack":
         check_quack(spec, devices[0][0], fused=_is_fused(spec, options))
+    if options.last_layer != "all" and not _is_fused(spec, options):
+        problem = f"backend.last_layer={options.last_layer} is of the fused models ({fused})"
+        raise ConfigError(f"{problem}; choose one of them, or backend.last_layer=all")
     return layers, [min(map(free_memory, group)) for group in devices], num_ranks
 
 
@@ -155,8 +158,9 @@ def _load(
         for group in devices
     ]
     shards = _weights(spec, layers, ranks, devices)
-    fused, sizes = _is_fused(spec, options), {"max_rows": limits.max_batch, "max_positions": limits.max_request_tokens}
-    quack = options.products == "quack"
+    fused = _is_fused(spec, options)
+    settings: dict[str, Any] = {"max_rows": limits.max_batch, "max_positions": limits.max_request_tokens}
+    settings |= {"quack": options.products == "quack", "last_layer": options.last_layer}
     stages: list[list[FusedModel | PagedModel]] = []
     for part, group, choices in zip(layers, devices, chosen, strict=True):
         exchanges = exchanges_of(spec, limits, part, group) if len(ranks) > 1 else [None]
@@ -164,7 +168,7 @@ def _load(
         for weights, share, device, choice, exchange in zip(shards, shares, group, choices, exchanges, strict=True):
             cache, attention = PagedCache(share, kv, device, part), choice.attention
             stages[-1].append(
-                FusedModel(weights, share, cache, attention, **sizes, exchange=exchange, quack=quack)
+                FusedModel(weights, share, cache, attention, exchange=exchange, **settings)
                 if fused
                 else PagedModel(
                     weights, cache, attention, compiled=options.compiled, send=_sender(devices), greedy=argmax

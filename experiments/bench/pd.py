@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from cbatch import Limits, Policy, Request, Server
-from cbatch.runtime.options import ProductsName
-from experiments.bench.serving import chunked, compare, gpu_server
+from cbatch.runtime.options import LastLayer, ProductsName
+from experiments.bench.serving import chunked, compare, gpu_server, named_ways
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
 from experiments.store.benchmark_file import write
@@ -35,17 +35,18 @@ def main(
     requests: Count = 144,
     policies: str = "",
     products: ProductsName = "cublas",
+    last_layer: LastLayer = "all",
     repeats: Count = 1,
     folder: str = "results",
 ) -> None:
-    """Measures and prints; writes pd.json after each policy, or pd-quack.json with products=quack.
+    """Measures and prints; writes pd.json after each policy, or pd-quack-sampled.json with products=quack and last_layer=sampled.
 
     `ratios` are P:D, `policies` beginnings of names separated by ";".
     """
-    ending = "" if products == "cublas" else f", {products}"
-    chosen = {name + ending: POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
+    ways = named_ways(products, last_layer)
+    chosen = {", ".join([name, *ways]): POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
     spec = load_spec(model)
-    server = gpu_server(spec, Limits(batch, batch * length, length), products=products)
+    server = gpu_server(spec, Limits(batch, batch * length, length), products=products, last_layer=last_layer)
     figures: dict[str, Any] = {}
     stamped = {"model": spec.name, "batch": batch, "length": length, "requests": requests, "figures": figures}
     iteration = server.executor.iteration
@@ -61,7 +62,7 @@ def main(
             speed = f"{rates['median']:8.0f}  {run.milliseconds:7.3f} ms/iteration"
             print(f"  {name:24} {speed}, {run.iterations} iterations", flush=True)
             counts = {"replayed": iteration.num_replayed, "eager": iteration.num_eager}
-            path = write("pd" + ending.replace(", ", "-"), torch.cuda.get_device_name(), {**stamped, **counts}, folder)
+            path = write("-".join(["pd", *ways]), torch.cuda.get_device_name(), {**stamped, **counts}, folder)
     print(f"written: {path}")
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbatch import Limits, ModelSpec, Policy, Request, RunRecord, Server
-from cbatch.runtime.options import Options, ProductsName
+from cbatch.runtime.options import LastLayer, Options, ProductsName
 from experiments.config.backends import Cuda
 from experiments.config.servers import real_server
 from experiments.store.benchmark_file import spread
@@ -17,10 +17,20 @@ MakeServer = Callable[[ModelSpec, Limits, Options], Server[Any]]
 
 
 def gpu_server(
-    spec: ModelSpec, limits: Limits, options: Options = Options(), *, products: ProductsName = "cublas"
+    spec: ModelSpec,
+    limits: Limits,
+    options: Options = Options(),
+    *,
+    products: ProductsName = "cublas",
+    last_layer: LastLayer = "all",
 ) -> Server[Any]:
     """Builds a server on the GPU with as much KV cache as its largest batch can use, if there is room."""
-    return real_server(Cuda(products=products), spec, limits, options)
+    return real_server(Cuda(products=products, last_layer=last_layer), spec, limits, options)
+
+
+def named_ways(products: ProductsName, last_layer: LastLayer) -> list[str]:
+    """What is not the default, as rows and files name it."""
+    return [name for name, default in ((products, "cublas"), (last_layer, "all")) if name != default]
 
 
 def chunked(policy: type, name: str, *chunks: int, **settings: Any) -> dict[str, Callable[[], Policy]]:

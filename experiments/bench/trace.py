@@ -7,13 +7,14 @@ from typing import Any
 import torch
 
 from cbatch import ConfigError, Limits, Policy
-from cbatch.runtime.options import ProductsName
-from experiments.bench.serving import chunked, compare, gpu_server
+from cbatch.runtime.options import LastLayer, ProductsName
+from experiments.bench.serving import chunked, compare, gpu_server, named_ways
 from experiments.config.command_line import Count, beginning_with
 from experiments.config.presets import load_spec
 from experiments.config.servers import equal_requests
 from experiments.store.benchmark_file import write
 from experiments.workloads import TraceReplay
+from policies.chunking import Filling
 from policies.longest_first import LongestFirst
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
@@ -22,11 +23,20 @@ from policies.sarathi_serve import SarathiServe
 
 BATCH = 128
 
+
+def filling(policy: type, name: str, **settings: Any) -> dict[str, Callable[[], Policy]]:
+    """Returns a policy whose chunks depend on how full the batch is, by its name."""
+    return {f"{name}, filling with 1024 tokens, then 512": lambda: policy(Filling(1024, 512), **settings)}
+
+
 POLICIES: dict[str, Callable[[], Policy]] = {
     **chunked(SarathiServe, "sarathi_serve", 512, 640, 768, 1024, 2048),
     **chunked(Sarathi, "sarathi", 512),
     **chunked(LongestFirst, "longest_first", 512, 640, 768, 1024),
     **chunked(LongestFirst, "longest per prompt token first", 1024, per_prompt_token=True),
+    **filling(SarathiServe, "sarathi_serve"),
+    **filling(LongestFirst, "longest_first"),
+    **filling(LongestFirst, "longest per prompt token first", per_prompt_token=True),
     **chunked(LongestFirst, "longest_first", 1280, 2048),
     "prefill_first": PrefillFirst,
     "orca": Orca,
@@ -40,23 +50,24 @@ def main(
     requests: Count = 512,
     policies: str = "",
     products: ProductsName = "cublas",
+    last_layer: LastLayer = "all",
     repeats: Count = 1,
     folder: str = "results",
 ) -> None:
     """Measures and prints; writes trace.json after each policy, or trace-<batch>.json for a batch other than 128; with
-    products=quack, ...-quack.json.
+    products=quack and last_layer=sampled, ...-quack-sampled.json.
 
     `path` is the trace's file, `policies` beginnings of names separated by ";".
     """
     if not path:
         raise ConfigError("trace: give the trace's file, path=azure_llm_2023_conv.csv.gz")
-    ending = "" if products == "cublas" else f", {products}"
-    chosen = {name + ending: POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
+    ways = named_ways(products, last_layer)
+    chosen = {", ".join([name, *ways]): POLICIES[name] for name in beginning_with("policies", policies, POLICIES)}
     spec = load_spec(model)
     workload = TraceReplay(path=path, num_requests=requests, queued=True)
     lengths = workload.requests(None)
     longest = max(request.max_tokens for request in lengths)
-    server = gpu_server(spec, Limits(batch, 16384, longest), products=products)
+    server = gpu_server(spec, Limits(batch, 16384, longest), products=products, last_layer=last_layer)
     server.serve(Orca(), equal_requests(batch, 64, 16, spec.vocab_size))
     figures: dict[str, Any] = {}
     name, number = Path(path).name, len(lengths)
@@ -74,5 +85,5 @@ def main(
         iterations = f"{run.iterations} iterations, {runs.eager} eager, device active {run.active_share:.2%}"
         print(f"  {name:28} {rates['median']:8.0f}  {run.seconds:6.2f} s, {iterations}", flush=True)
         file = "trace" if batch == BATCH else f"trace-{batch}"
-        written = write(file + ending.replace(", ", "-"), torch.cuda.get_device_name(), stamped, folder)
+        written = write("-".join([file, *ways]), torch.cuda.get_device_name(), stamped, folder)
     print(f"written: {written}")

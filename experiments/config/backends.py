@@ -13,7 +13,7 @@ from cbatch.cluster import Executors, ReplicatedServer
 from cbatch.kv import blocks_for
 from cbatch.live_cluster import LiveCluster
 from cbatch.model import split_layers
-from cbatch.runtime.options import AttentionName, Options, ProductsName
+from cbatch.runtime.options import AttentionName, LastLayer, Options, ProductsName
 from cbatch.sim import HostTime, Profile, ProfileCost, SimExecutor
 from cbatch.sim.cost import Outside
 from cbatch.topology import Degree, Topology, split_ranks
@@ -164,10 +164,12 @@ class Cuda(Real):
 
     attention: of prompt chunks: "flash4", "triton", or "auto" for the faster one that fits.
     products: matrix products of more than 128 tokens: "cublas", by which the profiles were measured, or "quack".
+    last_layer: rows that pass through the last layer behind its attention: "all", as the profiles were measured, or "sampled".
     """
 
     attention: AttentionName = "auto"
     products: ProductsName = "cublas"
+    last_layer: LastLayer = "all"
 
     name = "cuda"
     block_size = 128  # the page size at which paged attention is fastest
@@ -217,7 +219,8 @@ class Cuda(Real):
         return gpu.build(spec, limits, kv, self._with_own(options))
 
     def _with_own(self, options: Options) -> Options:
-        return replace(super()._with_own(options), attention=self.attention, products=self.products)
+        shared = super()._with_own(options)
+        return replace(shared, attention=self.attention, products=self.products, last_layer=self.last_layer)
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
         each = executor.each if isinstance(executor, Executors) else [executor]
@@ -226,6 +229,7 @@ class Cuda(Real):
         return {
             "attention": each[0].attention,
             "products": self.products,
+            "last_layer": self.last_layer,
             **counts,
             **super().facts(executor, cost, asynchronous),
         }

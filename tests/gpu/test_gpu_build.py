@@ -57,6 +57,14 @@ def test_products_of_quack_are_refused_where_they_would_not_be_used() -> None:
         gpu.build(TINY_LLAMA, Limits(4, 256, 64), KVSize(9, 16), Options(products="quack"))
 
 
+def test_a_last_layer_of_sampled_rows_is_refused_where_it_would_be_computed_whole() -> None:
+    options = Options(last_layer="sampled", fused=False)
+    with pytest.raises(
+        ConfigError, match=r"backend\.last_layer=sampled is of the fused models \(llama, .*\); choose one of them"
+    ):
+        gpu.build(TINY_LLAMA, Limits(4, 256, 64), KVSize(9, 16), options)
+
+
 FAILING_CAPTURE = """
 from cbatch import Limits
 from cbatch.kv import KVSize

@@ -89,10 +89,12 @@ def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str,
 def test_sampled_tokens_and_a_model_that_is_not_fused(graphs: str, checkpoints: Path) -> None:
     options = Options(graphs=graphs, check="races")  # type: ignore[arg-type]
     references = sampled_references(TINY_LLAMA)
-    executor = gpu.build(with_same_weights(TINY_LLAMA, checkpoints), STAGES, KV, options)
-    found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True, limits=STAGES)
-    executor.close()
-    assert found == expected_of(references)
+    for last_layer in ("all", "sampled"):
+        chosen = replace(options, last_layer=last_layer)
+        executor = gpu.build(with_same_weights(TINY_LLAMA, checkpoints), STAGES, KV, chosen)
+        found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True, limits=STAGES)
+        executor.close()
+        assert found == expected_of(references)
     references = generated(TINY_NANOGPT, 1, 5, 17, 40)
     executor = gpu.build(TINY_NANOGPT, STAGES, KV, options)
     found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True, limits=STAGES)

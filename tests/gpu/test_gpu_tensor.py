@@ -22,7 +22,7 @@ from cbatch.runtime.fast.exchange import Exchange
 from cbatch.runtime.fast.fused_model import exchanges_of
 from cbatch.runtime.fast.fused_ops import add_norm
 from cbatch.runtime.fast.linear import Product
-from cbatch.runtime.options import Options
+from cbatch.runtime.options import LastLayer, Options
 from cbatch.runtime.ranks import Steps, finish, lockstep
 from experiments.bench.async_loop import kernel_shares
 from experiments.bench.tensor import TRACED
@@ -133,10 +133,11 @@ def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str,
     executor.close()
 
 
+@pytest.mark.parametrize("last_layer", ["all", "sampled"])
 @pytest.mark.parametrize("graphs", ["off", "all"])
-def test_sampled_tokens(graphs: str, checkpoints: Path) -> None:
+def test_sampled_tokens(graphs: str, last_layer: LastLayer, checkpoints: Path) -> None:
     references = sampled_references(TINY_LLAMA)
-    options = replace(TWO, graphs=graphs, check="races")
+    options = replace(TWO, graphs=graphs, check="races", last_layer=last_layer)
     executor = gpu.build(with_same_weights(TINY_LLAMA, checkpoints), LIMITS, KV, options)
     found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True)
     executor.close()

@@ -88,6 +88,16 @@ def test_sampled_tokens_do_not_depend_on_the_batch(spec: ModelSpec, graphs: str,
 
 
 @pytest.mark.parametrize("graphs", ["off", "all"])
+def test_a_last_layer_of_sampled_rows_changes_no_token(graphs: str, checkpoints: Path) -> None:
+    references = greedy_references(TINY_QWEN3)
+    options = Options(graphs=graphs, check="poison", last_layer="sampled")  # type: ignore[arg-type]
+    executor = gpu.build(with_same_weights(TINY_QWEN3, checkpoints), LIMITS, KV, options)
+    for name in ("orca", "sarathi", "fuzz"):
+        tokens, _ = serve(executor, POLICIES[name](), references, SCARCE, asynchronous=True)
+        assert tokens == expected_of(references), name
+
+
+@pytest.mark.parametrize("graphs", ["off", "all"])
 def test_a_model_that_is_not_fused(graphs: str) -> None:
     references = generated(TINY_NANOGPT, 1, 5, 17, 40)
     executor = gpu.build(TINY_NANOGPT, LIMITS, KV, Options(graphs=graphs, check="poison"))

@@ -24,6 +24,7 @@ from cbatch.runtime.fast.fused_ops import add_norm, rotate_and_store
 from cbatch.runtime.fast.linear import Product
 from cbatch.runtime.fast.peers import send
 from cbatch.runtime.memory import box_rows
+from cbatch.runtime.options import LastLayer
 from cbatch.runtime.ranks import Steps, finish
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -64,6 +65,7 @@ class FusedModel:
         max_positions: int,
         exchange: Exchange | None = None,
         quack: bool = False,
+        last_layer: LastLayer = "all",
     ) -> None:
         """
         Args:
@@ -72,6 +74,7 @@ class FusedModel:
             max_positions: tokens of the longest request.
             exchange: with the other ranks of the group; None if there are none.
             quack: see `Product`.
+            last_layer: see `Options`.
         """
         assert can_fuse(spec), "the caller chooses PagedModel for other models"
         body: Any = model.model
@@ -88,6 +91,7 @@ class FusedModel:
         self._dtype = cache.keys.dtype
         self._exchange = exchange
         self._quack = quack
+        self._narrows = last_layer == "sampled" and self.layers.is_last
         self._layers = [self._fuse(layer) for layer in body.layers[self.layers.first : self.layers.end]]
         self._rotations = rotations(body.rotary_emb, max_positions).to(device)
         if self.layers.is_first:
@@ -113,6 +117,8 @@ class FusedModel:
             Logits, float32 [rows, vocabulary], in the model's own buffer: valid until the next call, and always at the
             same address, as a captured graph needs. Those of empty rows are undefined.
         """
+        has_chunks = bounds.max_query_len > 1 or len(inputs) != len(batch.context_lens)
+        sampled = batch.query_starts[1:] - 1 if has_chunks else None  # [rows]: each row's last token
         arriving: torch.Tensor | None = None
         if self.layers.is_first:
             residual = embedding(inputs, self._embedding)  # [tokens, hidden]
@@ -145,9 +151,11 @@ class FusedModel:
                 epsilon=self._epsilon,
                 dependent=self.dependent,
             )
-            attended = self._attention(query, keys, values, batch, bounds, scaling=self._scaling)
+            attended = self._attention(query, keys, values, batch, bounds, scaling=self._scaling).flatten(1)
+            if sampled is not None and self._narrows and index == self.layers.end - 1:
+                attended, residual, sampled = attended[sampled], residual[sampled], None
             meeting = self._meeting(2 * (index - self.layers.first))
-            parts = layer.output(attended.flatten(1), meeting)
+            parts = layer.output(attended, meeting)
             yield
             x = add_norm(
                 parts, residual, layer.feed_forward_norm, self._epsilon, dependent=self.dependent, meeting=meeting
@@ -160,8 +168,8 @@ class FusedModel:
             send(residual, leaving, parts=parts, dependent=self.dependent, meeting=meeting)
             return leaving
         x = add_norm(parts, residual, self._norm, self._epsilon, dependent=self.dependent, meeting=meeting)
-        if bounds.max_query_len > 1 or x.shape[0] != batch.context_lens.shape[0]:
-            x = x[batch.query_starts[1:] - 1]  # [rows, hidden]: each row's last token
+        if sampled is not None:
+            x = x[sampled]  # [rows, hidden]
         logits = self._logits[: len(x)]
         self._head.into(logits, x)
         return logits
