@@ -1,6 +1,7 @@
 """The first requests of a recorded trace, queued at once, under each policy: prompt and output tokens per second."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,9 @@ BATCH = 128
 
 
 def filling(policy: type, name: str, **settings: Any) -> dict[str, Callable[[], Policy]]:
-    """Returns a policy whose chunks depend on how full the batch is, by its name."""
-    return {f"{name}, filling with 1024 tokens, then 512": lambda: policy(Filling(1024, 512), **settings)}
+    """Returns a policy whose chunks depend on how full the batch is, by its name and their sizes."""
+    sizes = {f"{name}, filling with 1024 tokens, then {full}": Filling(1024, full) for full in (384, 512)}
+    return {full_name: partial(policy, chunking, **settings) for full_name, chunking in sizes.items()}
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {
