@@ -121,19 +121,31 @@ def slow_card() -> str:
     return f"{newer}, whose kernels are newer, reaches {rows.format(*speeds)} {serve} {large}"
 
 
-def products() -> str:
-    """Of cuBLAS and quack on one card, and quack's best on two others."""
+def options() -> str:
+    """Of the options for speed: all of them on two cards, and each of them in one row; quack alone on three other cards."""
 
-    def rates(name: str, cards: Sequence[int]) -> list[float]:
-        files = [stored(f"h200/products/card-{card}/{name}.json")["figures"] for card in cards]
-        policies = [next(iter(figures.get("14", figures).values())) for figures in files]
-        return [policy["tokens_per_second"]["median"] for policy in policies]
+    def rate(card: int, name: str, policy: str = "") -> float:
+        figures = stored(f"h200/options/card-{card}/{name}.json")["figures"]
+        [found] = [found for key, found in figures.get("14", figures).items() if key.startswith(policy)]
+        return float(found["tokens_per_second"]["median"])
 
-    pairs = [(*rates(name, [1]), *rates(f"{name}-quack", [1])) for name in ("pd", "trace-256")]
-    chunks, trace = (f"from {old:,.0f} to {new:,.0f}{{}} (+{new / old - 1:.1%})" for old, new in pairs)
-    best = " and ".join(f"{max(rates(f'{name}-quack', [2, 3])):,.0f}" for name in ("pd", "trace-256"))
-    where = "and that of the trace with batch 256"
-    return f"row goes {chunks.format(' tokens/s')} {where} {trace.format('')}; on two faster ones it reaches {best} at most"
+    def step(old: float, new: float) -> str:
+        return f"{old:,.0f} → {new:,.0f} (+{new / old - 1:.1%})"
+
+    serve, longest = "sarathi_serve, ", "longest per prompt token first, "
+    filled = [rate(4, name, serve + "filling") for name in ("trace", "trace-sampled", "trace-quack", "trace-quack-sampled")]
+    base, ranked = rate(4, "trace", serve + "1024"), rate(4, "trace", longest + "1024")
+    pairs = [
+        ("LLaMA-13B's row", rate(5, "pd"), rate(5, "pd-quack-sampled")),
+        ("the trace with batch 256", rate(5, "trace-256"), rate(5, "trace-256-quack-sampled", serve)),
+        ("with batch 128 and `filling`", base, filled[-1]),
+        ("the same, `longest_first policy.per_prompt_token=true`", ranked, rate(4, "trace-quack-sampled", longest)),
+    ]
+    rows = ", ".join(f"{name} {step(old, new)}" for name, old, new in pairs)
+    shares = f"{filled[0] / base - 1:.1%}, and to it `sampled` {filled[1] / filled[0] - 1:.1%} and quack {filled[2] / filled[0] - 1:.1%}"
+    alone = [step(rate(1, name), rate(1, f"{name}-quack")) for name in ("pd", "trace-256")]
+    last = f"quack alone, on another card, medians of 3: {alone[0]} and, with batch 256, {alone[1]}"
+    return f"{rows}; of batch 128, `filling` alone adds {shares}; {last}"
 
 
 def fidelity() -> str:
@@ -427,7 +439,7 @@ SENTENCES = {
     checks: "trust",
     plans: "policies",
     slow_card: "../README",
-    products: "../README",
+    options: "../README",
     mutants: "trust",
     drawn: "trust",
     asynchronous_loop: "asynchronous-loop",
