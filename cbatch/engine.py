@@ -255,7 +255,7 @@ class Engine:
                 lost = f"{self.num_unfinished} requests are gone from view.waiting, which a policy must not change"
                 raise PolicyError(f"{self._where()}: {lost}; copy it, as in list(view.waiting)")
             stuck = f"empty plan with {self._held()}, nothing in flight and no arrival to come"
-            raise PolicyError(f"{self._where()}: {stuck}{describe_empty(self.view, plan)}")
+            raise StallError(f"{self._where()}: {stuck}{describe_empty(self.view, plan)}")
 
     def _check_progress(self, now: float) -> None:
         """Raises StallError if requests wait or run, and for too long none has received a token."""

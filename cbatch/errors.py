@@ -22,11 +22,11 @@ class PlanError(CbatchError):
 
 
 class PolicyError(CbatchError):
-    """A policy raised, or planned nothing although only it could make progress."""
+    """A policy raised, or changed what is not its own."""
 
 
 class StallError(PolicyError):
-    """A policy makes no progress: see `cbatch.stall.Patience`."""
+    """A policy makes no progress: it plans nothing although only it could, or too little for too long (`cbatch.stall.Patience`)."""
 
 
 class ModelError(CbatchError):

@@ -187,7 +187,7 @@ class Raising(Orca):
         (Greedy(), "kv", "rule: the KV blocks that a plan takes must be free", 2),
         (Restless(), "ends", "requests are planned and preempted again and again, and none ends", 1),
         (Forever(), "ends", "policy Forever, iteration 0: 50 empty plans in a row with 1 waiting and 0 running", 1),
-        (Forgetful(), "legal", "policy Forgetful, iteration 1: empty plan with 0 waiting and 1 running", 1),
+        (Forgetful(), "ends", "policy Forgetful, iteration 1: empty plan with 0 waiting and 1 running", 1),
         (Hesitant(), "work_conserving", "nothing is computed, although any waiting request would fit", 1),
         (Dice(), "deterministic", "a second run decides", 3),
         (Raising(), "legal", "policy Raising, iteration 0: plan() raised KeyError: 'nothing'", 2),
@@ -217,7 +217,7 @@ class ShortestFirst:
 
 
 def test_a_deadlock_of_half_computed_prompts_is_found() -> None:
-    found = search(ShortestFirst(), PROPERTIES[:1], CHUNK, num_random=0, tiny=tight_scenarios(CHUNK))["legal"]
+    found = search(ShortestFirst(), PROPERTIES[:3], CHUNK, num_random=0, tiny=tight_scenarios(CHUNK))["ends"]
     assert found is not None
     assert "empty plan with 0 waiting and 2 running requests, nothing in flight" in found.violation.why
     assert found.history.scenario in tiny_scenarios(CHUNK)
@@ -380,6 +380,25 @@ def test_the_command_judges_policies_from_outside(
     assert "legal            NO   every plan keeps the rules" in printed
     assert "plan() raised ValueError: too many" in printed
     assert "kv               yes" in printed
+
+
+RAISES_FIRST = """
+from policies.orca import Orca
+
+class Mine(Orca):
+    def on_arrival(self, request):
+        raise ValueError("nobody may come in")
+"""
+
+
+def test_what_no_run_could_show_is_not_said_to_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_mine("raises_first", RAISES_FIRST, tmp_path, monkeypatch, num=50) == 1
+    printed = capsys.readouterr().out
+    assert "legal            NO   every plan keeps the rules" in printed
+    assert "ends             -    every run ends" in printed and " yes " not in printed
+    assert printed.endswith("\n-: not tested, as no run reached its end\n")
 
 
 PICKY = """

@@ -50,10 +50,10 @@ class Options(NamedTuple):
 
 
 class _Count(AbstractContextManager["_Count"]):
-    """Counts the workloads tried and those refused; shows it in a bar, or if stderr is no terminal, in a line every 10 s."""
+    """Counts the workloads tried, those refused and those served to their end; shows it in a bar, or if stderr is no terminal, in a line every 10 s."""
 
     def __init__(self) -> None:
-        self.tried = self.refused = 0
+        self.tried = self.refused = self.ended = 0
         self.refusal = ""
         self._bar = tqdm(unit=" workloads", leave=False, disable=None)
         self._next = monotonic() + _PAUSE
@@ -63,6 +63,8 @@ class _Count(AbstractContextManager["_Count"]):
         if history.refused:
             self.refused += 1
             self.refusal = self.refusal or history.refused
+        elif history.error is None and not history.endless:
+            self.ended += 1
         self._bar.update()
         if self._bar.disable and monotonic() > self._next:
             self._next += _PAUSE
@@ -103,7 +105,7 @@ def _check(*arguments: str) -> int:
             f"policy {name}: {refused}; give it settings for small limits, or a larger chunk than {chunk}"
         )
     head = f"{name} with chunk={chunk}, {count.tried - count.refused:,} workloads: {describe_sizes(chunk)}"
-    print("\n".join([head, *([refused] if count.refused else []), "", text(found, PROPERTIES)]))
+    print("\n".join([head, *([refused] if count.refused else []), "", text(found, PROPERTIES, some_ended=count.ended > 0)]))
     required = {*options.required, *(["steady"] if is_steady(policy) else [])}
     needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in required]
     return 1 if any(found[name] for name in needed) else 0

@@ -20,15 +20,19 @@ _SHOWN = 30
 """Iterations of a schedule that are printed; the first ones of a longer schedule are left out."""
 
 
-def text(found: Found, properties: Sequence[Property]) -> str:
+def text(found: Found, properties: Sequence[Property], *, some_ended: bool = True) -> str:
+    """some_ended: at least one run reached its end; else what no run denies is not tested."""
     width = max(len(prop.name) for prop in properties)
     lines: list[str] = []
     for prop in properties:
         counterexample = found[prop.name]
-        verdict = "yes" if counterexample is None else "NO " if prop.needed else "no "
+        kept = "yes" if some_ended else "-  "
+        verdict = kept if counterexample is None else "NO " if prop.needed else "no "
         lines.append(f"{prop.name:{width}}  {verdict}  {prop.text}")
         if counterexample is not None:
             lines += ["", indent("\n".join(_schedule(counterexample)), "    "), ""]
+    if not some_ended:
+        lines.append("-: not tested, as no run reached its end")
     return "\n".join(lines).rstrip()
 
 

@@ -97,7 +97,7 @@ def _draw_values(axes: Axes, points: list[Point], label: str, factor: float) -> 
         if ends[1] < 4 * ends[0]:
             axis.set_major_locator(MaxNLocator(4))
         else:
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 10 * ends[0] else (1,)))
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if ends[1] < 100 * ends[0] else (1,)))
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
