@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -133,7 +132,9 @@ def options() -> str:
         return f"{old:,.0f} → {new:,.0f} (+{new / old - 1:.1%})"
 
     serve, longest = "sarathi_serve, ", "longest per prompt token first, "
-    filled = [rate(4, name, serve + "filling") for name in ("trace", "trace-sampled", "trace-quack", "trace-quack-sampled")]
+    filled = [
+        rate(4, name, serve + "filling") for name in ("trace", "trace-sampled", "trace-quack", "trace-quack-sampled")
+    ]
     base, ranked = rate(4, "trace", serve + "1024"), rate(4, "trace", longest + "1024")
     pairs = [
         ("LLaMA-13B's row", rate(5, "pd"), rate(5, "pd-quack-sampled")),

@@ -105,7 +105,11 @@ def _check(*arguments: str) -> int:
             f"policy {name}: {refused}; give it settings for small limits, or a larger chunk than {chunk}"
         )
     head = f"{name} with chunk={chunk}, {count.tried - count.refused:,} workloads: {describe_sizes(chunk)}"
-    print("\n".join([head, *([refused] if count.refused else []), "", text(found, PROPERTIES, some_ended=count.ended > 0)]))
+    print(
+        "\n".join(
+            [head, *([refused] if count.refused else []), "", text(found, PROPERTIES, some_ended=count.ended > 0)]
+        )
+    )
     required = {*options.required, *(["steady"] if is_steady(policy) else [])}
     needed = [prop.name for prop in PROPERTIES if prop.needed or prop.name in required]
     return 1 if any(found[name] for name in needed) else 0
