@@ -260,7 +260,14 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ("runtime.check=all", "runtime.check=all: give off, poison or races"),
         ("backend=cuda backend.products=cutlass", "backend.products=cutlass: give cublas or quack"),
         ("backend=cuda backend.last_layer=none", "backend.last_layer=none: give all or sampled"),
-        ("chunking=filling chunk=256", "chunking.full=512 must be a whole number of tokens from 1 to chunk=256"),
+        (
+            "chunking=filling chunking.full=512",
+            "chunking.full=512 must be a whole number of tokens from 1 to chunk=256",
+        ),
+        (
+            "chunking=filling chunk=384",
+            "chunking.full=192 must be a multiple of the tile of 128 tokens and at least batch=18",
+        ),
         ("backend=cuda backend.attention=flash2", "backend.attention=flash2: give auto, flash4 or triton"),
         (
             "backend=sim backend.host_seconds=-1",

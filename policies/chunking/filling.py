@@ -12,17 +12,18 @@ from policies.chunking.tile_aligned import TileAligned
 class Filling(TileAligned):
     steady = True
 
-    def __init__(self, chunk: int, full: int, share: float = 0.95) -> None:
+    def __init__(self, chunk: int, full: int | None = None, share: float = 0.95) -> None:
         """
         Args:
             chunk: total tokens of an iteration, decodes included, a multiple of the tile.
-            full: the same, once the batch is full.
+            full: the same, once the batch is full; None: half of it.
             share: of the places in the batch that decode when it counts as full.
 
         Raises:
             ConfigError: a chunk below 1, `full` not from 1 to `chunk`, or a share outside of (0, 1].
         """
         super().__init__(chunk)
+        full = chunk // 2 if full is None else full
         if isinstance(full, bool) or not isinstance(full, int) or not 1 <= full <= chunk:
             raise ConfigError(f"chunking.full={full} must be a whole number of tokens from 1 to chunk={chunk}")
         if not 0 < share <= 1:

@@ -226,4 +226,4 @@ def test_the_policy_that_the_readme_once_showed_is_found_to_deadlock() -> None:
     begin, end = source.index("            if plan.num_tokens <"), source.index("        return plan.build()")
     full = "plan.num_tokens >= self.budget or not plan.add(request, self.budget - plan.num_tokens)"
     once = f"{source[:begin]}            if {full}:\n                break\n{source[end:]}"
-    assert violated(once, "ShortestFirst") == {"legal"}
+    assert violated(once, "ShortestFirst") == {"ends"}

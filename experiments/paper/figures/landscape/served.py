@@ -12,6 +12,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
+from cbatch.sim import ProfileCost, load_profile
+from experiments.config.presets import load_spec
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select
 from experiments.paper.jobs import Figures, crossing, run_jobs, summary_of
@@ -136,7 +138,10 @@ def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
         for name, study in STUDIES.items()
         for load, series in product(study.loads, study.runs)
     ]
-    return run_jobs(run, jobs, say).drop(columns="traces")
+    data = run_jobs(run, jobs, say).drop(columns="traces")
+    cost = ProfileCost(load_profile("h200"), load_spec("llama-3.1-8b"))  # the defaults of `experiments.run`
+    machines.note("h200", {"model": cost.spec.name, **cost.provenance()})
+    return data
 
 
 def run(study: str, load: float, series: str, traces: str) -> Figures:
@@ -220,5 +225,5 @@ def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
         else:
             panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
         panel.legend(fontsize=6, handlelength=3)
-    figure.supxlabel("Llama-3.1-8B, simulated H200; capacity: of each study's first run", fontsize=6)
+    figure.supxlabel("one seed; capacity: of each study's first run", fontsize=6)
     return figure
