@@ -57,7 +57,7 @@ ALL_POLICIES: dict[str, Callable[[int], Policy]] = {
     "sarathi": lambda chunk: Sarathi(Fixed(chunk)),
     "sarathi_pd_aware": lambda chunk: Sarathi(PDAware()),
     "sarathi_serve": lambda chunk: SarathiServe(TileAligned(8 + chunk)),
-    "sarathi_serve_filling": lambda chunk: SarathiServe(Filling(16 + chunk, 8, share=0.7)),
+    "sarathi_serve_filling": lambda chunk: SarathiServe(Filling(16 + chunk, 16, share=0.7)),
     **LANDSCAPE,
 }
 STEADY = {name: make for name, make in ALL_POLICIES.items() if is_steady(make(8))}
