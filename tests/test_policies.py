@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from textwrap import dedent
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -293,8 +294,8 @@ def test_every_request_is_served_when_memory_holds_one(make: type[Policy], async
         (lambda: Filling(100, 64), Limits(4, 1000, 100, tile=64), "use chunk=128"),
         (lambda: Filling(128, 129), Limits(4, 1000, 100, tile=64), "chunking.full=129 must be .* from 1 to chunk=128"),
         (lambda: Filling(128, 0), Limits(4, 1000, 100, tile=64), "chunking.full=0"),
-        (lambda: Filling(128, True), Limits(4, 1000, 100, tile=64), "chunking.full=True"),
-        (lambda: Filling(128, 2.5), Limits(4, 1000, 100, tile=64), "chunking.full=2.5"),  # type: ignore[arg-type]
+        (lambda: Filling(128, True), Limits(4, 1000, 100, tile=64), "chunking.full=True must be a whole number"),
+        (lambda: Filling(128, 2.5), Limits(4, 1000, 100, tile=64), "chunking.full=2.5 must be a whole number"),  # type: ignore[arg-type]
         (
             lambda: Filling(128, 96),
             Limits(4, 1000, 100, tile=64),
@@ -320,6 +321,13 @@ def test_decodes_count_into_a_tile_aligned_chunk_and_not_into_a_fixed_one() -> N
     view: Any = None  # they look at the number of decodes alone
     assert [TileAligned(8).num_tokens(view, number) for number in (0, 7, 8, 9)] == [8, 1, 0, 0]
     assert [Fixed(8).num_tokens(view, number) for number in (0, 9)] == [8, 8]
+
+
+def test_three_quarters_of_eight_places_are_six_decodes() -> None:
+    view: Any = SimpleNamespace(limits=SimpleNamespace(max_batch=8))
+    filling = Filling(16, 8, share=0.75)
+    assert [filling.num_tokens(view, decodes) for decodes in (0, 5, 6, 8, 9)] == [16, 11, 2, 0, 0]
+    assert (Filling(9).full, Filling(2).full) == (4, 1), "half of the chunk"
 
 
 def test_chunks_are_large_until_the_batch_is_full_of_decodes() -> None:
