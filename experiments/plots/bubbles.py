@@ -59,13 +59,13 @@ def draw(folder: Path, runs: str = "") -> Figure:
     row[0].set_ylabel("idle share of the stages' time")
     handles, _ = row[0].get_legend_handles_labels()
     if frame is not None:
-        add_title(figure, frame, "Idle time of pipeline stages", handles, below="numbers: bubbles of all three kinds")
+        add_title(figure, frame, "Idle time of pipeline stages", handles, below="PB: all three kinds of bubbles")
     else:
         reals = [real for real, _ in _pairs(folder)]
         days = ", ".join(sorted({real["date"] for real in reals}))
         measured = f"measured on {reals[0]['hardware']}, {days}"
         origin = f"{measured}; simulated with the profile of one GPU; means over the stages"
-        origin = f"{origin}; numbers: bubbles of all three kinds"
+        origin = f"{origin}; PB: all three kinds of bubbles"
         add_heading(figure, "Idle time of pipeline stages", origin, handles)
     return figure
 
@@ -121,7 +121,7 @@ def _draw_panel(axes: Axes, panel: Panel) -> float:
     table = pd.DataFrame(rows)
     stacked_bars(axes, places, table, 0.9 * width)
     for place, total, bubbles in zip(places, table.sum(axis=1), table.iloc[:, :3].sum(axis=1), strict=True):
-        axes.text(place, total, f"{bubbles:.1%}", ha="center", va="bottom", fontsize=7)
+        axes.text(place, total, f"PB {bubbles:.1%}", ha="center", va="bottom", fontsize=7)
     axes.set_xticks(places, names, fontsize=7)
     for group, name in enumerate(panel.bars):
         text = name.replace(", ", "\n")
