@@ -38,7 +38,7 @@ def test_measured_stands_beside_simulated(tmp_path: Path) -> None:
     [axes] = figure.axes
     assert list(heights(axes).values()) == [[0.05, 0], [0.15, 0.2], [0.05, 0], [0.05, 0], [0.1, 0]]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["measured", "simulated"]
-    assert [text.get_text() for text in axes.texts] == ["25.0%", "20.0%", "orca"]
+    assert [text.get_text() for text in axes.texts] == ["PB 25.0%", "PB 20.0%", "orca"]
     assert axes.get_title(loc="left") == "llama-13b, 2 stages, batches of 16"
     assert "measured on NVIDIA H200 x2, 2026-11-22" in figure.get_supxlabel()
 
