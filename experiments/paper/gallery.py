@@ -9,11 +9,11 @@ Each file is written atomically, the .json last.
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -99,13 +99,14 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path.with_suffix(".csv")) as partial:
         data.to_csv(partial, index=False, float_format="%.6g")
-    table = _draw(module, data, claims, path, machines.origin())
+    measured = data.attrs.get("measured", [])
+    table = _draw(module, data, claims, path, "\n".join([*_measured_on(measured), *filter(None, [machines.origin()])]))
     description = {
         "figure": about(name),
         "seconds": round(time.perf_counter() - begin, 1),
         "left_out": notes,
         "claims": [verdict.row() for verdict in verdicts],
-        "measured": data.attrs.get("measured", []),
+        "measured": measured,
     }
     write(name, description, machines.provenance(), folder)
     text = module.text(data) if hasattr(module, "text") else table
@@ -121,11 +122,19 @@ def redraw(name: str, folder: Path) -> str:
     module, path = module_of(name), folder / "paper" / name
     try:
         data = pd.read_csv(path.with_suffix(".csv"))
-        machines = json.loads(path.with_suffix(".json").read_text())["machines"]
+        stored = json.loads(path.with_suffix(".json").read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename}: no such file; give a figure that was made, and folder=") from None
-    table = _draw(module, data, read_claims(name), path, origin_of(machines.values()))
+    origin = origin_of(stored["machines"].values())
+    table = _draw(
+        module, data, read_claims(name), path, "\n".join([*_measured_on(stored["measured"]), *filter(None, [origin])])
+    )
     return f"{path}.md" if table else f"{path}.png, .pdf"
+
+
+def _measured_on(files: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each session of which a figure draws stored measurements."""
+    return sorted({f"measured on {file['hardware']}, {file['date']}" for file in files})
 
 
 def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str = "") -> str:
