@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
@@ -158,9 +158,8 @@ def _load(
         for group in devices
     ]
     shards = _weights(spec, layers, ranks, devices)
-    fused = _is_fused(spec, options)
-    settings: dict[str, Any] = {"max_rows": limits.max_batch, "max_positions": limits.max_request_tokens}
-    settings |= {"quack": options.products == "quack", "last_layer": options.last_layer}
+    fused, sizes = _is_fused(spec, options), {"max_rows": limits.max_batch, "max_positions": limits.max_request_tokens}
+    quack, last_layer = options.products == "quack", options.last_layer
     stages: list[list[FusedModel | PagedModel]] = []
     for part, group, choices in zip(layers, devices, chosen, strict=True):
         exchanges = exchanges_of(spec, limits, part, group) if len(ranks) > 1 else [None]
@@ -168,7 +167,9 @@ def _load(
         for weights, share, device, choice, exchange in zip(shards, shares, group, choices, exchanges, strict=True):
             cache, attention = PagedCache(share, kv, device, part), choice.attention
             stages[-1].append(
-                FusedModel(weights, share, cache, attention, exchange=exchange, **settings)
+                FusedModel(
+                    weights, share, cache, attention, **sizes, exchange=exchange, quack=quack, last_layer=last_layer
+                )
                 if fused
                 else PagedModel(
                     weights, cache, attention, compiled=options.compiled, send=_sender(devices), greedy=argmax

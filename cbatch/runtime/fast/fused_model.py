@@ -91,7 +91,7 @@ class FusedModel:
         self._dtype = cache.keys.dtype
         self._exchange = exchange
         self._quack = quack
-        self._narrows = last_layer == "sampled" and self.layers.is_last
+        self._narrows = last_layer == "sampled"
         self._layers = [self._fuse(layer) for layer in body.layers[self.layers.first : self.layers.end]]
         self._rotations = rotations(body.rotary_emb, max_positions).to(device)
         if self.layers.is_first:
@@ -118,7 +118,7 @@ class FusedModel:
             same address, as a captured graph needs. Those of empty rows are undefined.
         """
         has_chunks = bounds.max_query_len > 1 or len(inputs) != len(batch.context_lens)
-        sampled = batch.query_starts[1:] - 1 if has_chunks else None  # [rows]: each row's last token
+        sampled = batch.query_starts[1:] - 1 if has_chunks and self.layers.is_last else None  # each row's last token
         arriving: torch.Tensor | None = None
         if self.layers.is_first:
             residual = embedding(inputs, self._embedding)  # [tokens, hidden]
