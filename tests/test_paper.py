@@ -19,7 +19,7 @@ from experiments.paper import __main__ as command
 from experiments.paper import gallery, panels
 from experiments.paper.claims import Claim, Verdict, check, quantity_of, read_claims
 from experiments.paper.figures import fig9, fig11
-from experiments.paper.machines import Machines
+from experiments.paper.machines import Machines, origin_of
 from experiments.paper.panels import Panel
 from experiments.paper.real import RealSteadyState, on_cpu
 from experiments.paper.steady import Load, Scheme
@@ -291,7 +291,7 @@ def test_figures_are_made_with_real_tokens(
     assert (
         left["machines"]["gpu"]["model"] == "tiny" and left["machines"]["gpu"]["single_iterations"]["profile"] == "h200"
     )
-    assert "served with real tokens" in machines.origin()
+    assert "served with real tokens" in origin_of(machines.provenance().values())
     assert machines.get("a6000") is None, "nothing else is there beside it"
 
 

@@ -25,7 +25,7 @@ def capacity_text(summary: Summary) -> str:
         rows += [("counted", f"all but the first and last {found['warmup_requests']:,} requests of a replication")]
     if regret := summary.get("regret"):
         rows += [("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")]
-    took = f"{about['wall_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of CPU for {found['simulations']} simulations, any kept from before included"
+    took = f"{about['wall_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of CPU for {found['simulations']} simulations, including any kept from before"
     rows += [("one alone", f"{one_alone(found)}: what searches with one replication return")]
     rows += [("took", took)]
     head = [title_of(about), *notes_of([about])]

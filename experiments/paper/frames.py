@@ -11,7 +11,7 @@ import pandas as pd
 _H200 = Path("results", "h200")
 _OF_THE_REPOSITORY = Path(__file__).parents[2] / _H200  # not part of an installed package
 FOLDER = _OF_THE_REPOSITORY if _OF_THE_REPOSITORY.is_dir() else _H200
-PROVENANCE = ("benchmark", "command", "date", "hardware", "versions")
+PROVENANCE = ("benchmark", "command", "date", "commit", "hardware", "versions")
 P = ParamSpec("P")
 Row = tuple[Any, ...]
 
@@ -48,7 +48,7 @@ def read_benchmark(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
 
 
 def add_provenance(data: pd.DataFrame, *files: dict[str, Any]) -> pd.DataFrame:
-    """Attach command, date, hardware and versions of results files to `data`; the figure's own file repeats them."""
+    """Attach command, date, commit, hardware and versions of results files to `data`; the figure's own file repeats them."""
     data.attrs["measured"] = [{key: file[key] for key in PROVENANCE if key in file} for file in files]
     return data
 

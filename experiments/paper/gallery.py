@@ -100,7 +100,7 @@ def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]
     with atomic_write(path.with_suffix(".csv")) as partial:
         data.to_csv(partial, index=False, float_format="%.6g")
     measured = data.attrs.get("measured", [])
-    table = _draw(module, data, claims, path, "\n".join([*_measured_on(measured), *filter(None, [machines.origin()])]))
+    table = _draw(module, data, claims, path, _origin(measured, machines.provenance()))
     description = {
         "figure": about(name),
         "seconds": round(time.perf_counter() - begin, 1),
@@ -125,16 +125,17 @@ def redraw(name: str, folder: Path) -> str:
         stored = json.loads(path.with_suffix(".json").read_text())
     except FileNotFoundError as error:
         raise ConfigError(f"{error.filename}: no such file; give a figure that was made, and folder=") from None
-    origin = origin_of(stored["machines"].values())
-    table = _draw(
-        module, data, read_claims(name), path, "\n".join([*_measured_on(stored["measured"]), *filter(None, [origin])])
-    )
+    table = _draw(module, data, read_claims(name), path, _origin(stored["measured"], stored["machines"]))
     return f"{path}.md" if table else f"{path}.png, .pdf"
 
 
-def _measured_on(files: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each session of which a figure draws stored measurements."""
-    return sorted({f"measured on {file['hardware']}, {file['date']}" for file in files})
+def _origin(measured: Sequence[Mapping[str, Any]], machines: Mapping[str, Mapping[str, Any]]) -> str:
+    """A line for each session of which stored measurements are drawn, and for each machine: see `origin_of`."""
+    sessions = {
+        f"measured on {one['hardware']}, {one['date']}, {one['commit'][:12] if 'commit' in one else 'commit not recorded'}"
+        for one in measured
+    }
+    return "\n".join(filter(None, [*sorted(sessions), origin_of(machines.values())]))
 
 
 def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str = "") -> str:

@@ -122,10 +122,6 @@ class Machines:
         """Where the times come from, for each available machine requested since `begin`."""
         return {name: {"model": at.cost.spec.name, **at.provenance()} for name, at in self._requested()} | self._noted
 
-    def origin(self) -> str:
-        """The same as text; see `origin_of`."""
-        return origin_of(self.provenance().values())
-
     def _requested(self) -> list[tuple[str, SteadyState]]:
         """(name, machine) of the available ones requested since `begin`."""
         return [(name, at) for name in sorted(self._asked) if (at := self._made[name])]
