@@ -143,10 +143,27 @@ def options() -> str:
         ("the same, `longest_first policy.per_prompt_token=true`", ranked, rate(4, "trace-quack-sampled", longest)),
     ]
     rows = ", ".join(f"{name} {step(old, new)}" for name, old, new in pairs)
-    shares = f"{filled[0] / base - 1:.1%}, and to it `sampled` {filled[1] / filled[0] - 1:.1%} and quack {filled[2] / filled[0] - 1:.1%}"
+    added = [f"{each / filled[0] - 1:.1%}" for each in filled[1:3]]
+    shares = f"adds {filled[0] / base - 1:.1%}; on top of it, `sampled` adds {added[0]} and quack {added[1]}"
     alone = [step(rate(1, name), rate(1, f"{name}-quack")) for name in ("pd", "trace-256")]
-    last = f"quack alone, on another card, medians of 3: {alone[0]} and, with batch 256, {alone[1]}"
-    return f"{rows}; of batch 128, `filling` alone adds {shares}; {last}"
+    last = f"quack alone, on another card: {alone[0]} in LLaMA-13B's row, and with batch 256 {alone[1]}"
+    return f"{rows}. With batch 128, `filling` alone {shares}. {last}"
+
+
+def one_session() -> str:
+    """Of policies that one run of a benchmark measured in turns on one card."""
+    pd, trace = stored("h200/pd.json"), stored("h200/trace.json")
+    assert pd["commit"] == trace["commit"]
+
+    def speed(policy: str, of: Json = trace["figures"]) -> str:
+        return f"{of[policy]['tokens_per_second']['median']:,.0f}"
+
+    commit = f"{stamp(trace).split()[-1]}, `sarathi_serve` and `orca`"
+    tie = f"({speed('sarathi_serve, 1024 tokens')} and {speed('orca')} tokens/s with batch 128)"
+    ranked = f"({speed('longest_first, 1024 tokens')} and {speed('longest per prompt token first, 1024 tokens')})"
+    found, fixed = (speed(f"sarathi, {chunk}", pd["figures"]["14"]) for chunk in ("chunk found", "256 tokens"))
+    last = f"LLaMA-13B reaches {found} with the chunk that `pd_aware` finds and {fixed} with one fixed at 256"
+    return f"In those of {commit} tie {tie}, as do both rankings of `longest_first` {ranked}, and {last}."
 
 
 def fidelity() -> str:
@@ -441,6 +458,7 @@ SENTENCES = {
     plans: "policies",
     slow_card: "../README",
     options: "../README",
+    one_session: "../README",
     mutants: "trust",
     drawn: "trust",
     asynchronous_loop: "asynchronous-loop",
