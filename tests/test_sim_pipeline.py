@@ -107,10 +107,11 @@ def test_waiting_for_a_message_is_communication() -> None:
     assert after == StageAccount(compute=2.0, communication=0.5 + 0.25, no_work=1.0)
 
 
-def test_decodes_of_a_leap_are_accounted_for_as_any_iteration() -> None:
+def test_in_a_single_stage_all_operations_and_the_host_are_accounted_for() -> None:
     """5 s of operations less 0.25 s, 2 s of all-reduces, 1 s of embedding and 0.5 s of head, after the host has planned for 3 s."""
     stages, took = Stages(1), StageTimes(5.0, 2.0, 1.0, 0.5, ())
-    assert stages.launch_decodes(0.0, 3.0, DECODES, took, 0.25) == Span(3.0, 11.25, DECODES, 0.0)
+    stages.record_host(0.0, 3.0, Cause.HOST)
+    assert stages.launch_alone(3.0, DECODES, took, 0.25, 3.0) == Span(3.0, 11.25, DECODES, 0.0)
     assert stages.accounts == [StageAccount(compute=6.25, communication=2.0, host=3.0)]
 
 

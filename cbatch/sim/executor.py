@@ -58,14 +58,15 @@ class SimExecutor(Executor):
         self._advance(self._now + self.host.of(len(step.requests)), Cause.HOST)
         launched = self._now + (self.host.eager_seconds if shape.chunks and self._is_eager(shape) else 0.0)
         saved = 0.0 if self._gpu_clock is None else self._saved(times, self._gpu_clock)
-        carried_from = None
-        if self.num_stages > 1 and len(self._latest) == self.num_stages and (step.carry >= 0).any():
-            carried_from = self._latest[0]
         self._num_in_flight += 1
-        full = self._num_in_flight >= self.num_stages
-        span = self._stages.launch(
-            self._now, shape, times, saved=saved, full=full, carried_from=carried_from, launched=launched
-        )
+        if self.num_stages == 1:
+            span = self._stages.launch_alone(self._now, shape, times, saved, launched)
+        else:
+            full, carries = self._num_in_flight >= self.num_stages, len(self._latest) == self.num_stages
+            carried_from = self._latest[0] if carries and (step.carry >= 0).any() else None
+            span = self._stages.launch(
+                self._now, shape, times, saved=saved, full=full, carried_from=carried_from, launched=launched
+            )
         self._latest.append(span)
         self._advance(launched, Cause.HOST)
         return span
@@ -93,7 +94,9 @@ class SimExecutor(Executor):
             if clock is not None:
                 clock.rest(now - stages.free_at)
                 saved = clock.run(times.pace)
-            span = stages.launch_decodes(planned_at, now, shape, times, saved)
+            if now > planned_at:
+                stages.record_host(planned_at, now, Cause.HOST)
+            span = stages.launch_alone(now, shape, times, saved, now)
             self._latest.append(span)
             launched_at, ended = now, (in_flight or span).ended
             if ended > now:

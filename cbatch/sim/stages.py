@@ -134,14 +134,15 @@ class Stages:
         """When the last stage has computed all that was launched."""
         return self._free_at[-1]
 
-    def launch_decodes(self, planned_at: float, now: float, shape: BatchShape, times: StageTimes, saved: float) -> Span:
-        """`launch`, for an iteration without prompts in a single stage. The host has planned it since `planned_at`, up to now."""
+    def launch_alone(self, now: float, shape: BatchShape, times: StageTimes, saved: float, launched: float) -> Span:
+        """`launch`, where there is a single stage, which nothing but the host delays."""
         account, begin, bubbles = self.accounts[0], self._free_at[0], 0.0
         if begin < now:
-            self.record_host(planned_at, now, Cause.HOST)
             bubbles, begin = self._account_idle(account, begin, now), now
         compute, communication, embedding, head, _, _ = times
-        end = max(begin + (compute - saved + communication) + embedding + head, now)
+        end = begin + (compute - saved + communication) + embedding + head
+        if end < launched:
+            end = launched
         account.communication += communication
         account.compute += end - begin - communication
         self._free_at[0], self._previous = end, shape
