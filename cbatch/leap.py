@@ -7,9 +7,11 @@ The latest plan computes one token of each running request. It repeats until one
 run short. Every iteration is computed and recorded as if it had been planned (`SimExecutor.repeat`).
 """
 
-from collections import Counter
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, count, takewhile
+from itertools import accumulate, count
+
+import numpy as np
 
 from cbatch.executor import Step, Turn
 from cbatch.record import InFlight, StepRecord
@@ -41,13 +43,13 @@ def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
     """Returns the KV blocks in use after each of so many iterations that repeat this one, as long as there are enough."""
     pool, rows = state.pool, step.rows
     # requests, by the iteration in which each takes its next block
-    first = Counter((pool.room[rows] - state.table.computed[rows]).tolist())
-    taken: list[int] = []
-    for iteration in range(num_iterations):
-        again = taken[-pool.block_size] if iteration >= pool.block_size else 0
-        taken.append(first[iteration] + again)
-    used = accumulate(taken, initial=pool.num_used)
-    return [*takewhile(lambda number: number <= pool.num_blocks, used)][1:]
+    taken = np.bincount(pool.room[rows] - state.table.computed[rows], minlength=num_iterations)[
+        :num_iterations
+    ].tolist()
+    for iteration in range(pool.block_size, num_iterations):
+        taken[iteration] += taken[iteration - pool.block_size]
+    used = list(accumulate(taken, initial=pool.num_used))
+    return used[1 : bisect_right(used, pool.num_blocks)]
 
 
 def entered(
