@@ -11,6 +11,9 @@ Hence four differences from a library's product:
 * the copy engine (TMA) reads tiles straight into shared memory: no registers and few instructions per byte.
 
 Written in Gluon, Triton's lower level, since Triton reads a step's weights and rows together. Needs compute capability 9.0.
+
+Tried on an H200 without gain: fetching the next product's first weights into the L2 cache while this one ends (slower), rows that
+programs of a cluster share by multicast, and a warp that does nothing but load.
 """
 
 from typing import NamedTuple
