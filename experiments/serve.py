@@ -87,7 +87,12 @@ def serve(
         figures = figures_of(run, record, requests)
         if bounds is not None:
             figures["regret"] = regret(run.requests, requests, bounds)
-        about = {**about_run(run, settings, command), "code": sources, "wall_seconds": time.perf_counter() - began}
+        about = {
+            **about_run(run, settings, command),
+            "mean_waiting": requests.mean_waiting,
+            "code": sources,
+            "wall_seconds": time.perf_counter() - began,
+        }
         title = f"{name_of(about)}, {origin_of(about)}" if run.settings.timeline else None
         summary = {"about": about, **figures}
         if run.streamed:

@@ -228,7 +228,8 @@ def test_the_command_compares_kept_runs_and_stamps_the_profile(
     stamped = json.loads((tmp_path / "h200.json").read_text())
     assert stamped["models"] == profile["models"]
     brief = "largest error: mean/P50 0%, P90 0%, P99 0%; batch 16, load 60%"  # the runs are simulated
-    assert stamped["compared"] == {"async": {"models": ["llama-3.1-8b"], "gpus": 1, "brief": brief}}
+    compared = {"models": ["llama-3.1-8b"], "gpus": 1, "batches": [16, 16], "brief": brief}
+    assert stamped["compared"] == {"async": compared}
     assert stamped["error"].startswith(
         "against 8 real runs of llama-3.1-8b on 1 card (batch 16, load 60%; 4 of 8 queued),"
     )

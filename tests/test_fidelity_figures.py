@@ -435,5 +435,6 @@ def test_each_loop_has_its_own_error(result: dict[str, Any], tmp_path: Path) -> 
     assert found["compared"]["async"] == {
         "models": ["a"],
         "gpus": 1,
+        "batches": [48, 48],
         "brief": "largest error: mean/P50 0%, P90 0%, P99 12%; batch 48, queued",
     }

@@ -15,7 +15,7 @@ from cbatch.results.metrics import Objectives, collect_served
 from experiments import plot
 from experiments.plots import table
 from experiments.store.csv_tables import REQUEST_COLUMNS, has_rows, request_rows, step_lines, write_csv
-from experiments.store.notes import lengths_text, origin_of, outside_text
+from experiments.store.notes import beyond_text, lengths_text, notes_of, origin_of, outside_text
 from experiments.store.tables import (
     load,
     load_copies,
@@ -442,6 +442,26 @@ def test_a_title_names_the_file_that_a_workload_was_given() -> None:
         given = {"overrides": ["policy=orca", f"{key}=old.csv", f"+{key}=my/azure.csv.gz"]}
         assert title_of(about | given) == "orca on sharegpt (azure.csv.gz), m, sync"
     assert title_of(about | {"overrides": ["workload.seed=3"]}) == "orca on sharegpt, m, sync"
+
+
+def test_a_result_says_where_the_error_of_its_profile_was_not_established() -> None:
+    """For other batches than the compared ones, and where more requests wait than may run."""
+
+    def of(batch: int, waiting: float = 0.0, compared: tuple[int, ...] = (16, 128)) -> dict[str, Any]:
+        about = simulated(0)
+        about["execution"]["batches_compared"] = list(compared)
+        return {**about, "limits": {"batch": batch}, "mean_waiting": waiting}
+
+    assert beyond_text([of(16), of(128, waiting=128.0), {"simulated": False}, simulated(0)]) == ""
+    assert beyond_text([of(15)]) == "outside the conditions of that error: batch 15"
+    assert beyond_text([of(129, waiting=130.4)]).endswith("batch 129; overload, 130 requests waiting on average")
+    assert beyond_text([of(8, compared=())]) == ""  # nothing was compared, as the line above it says
+    several = [of(8), of(8), of(256), of(64, waiting=65.0), of(64, waiting=1000.0)]
+    assert beyond_text(several) == (
+        "outside the conditions of that error: batch 8, 256 in 3 of 5 runs; "
+        "overload in 2 of 5 runs, at most 1,000 requests waiting on average"
+    )
+    assert beyond_text(several) in notes_of(several)
 
 
 def test_iterations_outside_the_measured_range_are_summed_over_simulated_runs() -> None:

@@ -1,6 +1,7 @@
 """The definitions of the metrics: on schedules that can be reckoned by hand, and against loops over random records."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -61,6 +62,16 @@ def test_latencies_of_a_schedule_reckoned_by_hand(two: RunRecord) -> None:
     gaps, times = requests.gaps()
     assert gaps.tolist() == [1.0, 1.0, 1.0]
     assert times.tolist() == [2.0, 3.0, 4.0]
+
+
+def test_waiting_requests_are_averaged_from_the_first_arrival_to_the_last(two: RunRecord) -> None:
+    """The second request waits from 1 to 3 s, of 4; the third from the last arrival on, which does not count."""
+    served = replace(collect_served(two), arrival=np.array([0.0, 1.0, 4.0]), admitted=np.array([0.0, 3.0, 9.0]))
+    assert served.mean_waiting == 2 / 4
+    assert (
+        replace(served, arrival=np.array([1.0, 1.0, 1.0])).mean_waiting == 0.0
+    )  # a queue that is there from the start
+    assert replace(served, arrival=np.zeros(0), admitted=np.zeros(0)).mean_waiting == 0.0
 
 
 def test_throughput_and_batches_of_a_schedule_reckoned_by_hand(two: RunRecord) -> None:

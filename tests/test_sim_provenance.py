@@ -116,6 +116,8 @@ def test_an_error_is_stated_only_where_it_was_established(
     found = ProfileCost(profile, replace(LLAMA_13B, name=model), topology).provenance(asynchronous)
     brief = profile.compared["async"].brief
     assert (found["error"], found["error_in_brief"]) == ((profile.error, brief) if stated else (NOT_COMPARED, ""))
+    assert found["batches_compared"] == ([16, 128] if stated else [])  # as the error says
+    assert "batch 16-128" in brief
 
 
 def test_each_loop_states_its_own_error() -> None:

@@ -114,6 +114,13 @@ class Served:
         return self.admitted - self.arrival
 
     @property
+    def mean_waiting(self) -> float:
+        """Requests that waited for their first admission, on average from the first arrival to the last; 0 if these are one."""
+        span = np.ptp(self.arrival) if len(self.arrival) else 0.0
+        waited = np.minimum(self.admitted, self.arrival.max(initial=0.0)) - self.arrival
+        return float(waited.sum() / span) if span > 0 else 0.0
+
+    @property
     def ttft(self) -> Floats:
         """Time to first token: from arrival until the first token is on the host, queueing included."""
         return self.first_token - self.arrival

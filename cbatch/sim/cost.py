@@ -198,17 +198,19 @@ class ProfileCost:
         asynchronous: the loop; None: of neither. own_host: the host time is not the profile's.
         """
         profile, origins = self.profile, self.origins()
-        error, brief = profile.error_of(self.spec.name, self.topology.num_gpus, asynchronous)
+        such = self.spec.name, self.topology.num_gpus, asynchronous
+        (error, brief), known = profile.error_of(*such), profile.real_runs(*such)
         if asynchronous is None:
             del origins["host"]
         elif own_host:
-            origins["host"], error, brief = "assumed: given for the run", NOT_COMPARED, ""
+            origins["host"], error, brief, known = "assumed: given for the run", NOT_COMPARED, "", None
         return {
             "profile": profile.name,
             "hardware": profile.hardware,
             "source": profile.source,
             "error": error,
             "error_in_brief": brief,
+            "batches_compared": list(known.batches) if known else [],
             "gpus": self.topology.num_gpus,
             "not_measured": not_measured(origins),
             "iterations_outside_measured_range": self.num_outside,

@@ -185,11 +185,16 @@ class Profile:
         """The error of such runs, and the same in a few words. asynchronous: None: of neither loop, such as single iterations."""
         if not self.compared:
             return self.error, ""
+        known = self.real_runs(model, num_gpus, asynchronous)
+        return (known.error or self.error, known.brief) if known else (NOT_COMPARED, "")
+
+    def real_runs(self, model: str, num_gpus: int, asynchronous: bool | None) -> Compared | None:
+        """The real runs that such runs were compared with, if any. asynchronous: as in `error_of`."""
         loops = {None: [*self.compared], False: ["sync"], True: ["async"]}[asynchronous]
         for known in (self.compared[loop] for loop in loops if loop in self.compared):
             if model in known.models and num_gpus == known.gpus:
-                return known.error or self.error, known.brief
-        return NOT_COMPARED, ""
+                return known
+        return None
 
     def origins(self, spec: ModelSpec, tensor_parallel: int) -> dict[str, str]:
         """The origin of each table of a model, of rates in the place of one, and of its host time."""

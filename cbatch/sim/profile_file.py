@@ -1,8 +1,9 @@
 """Reads hardware profiles from JSON files.
 
     {"name", "hardware", "source", "error": texts,  "memory_bytes": number,
-     "compared":         {"async": {"models": [], "gpus", "brief", "error"}, "sync": the same}: the real runs in each loop that "error"
-                         or their own error holds for, and the error in a few words                      (all optional)
+     "compared":         {"async": {"models": [], "gpus", "batches": [], "brief", "error"}, "sync": the same}: the real
+                         runs in each loop that "error" or their own error holds for, their smallest and largest batch,
+                         and the error in a few words                                                  (all optional)
      "ceilings":         {"bandwidth_bytes_per_second", "flops_per_second", "tile"},
      "attention":        rates of any model's attention, see `AttentionRates`                          (optional)
      "small_operations": see `SmallOperations`                                                         (optional)
@@ -185,9 +186,10 @@ def _compared(node: Node) -> dict[str, Compared]:
 
 
 def _real_runs(node: Node) -> Compared:
-    node.only("models", "gpus", "brief", "error")
+    node.only("models", "gpus", "batches", "brief", "error")
     texts = {key: node.text(key) for key in ("brief", "error") if key in node}
-    return Compared(node.texts("models"), int(node.number("gpus")), **texts)
+    batches = tuple(map(int, node.numbers("batches"))) if "batches" in node else ()
+    return Compared(node.texts("models"), int(node.number("gpus")), batches, **texts)
 
 
 def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:

@@ -25,11 +25,13 @@ NOT_COMPARED = "not compared with real runs"
 class Compared:
     """The real runs in one loop that an error was established against: their models and GPUs.
 
+    batches: the smallest and the largest of their limits of requests in an iteration; empty: not stated.
     error: empty: the profile's. brief: in a few words, for a line that is printed with each result; empty: none was given.
     """
 
     models: tuple[str, ...]
     gpus: int
+    batches: tuple[int, ...] = ()
     brief: str = ""
     error: str = ""
 

@@ -125,10 +125,12 @@ def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
     command = f"{BENCH} fidelity measured={','.join(map(str, comparisons))} hardware={profile} stamp=on"
     compared = {}
     for loop, result in pool(comparisons, profile).items():
-        models = sorted({run["model"] for policies in result["cases"].values() for run in policies.values()})
+        runs = [run for policies in result["cases"].values() for run in policies.values()]
+        batches = [run["batch"] for run in runs]
         compared[loop] = {
-            "models": models,
+            "models": sorted({run["model"] for run in runs}),
             "gpus": 1,
+            "batches": [min(batches), max(batches)],
             "brief": brief_error(result),
             "error": error_line(result, command),
         }

@@ -17,7 +17,7 @@ _LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line wit
 def notes_of(abouts: Iterable[About]) -> list[str]:
     """The notes on some results, a line each."""
     known = list(abouts)
-    notes = (outside_text(known), lengths_text(known), mixed_text(known))
+    notes = (beyond_text(known), outside_text(known), lengths_text(known), mixed_text(known))
     return [*sorted(set(map(origin_of, known))), *filter(None, notes)]
 
 
@@ -35,6 +35,25 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
     if others := profile.get("not_measured"):
         limits.append(f"{len(others)} {'part' if len(others) == 1 else 'parts'} unmeasured")
     return f"SIMULATED with profile {profile['profile']} ({'; '.join(limits)})"
+
+
+def beyond_text(abouts: Iterable[About]) -> str:
+    """How many simulated runs have a batch or a load for which the profile's error was not established; empty if none has.
+
+    A server counts as overloaded if more requests wait, on average, than it may run: an error is of loads that it sustains.
+    """
+    found = [(about, about["execution"].get("batches_compared")) for about in abouts if about["simulated"]]
+    known = [(about, about["limits"]["batch"], *ends) for about, ends in found if ends]
+    others = [batch for _, batch, least, most in known if not least <= batch <= most]
+    waiting = [about["mean_waiting"] for about, batch, *_ in known if about.get("mean_waiting", 0) > batch]
+    several = "" if len(known) == 1 else " in {} of {} runs"
+    texts = []
+    if others:
+        texts.append(f"batch {', '.join(map(str, sorted(set(others))))}{several.format(len(others), len(known))}")
+    if waiting:
+        most = f"{max(waiting):,.0f} requests waiting on average"
+        texts.append(f"overload{several.format(len(waiting), len(known))}, {'at most ' * bool(several)}{most}")
+    return f"outside the conditions of that error: {'; '.join(texts)}" if texts else ""
 
 
 def outside_text(abouts: Iterable[About]) -> str:
