@@ -163,7 +163,7 @@ def one_session() -> str:
     ranked = f"({speed('longest_first, 1024 tokens')} and {speed('longest per prompt token first, 1024 tokens')})"
     found, fixed = (speed(f"sarathi, {chunk}", pd["figures"]["14"]) for chunk in ("chunk found", "256 tokens"))
     last = f"LLaMA-13B reaches {found} with the chunk that `pd_aware` finds and {fixed} with one fixed at 256"
-    return f"In those of {commit} tie {tie}, as do both rankings of `longest_first` {ranked}, and {last}."
+    return f"In the run of {commit} tie {tie}, as do both rankings of `longest_first` {ranked}, and {last}."
 
 
 def fidelity() -> str:

@@ -59,7 +59,7 @@ def table(measured: Measured) -> str:
         " or ".join(sorted({row.name.partition(",")[0] for line in lines for row in (line.theirs, line.best) if row}))
         or PEER
     )
-    head = ["", "cbatch", f"{peer}, same batch", f"{peer}, best of the settings run"]
+    head = ["", "cbatch", f"{peer}, same batch", f"{peer}, best figure of any card"]
     hardware = {str(found["hardware"]) for found in measured if "hardware" in found}
     notes = [f"{mark} {run}" for run, mark in marks.items() if mark]
     note = f"Measured on one {' or '.join(sorted(hardware)) or 'GPU'} each: {'; '.join([usual, *notes])}. {SETTING}"
