@@ -15,7 +15,7 @@ from test_schedule_chart import with_decisions
 from cbatch import ConfigError
 from cbatch.sim.profile_file import load_profile
 from experiments.plot import NAMES, main
-from experiments.plots import composition, lanes, latency_cdf, table, throughput_vs_pd
+from experiments.plots import composition, lanes, latency_cdf, series, table, throughput_vs_pd
 from experiments.plots.series import load_runs
 from experiments.store import selection
 from experiments.store.runs import read_runs
@@ -217,6 +217,15 @@ def test_too_many_runs_are_refused(sweep: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(selection, "read_runs", lambda folder: found)
     with pytest.raises(ConfigError, match="shows at most 8 runs, the folder holds 9"):
         load_runs(sweep)
+
+
+def test_a_sweep_without_rates_is_refused_for_that_and_not_for_its_many_series(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer series, as the other complaint advises, would not help."""
+    monkeypatch.setattr(series, "MOST_SERIES", 1)
+    with pytest.raises(ConfigError, match=r"needs runs with several values of workload\.arrivals\.rate"):
+        series.load_rates(sweep, "")
 
 
 @pytest.mark.parametrize("name", NAMES)

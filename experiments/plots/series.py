@@ -35,14 +35,21 @@ def load_runs(folder: Path, text: str = "", most: int = _MOST_RUNS) -> pd.DataFr
     return _with_about(as_frame(runs).assign(label=label_runs(runs)), runs)
 
 
-def load_series(folder: Path, text: str, without: Iterable[str]) -> pd.DataFrame:
+def load_series(
+    folder: Path, text: str, without: Iterable[str], varying: Sequence[str] = (), example: str = ""
+) -> pd.DataFrame:
     """Like `load_runs`, but runs that differ only in a seed or in the settings `without` have the same label.
 
+    Args:
+        varying: settings of which one must have several values; example: such values.
+
     Raises:
-        ConfigError: there are none, or more than `MOST_SERIES` labels.
+        ConfigError: there are none, or more than `MOST_SERIES` labels, or none of the settings varies.
     """
     runs, omitted = select_runs(folder, text)
     frame = as_frame(runs).assign(label=label_runs(runs, {*without, *seed_keys(runs)}, apart=False))
+    if varying:
+        swept(frame, varying, folder, example)
     if (count := frame["label"].nunique()) > MOST_SERIES:
         most = f"this plot shows at most {MOST_SERIES} series, the folder holds {count}"
         raise ConfigError(f"{most}; choose with runs=TEXT, a part of folder names")
@@ -65,8 +72,7 @@ def load_rates(folder: Path, text: str) -> pd.DataFrame:
         ConfigError: as `load_series`, or there is one rate only.
     """
     keys = (RATE, *SPEEDS)
-    frame = load_series(folder, text, (*keys, "workload"))
-    swept(frame, keys, folder, "1,2,4,8")
+    frame = load_series(folder, text, (*keys, "workload"), keys, "1,2,4,8")
     frame = frame.assign(of=frame["workload"].str.partition("(")[0])
     rates = pd.concat([_rates(runs) for _, runs in frame.groupby("of")])
     return leave_out(frame.assign(rate=rates), ("rate",))

@@ -123,7 +123,7 @@ def _check_fields(file: TextFile) -> None:
         if '"' in line:
             raise file.fail(number, f"{shorten(file.lines[number - 1])} is not CSV (quote not closed); {_FIX}")
         if count != counts[0]:
-            counted = f"has {count} fields, the header has {counts[0]}"
+            counted = f"has {count} field{'s' * (count != 1)}, the header has {counts[0]}"
             raise file.fail(number, f"{shorten(file.lines[number - 1])} {counted}; {_FIX}")
 
 
