@@ -113,6 +113,9 @@ def test_in_a_single_stage_all_operations_and_the_host_are_accounted_for() -> No
     stages.record_host(0.0, 3.0, Cause.HOST)
     assert stages.launch_alone(3.0, DECODES, took, 0.25, 3.0) == Span(3.0, 11.25, DECODES, 0.0)
     assert stages.accounts == [StageAccount(compute=6.25, communication=2.0, host=3.0)]
+    idle = Stages(1)
+    idle.launch_alone(3.0, DECODES, took, 0.25, 3.0)
+    assert idle.accounts == [StageAccount(compute=6.25, communication=2.0, no_work=3.0)]  # nothing was recorded before
 
 
 def test_waiting_for_the_tokens_of_an_iteration_in_flight_is_a_bubble_and_planning_is_the_hosts() -> None:
