@@ -65,9 +65,9 @@ def test_latencies_of_a_schedule_reckoned_by_hand(two: RunRecord) -> None:
 
 
 def test_waiting_requests_are_averaged_from_the_first_arrival_to_the_last(two: RunRecord) -> None:
-    """The second request waits from 1 to 3 s, of 4; the third from the last arrival on, which does not count."""
-    served = replace(collect_served(two), arrival=np.array([0.0, 1.0, 4.0]), admitted=np.array([0.0, 3.0, 9.0]))
-    assert served.mean_waiting == 2 / 4
+    """One waits until 0.5 s, the second from 1 to 3 s, of 4; the third from the last arrival on, which does not count."""
+    served = replace(collect_served(two), arrival=np.array([0.0, 1.0, 4.0]), admitted=np.array([0.5, 3.0, 9.0]))
+    assert served.mean_waiting == (0.5 + 2) / 4
     assert (
         replace(served, arrival=np.array([1.0, 1.0, 1.0])).mean_waiting == 0.0
     )  # a queue that is there from the start
