@@ -166,3 +166,15 @@ def test_a_command_prints_where_each_entry_comes_from(capsys: pytest.CaptureFixt
     ]
     assert main(["show", "hardware=h300"]) == 2
     assert "hardware=h300: no such profile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("batches", "ends"), [([48], (48, 48)), ([64, 16, 128], (16, 128)), (None, ())])
+def test_a_profile_states_the_smallest_and_the_largest_batch_that_was_compared(
+    batches: list[int] | None, ends: tuple[int, ...], tmp_path: Path
+) -> None:
+    """In a file by hand, too, in any order, or not at all."""
+    data = json.loads((PROFILES / "h200.json").read_text())
+    del data["compared"]["async"]["batches"]
+    data["compared"]["async"] |= {} if batches is None else {"batches": batches}
+    (path := tmp_path / "mine.json").write_text(json.dumps(data))
+    assert load_profile(str(path)).compared["async"].batches == ends

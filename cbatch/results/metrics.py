@@ -115,7 +115,7 @@ class Served:
 
     @property
     def mean_waiting(self) -> float:
-        """Requests that waited for their first admission, on average from the first arrival to the last; 0 if these are one."""
+        """Requests that waited for their first admission, on average from the first arrival to the last; 0 if all arrive at once."""
         span = np.ptp(self.arrival) if len(self.arrival) else 0.0
         waited = np.minimum(self.admitted, self.arrival.max(initial=0.0)) - self.arrival
         return float(waited.sum() / span) if span > 0 else 0.0

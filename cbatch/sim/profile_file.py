@@ -188,8 +188,8 @@ def _compared(node: Node) -> dict[str, Compared]:
 def _real_runs(node: Node) -> Compared:
     node.only("models", "gpus", "batches", "brief", "error")
     texts = {key: node.text(key) for key in ("brief", "error") if key in node}
-    batches = tuple(map(int, node.numbers("batches"))) if "batches" in node else ()
-    return Compared(node.texts("models"), int(node.number("gpus")), batches, **texts)
+    batches = sorted(map(int, node.numbers("batches"))) if "batches" in node else []
+    return Compared(node.texts("models"), int(node.number("gpus")), tuple(batches[:1] + batches[-1:]), **texts)
 
 
 def _models(node: Node) -> Iterator[tuple[tuple[str, int], Measured]]:
