@@ -43,9 +43,8 @@ def blocks_used(step: Step, state: State, num_iterations: int) -> list[int]:
     """Returns the KV blocks in use after each of so many iterations that repeat this one, as long as there are enough."""
     pool, rows = state.pool, step.rows
     # requests, by the iteration in which each takes its next block
-    taken = np.bincount(pool.room[rows] - state.table.computed[rows], minlength=num_iterations)[
-        :num_iterations
-    ].tolist()
+    first = np.minimum(pool.room[rows] - state.table.computed[rows], num_iterations)
+    taken = np.bincount(first, minlength=num_iterations)[:num_iterations].tolist()
     for iteration in range(pool.block_size, num_iterations):
         taken[iteration] += taken[iteration - pool.block_size]
     used = list(accumulate(taken, initial=pool.num_used))
