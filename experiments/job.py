@@ -26,8 +26,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
 from cbatch.results.summary import summarize
-from experiments.config.error_lines import one_line
 from experiments.serve import Command, option_name, serve
+from experiments.settings.error_lines import one_line
 from experiments.store.claim import ClaimedError, check_free
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import CONFIG, SUMMARY, new_run_folder, read_finished

@@ -10,7 +10,7 @@ from textwrap import dedent, indent
 from typing import Any
 
 from cbatch import ConfigError
-from experiments.config.command_line import check_name, keyword_arguments, listed, run
+from experiments.settings.command_line import check_name, keyword_arguments, listed, run
 from experiments.store.provenance import write_text
 from experiments.store.run_folder import PLOTS
 

@@ -20,13 +20,13 @@ from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
 from cbatch.replay.follow import follow
 from cbatch.topology import Topology
-from experiments.config.assemble import make_model, make_policy
-from experiments.config.backends import Cpu, with_even_stages
-from experiments.config.choices import with_arguments
-from experiments.config.command_line import check_effects, run, with_search_path
-from experiments.config.error_lines import CONFIG_FOLDER
-from experiments.config.hardware import cost_model
-from experiments.config.settings import PLANS_BY, Settings, read_settings
+from experiments.settings.assemble import make_model, make_policy
+from experiments.settings.backends import Cpu, with_even_stages
+from experiments.settings.choices import with_arguments
+from experiments.settings.command_line import check_effects, run, with_search_path
+from experiments.settings.error_lines import CONFIG_FOLDER
+from experiments.settings.hardware import cost_model
+from experiments.settings.settings import PLANS_BY, Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
 from experiments.store.sources import differences, sources_of

@@ -20,13 +20,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 from cbatch.validation import read
-from experiments.config.choices import swept_options, with_arguments
-from experiments.config.command_line import ends_with_its_reader, say_repeated
-from experiments.config.error_lines import CONFIG_FOLDER, one_line
-from experiments.config.run_options import parse_options, with_seeds
-from experiments.config.settings import Metrics
-from experiments.config.sweep_jobs import check_jobs_first
 from experiments.job import ReaderEnded, Refused, run_job
+from experiments.settings.choices import swept_options, with_arguments
+from experiments.settings.command_line import ends_with_its_reader, say_repeated
+from experiments.settings.error_lines import CONFIG_FOLDER, one_line
+from experiments.settings.run_options import parse_options, with_seeds
+from experiments.settings.settings import Metrics
+from experiments.settings.sweep_jobs import check_jobs_first
 from experiments.store.crash_report import TerminatedError, sigterm_raises
 from experiments.store.run_folder import remove_killed, run_folders
 from experiments.store.runs import ERRORS

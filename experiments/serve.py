@@ -20,9 +20,9 @@ from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
 from cbatch.results.summary import summarize
 from cbatch.server import feed
-from experiments.config.assemble import Run, assemble
-from experiments.config.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.progress import progress
+from experiments.settings.assemble import Run, assemble
+from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.store.notes import origin_of
 from experiments.store.provenance import commit, now, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results, write_summary

@@ -22,12 +22,12 @@ from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter, make_scheduler
 from cbatch.vllm.settings import Mode
 from experiments.check.scenario import Ask, Scenario, play
-from experiments.config.assemble import make_model, make_policy
-from experiments.config.command_line import check_given_once, values_by_key
-from experiments.config.composition import compose_run
-from experiments.config.error_lines import one_line
-from experiments.config.hardware import cost_model
-from experiments.config.settings import GROUPS, read_settings
+from experiments.settings.assemble import make_model, make_policy
+from experiments.settings.command_line import check_given_once, values_by_key
+from experiments.settings.composition import compose_run
+from experiments.settings.error_lines import one_line
+from experiments.settings.hardware import cost_model
+from experiments.settings.settings import GROUPS, read_settings
 from experiments.store.decisions_file import DecisionsWriter
 from experiments.store.run_folder import CONFIG, DECISIONS
 

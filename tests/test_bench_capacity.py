@@ -14,7 +14,6 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
 from experiments.bench import capacity
 from experiments.bench.__main__ import main
-from experiments.config.presets import load_spec
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.card import AS_MEASURED, DECODES, TOKENS, CardSpeed
 from experiments.fidelity.cases import Case, workload
@@ -22,6 +21,7 @@ from experiments.fidelity.compare import Nudged, pair, speed_of
 from experiments.fidelity.runs import ServedRun
 from experiments.fidelity.serve import serve
 from experiments.profile.machine import Machine
+from experiments.settings.presets import load_spec
 
 PROFILE = load_profile("h200")
 QUEUED = Case("card, queued", "llama-3.1-8b", 16, 2048, ("orca", "vtc", "sarathi_serve, 512 tokens"), held_out=True)

@@ -14,8 +14,8 @@ from cbatch.runtime.graphs import GraphedIteration
 from experiments.bench import graph_memory, graphs, loops
 from experiments.bench.__main__ import BENCHMARKS
 from experiments.bench.graphs import Asked
-from experiments.config.backends import GRAPHS
-from experiments.config.servers import equal_requests
+from experiments.settings.backends import GRAPHS
+from experiments.settings.servers import equal_requests
 from experiments.workloads import AllAtOnce, OpenLoop, UniformLengths
 from policies.chunking import TileAligned
 from policies.orca import Orca

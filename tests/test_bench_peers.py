@@ -21,7 +21,7 @@ from experiments.bench.__main__ import main as bench
 from experiments.bench.peers import __main__ as command
 from experiments.bench.peers import measure, rows, vllm_engine
 from experiments.bench.peers.cases import CASES, requests_of
-from experiments.config.presets import load_spec
+from experiments.settings.presets import load_spec
 
 ROOT = Path(__file__).parents[1]
 

@@ -12,9 +12,9 @@ from cbatch import ConfigError, Limits
 from cbatch.runtime.options import Options
 from experiments.bench import pipeline, tensor
 from experiments.bench.__main__ import main as bench
-from experiments.config.backends import Cpu, Simulated
-from experiments.config.presets import load_spec
-from experiments.config.servers import real_server
+from experiments.settings.backends import Cpu, Simulated
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import real_server
 
 
 def test_lengths_are_those_that_peers_served() -> None:

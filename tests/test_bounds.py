@@ -31,8 +31,8 @@ from cbatch.sim.attention import TableAttention
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile_file import load_profile
-from experiments.config.presets import load_spec
 from experiments.run import main as run
+from experiments.settings.presets import load_spec
 from experiments.store.text import sweep_text
 from policies.chunking.fixed import Fixed
 from policies.orca import Orca

@@ -41,11 +41,11 @@ from experiments.capacity.replications import (
 )
 from experiments.capacity.report import one_alone
 from experiments.capacity.search import FIRST, LEAST, Found, Search, Wanted
-from experiments.config.assemble import assemble
-from experiments.config.composition import compose_run
-from experiments.config.construct import construct
-from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.run import main
+from experiments.settings.assemble import assemble
+from experiments.settings.composition import compose_run
+from experiments.settings.construct import construct
+from experiments.settings.error_lines import CONFIG_FOLDER
 from policies.orca import Orca
 
 # -- rules ------------------------------------------------------------------------------------------------------------

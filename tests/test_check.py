@@ -15,8 +15,8 @@ from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import EVEN_COST, Ask, Scenario, play
 from experiments.check.search import Found, describe_sizes, search, tight_scenarios, tiny_scenarios
 from experiments.check.verdicts import BEGIN, table_of, text
-from experiments.config.composition import policy_names
-from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.settings.composition import policy_names
+from experiments.settings.error_lines import CONFIG_FOLDER
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.length_order import LengthOrder
 from policies.longest_first import LongestFirst

@@ -9,9 +9,9 @@ from commands import QUICK, command
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from experiments.config.choices import option_names, swept_options, with_arguments
-from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.serve import option_name
+from experiments.settings.choices import option_names, swept_options, with_arguments
+from experiments.settings.error_lines import CONFIG_FOLDER
 
 POLICY = """
 from cbatch import Plan, View

@@ -9,7 +9,7 @@ from in_process import message
 from test_workloads import composed
 
 from cbatch import ConfigError
-from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.workloads import Clients
 
 EVEN: dict[str, Any] = {"rate": 2.0, "prompt_tokens": 30, "output_tokens": 4}

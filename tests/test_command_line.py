@@ -17,9 +17,9 @@ from experiments import plot, replay
 from experiments import run as hydra_run
 from experiments.bench import __main__ as bench
 from experiments.check import __main__ as check
-from experiments.config.command_line import Count, keyword_arguments, run
 from experiments.paper import __main__ as paper
 from experiments.profile import __main__ as profile
+from experiments.settings.command_line import Count, keyword_arguments, run
 
 COMMANDS: list[Callable[[list[str]], int]] = [bench.main, check.main, paper.main, plot.main, profile.main, replay.main]
 

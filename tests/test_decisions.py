@@ -15,9 +15,9 @@ from cbatch import Engine, Executor, FinishReason, Plan, Policy, PolicyError, Re
 from cbatch.errors import ReplayError, ResultsError
 from cbatch.replay.counterfactual import STOP_TOKEN, Answer, Comparison, Recorded, replay
 from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd, record_decisions
-from experiments.config import backends
-from experiments.config.error_lines import CONFIG_FOLDER
 from experiments.replay import Differences
+from experiments.settings import backends
+from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.store.decisions_file import read_decisions, write_decisions
 from experiments.store.text import name_of
 from policies.orca import Orca
@@ -310,7 +310,7 @@ def test_a_replay_finds_the_settings_of_the_runs_config_dir(folder: Path) -> Non
     for group, name, text in (
         ("policy", "mine", "_target_: sensitive.Sensitive\nchunk: ${chunk}"),
         ("model", "small", (CONFIG_FOLDER / "model" / "tiny.yaml").read_text()),
-        ("backend", "two", "_target_: experiments.config.backends.Simulated\ntensor_parallel: 2"),
+        ("backend", "two", "_target_: experiments.settings.backends.Simulated\ntensor_parallel: 2"),
     ):
         (own / group).mkdir(parents=True)
         (own / group / f"{name}.yaml").write_text(text)

@@ -14,7 +14,6 @@ from cbatch.sim.profile_file import load_profile
 from experiments.bench import fidelity
 from experiments.bench.__main__ import main
 from experiments.bench.fidelity import errors_at_card_speed
-from experiments.config.presets import load_spec
 from experiments.fidelity import runs as runs_file
 from experiments.fidelity import stored
 from experiments.fidelity.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
@@ -24,6 +23,7 @@ from experiments.fidelity.serve import serve, serve_cases
 from experiments.plots import fidelity as plot
 from experiments.profile import laboratory
 from experiments.profile.machine import Machine
+from experiments.settings.presets import load_spec
 
 POLICIES_TRIED = ("orca", "prefill_first", "request_level", "sarathi_serve, 512 tokens")
 QUEUED = Case("trace", "llama-3.1-8b", 16, 2048, POLICIES_TRIED)

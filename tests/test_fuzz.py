@@ -37,11 +37,11 @@ from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.check import search
 from experiments.check.__main__ import main as check
 from experiments.check.search import tiny_scenarios
-from experiments.config.assemble import assemble
-from experiments.config.error_lines import one_line
 from experiments.plot import main as plot
 from experiments.replay import main as replay
 from experiments.run import main as run
+from experiments.settings.assemble import assemble
+from experiments.settings.error_lines import one_line
 from experiments.store.run_folder import CONFIG, DECISIONS, REQUESTS, STEPS, SUMMARY, TOKENS
 
 

@@ -10,7 +10,7 @@ import pytest
 from unit_machine import golden
 
 from cbatch import SLO, BatchShape, ConfigError, Request
-from experiments.config.composition import policy_of
+from experiments.settings.composition import policy_of
 from policies.chunking import Fixed, Slack, TileAligned
 from policies.lars import LARS
 from policies.length_order import LengthOrder

@@ -13,8 +13,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from cbatch import BatchShape, ConfigError
-from experiments.config.composition import swept_numbers
-from experiments.config.presets import load_spec
 from experiments.paper import __main__ as command
 from experiments.paper import gallery, panels
 from experiments.paper.claims import Claim, Verdict, check, quantity_of, read_claims
@@ -24,6 +22,8 @@ from experiments.paper.panels import Panel
 from experiments.paper.real import RealSteadyState, on_cpu
 from experiments.paper.steady import Load, Scheme
 from experiments.paper.verdicts import conclusion
+from experiments.settings.composition import swept_numbers
+from experiments.settings.presets import load_spec
 
 CLAIMS = read_claims()
 PROFILED = ("fig8", "fig10", "table4")

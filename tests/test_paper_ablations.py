@@ -15,7 +15,6 @@ from cbatch.errors import ConfigError
 from cbatch.model import ModelSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile import Measured, Tables
-from experiments.config.composition import FOLDER, composed, swept, swept_numbers, workload
 from experiments.paper import frames
 from experiments.paper.claims import check, read_claims
 from experiments.paper.figures import (
@@ -31,6 +30,7 @@ from experiments.paper.figures import (
 )
 from experiments.paper.machines import LARGEST_BATCH, Machines
 from experiments.paper.steady import Load, seconds_per_request
+from experiments.settings.composition import FOLDER, composed, swept, swept_numbers, workload
 from policies.chunking import PDAware, TileAligned
 from policies.chunking.steady_state import steady_state_seconds
 from policies.orca import Orca

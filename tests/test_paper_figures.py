@@ -15,12 +15,12 @@ from cbatch import BatchShape, Request
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.op_counts import attention, layer_op_counts, matmul
 from cbatch.topology import Topology
-from experiments.config.presets import load_spec
 from experiments.paper.claims import check, read_claims
 from experiments.paper.figures import fig3, fig4, fig5, fig7, fig12, table2
 from experiments.paper.figures.fig5 import Calendar
 from experiments.paper.machines import SINGLE_ITERATIONS, Machines
 from experiments.paper.operations import ORDER, intensity_by_operation, seconds_by_operation
+from experiments.settings.presets import load_spec
 from policies.orca import Orca
 
 FIGURES = (fig3, fig4, fig5, fig7, table2)

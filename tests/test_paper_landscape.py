@@ -17,15 +17,15 @@ from matplotlib.figure import Figure
 from cbatch import CostFunction, Limits, Request, Server
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
-from experiments.config.assemble import make_policy
-from experiments.config.composition import compose_run
-from experiments.config.settings import read_settings
 from experiments.paper import gallery
 from experiments.paper.__main__ import main as paper
 from experiments.paper.claims import read_claims
 from experiments.paper.figures.landscape import confidence, lars, mc_sf, past_future, sarathi_serve, served, vtc
 from experiments.paper.jobs import crossing, run_jobs
 from experiments.paper.machines import Machines
+from experiments.settings.assemble import make_policy
+from experiments.settings.composition import compose_run
+from experiments.settings.settings import read_settings
 from policies.chunking import Fixed, Slack
 from policies.past_future import PastFuture
 from policies.shared.future_memory import draw_left

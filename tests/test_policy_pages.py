@@ -10,8 +10,8 @@ from PIL import Image
 
 from cbatch import BatchShape, KVView, Limits, PlanBuilder, Request, StepRecord, View
 from cbatch.replay.schedule import Doing
-from experiments.config.composition import policy_names
 from experiments.paper import schedules
+from experiments.settings.composition import policy_names
 
 PAGES = ROOT / "docs" / "policies"
 PARTS = ["Decides", "Needs", "Optimises", "Differs from the paper", "Differs from the code"]

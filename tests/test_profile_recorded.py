@@ -14,9 +14,9 @@ from cbatch.request_spec import RequestSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
 from experiments.bench.__main__ import main as bench
-from experiments.config.presets import load_spec
 from experiments.profile.__main__ import main as profile
 from experiments.profile.recorded import iterations
+from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import DecisionsWriter
 
 Requests = dict[int, list[int]]

@@ -34,10 +34,10 @@ from omegaconf import OmegaConf
 
 from cbatch import ConfigError
 from cbatch.results.summary import summarize
-from experiments.config.assemble import Run, assemble
 from experiments.progress import progress
 from experiments.run import main
 from experiments.serve import Command, about_run
+from experiments.settings.assemble import Run, assemble
 from experiments.store.csv_tables import has_rows, write_csv
 from experiments.store.run_folder import open_run_folder, read_finished
 from experiments.store.tables import load, load_requests, load_steps, load_tokens, time_between_tokens
@@ -338,9 +338,7 @@ class Broken:
 
 def test_only_a_command_changes_when_its_process_collects_garbage(tmp_path: Path) -> None:
     """A notebook and vLLM import parts of `experiments`, too."""
-    program = (
-        "import gc, sys; before = gc.get_threshold(); import experiments.config; sys.exit(gc.get_threshold() != before)"
-    )
+    program = "import gc, sys; before = gc.get_threshold(); import experiments.settings; sys.exit(gc.get_threshold() != before)"
     assert subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment()).returncode == 0
     (tmp_path / "told.py").write_text(
         "import gc\nfrom policies.orca import Orca\nclass Told(Orca):\n    def __init__(self):\n        super().__init__()\n"

@@ -18,7 +18,7 @@ from cbatch.runtime import cpu
 from cbatch.runtime.memory import kv_tokens_that_fit
 from cbatch.runtime.options import Options
 from cbatch.runtime.weights import load_model
-from experiments.config.presets import load_spec
+from experiments.settings.presets import load_spec
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
 

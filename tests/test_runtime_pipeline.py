@@ -16,7 +16,7 @@ from cbatch.runtime import cpu
 from cbatch.runtime.devices import choose_devices
 from cbatch.runtime.memory import SPARE, check_memory, kv_tokens_that_fit, needs
 from cbatch.runtime.options import Options
-from experiments.config.presets import load_spec
+from experiments.settings.presets import load_spec
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
 

@@ -9,8 +9,8 @@ import pytest
 from hand_made import make_record, make_summary
 
 from cbatch import ConfigError
-from experiments.config.run_options import with_seeds
 from experiments.plots.series import describe_points, summarize_series
+from experiments.settings.run_options import with_seeds
 from experiments.store.intervals import Mean, log_ends, share_ends
 from experiments.store.text import ONE_REPLICATION, sweep_text
 

@@ -17,7 +17,7 @@ from cbatch.cluster import Cluster, LeastLoaded, Replica, RoundRobin, Router, ma
 from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
 from cbatch.sim.executor import SimExecutor
-from experiments.config.assemble import assemble
+from experiments.settings.assemble import assemble
 from policies.orca import Orca
 
 

@@ -20,7 +20,7 @@ from cbatch.sim.links import Links
 from cbatch.sim.profile import HostTime, Measured
 from cbatch.sim.profile_file import PROFILES, load_profile
 from cbatch.topology import Topology
-from experiments.config.presets import load_spec
+from experiments.settings.presets import load_spec
 from policies.orca import Orca
 
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)

@@ -31,7 +31,7 @@ from cbatch.topology import Topology
 from experiments import run, serve
 from experiments.bench import __main__ as command
 from experiments.bench import million
-from experiments.config import assemble
+from experiments.settings import assemble
 from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, write_csv
 from experiments.store.streamed import StreamedTables
 from experiments.store.tables import load, load_requests, time_between_tokens

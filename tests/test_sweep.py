@@ -23,8 +23,8 @@ from omegaconf import DictConfig
 
 from cbatch import ConfigError
 from experiments import job
-from experiments.config.error_lines import one_line
 from experiments.job import folder_name, may_exist, objective_of, run_job
+from experiments.settings.error_lines import one_line
 from experiments.store.provenance import write_json
 from experiments.store.run_folder import remove_killed
 from experiments.store.tables import load

@@ -10,7 +10,7 @@ import pytest
 
 from cbatch import Limits, Request
 from cbatch.policy_calls import check_policy
-from experiments.config.presets import load_spec
+from experiments.settings.presets import load_spec
 
 
 def test_an_idle_engine_changes_what_serves_the_next_requests(

@@ -19,9 +19,9 @@ from experiments.arena.rows import read_board
 from experiments.capacity.__main__ import COMMAND as OF_CAPACITY
 from experiments.capacity.command import split
 from experiments.capacity.folder import CAPACITY
-from experiments.config.command_line import HELP
 from experiments.job import Work, run_job
 from experiments.run import Command, main
+from experiments.settings.command_line import HELP
 from experiments.store.provenance import write_text
 from experiments.sweep import sweep_folder
 

@@ -20,8 +20,8 @@ from cbatch.results.regret import regret
 from cbatch.validation import Give, Switch, positive, whole
 from experiments.capacity.command import FEWEST_REQUESTS, REQUESTS, slo_name, split
 from experiments.capacity.replications import natural_rate, num_recorded, replicate, together
-from experiments.config.assemble import assemble
 from experiments.serve import Command, about_run, bounds_of, figures_of
+from experiments.settings.assemble import assemble
 from experiments.store.claim import claimed, make_folder
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.result_file import ResultFile

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from cbatch import ConfigError
-from experiments.config.command_line import check_name, keyword_arguments, listed, run
-from experiments.config.this_machine import count_gpus
+from experiments.settings.command_line import check_name, keyword_arguments, listed, run
+from experiments.settings.this_machine import count_gpus
 
 BENCHMARKS = {
     "host": "host time of an iteration against running and waiting requests, and of a plan by policy (no GPU needed)",

@@ -13,10 +13,10 @@ import torch
 
 from cbatch import ConfigError, Engine, Limits, Request, RunRecord, Server
 from experiments.bench.serving import gpu_server, repeat
-from experiments.config.command_line import Count
-from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests, release_memory
 from experiments.profile.kernel_trace import KernelTrace, covered_share
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import equal_requests, release_memory
 from experiments.store.benchmark_file import write
 from policies.prefill_first import PrefillFirst
 

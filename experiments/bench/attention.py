@@ -16,8 +16,8 @@ from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds
 from cbatch.runtime.fast.attention.choice import choose_attention
 from experiments.bench.single_iteration import PAGE, Row, capture, device_batch, replay_times
-from experiments.config.command_line import Count
-from experiments.config.presets import load_spec
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import spread, write
 
 COPY_BANDWIDTH = 4.27e12

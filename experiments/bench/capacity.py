@@ -25,12 +25,12 @@ from cbatch import SLO, ConfigError
 from cbatch.sim import Profile, load_profile
 from cbatch.validation import Switch, parse, positive, whole
 from experiments.capacity.estimate import Shares
-from experiments.config.command_line import beginning_with
 from experiments.fidelity import runs as kept_runs
 from experiments.fidelity.cases import POLICIES, SERVE, Case, sizes, workload
 from experiments.fidelity.compare import Pair, compare, on_card, pair, simulate, speed_of
 from experiments.fidelity.report import show
 from experiments.fidelity.runs import ServedRun, figures
+from experiments.settings.command_line import beginning_with
 from experiments.store.benchmark_file import write
 
 _NARROW, _RATES, _SPAN = 1.1, 9, 1.15  # bracket; rates around its middle, and the outermost over it

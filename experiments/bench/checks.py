@@ -13,11 +13,11 @@ from cbatch import Limits, ModelSpec
 from cbatch.engine import Engine
 from cbatch.runtime.options import Options
 from cbatch.sim import load_profile
-from experiments.config.backends import Cpu, Cuda
-from experiments.config.command_line import Count
-from experiments.config.presets import load_spec
-from experiments.config.servers import real_server
-from experiments.config.this_machine import count_gpus
+from experiments.settings.backends import Cpu, Cuda
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import real_server
+from experiments.settings.this_machine import count_gpus
 from experiments.store.benchmark_file import spread, write
 from experiments.workloads import ClosedBatch
 from policies.prefill_first import PrefillFirst

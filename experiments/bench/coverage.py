@@ -20,8 +20,8 @@ from cbatch.results.metrics import collect_served
 from cbatch.sim import SimExecutor
 from experiments.capacity.control import Control
 from experiments.capacity.estimate import Shares
-from experiments.config.command_line import Count
-from experiments.config.this_machine import cpu_name
+from experiments.settings.command_line import Count
+from experiments.settings.this_machine import cpu_name
 from experiments.store.benchmark_file import write
 from experiments.store.intervals import mean_of
 from policies.orca import Orca

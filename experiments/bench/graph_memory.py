@@ -15,9 +15,9 @@ from cbatch.runtime.batch import Shape
 from cbatch.runtime.fast.graph_shapes import default_shapes
 from cbatch.runtime.graphs import CaptureReport, GraphedIteration
 from cbatch.runtime.options import Options
-from experiments.config.command_line import Count
-from experiments.config.presets import load_spec
-from experiments.config.servers import release_memory
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import release_memory
 from experiments.store.benchmark_file import write
 
 

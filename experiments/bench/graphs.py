@@ -22,9 +22,9 @@ from cbatch import ConfigError, Limits, ModelSpec, RunRecord, Server
 from cbatch.runtime.options import Options
 from cbatch.validation import nearest
 from experiments.bench.serving import MakeServer, gpu_server, summarize
-from experiments.config.command_line import Count
-from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests, release_memory
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import equal_requests, release_memory
 from experiments.store.benchmark_file import spread, write
 from policies.orca import Orca
 

@@ -13,7 +13,7 @@ from cbatch import Executor, KVSize, Limits, Request, Server, Step, StepResult
 from cbatch.cost import NO_COST
 from cbatch.runtime.batch import Shape, host_views, pack
 from experiments.bench.plans import measure
-from experiments.config.this_machine import cpu_name
+from experiments.settings.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
 from policies.chunking import TileAligned
 from policies.sarathi_serve import SarathiServe

@@ -15,11 +15,11 @@ import torch
 from cbatch import Limits, ModelSpec, Policy
 from cbatch.runtime.options import Options
 from experiments.bench.serving import MakeServer, Runs, gpu_server, repeat
-from experiments.config.assemble import make_model, make_policy
-from experiments.config.command_line import Count
-from experiments.config.composition import composed, swept, workload
-from experiments.config.servers import equal_requests, release_memory
-from experiments.config.settings import read_settings
+from experiments.settings.assemble import make_model, make_policy
+from experiments.settings.command_line import Count
+from experiments.settings.composition import composed, swept, workload
+from experiments.settings.servers import equal_requests, release_memory
+from experiments.settings.settings import read_settings
 from experiments.store.benchmark_file import write
 from experiments.workloads import Workload
 

@@ -11,8 +11,8 @@ from typing import Annotated
 
 from cbatch.validation import positive
 from experiments.bench.vidur import measured
-from experiments.config.command_line import Count
-from experiments.config.this_machine import cpu_name
+from experiments.settings.command_line import Count
+from experiments.settings.this_machine import cpu_name
 from experiments.store.benchmark_file import write
 
 SETTING = [

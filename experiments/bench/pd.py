@@ -9,8 +9,8 @@ import torch
 from cbatch import Limits, Policy, Request, Server
 from cbatch.runtime.options import LastLayer, ProductsName
 from experiments.bench.serving import chunked, compare, gpu_server, named_ways
-from experiments.config.command_line import Count, beginning_with
-from experiments.config.presets import load_spec
+from experiments.settings.command_line import Count, beginning_with
+from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import write
 from experiments.workloads import ClosedBatch
 from policies.chunking import Fixed, PDAware

@@ -15,10 +15,10 @@ from cbatch.runtime.options import Options
 from cbatch.sim import load_profile
 from cbatch.sim.stages import StageAccount
 from experiments.bench.serving import Runs, chunked, compare
-from experiments.config.backends import Cuda, Simulated
-from experiments.config.command_line import Count, beginning_with
-from experiments.config.presets import load_spec
-from experiments.config.servers import real_server, release_memory
+from experiments.settings.backends import Cuda, Simulated
+from experiments.settings.command_line import Count, beginning_with
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import real_server, release_memory
 from experiments.store.benchmark_file import write
 from policies.orca import Orca
 from policies.sarathi import Sarathi

@@ -8,8 +8,8 @@ import numpy as np
 
 from cbatch import Limits, ModelSpec, Policy, Request, RunRecord, Server
 from cbatch.runtime.options import LastLayer, Options, ProductsName
-from experiments.config.backends import Cuda
-from experiments.config.servers import real_server
+from experiments.settings.backends import Cuda
+from experiments.settings.servers import real_server
 from experiments.store.benchmark_file import spread
 from policies.chunking import TileAligned
 

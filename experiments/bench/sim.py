@@ -17,7 +17,7 @@ import numpy as np
 from cbatch import BatchShape, KVSize, Limits, ModelSpec, Policy, Request, Server
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from cbatch.sim.profile_file import profile_names
-from experiments.config.this_machine import cpu_name
+from experiments.settings.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
 from experiments.workloads import read_trace
 from policies.chunking import TileAligned

@@ -45,7 +45,7 @@ RESTS_ON = {
     "/(capacity|fidelity|held_out)": H200 | {"experiments/fidelity"},
     "/checks": CHECKS,
     "/coverage": {"experiments/bench/coverage.py", "experiments/capacity", "experiments/store/intervals.py"},
-    "/fuzz": {"cbatch/validation.py", "experiments/config", "experiments/workloads", "tests/test_fuzz.py"},
+    "/fuzz": {"cbatch/validation.py", "experiments/settings", "experiments/workloads", "tests/test_fuzz.py"},
     "/host": HOST | {"policies"},
     "/(million|sim|vidur)": HOST | COST | {"cbatch/leap.py"},
     "/mutants": {"cbatch/results", "experiments/fidelity", "experiments/plots", "experiments/store", "policies"},

@@ -9,10 +9,10 @@ from cbatch.runtime.options import Options
 from experiments.bench.async_loop import kernel_shares
 from experiments.bench.pipeline import LONGEST, POLICIES, name_gpus, serve, server_on
 from experiments.bench.serving import Runs, chunked, repeat
-from experiments.config.backends import Cuda, Simulated
-from experiments.config.command_line import Count, beginning_with
-from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests, release_memory
+from experiments.settings.backends import Cuda, Simulated
+from experiments.settings.command_line import Count, beginning_with
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import equal_requests, release_memory
 from experiments.store.benchmark_file import write
 from policies.prefill_first import PrefillFirst
 from policies.sarathi_serve import SarathiServe

@@ -11,8 +11,8 @@ import torch
 from cbatch.runtime.batch import Bounds, Fields
 from cbatch.runtime.fast.fused_model import FusedModel
 from experiments.bench.single_iteration import build, capture, device_batch, replay_times
-from experiments.config.command_line import Count
-from experiments.config.presets import load_spec
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import spread, write
 
 AROUND = 4

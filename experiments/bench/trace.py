@@ -10,9 +10,9 @@ import torch
 from cbatch import ConfigError, Limits, Policy
 from cbatch.runtime.options import LastLayer, ProductsName
 from experiments.bench.serving import chunked, compare, gpu_server, named_ways
-from experiments.config.command_line import Count, beginning_with
-from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests
+from experiments.settings.command_line import Count, beginning_with
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import equal_requests
 from experiments.store.benchmark_file import write
 from experiments.workloads import TraceReplay
 from policies.chunking import Filling

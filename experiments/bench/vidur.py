@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 
 from cbatch import ConfigError
-from experiments.config.command_line import Count
-from experiments.config.this_machine import cpu_name
+from experiments.settings.command_line import Count
+from experiments.settings.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
 
 SETTING = (

@@ -28,10 +28,10 @@ from experiments.capacity.replications import (
     simulate,
 )
 from experiments.capacity.search import LEAST, Found, Search, Wanted, shares_of
-from experiments.config.assemble import assemble
-from experiments.config.backends import Simulated
-from experiments.config.construct import construct
 from experiments.serve import Command, about_run
+from experiments.settings.assemble import assemble
+from experiments.settings.backends import Simulated
+from experiments.settings.construct import construct
 from experiments.store.intervals import CONFIDENCE
 from experiments.store.sources import sources_of
 

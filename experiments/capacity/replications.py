@@ -19,9 +19,9 @@ from cbatch.results.metrics import collect_served
 from experiments.capacity.control import Draw
 from experiments.capacity.definitions import Count, Rule, select
 from experiments.capacity.estimate import Floats
-from experiments.config.assemble import assemble
-from experiments.config.construct import construct
 from experiments.serve import bounds_of
+from experiments.settings.assemble import assemble
+from experiments.settings.construct import construct
 from experiments.workloads import OpenLoop, TraceReplay, Vocabulary, Workload
 
 Section = Mapping[str, Any]

@@ -33,9 +33,9 @@ from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.scenario import SHORT, History
 from experiments.check.search import describe_sizes, search
 from experiments.check.verdicts import text, write_table
-from experiments.config.command_line import check_effects, listed, run
-from experiments.config.composition import policy_maker
-from experiments.config.settings import PLANS_BY
+from experiments.settings.command_line import check_effects, listed, run
+from experiments.settings.composition import policy_maker
+from experiments.settings.settings import PLANS_BY
 
 CHUNK = 4
 _PAUSE = 10.0  # seconds between lines of progress

@@ -14,7 +14,7 @@ import numpy as np
 from cbatch import SLO, ConfigError, Policy, Request
 from cbatch.kv import blocks_for
 from cbatch.request import spec_of
-from experiments.config.command_line import beginning_with
+from experiments.settings.command_line import beginning_with
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, TraceLengths, TraceReplay, Workload
 from experiments.workloads.annotate import Limit
 from experiments.workloads.base import Vocabulary

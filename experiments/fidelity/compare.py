@@ -12,10 +12,10 @@ from cbatch import BatchShape, KVSize, Limits, Request, RunRecord, Server
 from cbatch.sim import Profile, ProfileCost, SimExecutor
 from cbatch.sim.cost import StageTimes
 from cbatch.sim.power import GpuClock
-from experiments.config.presets import load_spec
 from experiments.fidelity.card import AS_MEASURED, CardSpeed, card_speed, eager_seconds
 from experiments.fidelity.cases import POLICIES
 from experiments.fidelity.runs import ServedRun, figures, percentile_ranks
+from experiments.settings.presets import load_spec
 
 CLOSED = {"total time": 0.03, "throughput": 0.03}
 """Largest relative errors that are acceptable, of runs whose requests all wait at the start: in others arrivals decide."""

@@ -8,13 +8,13 @@ from typing import Any
 
 from cbatch import ModelSpec
 from cbatch.vocabulary import Vocabulary
-from experiments.config.hardware import cost_model
-from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests
 from experiments.fidelity.cases import POLICIES, SERVE, Case, workload
 from experiments.fidelity.runs import ServedRun, Watched, run_of
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import Machine, build
+from experiments.settings.hardware import cost_model
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import equal_requests
 from experiments.store.provenance import commit, today, versions
 from experiments.workloads import Workload
 

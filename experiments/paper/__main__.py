@@ -18,10 +18,10 @@ from pathlib import Path
 
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
-from experiments.config.command_line import keyword_arguments, listed, run
 from experiments.paper import gallery
 from experiments.paper.machines import Machines
 from experiments.paper.verdicts import SETTLED, conclusion, table
+from experiments.settings.command_line import keyword_arguments, listed, run
 from experiments.store.benchmark_file import slug
 
 COMMANDS = {

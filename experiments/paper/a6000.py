@@ -24,12 +24,12 @@ import pandas as pd
 
 from cbatch import ModelSpec
 from cbatch.sim import PROFILES
-from experiments.config.presets import load_spec
 from experiments.paper import quantities
 from experiments.paper.claims import check
 from experiments.paper.closure import closure_claims, error_of_gains
 from experiments.paper.machines import Machines
 from experiments.profile.tables import write_profile
+from experiments.settings.presets import load_spec
 
 NAME, MODEL = "a6000-llama-13b", "nanogpt-13b"
 

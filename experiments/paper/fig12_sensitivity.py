@@ -27,9 +27,9 @@ from cbatch.sim import Profile
 from cbatch.sim.links import Links
 from cbatch.sim.roofline import Affine
 from cbatch.topology import Topology
-from experiments.config.command_line import Count
 from experiments.paper.fig12_systems import LONGEST, SHORTEST, Outcome, load_linked_profile, ratios, requests, run
 from experiments.paper.verdicts import write
+from experiments.settings.command_line import Count
 from experiments.workloads.lengths import split
 from policies.chunking import Fixed, TileAligned
 from policies.orca import Orca

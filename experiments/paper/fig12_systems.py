@@ -26,7 +26,7 @@ from cbatch.sim import Profile, ProfileCost, SimExecutor, load_profile
 from cbatch.sim.importers.vidur import read_links
 from cbatch.sim.stages import Span, StageAccount
 from cbatch.topology import Topology
-from experiments.config.presets import load_spec
+from experiments.settings.presets import load_spec
 from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
 from policies.chunking import TileAligned
 from policies.orca import Orca

@@ -14,9 +14,9 @@ import pandas as pd
 
 from cbatch import CostModel, Engine, KVSize, Limits, Policy, Request, RunRecord, Server
 from cbatch.sim import SimExecutor
-from experiments.config.assemble import assemble
-from experiments.config.composition import compose_run
 from experiments.serve import figures_of
+from experiments.settings.assemble import assemble
+from experiments.settings.composition import compose_run
 from experiments.store.sources import hash_of
 
 FOLDER = Path("runs", "paper")
@@ -25,7 +25,7 @@ FOLDER = Path("runs", "paper")
 LINES = 50
 """The most lines of progress of a figure."""
 
-_CODE = ("cbatch", "policies", "experiments/config", "experiments/workloads", "experiments/paper/jobs.py")
+_CODE = ("cbatch", "policies", "experiments/settings", "experiments/workloads", "experiments/paper/jobs.py")
 
 Figures = dict[str, float]
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cbatch.sim import ProfileCost, load_profile
-from experiments.config.presets import load_spec
 from experiments.paper.steady import SteadyState
+from experiments.settings.presets import load_spec
 from experiments.store.notes import simulated_text
 
 SINGLE_ITERATIONS = ("a6000", "h200")

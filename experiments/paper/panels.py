@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from experiments.config.composition import swept_numbers
 from experiments.paper.frames import Row, data_frame
 from experiments.paper.machines import Machines
 from experiments.paper.steady import Load, Scheme
 from experiments.plots.parts import log_x
+from experiments.settings.composition import swept_numbers
 
 HARDWARE = ("a6000", "h200-13b", "gpu")
 

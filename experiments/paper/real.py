@@ -10,11 +10,6 @@ from typing import Any
 
 from cbatch import ConfigError, Limits, ModelSpec, Server
 from cbatch.kv import blocks_for
-from experiments.config.backends import Cpu, Cuda
-from experiments.config.hardware import cost_model
-from experiments.config.presets import load_spec
-from experiments.config.servers import real_server
-from experiments.config.this_machine import count_gpus
 from experiments.paper.steady import (
     WARM_UP,
     Load,
@@ -27,6 +22,11 @@ from experiments.paper.steady import (
     stagger_of,
     tile_of,
 )
+from experiments.settings.backends import Cpu, Cuda
+from experiments.settings.hardware import cost_model
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import real_server
+from experiments.settings.this_machine import count_gpus
 
 MODEL = "llama-13b"
 LARGEST = (Load(1024, 18, 1), Load(2048, 10, 1), Load(3072, 6, 1))

@@ -11,9 +11,9 @@ from cbatch import SLO, CostFunction, KVSize, Limits, Policy, Request, Server
 from cbatch.replay.decisions import Decision, StepEnd, record_decisions
 from cbatch.replay.schedule import Schedule
 from cbatch.sim import SimExecutor
-from experiments.config.composition import policy_names, policy_of
 from experiments.plots.schedule import draw_schedule
 from experiments.plots.style import new_figure, print_style
+from experiments.settings.composition import policy_names, policy_of
 from experiments.store.claim import make_folder
 from experiments.store.provenance import atomic_write
 

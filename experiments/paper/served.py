@@ -20,8 +20,8 @@ from cbatch import ConfigError, KVSize, Limits, Request, Server
 from cbatch.errors import ProfileError
 from cbatch.results.metrics import collect_served
 from cbatch.sim import HostTime, ProfileCost, SimExecutor, load_profile
-from experiments.config.presets import load_spec
 from experiments.paper.verdicts import write
+from experiments.settings.presets import load_spec
 from policies.chunking import TileAligned
 from policies.sarathi_serve import SarathiServe
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from cbatch import BatchShape, KVSize, Limits, Policy, Request, RunRecord, Server
 from cbatch.kv import blocks_for
 from cbatch.sim import ProfileCost, SimExecutor
-from experiments.config.composition import composed
+from experiments.settings.composition import composed
 from experiments.workloads import ClosedBatch
 from experiments.workloads.base import Vocabulary
 from policies.chunking import Fixed, TileAligned

@@ -12,10 +12,10 @@ from matplotlib.patches import Patch
 
 from cbatch import ConfigError
 from cbatch.executor import CopyTimes
-from experiments.config.command_line import Count, Index
 from experiments.plots.parts import draw_spans, lane_axes
 from experiments.plots.series import load_runs
 from experiments.plots.style import COPY, DECODE, HOST, IDLE, PREFILL, add_title, new_figure, print_style
+from experiments.settings.command_line import Count, Index
 from experiments.store.tables import load_copies, load_steps
 
 _COPIES = {"copy in": ("upload_started", "upload_ended"), "copy out": ("download_started", "download_ended")}

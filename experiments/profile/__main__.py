@@ -23,8 +23,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from cbatch import ConfigError
-from experiments.config.command_line import keyword_arguments, run
 from experiments.profile.show import show
+from experiments.settings.command_line import keyword_arguments, run
 
 VLLM = "engine=vllm"
 

@@ -16,8 +16,6 @@ from cbatch.sim import PROFILES, ProfileCost, load_profile
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.topology import Degree, Topology, split_ranks
 from cbatch.validation import whole
-from experiments.config.hardware import cpu_profile
-from experiments.config.presets import load_spec
 from experiments.profile.batches import captured_edges, held_out, prompts
 from experiments.profile.host import eager_seconds, host_time
 from experiments.profile.kernels import UNKNOWN, Shares, kernel_times, shares
@@ -35,6 +33,8 @@ from experiments.profile.tables import (
     write_profile,
 )
 from experiments.profile.transfers import ceilings, copy_times
+from experiments.settings.hardware import cpu_profile
+from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import slug
 from experiments.store.provenance import commit, today, versions
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from cbatch import RunRecord, Server
 from cbatch.sim import HostTime
-from experiments.config.servers import equal_requests
 from experiments.profile.batches import prompts
 from experiments.profile.laboratory import Batch, Laboratory
+from experiments.settings.servers import equal_requests
 from policies.prefill_first import PrefillFirst
 
 PROMPT, NEW = 16, 48

@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import torch
 
 from cbatch import ConfigError, Limits, ModelSpec, Server
-from experiments.config.backends import Cpu, Cuda
-from experiments.config.servers import real_server, release_memory
-from experiments.config.this_machine import count_gpus, cpu_name, memory_bytes
 from experiments.profile.fitted import FittedLaboratory
 from experiments.profile.laboratory import Laboratory
+from experiments.settings.backends import Cpu, Cuda
+from experiments.settings.servers import real_server, release_memory
+from experiments.settings.this_machine import count_gpus, cpu_name, memory_bytes
 
 TILES = {"cuda": 128, "cpu": 16}
 """Tokens per step of the matrix products' time."""

@@ -20,8 +20,8 @@ from scipy.optimize import nnls
 from cbatch import BatchShape, ConfigError, ModelSpec
 from cbatch.replay.decisions import Decision
 from cbatch.sim import PROFILES, Profile, ProfileCost, load_profile
-from experiments.config.presets import load_spec
 from experiments.profile.tables import UNCOMPARED, round_all, write_profile
+from experiments.settings.presets import load_spec
 from experiments.store.decisions_file import read_decisions
 from experiments.store.provenance import commit, today
 from experiments.store.run_folder import DECISIONS

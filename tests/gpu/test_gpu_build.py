@@ -13,7 +13,7 @@ from cbatch.kv import KVSize
 from cbatch.runtime import gpu
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.options import Options
-from experiments.config.servers import release_memory
+from experiments.settings.servers import release_memory
 
 
 def test_too_large_a_cache_says_what_to_lower() -> None:

@@ -26,7 +26,7 @@ from experiments.capacity import control
 from experiments.capacity.replications import Outcome
 from experiments.check import search
 from experiments.check.properties import PROPERTIES
-from experiments.config import backends
+from experiments.settings import backends
 from experiments.workloads import PromptFile, ServeGen, TraceReplay
 from experiments.workloads.readers import Format
 

@@ -235,7 +235,7 @@ def stored_rows(folder: str | None) -> dict[str, Row]:
 
 def record(rows: dict[str, Row], folder: str) -> None:
     """Writes all rows, each with the date, commit and machine at which it was judged."""
-    from experiments.config.this_machine import cpu_name  # not earlier: each mutant imports a copy of its own
+    from experiments.settings.this_machine import cpu_name  # not earlier: each mutant imports a copy of its own
     from experiments.store.benchmark_file import write
     from experiments.store.provenance import commit, today
 

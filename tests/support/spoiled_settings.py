@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from spoiled_inputs import spoiled_json, values
 
-from experiments.config.error_lines import CONFIG_FOLDER
+from experiments.settings.error_lines import CONFIG_FOLDER
 
 SMALL = ("backend=sim", "batch=3", "workload.num_requests=6", "workload.length=64")
 QUEUE = (

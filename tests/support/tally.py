@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from tqdm import tqdm
 
-from experiments.config.this_machine import cpu_name
+from experiments.settings.this_machine import cpu_name
 from experiments.store.benchmark_file import write
 
 BLOB = re.compile(r"@reproduce_failure\('[^']*', b'([^']*)'\)")

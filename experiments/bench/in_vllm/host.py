@@ -11,7 +11,7 @@ from typing import Any
 
 from cbatch import Request
 from experiments.bench.in_vllm.model import BATCH, VLLM
-from experiments.config.servers import equal_requests
+from experiments.settings.servers import equal_requests
 from experiments.store.benchmark_file import spread
 from experiments.store.intervals import linear_ends, mean_of
 

@@ -17,9 +17,9 @@ from experiments.bench.in_vllm.host import Turns, add_turn, pair, report
 from experiments.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
 from experiments.bench.peers.measure import graphics_card
 from experiments.bench.peers.vllm_engine import ENVIRONMENT, VllmEngine
-from experiments.config.command_line import Count
-from experiments.config.presets import load_spec
-from experiments.config.servers import equal_requests
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import equal_requests
 from experiments.store.benchmark_file import spread, write
 
 

@@ -23,8 +23,8 @@ from experiments.bench.in_vllm.host import Turns, pair, report, take_turns
 from experiments.bench.in_vllm.model import BATCH, BUDGET, LONGEST, SAME_RULE, VLLM, write_model
 from experiments.bench.peers.measure import graphics_card
 from experiments.bench.peers.vllm_engine import ENVIRONMENT, MEMORY_SHARE
-from experiments.config.command_line import Count
-from experiments.config.presets import load_spec
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import write
 from experiments.workloads import TraceReplay
 

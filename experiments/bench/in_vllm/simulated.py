@@ -14,9 +14,9 @@ from cbatch import ConfigError
 from cbatch.sim import PROFILES
 from cbatch.validation import Switch
 from experiments.bench.fidelity import stamp_error
-from experiments.config.assemble import assemble
-from experiments.config.composition import compose_run
 from experiments.fidelity.runs import figures
+from experiments.settings.assemble import assemble
+from experiments.settings.composition import compose_run
 from experiments.store.benchmark_file import write
 from experiments.store.provenance import today
 

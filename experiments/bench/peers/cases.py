@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from cbatch import ConfigError, ModelSpec, Request
 from cbatch.vocabulary import Vocabulary
-from experiments.config.servers import equal_requests
+from experiments.settings.servers import equal_requests
 from experiments.workloads import ClosedBatch, TraceReplay
 
 PROMPT_AND_OUTPUT = "prompt and output tokens/s"

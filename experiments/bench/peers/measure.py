@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cbatch import CbatchError, ModelSpec, Request
 from experiments.bench.peers.cases import CASES, WORKS, Case, requests_of, speed
-from experiments.config.presets import load_spec
+from experiments.settings.presets import load_spec
 from experiments.store.benchmark_file import spread, write
 
 WARM_UP_REQUESTS = 32

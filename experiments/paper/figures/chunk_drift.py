@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 
 from cbatch import Engine, KVSize, Limits, Server
 from cbatch.sim import ProfileCost, SimExecutor
-from experiments.config.composition import composed, swept, workload
 from experiments.paper.claims import Claim
 from experiments.paper.frames import Row, data_frame, select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import BLOCK
 from experiments.plots.parts import facet
 from experiments.plots.style import line_style
+from experiments.settings.composition import composed, swept, workload
 from policies.chunking import ChunkSelector, PDAware, TileAligned
 from policies.sarathi import Sarathi
 

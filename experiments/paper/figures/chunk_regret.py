@@ -12,12 +12,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments.config.composition import composed, swept_numbers
 from experiments.paper.claims import Claim
 from experiments.paper.frames import Row, data_frame, pivot, select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import Load, SteadyState, load_of, seconds_per_request
 from experiments.plots.parts import facet, grouped_bars, legend
+from experiments.settings.composition import composed, swept_numbers
 from policies.chunking import ChunkSelector, Fixed, PDAware, TileAligned
 from policies.sarathi import Sarathi
 

@@ -12,12 +12,12 @@ import pandas as pd
 from matplotlib.figure import Figure
 from tabulate import tabulate
 
-from experiments.config.backends import GRAPHS
 from experiments.paper.claims import Claim
 from experiments.paper.frames import load_benchmark, pivot, read_benchmark, select
 from experiments.paper.machines import Machines
 from experiments.plots.parts import grouped_bars, legend
 from experiments.plots.style import new_figure
+from experiments.settings.backends import GRAPHS
 
 LOOPS = ("sync", "async")
 PANELS = {

@@ -11,13 +11,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cbatch import Policy
-from experiments.config.composition import composed, swept, swept_numbers
 from experiments.paper.claims import Claim
 from experiments.paper.frames import Row, data_frame, select
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import Load, load_of, seconds_per_request
 from experiments.plots.parts import facet, legend, mark_printed
 from experiments.plots.style import line_style
+from experiments.settings.composition import composed, swept, swept_numbers
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.request_level import RequestLevel

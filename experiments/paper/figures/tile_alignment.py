@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
-from experiments.config.composition import composed, swept_numbers
 from experiments.paper.claims import Claim
 from experiments.paper.frames import Row, data_frame
 from experiments.paper.machines import TITLES, Machines
 from experiments.paper.steady import Scheme, load_of
 from experiments.plots.parts import facet, legend, log_x, mark_printed
 from experiments.plots.style import line_style
+from experiments.settings.composition import composed, swept_numbers
 
 EXPERIMENT = "tile_alignment"
 SCHEMES: dict[str, Scheme] = {

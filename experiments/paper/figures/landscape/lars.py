@@ -14,13 +14,13 @@ from matplotlib.figure import Figure
 from cbatch import SLO, BatchShape, PlanBuilder, Request, View
 from cbatch.results.metrics import collect_served
 from cbatch.sim import ProfileCost, load_profile
-from experiments.config.presets import load_spec
 from experiments.paper.claims import Claim
 from experiments.paper.frames import pivot, select
 from experiments.paper.jobs import Figures, run_jobs, serve_on
 from experiments.paper.machines import Machines
 from experiments.plots.parts import grouped_bars, label_log, legend
 from experiments.plots.style import new_figure
+from experiments.settings.presets import load_spec
 from policies.lars import LARS
 
 LOADS, NUM_REQUESTS, SHARE, LONG, SHORT, OUTPUT = (0.5, 0.8), 1000, 0.05, 120_000, (256, 4096), 32

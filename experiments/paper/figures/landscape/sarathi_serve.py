@@ -17,13 +17,13 @@ from matplotlib.figure import Figure
 from cbatch import BatchShape, Plan, View
 from cbatch.sim import ProfileCost, load_profile
 from cbatch.topology import Topology
-from experiments.config.presets import load_spec
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select
 from experiments.paper.jobs import Figures, crossing, run_jobs, summary_of
 from experiments.paper.machines import TABLES_OPTION, Machines
 from experiments.plots.parts import label_log, legend
 from experiments.plots.style import line_style, new_figure
+from experiments.settings.presets import load_spec
 
 TRACE = "sharegpt_8k_llama2_rows1-20490.csv.gz"
 REQUESTS, STEPS, STEP = 512, 12, 1.25

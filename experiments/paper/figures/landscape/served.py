@@ -13,13 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from cbatch.sim import ProfileCost, load_profile
-from experiments.config.presets import load_spec
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select
 from experiments.paper.jobs import Figures, crossing, run_jobs, summary_of
 from experiments.paper.machines import Machines
 from experiments.plots.parts import label_log
 from experiments.plots.style import line_style, new_figure
+from experiments.settings.presets import load_spec
 
 CONV, CODE, CHAT = (
     "azure_llm_2023_conv_rows1-14176.csv.gz",

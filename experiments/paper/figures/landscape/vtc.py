@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 from cbatch import CostFunction, Engine, Policy, Request
 from cbatch.results.metrics import collect_served
 from cbatch.results.service import OUTPUT_WEIGHT, PROMPT_WEIGHT, WINDOW_SECONDS, Service, fairness, service_of
-from experiments.config.composition import compose_run
-from experiments.config.construct import construct
 from experiments.paper.claims import Claim
 from experiments.paper.frames import select
 from experiments.paper.jobs import Figures, run_jobs, serve_on
 from experiments.paper.machines import Machines
 from experiments.plots.parts import mark_printed
 from experiments.plots.style import line_style, new_figure
+from experiments.settings.composition import compose_run
+from experiments.settings.construct import construct
 from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.vtc import VTC

@@ -8,7 +8,7 @@ import numpy as np
 from cbatch import KVSize, Limits, ModelSpec, Request, Server
 from cbatch.kv import blocks_for
 from cbatch.runtime.options import Options
-from experiments.config.backends import Cpu, Cuda
+from experiments.settings.backends import Cpu, Cuda
 
 
 def real_server(

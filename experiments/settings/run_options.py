@@ -5,9 +5,9 @@ from typing import Annotated, NoReturn
 
 from cbatch import ConfigError
 from cbatch.validation import parse, whole
-from experiments.config.command_line import check_given_once, no_such_option
-from experiments.config.error_lines import search_path
-from experiments.config.settings import GROUPS, ROOT_KEYS
+from experiments.settings.command_line import check_given_once, no_such_option
+from experiments.settings.error_lines import search_path
+from experiments.settings.settings import GROUPS, ROOT_KEYS
 
 _OUR_OWN = {
     "hydra.run.dir": "output=FOLDER",

@@ -12,7 +12,7 @@ from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
 from cbatch.topology import Degree
 from cbatch.validation import check
-from experiments.config.hardware import cost_model
+from experiments.settings.hardware import cost_model
 from experiments.workloads import Vocabulary
 
 

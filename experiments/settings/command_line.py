@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 from cbatch import ConfigError
 from cbatch.validation import check_known, nearest, parse, whole
-from experiments.config.choices import with_arguments
-from experiments.config.error_lines import one_line, search_path
-from experiments.config.settings import GROUPS, ROOT_KEYS
+from experiments.settings.choices import with_arguments
+from experiments.settings.error_lines import one_line, search_path
+from experiments.settings.settings import GROUPS, ROOT_KEYS
 
 HELP = frozenset({"-h", "--help"})
 Count = Annotated[int, whole(1)]

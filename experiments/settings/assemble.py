@@ -11,11 +11,11 @@ from cbatch.policy_calls import check_policy
 from cbatch.results.service import NO_CLIENT
 from cbatch.sim import Profile, ProfileCost
 from cbatch.validation import nearest
-from experiments.config.backend import Backend
-from experiments.config.backends import Auto, Runtime
-from experiments.config.construct import construct
-from experiments.config.settings import Settings, read_settings
 from experiments.progress import loading_bars
+from experiments.settings.backend import Backend
+from experiments.settings.backends import Auto, Runtime
+from experiments.settings.construct import construct
+from experiments.settings.settings import Settings, read_settings
 from experiments.store.streamed import StreamedTables
 from experiments.workloads import Workload
 from experiments.workloads.drawn import Drawn, Totals, totals_of

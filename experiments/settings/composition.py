@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 
 from cbatch import ConfigError, Policy
 from cbatch.validation import nearest
-from experiments.config.assemble import make_policy
-from experiments.config.choices import with_arguments
-from experiments.config.construct import construct
-from experiments.config.error_lines import CONFIG_FOLDER
-from experiments.config.settings import Settings, read_settings
+from experiments.settings.assemble import make_policy
+from experiments.settings.choices import with_arguments
+from experiments.settings.construct import construct
+from experiments.settings.error_lines import CONFIG_FOLDER
+from experiments.settings.settings import Settings, read_settings
 from experiments.workloads import Workload
 
 FOLDER = CONFIG_FOLDER / "experiment"

@@ -9,7 +9,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments import workloads
-from experiments.config.construct import check_section
+from experiments.settings.construct import check_section
 from experiments.workloads.readers import read_trace
 from experiments.workloads.readers.servegen import read_servegen
 from experiments.workloads.readers.source import read_lines

@@ -18,9 +18,9 @@ from cbatch.sim import HostTime, Profile, ProfileCost, SimExecutor
 from cbatch.sim.cost import Outside
 from cbatch.topology import Degree, Topology, split_ranks
 from cbatch.validation import Give, Switch, check, not_negative
-from experiments.config.backend import Backend
-from experiments.config.hardware import CPU, cost_model
-from experiments.config.this_machine import count_gpus, cpu_name
+from experiments.settings.backend import Backend
+from experiments.settings.hardware import CPU, cost_model
+from experiments.settings.this_machine import count_gpus, cpu_name
 from experiments.workloads import Vocabulary
 
 Graphs = Literal["off", "decode", "all"]

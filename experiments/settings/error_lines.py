@@ -19,8 +19,8 @@ from yaml import MarkedYAMLError, YAMLError
 
 from cbatch import CbatchError, ConfigError
 from cbatch.validation import nearest
-from experiments.config.construct import takes
-from experiments.config.settings import GROUPS
+from experiments.settings.construct import takes
+from experiments.settings.settings import GROUPS
 from experiments.store.text import flat
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[1] / "conf"

@@ -17,7 +17,7 @@ from cbatch.sim.cost import Outside
 from cbatch.sim.profile_file import ModelTables
 from cbatch.sim.roofline import Ceilings
 from cbatch.topology import Topology
-from experiments.config.this_machine import cpu_name, memory_bytes
+from experiments.settings.this_machine import cpu_name, memory_bytes
 
 CPU = "cpu"
 
