@@ -1,8 +1,7 @@
-"""Columns of a trace become attributes of its requests, for policies; they survive a replay."""
+"""Attributes of requests, read from columns of a trace, survive a replay and stand in the results."""
 
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pytest
 from commands import command
@@ -11,20 +10,16 @@ from hypothesis import strategies as st
 from schedules import make_engine
 
 from cbatch import ConfigError, Limits
-from cbatch.errors import WorkloadError
 from experiments.store.csv_tables import extra_text, read_extra
 from experiments.store.decisions_file import read_decisions, write_decisions
 from experiments.store.tables import load_requests
 from experiments.workloads import TraceReplay
 from policies.orca import Orca
 
-CSV = """TIMESTAMP,ContextTokens,GeneratedTokens,user,urgency,guess,score,code,note
-2023-11-16 00:00:00,10,5,ann,2,4,0.5,007,
-2023-11-16 00:00:01,20,6,,-1,9,,x1,late
-2023-11-16 00:00:02,30,7,bob,0,3,2,9,late
-"""
-JSON = """{"timestamp": 0, "input_length": 4, "output_length": 2, "user": "ann", "tags": ["a", 1]}
-{"timestamp": 5, "input_length": 5, "output_length": 2, "user": "bob"}
+CSV = """TIMESTAMP,ContextTokens,GeneratedTokens,user,score,code,note
+2023-11-16 00:00:00,10,5,ann,0.5,007,
+2023-11-16 00:00:01,20,6,,,x1,late
+2023-11-16 00:00:02,30,7,bob,2,9,late
 """
 
 
@@ -32,53 +27,6 @@ JSON = """{"timestamp": 0, "input_length": 4, "output_length": 2, "user": "ann",
 def trace(tmp_path: Path) -> str:
     (tmp_path / "trace.csv").write_text(CSV)
     return str(tmp_path / "trace.csv")
-
-
-def test_columns_fill_fields_and_own_attributes(trace: str) -> None:
-    columns = {"client": "user", "priority": "urgency", "predicted_new_tokens": "guess"}
-    columns |= {"difficulty": "score", "code": "code", "note": "note", "rank": "urgency"}
-    requests = TraceReplay(path=trace, columns=columns, start=1.0).requests(None)
-    assert [request.client for request in requests] == [None, "bob"]
-    assert [request.priority for request in requests] == [-1, 0]
-    assert [request.predicted_new_tokens for request in requests] == [9, 3]
-    assert [dict(request.extra) for request in requests] == [
-        {"difficulty": None, "code": "x1", "note": "late", "rank": -1},
-        {"difficulty": 2.0, "code": "9", "note": "late", "rank": 0},  # a column with text in it stays text
-    ]
-
-
-def test_json_values_stay_as_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(JSON)
-    requests = TraceReplay(path=str(path), columns={"client": "user", "tags": "tags"}).requests(None)
-    assert [(request.client, request.extra["tags"]) for request in requests] == [("ann", ["a", 1]), ("bob", None)]
-
-
-def test_without_columns_nothing_is_added(trace: str) -> None:
-    assert [dict(request.extra) for request in TraceReplay(path=trace).requests(None)] == [{}, {}, {}]
-
-
-@pytest.mark.parametrize(
-    ("columns", "message"),
-    [
-        ({"client": "usr"}, "trace.csv, line 1: workload.columns.client: no column 'usr'; did you mean user?"),
-        ({"arrival_time": "score"}, "workload.columns.arrival_time: the format fills it; choose another name"),
-        ("user", "workload.columns=user: give columns by attribute, as in {client: user_id}"),
-        ({"priority": "user"}, "trace.csv, line 2: user='ann': must be a whole number"),
-        ({"predicted_new_tokens": "urgency"}, "trace.csv, line 3: urgency='-1': must be a whole number"),
-    ],
-)
-def test_columns_that_cannot_be_used_are_named(trace: str, columns: Any, message: str) -> None:
-    with pytest.raises(WorkloadError) as caught:
-        TraceReplay(path=trace, columns=columns).requests(None)
-    assert message in str(caught.value)
-
-
-def test_a_key_that_no_line_has_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text(JSON)
-    with pytest.raises(WorkloadError, match=r"workload\.columns\.client: no line has a key 'usr'"):
-        TraceReplay(path=str(path), columns={"client": "usr"}).requests(None)
 
 
 def test_a_replay_has_them_too(trace: str, tmp_path: Path) -> None:

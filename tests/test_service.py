@@ -16,8 +16,8 @@ from cbatch.results.attainment import attainment, goodput
 from cbatch.results.metrics import Objectives, Served, Window, collect_served
 from cbatch.results.service import Service, fairness, max_min_shares, measure_windows, service_of
 from experiments.store.text import run_text
-from experiments.workloads.readers.source import read_lines
-from experiments.workloads.readers.table import read_csv
+from experiments.workloads.readers.source import read_text
+from experiments.workloads.readers.table import parse_table
 
 NO_OBJECTIVES = Objectives()
 ALWAYS = Window(-math.inf, math.inf)
@@ -122,12 +122,11 @@ def test_a_request_is_served_within_a_second_from_its_first_token_to_its_last() 
 def test_differences_that_the_paper_prints_from_its_measurements(policy: str, most: float, mean: float) -> None:
     """VTC, table 2, the rows FCFS and VTC."""
     times = ("arrival_s", f"{policy}_ttft_s", f"{policy}_latency_s")
-    table = read_csv(
-        read_lines(published("vtc_real_27clients.csv.gz")), ("client", "prompt_tokens", "output_tokens", *times)
-    )
+    path = published("vtc_real_27clients.csv.gz")
+    table = parse_table(path, read_text(path))
     arrival, first, last = (table.amounts(name) for name in times)
-    tokens = table.token_counts("prompt_tokens"), table.token_counts("output_tokens")
-    clients = np.array(table.columns["client"])
+    tokens = table.whole_numbers("prompt_tokens"), table.whole_numbers("output_tokens")
+    clients = table.column("client").to_numpy(np.str_)
     found = fairness(Service(clients, arrival, arrival + first, arrival + last, *tokens))
     assert {key: round(value, 2) for key, value in found["service_difference"].items()} == {"max": most, "mean": mean}
 

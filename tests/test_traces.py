@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import lzma
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import message
 
-from experiments.workloads import ServeGen, Trace, TraceReplay, read_trace
+from experiments.workloads import ServeGen, Trace, TraceReplay
+from experiments.workloads.readers.traces import read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
@@ -55,11 +59,13 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("format", SAMPLES)
-@pytest.mark.parametrize("compressed", [False, True])
-def test_every_format_plain_and_compressed_named_and_detected(tmp_path: Path, format: str, compressed: bool) -> None:
+@pytest.mark.parametrize(("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_every_format_plain_and_compressed_named_and_detected(
+    tmp_path: Path, format: str, suffix: str, compress: Callable[[bytes], bytes]
+) -> None:
     text, expected = SAMPLES[format]
-    path = tmp_path / ("trace.gz" if compressed else "trace")
-    path.write_bytes(gzip.compress(text.encode()) if compressed else text.encode())
+    path = tmp_path / f"trace{suffix}"
+    path.write_bytes(compress(text.encode()))
     for choice in ("auto", format):
         trace = read_trace(str(path), choice)  # type: ignore[arg-type]
         assert rows(trace) == expected
@@ -131,8 +137,8 @@ def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
     assert replayed(TraceReplay(path=str(table), queued=True)) == [(0.0, 3, 4)]
     for workload in (TraceReplay(path=str(table)), TraceReplay(path=str(table), queued=True, start=1)):
         assert message(lambda workload=workload: replayed(workload)) == (  # type: ignore[misc]
-            f"{table}: has no column arrived_at with arrival times in seconds; name it so, set workload.queued=true without start and speed, "
-            "or use workload=sharegpt, which draws them"
+            f"{table}: has no column of arrival times such as arrived_at; "
+            "set workload.queued=true without start and speed, or draw them with workload=sharegpt"
         )
 
 
@@ -144,118 +150,111 @@ def test_requests_of_vtc_carry_their_client(tmp_path: Path) -> None:
 
 # -- broken files -----------------------------------------------------------------------------------------------------
 
-FIX = "; correct or remove the line"
-COUNT = "must be a whole number of tokens, at least 1" + FIX
-TIME = "must be a time such as 2023-11-16 18:15:46.6805900" + FIX
 ROW = "2023-11-16 18:15:46,1,1\n"
 MOON = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
-NAMED = "; name its columns num_prefill_tokens, num_decode_tokens and, for arrival times in seconds, arrived_at"
-NAMED += ", or as another format does (docs/adding.md)"
-OTHER = "; rename the columns, or give another workload.format"
-BROKEN: list[tuple[str, str]] = [
-    ("", ": the file is empty; give one with requests"),
-    ("\n", f", line 1: unknown format (''){NAMED}"),
-    ("a,b\n1,2\n", f", line 1: unknown format ('a,b'){NAMED}"),
-    ("client,window_start_s\n", ", line 1: this file is not a trace of single requests; use workload=servegen"),
-    ('{"prompt": "x"}\n', ", line 1: this file is not a trace of single requests; use workload=prompts"),
-    ('{"token_ids": [1]}\n', ", line 1: this file is not a trace of single requests; use workload=prompts"),
-    (AZURE, ", line 1: a header and no rows; give a trace with requests"),
-    (
-        "TIMESTAMP,ContextTokens\n1,2\n",
-        (
-            ", line 1: no column 'GeneratedTokens' in 'TIMESTAMP,ContextTokens'; "
-            f"this format has TIMESTAMP, ContextTokens, GeneratedTokens{OTHER}"
-        ),
-    ),
-    (
-        AZURE + ROW + "2023-11-16 18:15:47,1\n",
-        (", line 3: '2023-11-16 18:15:47,1' has 2 fields, the header has 3; correct or remove the line"),
-    ),
-    (AZURE + ROW + "\n" + ROW, ", line 3: '' has 0 fields, the header has 3; correct or remove the line"),
-    (AZURE + ROW + 'x,"1,2\n', ", line 3: 'x,\"1,2' is not CSV (quote not closed); correct or remove the line"),
-    (AZURE + ROW + "noon,1,1\n", f", line 3: TIMESTAMP='noon': {TIME}"),
-    (AZURE + ROW + ",1,1\n", f", line 3: TIMESTAMP='': {TIME}"),
-    (AZURE + ROW + "2023-11-16 18:15:47,0,1\n", f", line 3: ContextTokens='0': {COUNT}"),
-    (AZURE + ROW + "2023-11-16 18:15:47,-3,1\n", f", line 3: ContextTokens='-3': {COUNT}"),
-    (AZURE + ROW + "2023-11-16 18:15:47,nan,1\n", f", line 3: ContextTokens='nan': {COUNT}"),
-    (AZURE + ROW + "2023-11-16 18:15:47,1,1.5\n", f", line 3: GeneratedTokens='1.5': {COUNT}"),
-    (AZURE + ROW + "2023-11-16 18:15:47,1,0\n", f", line 3: GeneratedTokens='0': {COUNT}"),
-    (AZURE + ROW + "2023-11-16 18:15:47,1,9999999999\n", f", line 3: GeneratedTokens='9999999999': {COUNT}"),
-    (
-        AZURE + ROW + "2023-11-16 18:15:45,1,1\n",
-        (", line 3: the time goes backwards, from 0 s to -1 s after the first row; sort the rows by time"),
-    ),
-    (
-        MOON + '{"timestamp": 5, "input_len',
-        (', line 2: \'{"timestamp": 5, "input_len\' is not JSON, column 18; correct or remove the line'),
-    ),
-    (MOON + "[1]\n", ", line 2: '[1]' is not a JSON object; correct or remove the line"),
-    (MOON + '{"timestamp": 6, "input_length": 1}\n', f", line 2: output_length is missing: {COUNT}"),
-    (MOON + '{"timestamp": 6, "input_length": true, "output_length": 1}\n', f", line 2: input_length=True: {COUNT}"),
-    (MOON + '{"timestamp": 6, "input_length": -1, "output_length": 1}\n', f", line 2: input_length=-1: {COUNT}"),
-    (
-        MOON + '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n',
-        ", line 2: timestamp=nan: must be a finite number" + FIX,
-    ),
-    (MOON.replace("5", "-5"), ", line 1: timestamp=-5: must not be negative" + FIX),
-    (
-        MOON + MOON.replace("5", "4"),
-        (", line 2: the time goes backwards, from 0 s to -0.001 s after the first row; sort the rows by time"),
-    ),
-    (
-        "num_prefill_tokens\n1\n",
-        (
-            ", line 1: no column 'num_decode_tokens' in 'num_prefill_tokens'; "
-            f"this format has num_prefill_tokens, num_decode_tokens{OTHER}"
-        ),
-    ),
-    (
-        "arrival_s,prompt_tokens,output_tokens\n1,1,1\n",
-        (
-            ", line 1: no column 'client' in 'arrival_s,prompt_tokens,output_tokens'; "
-            f"this format has arrival_s, client, prompt_tokens, output_tokens{OTHER}"
-        ),
-    ),
-    ("arrival_s,client,prompt_tokens,output_tokens\n1, ,1,1\n", f", line 2: client=' ': must be a name{FIX}"),
-    ("num_prefill_tokens,num_decode_tokens\n1,-1\n", f", line 2: num_decode_tokens='-1': {COUNT}"),
+WHOLE = "must be a whole number of tokens, at least 1"
+BROKEN = [  # text, the line that the message names (0: none), a part of the message
+    ("", 0, "the file is empty"),
+    ("a,b\n1,2\n", 0, "num_prefill_tokens, num_decode_tokens (lengths)"),
+    ("client,window_start_s\n1,0\n", 0, "use workload=servegen"),
+    ('{"prompt": "x"}\n', 0, "use workload=prompts"),
+    ('{"token_ids": [1]}\n', 0, "use workload=prompts"),
+    (AZURE, 1, "header without rows"),
+    ("TIMESTAMP,ContextTokens\n1,2\n", 0, "ContextTokens, GeneratedTokens (azure)"),
+    (AZURE + ROW + "2023-11-16 18:15:47,1\n", 3, WHOLE),
+    (AZURE + ROW + "2023-11-16 18:15:47,1,1,1\n", 0, "line 3"),
+    (AZURE + ROW + "\n" + ROW, 3, WHOLE),
+    (AZURE + ROW + 'x,"1,2\n', 0, "is not CSV"),
+    (AZURE + ROW + "noon,1,1\n", 3, "TIMESTAMP='noon': must be a time"),
+    (AZURE + ROW + ",1,1\n", 3, "TIMESTAMP='': must be a time"),
+    *((AZURE + ROW + f"2023-11-16 18:15:47,{n},1\n", 3, WHOLE) for n in ("0", "-3", "nan", "inf", "1.5", "9999999999")),
+    (AZURE + ROW + "2023-11-16 18:15:47,1,0\n", 3, f"GeneratedTokens='0': {WHOLE}"),
+    (AZURE + ROW + "2023-11-16 18:15:45,1,1\n", 3, "the time goes backwards"),
+    (MOON + '{"timestamp": 5, "input_len', 2, "is not JSON"),
+    (MOON + "[1]\n", 2, "is not a JSON object"),
+    (MOON + '{"timestamp": 6, "input_length": 1}\n', 2, f"output_length=None: {WHOLE}"),
+    (MOON + '{"timestamp": 6, "input_length": true, "output_length": 1}\n', 2, f"input_length=True: {WHOLE}"),
+    (MOON.replace("5", "NaN"), 1, "timestamp=nan: must be a finite number"),
+    (MOON + MOON.replace("5", "4"), 2, "the time goes backwards"),
+    (MOON.replace("}", ', "hash_ids": [0.5]}'), 1, "hash_ids=[0.5]: must be a list of whole numbers"),
+    (MOON + "x" * 10_000, 2, "is not JSON"),
 ]
 
 
-@pytest.mark.parametrize(("text", "problem"), BROKEN)
-def test_broken_text(tmp_path: Path, text: str, problem: str) -> None:
+@pytest.mark.parametrize(("text", "line", "part"), BROKEN)
+def test_broken_text_is_refused_in_one_line(tmp_path: Path, text: str, line: int, part: str) -> None:
     path = tmp_path / "broken"
     path.write_text(text)
-    assert message(lambda: read_trace(str(path))) == f"{path}{problem}"
-
-
-def test_long_values_are_shortened(tmp_path: Path) -> None:
-    path = tmp_path / "broken"
-    path.write_text(MOON + "x" * 10_000)
-    assert len(message(lambda: read_trace(str(path)))) < 250
+    refusal = message(lambda: read_trace(str(path)))
+    assert refusal.startswith(f"{path}, line {line}: " if line else f"{path}: " if text else "")
+    assert part in refusal
+    assert len(refusal) < 400
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    plain, whole = tmp_path / "plain.gz", gzip.compress((AZURE + 1000 * ROW).encode())
-    plain.write_text(AZURE)
-    truncated, corrupt, binary = tmp_path / "cut.csv.gz", tmp_path / "bad.csv.gz", tmp_path / "binary"
-    truncated.write_bytes(whole[: len(whole) // 2])
-    corrupt.write_bytes(whole[:30] + b"\xff\xff\xff\xff" + whole[34:])
-    binary.write_bytes(whole)
-    expected = {
-        plain: f"{plain}: not a valid gzip file although its name ends in .gz (Not a gzipped file (b'TI')); "
-        "copy it again, or rename it if it is plain text",
-        truncated: f"{truncated}: the gzip file is truncated; copy it again",
-        binary: f"{binary}: not UTF-8 text (byte 1); convert it, or end its name in .gz if it is compressed",
-        tmp_path / "none": f"workload.path={tmp_path}/none: no such file; a relative path begins in the current folder",
-        tmp_path: f"workload.path={tmp_path}: cannot be read (Is a directory); give a file that can",
-    }
-    for path, text in expected.items():
-        assert message(lambda path=path: read_trace(str(path))) == text  # type: ignore[misc]
-    assert "not a valid gzip file although its name ends in .gz" in message(lambda: read_trace(str(corrupt)))
+    whole = gzip.compress((AZURE + 1000 * ROW).encode())
+    contents = {"plain.gz": AZURE.encode(), "cut.csv.gz": whole[: len(whole) // 2], "binary": whole, "plain.xz": b"x"}
+    contents["bad.csv.gz"] = whole[:30] + b"\xff\xff\xff\xff" + whole[34:]
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for path in (*(tmp_path / name for name in contents), tmp_path):
+        assert message(lambda path=path: read_trace(str(path))).startswith(  # type: ignore[misc]
+            f"workload.path={path}: cannot be read ("
+        )
+    assert "no such file" in message(lambda: read_trace(str(tmp_path / "none"), section="workload.lengths"))
     assert message(lambda: read_trace("")) == "workload.path='': give the path of a file"
-    assert message(lambda: read_trace("t", "csv")) == (  # type: ignore[arg-type]
-        "workload.format=csv: give one of auto, azure, mooncake, lengths, vtc, decisions"
-    )
+    assert "workload.format=csv: give one of auto, azure" in message(lambda: read_trace("t", "csv"))  # type: ignore[arg-type]
+
+
+# -- columns by attribute ---------------------------------------------------------------------------------------------
+
+OWN = """TIMESTAMP,ContextTokens,GeneratedTokens,user,urgency,guess,score,code,note
+2023-11-16 00:00:00,10,5,ann,2,4,0.5,007,
+2023-11-16 00:00:01,20,6,,-1,9,,x1,late
+2023-11-16 00:00:02,30,7,bob,0,3,2,9,late
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "own.csv").write_text(OWN)
+    return str(tmp_path / "own.csv")
+
+
+def test_columns_fill_fields_and_attributes_of_requests(own: str) -> None:
+    columns = {"client": "user", "priority": "urgency", "predicted_new_tokens": "guess"}
+    columns |= {"difficulty": "score", "code": "code", "note": "note", "rank": "urgency"}
+    requests = TraceReplay(path=own, columns=columns, start=1.0).requests(None)
+    assert [request.client for request in requests] == [None, "bob"]
+    assert [request.priority for request in requests] == [-1, 0]
+    assert [request.predicted_new_tokens for request in requests] == [9, 3]
+    assert [dict(request.extra) for request in requests] == [
+        {"difficulty": None, "code": "x1", "note": "late", "rank": -1},
+        {"difficulty": 2.0, "code": "9", "note": "late", "rank": 0},  # a column with text in it stays text
+    ]
+    assert [dict(request.extra) for request in TraceReplay(path=own).requests(None)] == [{}, {}, {}]
+
+
+def test_json_values_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(MOON.replace("}", ', "user": "ann", "tags": ["a", 1]}') + MOON.replace("}", ', "user": "bob"}'))
+    requests = TraceReplay(path=str(path), columns={"client": "user", "tags": "tags"}).requests(None)
+    assert [(request.client, request.extra["tags"]) for request in requests] == [("ann", ["a", 1]), ("bob", None)]
+    assert "no column 'usr'; did you mean user?" in message(lambda: read_trace(str(path), columns={"client": "usr"}))
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"),
+    [
+        ({"client": "usr"}, "own.csv: workload.columns.client: no column 'usr'; did you mean user?"),
+        ({"arrival_time": "score"}, "workload.columns.arrival_time: the format fills it; choose another name"),
+        ("user", "workload.columns=user: give columns by attribute, as in {client: user_id}"),
+        ({"priority": "user"}, "own.csv, line 2: user='ann': must be a whole number"),
+        ({"predicted_new_tokens": "urgency"}, "own.csv, line 3: urgency='-1': must be a whole number, at least 1"),
+    ],
+)
+def test_columns_that_cannot_be_used_are_named(own: str, columns: Any, part: str) -> None:
+    assert part in message(lambda: TraceReplay(path=own, columns=columns).requests(None))
 
 
 # -- ServeGen ---------------------------------------------------------------------------------------------------------
@@ -361,48 +360,50 @@ def test_requests_carry_their_client(two_clients: ServeGen) -> None:
 
 
 OK = "7,0,2,3,Weibull,0.4,0.1\n"
-BAD_WINDOWS: list[tuple[str, str]] = [
+BAD_WINDOWS = [
     ("x,0,2,3,Weibull,0.4,0.1\n", "client='x': must be a whole number"),
-    ("7,6e2,2,3,Weibull,0.4,0.1\n", "window_start_s='6e2': must be a whole number"),
+    ("7,6e-1,2,3,Weibull,0.4,0.1\n", "window_start_s='6e-1': must be a whole number"),
     ("7,600,-1,3,Weibull,0.4,0.1\n", "rate_req_per_s='-1': must not be negative"),
     ("7,600,nan,3,Weibull,0.4,0.1\n", "rate_req_per_s='nan': must be a finite number"),
-    ("-7,600,2,3,Weibull,0.4,0.1\n", "'-7,600,2,3,Weibull,0.4,0.1': client must not be negative"),
-    ("7,650,2,3,Weibull,0.4,0.1\n", "'7,650,2,3,Weibull,0.4,0.1': window_start_s must be a multiple of 600"),
-    ("7,600,2,3,Pareto,0.4,0.1\n", "'7,600,2,3,Pareto,0.4,0.1': arrival_family must be Gamma, Weibull or empty"),
-    ("7,600,2,3,,0.4,0.1\n", "'7,600,2,3,,0.4,0.1': a window with requests needs an arrival_family"),
-    ("7,600,2,3,Gamma,0,0.1\n", "'7,600,2,3,Gamma,0,0.1': arg1, the shape, must be at least 0.01"),
-    (OK, "'7,0,2,3,Weibull,0.4,0.1': this client's window is there already"),
+    ("-7,600,2,3,Weibull,0.4,0.1\n", "client='-7': must be a whole number, at least 0"),
+    ("7,650,2,3,Weibull,0.4,0.1\n", "window_start_s='650': must be a multiple of 600"),
+    ("7,600,2,3,Pareto,0.4,0.1\n", "arrival_family='Pareto': must be Gamma or Weibull"),
+    ("7,600,2,3,,0.4,0.1\n", "arrival_family='': must be Gamma or Weibull"),
+    ("7,600,2,3,Gamma,0,0.1\n", "arg1='0': must be at least 0.01"),
+    (OK, "window_start_s='0': this client's window is there already"),
 ]
 
 
 @pytest.mark.parametrize(("line", "problem"), BAD_WINDOWS)
 def test_bad_windows(tmp_path: Path, line: str, problem: str) -> None:
-    assert message(servegen(tmp_path, OK + line).trace) == f"{tmp_path}/t.csv, line 3: {problem}{FIX}"
+    assert message(servegen(tmp_path, OK + line).trace).startswith(f"{tmp_path}/t.csv, line 3: {problem}")
 
 
-HISTOGRAM = "must map whole numbers of tokens to probabilities that sum to 1" + FIX
-INPUT, OUTPUT = "window 0, input_tokens: ", "window 0, output_tokens: "
-NO_DATA = "window 0 has no input_tokens, but the client sends requests in it; choose other clients or another time"
 BAD_DATASETS: list[tuple[object, str]] = [
-    ({"client": 7}, "dataset is missing: must be an object of windows" + FIX),
-    ({"dataset": {}}, "client is missing: must be a whole number" + FIX),
-    ({"client": 1, "dataset": {}}, "client=1: this client has a line already" + FIX),
-    ({"client": 7, "dataset": {}}, NO_DATA),
-    ({"client": 7, "dataset": {"0": 3}}, NO_DATA),
-    ({"client": 7, "dataset": {"0": {"input_tokens": "{}", "output_tokens": "{}"}}}, NO_DATA),
-    ({"client": 7, "dataset": {"0": {**LENGTHS, "output_tokens": "{5: 0.5}"}}}, OUTPUT + HISTOGRAM),
-    ({"client": 7, "dataset": {"0": {**LENGTHS, "output_tokens": "{5: 1, 6}"}}}, OUTPUT + HISTOGRAM),
-    ({"client": 7, "dataset": {"0": {**LENGTHS, "input_tokens": "{-5: 1}"}}}, INPUT + HISTOGRAM),
-    ({"client": 7, "dataset": {"0": {**LENGTHS, "input_tokens": "{1.5: 1}"}}}, INPUT + HISTOGRAM),
-    ({"client": 7, "dataset": {"0": {**LENGTHS, "input_tokens": "{a: 1}"}}}, INPUT + HISTOGRAM),
-    ({"client": 7, "dataset": {"0": {**LENGTHS, "input_tokens": "{5: nan}"}}}, INPUT + HISTOGRAM),
+    ({"client": 7}, "dataset=None: must be an object of windows"),
+    ({"dataset": {}}, "client=None: must be a whole number"),
+    ({"client": 1, "dataset": {}}, "client=1: this client has a line already"),
+    ({"client": 7, "dataset": {}}, "window 0 has no input_tokens"),
+    ({"client": 7, "dataset": {"0": 3}}, "window 0 has no input_tokens"),
+    ({"client": 7, "dataset": {"0": {"input_tokens": "{}", "output_tokens": "{}"}}}, "window 0 has no input_tokens"),
+    *(
+        ({"client": 7, "dataset": {"0": {**LENGTHS, name: text}}}, f"window 0, {name}: must map whole numbers")
+        for name, text in (
+            ("output_tokens", "{5: 0.5}"),
+            ("output_tokens", "{5: 1, 6}"),
+            ("input_tokens", "{-5: 1}"),
+            ("input_tokens", "{1.5: 1}"),
+            ("input_tokens", "{a: 1}"),
+            ("input_tokens", "{5: nan}"),
+        )
+    ),
 ]
 
 
 @pytest.mark.parametrize(("line", "problem"), BAD_DATASETS)
 def test_bad_datasets(tmp_path: Path, line: object, problem: str) -> None:
     workload = servegen(tmp_path, OK, [{"client": 1, "dataset": {}}, line])
-    assert message(workload.trace) == f"{tmp_path}/d.jsonl, line 2: {problem}"
+    assert message(workload.trace).startswith(f"{tmp_path}/d.jsonl, line 2: {problem}")
 
 
 def test_ranges_and_clients_that_are_not_there(two_clients: ServeGen, tmp_path: Path) -> None:

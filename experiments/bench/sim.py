@@ -19,7 +19,7 @@ from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from cbatch.sim.profile_file import profile_names
 from experiments.settings.this_machine import cpu_name
 from experiments.store.benchmark_file import spread, write
-from experiments.workloads import read_trace
+from experiments.workloads.readers.traces import read_trace
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst

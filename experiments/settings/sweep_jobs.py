@@ -10,10 +10,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from experiments import workloads
 from experiments.settings.construct import check_section
-from experiments.workloads.readers import read_trace
 from experiments.workloads.readers.servegen import read_servegen
-from experiments.workloads.readers.source import read_lines
-from experiments.workloads.readers.table import json_objects
+from experiments.workloads.readers.source import json_objects, read_text
 
 _BUILT = ("backend", "runtime", "model", "workload", "policy")
 """Sections of which a run builds an object."""
@@ -81,6 +79,8 @@ def _check_files(section: str, keys: Mapping[str, Any], files: set[str]) -> None
     if "dataset" in how:
         read_servegen(how["path"], how["dataset"])
     elif "format" in how:
-        read_trace(how["path"], how["format"], section, how.get("columns") or {})
+        from experiments.workloads.readers.traces import read_trace  # loads pandas
+
+        read_trace(how["path"], how["format"], section, how.get("columns"))
     else:
-        json_objects(read_lines(how["path"], f"{section}.path"))
+        json_objects(how["path"], read_text(how["path"], f"{section}.path"))

@@ -19,7 +19,6 @@ from experiments.workloads.lengths import (
 )
 from experiments.workloads.open_loop import OpenLoop
 from experiments.workloads.prompts import PromptFile
-from experiments.workloads.readers import read_trace
 from experiments.workloads.recorded import TraceReplay
 from experiments.workloads.servegen import ServeGen
 from experiments.workloads.trace import Trace
@@ -34,4 +33,4 @@ __all__ += [
     "UniformLengths",
     "ZipfLengths",
 ]
-__all__ += ["AllAtOnce", "Arrivals", "GammaArrivals", "Trace", "read_trace", "sampling"]
+__all__ += ["AllAtOnce", "Arrivals", "GammaArrivals", "Trace", "sampling"]

@@ -12,8 +12,7 @@ from cbatch import WorkloadError
 from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.workloads.fit import Fit
 from experiments.workloads.histogram import Histogram
-from experiments.workloads.readers import Format, read_trace
-from experiments.workloads.trace import Floats, Ints, Trace
+from experiments.workloads.trace import Floats, Format, Ints, Trace
 
 LONGEST = 10_000_000
 """Tokens of a request; beyond any model's positions."""
@@ -121,7 +120,7 @@ class ZipfLengths(_Range):
 class TraceLengths(Fit):
     """The lengths of a trace or length table, prompt and output of one row together; its arrival times are not used.
 
-    path, format: see `read_trace`. order: "file" takes rows from the first on, "random" draws them with replacement.
+    path, format: as of `experiments.workloads.readers.traces.read_trace`. order: "file" takes rows from the first on, "random" draws them with replacement.
     """
 
     path: str
@@ -143,6 +142,8 @@ class TraceLengths(Fit):
 
     @cached_property
     def _trace(self) -> Trace:
+        from experiments.workloads.readers.traces import read_trace  # loads pandas
+
         return read_trace(self.path, self.format, "workload.lengths")
 
 

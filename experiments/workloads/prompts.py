@@ -11,8 +11,7 @@ from cbatch import SLO, ConfigError, Request, RequestSpec, Sampling, WorkloadErr
 from cbatch.validation import Give, not_negative, read, whole
 from experiments.workloads.annotate import Annotations
 from experiments.workloads.base import SamplingKeys, Vocabulary, Workload
-from experiments.workloads.readers.source import TextFile, read_lines
-from experiments.workloads.readers.table import json_objects
+from experiments.workloads.readers.source import at_line, json_objects, read_text
 from experiments.workloads.seeds import Stream, request_seeds
 from experiments.workloads.trace import MOST_TOKENS, Trace
 
@@ -64,20 +63,19 @@ class PromptFile(Workload):
             raise WorkloadError(f"workload.prediction={self.prediction}: {remedy}")
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
-        file = read_lines(self.path)
-        lines = self._lines(file)
+        lines = self._lines()
         num = len(lines) if self.num_requests is None else self.num_requests
         if num > len(lines):
-            raise WorkloadError(f"{file.name}: has {len(lines)} prompts, workload.num_requests={num}; ask for fewer")
+            raise WorkloadError(f"{self.path}: has {len(lines)} prompts, workload.num_requests={num}; ask for fewer")
         del lines[num:]
-        prompts = [_prompt(file, number, line, vocabulary) for number, line in enumerate(lines, start=1)]
+        prompts = [_prompt(self.path, number, line, vocabulary) for number, line in enumerate(lines, start=1)]
         samplings = [
             Sampling(line.temperature, line.top_k, line.top_p, seed)
             for seed, line in zip(request_seeds(self.seed, Stream.SAMPLING, num).tolist(), lines, strict=True)
         ]
         columns = {name: [getattr(line, name) for line in lines] for name in _FIELDS} | {"sampling": samplings}
         trace = Trace(
-            source=file.name,
+            source=self.path,
             prompt_tokens=np.array([len(prompt) for prompt in prompts]),
             output_tokens=np.array([line.max_new_tokens for line in lines]),
             fields={name: np.array(column, object) for name, column in columns.items()},
@@ -87,37 +85,37 @@ class PromptFile(Workload):
     def _annotations(self) -> Annotations:
         return replace(super()._annotations(), max_new_tokens="exact")  # of the line, not of the workload
 
-    def _lines(self, file: TextFile) -> list[PromptLine]:
+    def _lines(self) -> list[PromptLine]:
         """The file's lines with every value checked."""
         defaults = {name: getattr(self.sampling, name) for name in ("temperature", "top_k", "top_p")}
         defaults["max_new_tokens"] = self.max_new_tokens
         lines: list[PromptLine] = []
-        for number, record in enumerate(json_objects(file), start=1):
+        for number, record in enumerate(json_objects(self.path, read_text(self.path)), start=1):
             try:
                 line = read(PromptLine, defaults | record)
             except ConfigError as error:
-                raise file.fail(number, f"{error}; correct or remove the line") from None
+                raise at_line(self.path, number, f"{error}; correct or remove the line") from None
             if (line.prompt is None) == (line.token_ids is None):
-                raise file.fail(number, "give either prompt or token_ids")
+                raise at_line(self.path, number, "give either prompt or token_ids")
             if lines and line.arrival_time < lines[-1].arrival_time:
                 times = f"arrival_time {line.arrival_time:g} comes after {lines[-1].arrival_time:g}"
-                raise file.fail(number, f"{times}; sort the lines by arrival_time")
+                raise at_line(self.path, number, f"{times}; sort the lines by arrival_time")
             lines.append(line)
         return lines
 
 
-def _prompt(file: TextFile, number: int, line: PromptLine, vocabulary: Vocabulary | None) -> list[int]:
+def _prompt(path: str, number: int, line: PromptLine, vocabulary: Vocabulary | None) -> list[int]:
     """The token ids of a line."""
     if line.token_ids is not None:
         if vocabulary is not None and (largest := max(line.token_ids)) >= vocabulary.size:
             remedy = f"give ids from 0 to {vocabulary.size - 1}"
-            raise file.fail(number, f"token id {largest} is not in the model's vocabulary; {remedy}")
+            raise at_line(path, number, f"token id {largest} is not in the model's vocabulary; {remedy}")
         return line.token_ids
     assert line.prompt is not None, "checked when read"
     if vocabulary is None:
         remedy = "give token_ids, or run with backend=cpu or backend=cuda"
-        raise file.fail(number, f"a simulation has no tokenizer for prompt text; {remedy}")
+        raise at_line(path, number, f"a simulation has no tokenizer for prompt text; {remedy}")
     tokens = vocabulary.encode(line.prompt)
     if not tokens:
-        raise file.fail(number, "the prompt has no tokens; give some text")
+        raise at_line(path, number, "the prompt has no tokens; give some text")
     return tokens

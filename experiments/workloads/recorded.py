@@ -10,9 +10,7 @@ from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import Vocabulary, Workload
 from experiments.workloads.fit import Fit
-from experiments.workloads.readers import Format, read_trace
-from experiments.workloads.readers.formats import ARRIVED_AT
-from experiments.workloads.trace import Trace
+from experiments.workloads.trace import Format, Trace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +32,7 @@ class Replay(Workload, Fit):
 class TraceReplay(Replay):
     """Requests as a trace file recorded them.
 
-    path, format: see `read_trace`.
-    columns: further columns of the file by the attribute of requests that they fill; see `readers.own_columns`.
+    path, format, columns: as of `experiments.workloads.readers.traces.read_trace`.
     start: seconds into the trace; earlier rows are left out, and the first one kept arrives at time 0.
     speed: 2 replays twice as fast (half the time between arrivals).
     """
@@ -47,11 +44,13 @@ class TraceReplay(Replay):
     speed: Annotated[float, positive("1 replays in real time, 2 twice as fast")] = 1.0
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
-        trace = read_trace(self.path, self.format, columns=self.columns or {})
+        from experiments.workloads.readers.traces import read_trace  # loads pandas
+
+        trace = read_trace(self.path, self.format, columns=self.columns)
         if trace.arrival_time is None:
             if not self.queued or self.start or self.speed != 1:
-                remedy = "name it so, set workload.queued=true without start and speed, or use workload=sharegpt, which draws them"
-                raise WorkloadError(f"{self.path}: has no column {ARRIVED_AT} with arrival times in seconds; {remedy}")
+                remedy = "set workload.queued=true without start and speed, or draw them with workload=sharegpt"
+                raise WorkloadError(f"{self.path}: has no column of arrival times such as arrived_at; {remedy}")
             return self._replay(trace, vocabulary)
         if self.start > trace.arrival_time[-1]:
             problem = f"lies after the last arrival; give at most {trace.arrival_time[-1]:g} (seconds)"

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Strings = NDArray[np.str_]
 Column = NDArray[Any]
+
+Format = Literal["auto", "azure", "mooncake", "lengths", "vtc", "decisions"]
+"""Of a trace file, see `experiments.workloads.readers.traces`."""
 
 MOST_TOKENS = 2**31 - 1
 """No length is greater: sums and 32-bit columns stay in range."""

@@ -28,7 +28,7 @@ from experiments.check import search
 from experiments.check.properties import PROPERTIES
 from experiments.settings import backends
 from experiments.workloads import PromptFile, ServeGen, TraceReplay
-from experiments.workloads.readers import Format
+from experiments.workloads.trace import Format
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 

@@ -17,26 +17,24 @@ import numpy as np
 
 from cbatch import WorkloadError
 from experiments.workloads.histogram import Histogram
-from experiments.workloads.readers.source import TextFile, read_lines
-from experiments.workloads.readers.table import Table, read_csv, read_json_lines
+from experiments.workloads.readers.source import at_line, read_text
 from experiments.workloads.trace import Floats, Ints, Strings
 
 WINDOW_SECONDS = 600
 LENGTH_WINDOW_SECONDS = 21_600
-_COLUMNS = ("client", "window_start_s", "rate_req_per_s", "arrival_family", "arg1")
 _LEAST_SHAPE = 0.01  # published fits have at least 0.012; far below, intervals leave the range of a float
 
 
 @dataclass(frozen=True, eq=False)
 class ServeGenClients:
-    """The contents of the two files.
+    """The contents of two files.
 
     client, start, rate, family, shape: one entry per client and window, [windows]. start: seconds, a multiple of 600.
         rate: requests per second. family: "Gamma", "Weibull" or "" if the rate is 0.
     """
 
-    trace_file: TextFile
-    dataset_file: TextFile
+    trace_path: str
+    dataset_path: str
     client: Ints
     start: Ints
     rate: Floats
@@ -52,8 +50,8 @@ class ServeGenClients:
             WorkloadError: there are none, or they are malformed.
         """
         if client not in self._datasets:
-            problem = f"no line for client {client} of {self.trace_file.name}; give the two files of one data set"
-            raise WorkloadError(f"{self.dataset_file.name}: {problem}")
+            problem = f"no line for client {client} of {self.trace_path}; give the two files of one data set"
+            raise WorkloadError(f"{self.dataset_path}: {problem}")
         key = str(start // LENGTH_WINDOW_SECONDS * LENGTH_WINDOW_SECONDS)
         if (client, key) not in self._histograms:
             line, windows = self._datasets[client]
@@ -65,50 +63,41 @@ class ServeGenClients:
         text = window.get(name) if isinstance(window, dict) else None
         if not isinstance(text, str) or text == "{}":
             problem = f"window {key} has no {name}, but the client sends requests in it"
-            raise self.dataset_file.fail(line, f"{problem}; choose other clients or another time")
+            raise at_line(self.dataset_path, line, f"{problem}; choose other clients or another time")
         try:
             return _parse_histogram(text)
         except ValueError:
             problem = f"window {key}, {name}: must map whole numbers of tokens to probabilities that sum to 1"
-            raise self.dataset_file.fail(line, f"{problem}; correct or remove the line") from None
+            raise at_line(self.dataset_path, line, f"{problem}; correct or remove the line") from None
 
 
 def read_servegen(trace_path: str, dataset_path: str) -> ServeGenClients:
-    """Reads the two files, plain or .gz. Raises WorkloadError with file and line number."""
-    table = read_csv(read_lines(trace_path), _COLUMNS)
-    dataset_file = read_lines(dataset_path, "workload.dataset")
+    """Reads the two files, plain or compressed. Raises WorkloadError with file and line number."""
+    from experiments.workloads.readers.table import parse_table  # loads pandas
+
+    windows = parse_table(trace_path, read_text(trace_path))
+    datasets = parse_table(dataset_path, read_text(dataset_path, "workload.dataset"))
+    numbers, lengths = datasets.whole_numbers("client").tolist(), datasets.column("dataset").tolist()
+    datasets.refuse([not isinstance(value, dict) for value in lengths], "dataset", "must be an object of windows")
+    datasets.refuse(datasets.frame.duplicated("client"), "client", "this client has a line already")
     clients = ServeGenClients(
-        table.file,
-        dataset_file,
-        client=table.whole_numbers("client"),
-        start=table.whole_numbers("window_start_s"),
-        rate=table.amounts("rate_req_per_s"),
-        family=np.array(table.columns["arrival_family"]),
-        shape=table.amounts("arg1"),
-        _datasets=_read_datasets(dataset_file),
+        trace_path,
+        dataset_path,
+        client=windows.whole_numbers("client", 0),
+        start=windows.whole_numbers("window_start_s", 0),
+        rate=windows.amounts("rate_req_per_s"),
+        family=windows.column("arrival_family").to_numpy(np.str_),
+        shape=windows.amounts("arg1"),
+        _datasets=dict(zip(numbers, zip(datasets.frame.index.tolist(), lengths, strict=True), strict=True)),
     )
-    _check_windows(table, clients)
+    active, refuse = clients.rate > 0, windows.refuse
+    refuse(clients.rate < 0, "rate_req_per_s", "must not be negative")
+    refuse(clients.start % WINDOW_SECONDS != 0, "window_start_s", f"must be a multiple of {WINDOW_SECONDS}")
+    refuse(active & ~np.isin(clients.family, ["Gamma", "Weibull"]), "arrival_family", "must be Gamma or Weibull")
+    refuse(active & (clients.shape < _LEAST_SHAPE), "arg1", f"must be at least {_LEAST_SHAPE}, as it is the shape")
+    repeated = windows.frame.duplicated(["client", "window_start_s"])
+    refuse(repeated, "window_start_s", "this client's window is there already")
     return clients
-
-
-def _check_windows(table: Table, windows: ServeGenClients) -> None:
-    """Raise WorkloadError for the first window that cannot be used."""
-    start, family, active = windows.start, windows.family, windows.rate > 0
-    table.refuse(windows.client < 0, "client must not be negative")
-    table.refuse((start < 0) | (start % WINDOW_SECONDS != 0), f"window_start_s must be a multiple of {WINDOW_SECONDS}")
-    table.refuse(~np.isin(family, ["Gamma", "Weibull", ""]), "arrival_family must be Gamma, Weibull or empty")
-    table.refuse(active & (family == ""), "a window with requests needs an arrival_family")
-    table.refuse(active & (windows.shape < _LEAST_SHAPE), f"arg1, the shape, must be at least {_LEAST_SHAPE}")
-    keys = zip(windows.client.tolist(), start.tolist(), strict=True)
-    table.refuse_repeated(keys, "this client's window is there already")
-
-
-def _read_datasets(file: TextFile) -> dict[int, tuple[int, dict[str, dict[str, str]]]]:
-    table = read_json_lines(file, ("client", "dataset"))
-    clients, windows = table.whole_numbers("client").tolist(), table.columns["dataset"]
-    table.refuse((not isinstance(value, dict) for value in windows), "must be an object of windows", "dataset")
-    table.refuse_repeated(clients, "this client has a line already", "client")
-    return dict(zip(clients, zip(table.line.tolist(), windows, strict=True), strict=True))
 
 
 def _parse_histogram(text: str) -> Histogram:

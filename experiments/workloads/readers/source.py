@@ -1,75 +1,56 @@
-"""Text files, plain or gzipped, and one-line errors that name file and line."""
+"""Text files, plain or compressed, and the JSON objects of their lines; errors name file and line."""
 
 import gzip
+import json
+import lzma
 import zlib
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from cbatch import WorkloadError
+from cbatch.validation import shorten
 
 
-@dataclass(frozen=True)
-class TextFile:
-    """A file that has been read.
-
-    name: its path, as given. text: not empty, with LF as line ends, the last one removed. section: the settings that name it.
-    """
-
-    name: str
-    text: str
-    section: str = "workload"
-
-    @cached_property
-    def lines(self) -> list[str]:
-        """The lines without their ends, at least one."""
-        return self.text.split("\n")
-
-    def fail(self, line: int, problem: str) -> WorkloadError:
-        """The error to raise for a line, counted from 1."""
-        return WorkloadError(f"{self.name}, line {line}: {problem}")
-
-
-def read_lines(path: str, key: str = "workload.path") -> TextFile:
-    """Reads a UTF-8 text file with LF or CRLF; one whose name ends in .gz is decompressed. key: the setting, for messages.
+def read_text(path: str, key: str = "workload.path") -> str:
+    """Returns the text of a UTF-8 file; one whose name ends in .gz or .xz is decompressed. key: for messages.
 
     Raises:
-        WorkloadError: the file is missing, unreadable, empty, not text, or not gzip although its name says so.
+        WorkloadError: the file is missing, unreadable, empty, not text, or not compressed although its name says so.
     """
     if not isinstance(path, str | Path) or not str(path):
         raise WorkloadError(f"{key}={path!r}: give the path of a file")
+    file = Path(path).expanduser()
+    open_file: Any = {".gz": gzip.open, ".xz": lzma.open}.get(file.suffix, open)
     try:
-        text = _read(Path(path).expanduser())
+        with open_file(file, "rt", encoding="utf-8-sig") as opened:
+            text = str(opened.read())
     except FileNotFoundError:
-        raise no_such_file(key, path) from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        problem = f"not a valid gzip file although its name ends in .gz ({error})"
-        raise WorkloadError(f"{path}: {problem}; copy it again, or rename it if it is plain text") from None
-    except EOFError:
-        raise WorkloadError(f"{path}: the gzip file is truncated; copy it again") from None
-    except UnicodeDecodeError as error:
-        remedy = "convert it, or end its name in .gz if it is compressed"
-        raise WorkloadError(f"{path}: not UTF-8 text (byte {error.start}); {remedy}") from None
-    except OSError as error:
-        raise WorkloadError(f"{key}={path}: cannot be read ({error.strerror}); give a file that can") from None
-    if not text:
+        raise WorkloadError(f"{key}={path}: no such file; a relative path begins in the current folder") from None
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        remedy = "give UTF-8 text, compressed only if the name ends in .gz or .xz, or copy the file again"
+        raise WorkloadError(f"{key}={path}: cannot be read ({reason}); {remedy}") from None
+    if not text.strip():
         raise WorkloadError(f"{path}: the file is empty; give one with requests")
-    return TextFile(str(path), text.removesuffix("\n"), key.rpartition(".")[0])
+    return text
 
 
-def no_such_file(key: str, path: str) -> WorkloadError:
-    """The error to raise for a setting that names no file."""
-    return WorkloadError(f"{key}={path}: no such file; a relative path begins in the current folder")
+def at_line(path: str, line: int, problem: str) -> WorkloadError:
+    """Returns the error to raise for a line of a file, counted from 1."""
+    return WorkloadError(f"{path}, line {line}: {problem}")
 
 
-def _read(path: Path) -> str:
-    if path.suffix == ".gz":
-        with gzip.open(path, "rt", encoding="utf-8-sig") as file:
-            return file.read()
-    return path.read_text(encoding="utf-8-sig")
-
-
-def shorten(value: object) -> str:
-    """The value, quoted, as it fits into a one-line message."""
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+def json_objects(path: str, text: str) -> list[dict[str, Any]]:
+    """Returns the JSON object of every line of a file. Raises WorkloadError for a line that holds none."""
+    records = []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise at_line(
+                path, number, f"{shorten(repr(line))} is not JSON ({error}); correct or remove the line"
+            ) from None
+        if not isinstance(value, dict):
+            raise at_line(path, number, f"{shorten(repr(line))} is not a JSON object; correct or remove the line")
+        records.append(value)
+    return records

@@ -1,148 +1,82 @@
-"""Tables of CSV and JSON-lines files, read and checked; errors name the file, the line and the column."""
+"""Tables of CSV and JSON-lines files, as pandas reads them; errors name the file, the line and the column."""
 
-import csv
-import json
-import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from io import StringIO
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from experiments.workloads.readers.source import TextFile, shorten
-from experiments.workloads.trace import MOST_TOKENS, Floats, Ints
-
-WHOLE = r"\s*-?[0-9]{1,18}\s*"
-NUMBER = r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
-_FIX = "correct or remove the line"
+from cbatch import WorkloadError
+from cbatch.validation import nearest, shorten
+from experiments.workloads.readers.source import at_line, json_objects
+from experiments.workloads.trace import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of a file, an entry for each line from `first_line` on: unchecked text (CSV) or JSON values.
+    """The rows of a file.
 
-    None for a missing key.
+    path: of the file. frame: text (CSV) or JSON values, None for a missing key; the index is the line of each row.
     """
 
-    file: TextFile
-    columns: Mapping[str, Sequence[Any]]
-    first_line: int
+    path: str
+    frame: pd.DataFrame
 
-    @property
-    def line(self) -> Ints:
-        num_rows = len(next(iter(self.columns.values())))
-        return np.arange(self.first_line, self.first_line + num_rows)
-
-    def whole_numbers(
-        self, name: str, least: int = -(2**62), most: int = 2**62, problem: str = "must be a whole number"
-    ) -> Ints:
-        """A column of whole numbers, [rows]. Raises WorkloadError, naming the first line that is out of range."""
-        is_whole = re.compile(WHOLE).fullmatch
-        texts = map(str, self.columns[name])
-        numbers = np.array([int(text) if is_whole(text) else least - 1 for text in texts], np.int64)
-        self.refuse((numbers < least) | (numbers > most), problem, name)
-        return numbers
-
-    def token_counts(self, name: str) -> Ints:
-        """A column of lengths. A length of 0 is refused: such a request cannot be served, and no source has one."""
-        return self.whole_numbers(name, 1, MOST_TOKENS, "must be a whole number of tokens, at least 1")
+    def column(self, name: str, key: str = "") -> "pd.Series[Any]":
+        """Returns a column. key: the setting that names it, for messages. Raises WorkloadError if there is none."""
+        if name not in self.frame:
+            raise WorkloadError(f"{self.path}: {key}no column {name!r}; {shorten(nearest(name, [*self.frame]))}")
+        return self.frame[name]
 
     def amounts(self, name: str) -> Floats:
-        """A column of finite numbers of at least 0, [rows]. Raises WorkloadError as above."""
-        is_number = re.compile(NUMBER).fullmatch
-        texts = map(str, self.columns[name])
-        numbers = np.array([float(text) if is_number(text) else np.nan for text in texts], np.float64)
-        self.refuse(~np.isfinite(numbers), "must be a finite number", name)
-        self.refuse(numbers < 0, "must not be negative", name)
+        """Returns a column of finite numbers, [rows]. Raises WorkloadError, naming the first line that has none."""
+        numbers = pd.to_numeric(self.column(name).map(str), errors="coerce").to_numpy(np.float64)
+        self.refuse(~np.isfinite(numbers), name, "must be a finite number")
         return numbers
 
+    def whole_numbers(self, name: str, least: int = -(2**62), most: int = 2**62, unit: str = "") -> Ints:
+        """Returns a column of whole numbers of this range, [rows]. Raises WorkloadError as `amounts`."""
+        numbers = pd.to_numeric(self.column(name).map(str), errors="coerce")
+        limit = f", at least {least}" if least >= 0 else ""
+        self.refuse(~(numbers.between(least, most) & (numbers % 1 == 0)), name, f"must be a whole number{unit}{limit}")
+        return numbers.to_numpy(np.int64)
+
     def times(self, name: str) -> Floats:
-        """A column of wall-clock times (UTC unless they name a zone), as seconds from the first row, [rows]."""
-        times = [_read_time(text) for text in self.columns[name]]
-        self.refuse([time is None for time in times], "must be a time such as 2023-11-16 18:15:46.6805900", name)
-        return np.array([(time - times[0]).total_seconds() for time in times if time and times[0]], np.float64)
+        """Returns a column of wall-clock times (UTC unless they name a zone), to 1 us, as seconds from the first row, [rows]."""
+        times = pd.to_datetime(self.column(name), errors="coerce", utc=True, format="ISO8601").dt.floor("us")
+        self.refuse(times.isna(), name, "must be a time such as 2023-11-16 18:15:46.6805900")
+        return np.asarray((times - times.iloc[0]) // pd.Timedelta("1us"), np.float64) / 1e6
 
-    def refuse(self, bad: Iterable[object], problem: str, name: str | None = None) -> None:
-        """Raise WorkloadError for the first bad row, quoting its value in column `name`, or else the whole line."""
-        row = next((row for row, found in enumerate(bad) if found), None)
-        if row is None:
-            return
-        line = self.first_line + row
-        if name is None:
-            raise self.file.fail(line, f"{shorten(self.file.lines[line - 1])}: {problem}; {_FIX}")
-        value = self.columns[name][row]
-        what = f"{name} is missing" if value is None else f"{name}={shorten(value)}"
-        raise self.file.fail(line, f"{what}: {problem}; {_FIX}")
-
-    def refuse_repeated(self, keys: Iterable[Hashable], problem: str, name: str | None = None) -> None:
-        """The same for the first row whose key an earlier one has."""
-        first: dict[Hashable, int] = {}
-        self.refuse([first.setdefault(key, row) < row for row, key in enumerate(keys)], problem, name)
+    def refuse(self, bad: Any, name: str, problem: str) -> None:
+        """Raises WorkloadError for the first row that is bad, if one is. bad: [rows]. name: of the column to quote."""
+        if (rows := np.flatnonzero(bad)).size:
+            value = shorten(repr(self.frame[name].iloc[rows[0]]))
+            raise at_line(
+                self.path, self.frame.index[rows[0]], f"{name}={value}: {problem}; correct or remove the line"
+            )
 
 
-def _read_time(text: str) -> datetime | None:
-    try:
-        time = datetime.fromisoformat(text.strip())
-    except ValueError:
-        return None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
-
-
-def read_csv(file: TextFile, names: Sequence[str]) -> Table:
-    """The named columns of a CSV file with a header; others are not read. A quoted field must end on its line.
+def parse_table(path: str, text: str) -> Table:
+    """Returns the table of a CSV file with a header, or of a file with a JSON object on every line.
 
     Raises:
-        WorkloadError: a missing column, a line that does not have as many fields as the header, or no lines below it.
+        WorkloadError: the text is neither, or has no rows.
     """
-    _check_fields(file)
+    if text.lstrip().startswith("{"):
+        rows = json_objects(path, text)
+        names = dict.fromkeys(name for row in rows for name in row)
+        values = {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in names}
+        return Table(path, pd.DataFrame(values).set_axis(range(1, 1 + len(rows))))
     try:
-        header, *rows = csv.reader(file.lines)
-    except csv.Error as error:
-        raise file.fail(1, f"not CSV ({error}); give a file of this format") from None
-    for name in names:
-        if name not in header:
-            remedy = f"this format has {', '.join(names)}; rename the columns, or give another {file.section}.format"
-            raise file.fail(1, f"no column {name!r} in {shorten(file.lines[0])}; {remedy}")
-    if not rows:
-        raise file.fail(1, "a header and no rows; give a trace with requests")
-    columns = dict(zip(header, zip(*rows, strict=True), strict=True))
-    return Table(file, {name: columns[name] for name in names}, 2)
-
-
-def header_of(file: TextFile) -> list[str]:
-    """The names of the columns of a CSV file."""
-    return [name.strip('"') for name in file.lines[0].split(",")]
-
-
-def _check_fields(file: TextFile) -> None:
-    """Raise WorkloadError for a line whose number of fields is not the header's."""
-    bare = [re.sub(r'"[^"]*"', "quoted", line) for line in file.lines] if '"' in file.text else file.lines
-    counts = [line.count(",") + (line != "") for line in bare]
-    for number, (line, count) in enumerate(zip(bare, counts, strict=True), start=1):
-        if '"' in line:
-            raise file.fail(number, f"{shorten(file.lines[number - 1])} is not CSV (quote not closed); {_FIX}")
-        if count != counts[0]:
-            counted = f"has {count} field{'s' * (count != 1)}, the header has {counts[0]}"
-            raise file.fail(number, f"{shorten(file.lines[number - 1])} {counted}; {_FIX}")
-
-
-def read_json_lines(file: TextFile, names: Sequence[str]) -> Table:
-    """The named keys of a file with a JSON object on every line. Raises WorkloadError for a line that holds none."""
-    objects = json_objects(file)
-    return Table(file, {name: [record.get(name) for record in objects] for name in names}, 1)
-
-
-def json_objects(file: TextFile) -> list[dict[str, Any]]:
-    """The JSON object of every line. Raises WorkloadError for a line that holds none."""
-    records = []
-    for line, text in enumerate(file.lines, start=1):
-        try:
-            record = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            raise file.fail(line, f"{shorten(text)} is not JSON{column}; {_FIX}") from None
-        if not isinstance(record, dict):
-            raise file.fail(line, f"{shorten(text)} is not a JSON object; {_FIX}")
-        records.append(record)
-    return records
+        lines = pd.read_csv(StringIO(text), header=None, dtype=str, keep_default_na=False, skip_blank_lines=False)
+    except ValueError as error:
+        raise WorkloadError(
+            f"{path}: is not CSV ({' '.join(str(error).split())}); give a CSV or JSON-lines file"
+        ) from None
+    header: list[Hashable] = lines.iloc[0].tolist()
+    frame = lines.set_axis(header, axis="columns").set_axis(range(1, 1 + len(lines)))[1:]
+    if frame.empty:
+        raise at_line(path, 1, f"{shorten(header)} is a header without rows; give a file with requests")
+    return Table(path, frame.loc[:, ~frame.columns.duplicated(keep="last")])

@@ -1,0 +1,200 @@
+"""Request traces: what each published format calls its columns.
+
+azure      Patel et al., "Splitwise: Efficient generative LLM inference using phase splitting", ISCA 2024; the traces of 2023
+           (conversation and code) are in the repository Azure/AzurePublicDataset.
+lengths    Tables that come with the simulators Vidur (microsoft/vidur, MLSys 2024) and Sarathi-Serve (microsoft/sarathi-serve,
+           OSDI 2024): of ShareGPT and arXiv-summarization (Llama-2 tokenizer), without times, and of Azure's traces, with times.
+mooncake   The trace release of the Mooncake paper, FAST '25, in the repository kvcache-ai/Mooncake. Timestamps lie on a grid of
+           about 3 s with several requests at each instant, so shorter intervals carry no information. `hash_ids`, one for each
+           512 tokens of the prompt, become `prefix_hashes`.
+vtc        The table of requests that the result logs of Ying1123/VTC-artifact give (fair_bench/*/all_results_real.jsonl; Sheng et
+           al., OSDI 2024), sorted by arrival.
+decisions  A run's decisions.jsonl.gz, as `decisions=true` and vLLM with `vllm.record` write it: the requests in order of arrival,
+           with their true lengths. Requests that got no token are left out.
+
+Further columns are read where `workload.columns='{client: user_id, difficulty: score}'` names them: `client`, `session`, `tier`,
+`priority` and `predicted_new_tokens` fill the field of `RequestSpec`; any other name becomes an attribute of the request,
+`request.extra["difficulty"]`.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, get_args
+
+import numpy as np
+import pandas as pd
+
+from cbatch import SLO, RequestSpec, WorkloadError
+from cbatch.validation import nearest, shorten
+from experiments.workloads.readers.source import at_line, read_text
+from experiments.workloads.readers.table import Table, parse_table
+from experiments.workloads.trace import MOST_TOKENS, Column, Format, Trace
+
+
+@dataclass(frozen=True)
+class Columns:
+    """What a format calls its columns; a file may lack all but `prompt` and `output`.
+
+    per_second: units of `arrival`; None for wall-clock times. fields: further columns by the field of `RequestSpec`.
+    """
+
+    prompt: str
+    output: str
+    arrival: str
+    per_second: float | None = 1.0
+    fields: Mapping[str, str] = field(default_factory=dict)
+
+
+FORMATS: Mapping[str, Columns] = {
+    "azure": Columns("ContextTokens", "GeneratedTokens", "TIMESTAMP", per_second=None),
+    "mooncake": Columns("input_length", "output_length", "timestamp", 1000.0, {"prefix_hashes": "hash_ids"}),
+    "lengths": Columns("num_prefill_tokens", "num_decode_tokens", "arrived_at"),
+    "vtc": Columns("prompt_tokens", "output_tokens", "arrival_s", fields={"client": "client"}),
+}
+
+_DECISIONS = Columns("num_prompt_tokens", "true_new_tokens", "arrival_time")
+_SEEN = ("max_new_tokens", "client", "session", "tier", "priority", "predicted_new_tokens", "slo", "true_new_tokens")
+"""Fields of a `RequestSpec` that a decisions file has, besides those of `_DECISIONS`."""
+
+_OTHER_WORKLOADS = {"window_start_s": "servegen", "prompt": "prompts", "token_ids": "prompts"}
+
+
+def read_trace(
+    path: str, format: Format = "auto", section: str = "workload", columns: Mapping[str, str] | None = None
+) -> Trace:
+    """Reads a trace file, plain or compressed.
+
+    format: "auto" tells the formats apart by their columns. section: whose keys are `path` and `format`, for messages.
+    columns: further columns by the attribute that they fill. In `extra`, a CSV column of numbers becomes numbers, an empty value
+        None; JSON values stay as they are.
+
+    Raises:
+        WorkloadError: in one line, with file and line number: a file that cannot be read, is empty or of no known format,
+            a malformed line, a missing column, a length below 1, a time that goes backwards.
+    """
+    if format not in get_args(Format):
+        raise WorkloadError(f"{section}.format={format}: give one of {', '.join(get_args(Format))}")
+    text = read_text(path, f"{section}.path")
+    if format == "decisions" or (format == "auto" and text.startswith('{"run":')):
+        table, known = _recorded(path, text), _DECISIONS
+        filled = {name: _objects(table.frame[name].tolist()) for name in _SEEN}
+    else:
+        table = parse_table(path, text)
+        known = _detect(table) if format == "auto" else FORMATS[format]
+        filled = _fields(table, {name: column for name, column in known.fields.items() if column in table.frame})
+    tokens = partial(table.whole_numbers, least=1, most=MOST_TOKENS, unit=" of tokens")
+    return Trace(
+        source=path,
+        prompt_tokens=tokens(known.prompt),
+        output_tokens=tokens(known.output),
+        arrival_time=_arrivals(table, known) if known.arrival in table.frame else None,
+        line=table.frame.index.to_numpy(np.int64),
+        fields={**filled, **_fields(table, columns or {})},
+    )
+
+
+def _detect(table: Table) -> Columns:
+    for name, workload in _OTHER_WORKLOADS.items():
+        if name in table.frame:
+            raise WorkloadError(f"{table.path}: is not a trace of single requests; use workload={workload}")
+    for known in FORMATS.values():
+        if {known.prompt, known.output} <= {*table.frame}:
+            return known
+    pairs = "; ".join(f"{known.prompt}, {known.output} ({name})" for name, known in FORMATS.items())
+    columns = shorten(", ".join(map(str, table.frame)))
+    raise WorkloadError(f"{table.path}: has columns {columns}; name its lengths as a known format does: {pairs}")
+
+
+def _arrivals(table: Table, known: Columns) -> Column:
+    """Returns seconds from the first row, [rows]."""
+    if known.per_second is None:
+        seconds = table.times(known.arrival)
+    else:
+        times = table.amounts(known.arrival)
+        seconds = (times - times[0]) / known.per_second
+    table.refuse(np.diff(seconds, prepend=0.0) < 0, known.arrival, "the time goes backwards; sort the rows by time")
+    return seconds
+
+
+def _recorded(path: str, text: str) -> Table:
+    """Returns the requests of a decisions file that got tokens, in order of arrival."""
+    requests: dict[int, dict[str, Any]] = {}
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            if line.startswith('{"request"'):
+                request = json.loads(line)["request"]
+                length = request["true_new_tokens"] or request["max_new_tokens"]
+                spec = {**request, "slo": SLO(**request["slo"]), "true_new_tokens": length, "line": number}
+                requests[request["id"]] = spec
+            elif line.startswith('{"finish"'):
+                finish = json.loads(line)["finish"]
+                requests[finish["id"]]["true_new_tokens"] = finish["num_output_tokens"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise at_line(path, number, f"is damaged ({error}); record the run again") from error
+    served = [request for request in requests.values() if request["true_new_tokens"] > 0]
+    if not served:
+        raise WorkloadError(f"{path}: no request received a token; record a run that serves some")
+    served.sort(key=lambda request: (request["arrival_time"], request["id"]))
+    return Table(path, pd.DataFrame(served, dtype=object).set_index("line"))
+
+
+def _fields(table: Table, columns: Mapping[str, str]) -> dict[str, Column]:
+    """Returns fields of a `Trace` from columns by the attribute of requests that they fill."""
+    filled: dict[str, Column] = {}
+    extra: dict[str, list[Any]] = {}
+    for name, column in columns.items():
+        values = table.column(column, f"workload.columns.{name}: ")
+        if name in _READERS:
+            filled[name] = _READERS[name](table, column)
+        elif name in RequestSpec.__dataclass_fields__:
+            remedy = f"choose another name, or a field: {nearest(name, _READERS)}"
+            raise WorkloadError(f"workload.columns.{name}: the format fills it; {remedy}")
+        else:
+            extra[name] = _plain(values)
+    if extra:
+        filled["extra"] = _objects([dict(zip(extra, row, strict=True)) for row in zip(*extra.values(), strict=True)])
+    return filled
+
+
+def _plain(column: "pd.Series[Any]") -> list[Any]:
+    """Returns JSON values as they are; of text, numbers if all of it is, and None for empty text."""
+    filled = column[(column != "") & column.notna()]
+    if all(isinstance(value, str) for value in filled):
+        with suppress(ValueError):
+            filled = pd.to_numeric(filled)
+    values = dict(zip(filled.index, filled.tolist(), strict=True))
+    return [values.get(line) for line in column.index]
+
+
+def _texts(table: Table, column: str) -> Column:
+    return _objects([None if value in (None, "") else str(value) for value in table.frame[column]])
+
+
+def _whole(table: Table, column: str, least: int = -(2**62)) -> Column:
+    return table.whole_numbers(column, least).astype(object)
+
+
+def _hashes(table: Table, column: str) -> Column:
+    """Returns a tuple for each row."""
+    values = table.frame[column].tolist()
+    valid = [ids is None or (isinstance(ids, list) and {*map(type, ids)} <= {int}) for ids in values]
+    table.refuse(~np.array(valid), column, "must be a list of whole numbers")
+    return _objects([tuple(ids or ()) for ids in values])
+
+
+_READERS: Mapping[str, Callable[[Table, str], Column]] = {
+    "client": _texts,
+    "session": _texts,
+    "tier": _texts,
+    "priority": _whole,
+    "predicted_new_tokens": partial(_whole, least=1),
+    "prefix_hashes": _hashes,
+}
+"""By the field of `RequestSpec` that a column may fill."""
+
+
+def _objects(values: list[Any]) -> Column:
+    return np.fromiter(values, object, len(values))
