@@ -25,23 +25,23 @@ test: $(INSTALLED)
 # and inputs. Intervals of 2,000 repetitions against known truths, lower bounds against 2,000 exact optima. Faults planted in figures
 # and options, each of which a test must notice. vLLM's scheduler, from its wheels: 1,000 random runs in each mode.
 test-nightly: $(INSTALLED)
-	$(BIN)/python -m pytest tests/test_tokens.py tests/test_runtime_model.py --workloads=96 --compiler=inductor -n $(WORKERS)
-	$(BIN)/python -m pytest tests/test_leaps.py --workloads=1000 -n $(WORKERS)
-	$(BIN)/python -m pytest tests/test_random_schedules.py --schedules=10000 --record=results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
-	$(BIN)/python -m pytest tests/test_fuzz.py --fuzz=20000 --record=results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
-	$(BIN)/python -m pytest tests/test_coverage.py --repetitions=1000
-	$(BIN)/python -m pytest tests/test_bounds.py --instances=1000
+	$(BIN)/python -m pytest tests/runtime/test_tokens.py tests/runtime/test_runtime_model.py --workloads=96 --compiler=inductor -n $(WORKERS)
+	$(BIN)/python -m pytest tests/core/test_leaps.py --workloads=1000 -n $(WORKERS)
+	$(BIN)/python -m pytest tests/runtime/test_random_schedules.py --schedules=10000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest tests/commands/test_fuzz.py --fuzz=20000 --record=reproduction/results -n $(WORKERS) $(if $(DRAW),--draw=$(DRAW))
+	$(BIN)/python -m pytest reproduction/tests/test_coverage.py --repetitions=1000
+	$(BIN)/python -m pytest tests/bounds/test_bounds.py --instances=1000
 	$(BIN)/python tests/support/mutate.py --planted
 	$(BIN)/python -m pip install --quiet msgspec cachetools
 	for version in 0.18.1 0.22.1 0.33.0; do \
 	  $(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest .vllm/$$version vllm==$$version && \
-	  $(BIN)/python -m pytest tests/test_vllm_*.py --vllm=.vllm/$$version --runs=1000 $(if $(DRAW),--draw=$(DRAW)) || exit 1; \
+	  $(BIN)/python -m pytest tests/vllm reproduction/tests/test_vllm_turns.py --vllm=.vllm/$$version --runs=1000 $(if $(DRAW),--draw=$(DRAW)) || exit 1; \
 	done
 
 # Changes the code that makes figures, one change at a time: which changes does no test notice? Takes hours.
 # MODULES= parts of paths; SAMPLE= about as many changes of each module, DRAW= others.
 mutants: $(INSTALLED)
-	$(BIN)/python tests/support/mutate.py $(MODULES) $(if $(SAMPLE),--sample=$(SAMPLE)) $(if $(DRAW),--draw=$(DRAW)) --record=results
+	$(BIN)/python tests/support/mutate.py $(MODULES) $(if $(SAMPLE),--sample=$(SAMPLE)) $(if $(DRAW),--draw=$(DRAW)) --record=reproduction/results
 
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest tests/gpu

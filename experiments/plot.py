@@ -22,8 +22,6 @@ NAMES = {
     "service": "service received by each client over time, and the service difference (of one run)",
     "composition": "tokens of the iterations, requests and KV cache over time (of one run)",
     "schedule": "what each request does in each iteration: prefill, decode, waiting, preempted (of a small run with decisions=true)",
-    "bubbles": "idle time of pipeline stages by cause (of up to 8 runs, or of results of `bench pipeline`)",
-    "lanes": "host and device during a few iterations (of up to 8 runs)",
     "table": "metrics side by side, in Markdown",
 }
 

@@ -1,1 +1,1 @@
-"""Benchmarks: each a command, `python -m experiments.bench NAME`, each writing results/<hardware>/NAME.json."""
+"""Speed of policies on this machine: each benchmark a command, `python -m experiments.bench NAME`, each writing results/<hardware>/NAME.json."""

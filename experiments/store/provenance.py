@@ -43,7 +43,7 @@ def _commit_of(tree: Path) -> str | None:
         root, head = git(["git", "rev-parse", "--show-toplevel", "HEAD"]).splitlines()
         if Path(root).resolve() != tree:  # installed inside another repository
             return None
-        changes = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!results"])
+        changes = git(["git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!reproduction/results"])
         return f"{head} + changes" if changes else head
     return None
 

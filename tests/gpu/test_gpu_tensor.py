@@ -24,8 +24,8 @@ from cbatch.runtime.fast.fused_ops import add_norm
 from cbatch.runtime.fast.linear import Product
 from cbatch.runtime.options import LastLayer, Options
 from cbatch.runtime.ranks import Steps, finish, lockstep
-from experiments.bench.async_loop import kernel_shares
-from experiments.bench.tensor import TRACED
+from reproduction.bench.async_loop import kernel_shares
+from reproduction.bench.tensor import TRACED
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.device_count() < 2, reason=f"needs 2 GPUs, this machine has {torch.cuda.device_count()}"

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch as mock_patch
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
+from places import ROOT
 
 QUICK = ("workload.num_requests=20", "workload.length=256")
 """A simulated run of a few milliseconds."""

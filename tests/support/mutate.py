@@ -34,12 +34,12 @@ import pytest
 import yaml
 from hypothesis import Phase, settings
 from mutations import Mutant, mutants_of, sample
+from places import ROOT, file_of_test
 from tabulate import tabulate
 
-ROOT = Path(__file__).parents[2]
 FORK = multiprocessing.get_context("fork")
 TARGETS, PLANTED = (Path(__file__).with_name(name) for name in ("mutants.yaml", "planted.yaml"))
-COPIED = ("cbatch", "policies", "experiments", "tests")
+COPIED = ("cbatch", "policies", "experiments", "reproduction", "tests")
 MOST_SURVIVORS = 0.03
 COUNTS = ("mutants", "judged", "killed", "equivalent", "survived")
 Row = dict[str, Any]
@@ -50,7 +50,7 @@ settings.register_profile(  # a failure is enough: it need not be made small
 
 @dataclass
 class Target:
-    """tests: files of tests/ that cover the module, or tests in them. equivalent: why no test can notice, and the lines after such changes; "..." ends the beginning of one."""
+    """tests: files of tests that cover the module, or tests in them. equivalent: why no test can notice, and the lines after such changes; "..." ends the beginning of one."""
 
     module: str
     tests: list[str]
@@ -110,7 +110,7 @@ def _pytest(folder: Path, tests: Sequence[str], keep: bool) -> None:
 def _path(tests: str) -> str:
     """The tests of a file, as in "test_kv", or one of them, as in "test_kv::test_a"."""
     name, *one = tests.split("::")
-    return "::".join([f"tests/{name}.py", *one])
+    return "::".join([str(file_of_test(name).relative_to(ROOT)), *one])
 
 
 def judge(target: Target, mutants: Sequence[Mutant], temporary: str) -> list[str]:

@@ -42,7 +42,7 @@ def read(folder: Path) -> Profile:
         hardware=hardware,
         source=f"measured by others: LLMServingSim's published layer timings, {folder.parent.name}/{folder.name}",
         error="one served run of 300 requests on an RTX PRO 6000: total time 4.7% short, mean time per output token "
-        "4.1%, mean time to first token 11% (python -m experiments.paper served); host time is not in the tables",
+        "4.1%, mean time to first token 11% (python -m reproduction.papers served); host time is not in the tables",
         memory_bytes=memory,
         ceilings=Ceilings(bandwidth, flops, tile=128),
         tables=LayerTables(folder),

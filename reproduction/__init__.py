@@ -1,0 +1,7 @@
+"""The evidence: figures and claims of papers, benchmarks, simulation against measurement, and what they wrote.
+
+Runs in a clone of the repository. Nothing imports it.
+"""
+
+RESULTS = "reproduction/results"
+"""Folder of stored results, from the root of the repository."""

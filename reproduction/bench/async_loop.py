@@ -1,0 +1,100 @@
+"""The asynchronous loop against the synchronous one: one batch of equal requests, prompts and decodes.
+
+The loops share slots, graphs and policy and differ only in when the host plans. Beside the times: the share of time in
+which the device computes iterations, and in which it runs kernels, from a profiler's window over a short run of its own
+whose contexts are those in the middle of the long one.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from cbatch import ConfigError, Engine, Limits, Request, RunRecord, Server
+from experiments.bench.serving import gpu_server, repeat
+from experiments.profile.kernel_trace import KernelTrace, covered_share
+from experiments.settings.command_line import Count
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import equal_requests, release_memory
+from policies.prefill_first import PrefillFirst
+from reproduction import RESULTS
+from reproduction.stored import write
+
+WARM_UP_TOKENS = 64
+WINDOW = (100, 130)
+"""Iterations that the profiler records; the lanes that are kept begin with the first of them."""
+
+
+def main(
+    model: str = "llama-3.1-8b",
+    batch: Count = 32,
+    prompt: Count = 256,
+    new: tuple[Count, ...] = (2048, 8192),
+    repeats: tuple[Count, ...] = (3, 1),
+    loops: tuple[Literal["async", "sync"], ...] = ("async", "sync"),
+    folder: str = RESULTS,
+) -> None:
+    """Measures, prints and writes async.json. `new` and `repeats` are of equal length."""
+    if len(new) != len(repeats):
+        raise ConfigError(f"async: {len(new)} of new and {len(repeats)} of repeats; give one of repeats per one of new")
+    spec = load_spec(model)
+    hardware = torch.cuda.get_device_name()
+    figures: dict[str, Any] = {}
+    for num_new, num_repeats in zip(new, repeats, strict=True):
+        server = gpu_server(spec, Limits(batch, max(batch * prompt, 2048), prompt + num_new))
+        ask = partial(equal_requests, batch, prompt, vocabulary=spec.vocab_size)
+        server.serve(PrefillFirst(), ask(new=WARM_UP_TOKENS))
+        found: dict[str, Any] = {}
+        for loop in loops:
+            asynchronous = loop == "async"
+            runs = repeat(server, PrefillFirst, partial(ask, new=num_new), num_repeats, asynchronous=asynchronous)
+            middle = equal_requests(batch, prompt + num_new // 2, 200, spec.vocab_size)
+            [share] = kernel_shares(server, middle, WINDOW, asynchronous)
+            times = {"seconds": runs.spread("seconds"), **runs.figures()}
+            found[loop] = {**times, "lanes": lanes(runs.record), "kernel_share": share}
+            show(f"{num_new} new tokens, {loop}", found[loop])
+        if len(found) == 2:
+            found["sync_over_async"] = found["sync"]["seconds"]["median"] / found["async"]["seconds"]["median"]
+            print(f"  sync over async: {found['sync_over_async']:.3f}")
+        figures[f"{num_new} new"] = found
+        server.close()
+        del server
+        release_memory()
+    stamped = {"model": spec.name, "batch": batch, "prompt": prompt, "figures": figures}
+    print(f"written: {write('async', hardware, stamped, folder)}")
+
+
+def lanes(record: RunRecord) -> list[dict[str, float]]:
+    """Returns when the host planned, launched and waited and the device computed, in ms from the window's start."""
+    steps = record.steps[WINDOW[0] : WINDOW[0] + 8]
+    names = ("planned_at", "launched_at", "waited_at", "received_at", "done_at", "started", "ended")
+    return [{name: round((getattr(step, name) - steps[0].planned_at) * 1e3, 4) for name in names} for step in steps]
+
+
+def kernel_shares(
+    server: Server[Any], requests: Sequence[Request], edges: tuple[int, int], asynchronous: bool = True
+) -> list[float]:
+    """Returns the share of these iterations in which each GPU runs at least one kernel or copy."""
+    trace = KernelTrace()
+    server.serve(PrefillFirst(), requests, asynchronous=asynchronous, on_step=_window(trace, edges))
+    return [covered_share(kernels) for _, kernels in sorted(trace.on_gpu.items())]
+
+
+def _window(trace: KernelTrace, edges: tuple[int, int]) -> Callable[[Engine], None]:
+    def on_step(engine: Engine) -> None:
+        iteration = engine.view.iteration
+        if iteration == edges[0]:
+            trace.start()
+        elif iteration == edges[1]:
+            trace.stop()
+
+    return on_step
+
+
+def show(name: str, figures: dict[str, Any]) -> None:
+    seconds, iteration, active, host = (
+        figures[key]["median"] for key in ("seconds", "ms_per_iteration", "active_share", "host_ms_per_iteration")
+    )
+    shares = f"device active {active:.2%}, kernels {figures['kernel_share']:.2%}"
+    print(f"  {name:24} {seconds:7.2f} s  {iteration:6.3f} ms/iteration  {shares}  host {host:.3f} ms", flush=True)

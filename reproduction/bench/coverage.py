@@ -1,0 +1,141 @@
+"""How often 95% intervals cover the truth: M/M/1 and M/D/1 queues of our own parts, whose capacity and mean are known.
+
+Orca with a batch of one serves requests of one output token on a device that takes 1 ms per prompt token: a single server, first come,
+first served. Its waits obey Lindley's recursion of 1952, which the repetitions use: the engine serves a sample of them, and must agree. Beside
+each interval is the naive one, which takes requests for independent.
+"""
+
+import math
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from cbatch import CostFunction, KVSize, Limits, Request, Server
+from cbatch.results.metrics import collect_served
+from cbatch.sim import SimExecutor
+from experiments.capacity.control import Control
+from experiments.capacity.estimate import Shares
+from experiments.settings.command_line import Count
+from experiments.settings.this_machine import cpu_name
+from experiments.store.intervals import mean_of
+from policies.orca import Orca
+from reproduction import RESULTS
+from reproduction.stored import write
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+LEVEL, REQUESTS, WARMUP, REPLICATIONS = 0.99, 2000, 100, 20
+SPREAD = (0.76, 0.88, 0.96, 1.04, 1.12, 1.24)
+"""The rates, over the true capacity."""
+
+_MEAN_AT = 0  # the rate at which the mean is estimated
+_TOKENS = 1000  # of a mean prompt: one second
+_COST = CostFunction(lambda shape: shape.num_tokens / _TOKENS)
+_KNOWN, _DRAWN = 25, 400  # the control variate: shape of the error of its services, and its replications
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A queue with mean service 1 s. limit: seconds in which a request must end. deterministic: all services are equal."""
+
+    limit: float
+    deterministic: bool
+
+    def within(self, rate: float) -> float:
+        """The true share of requests that end in time: exponential sojourns, or Erlang's formula of 1909 for M/D/1."""
+        if not self.deterministic:
+            return 1 - math.exp((rate - 1) * self.limit)
+        wait = self.limit - 1
+        terms = (rate * (k - wait) for k in range(int(wait) + 1))
+        return (1 - rate) * sum(term**k / math.factorial(k) * math.exp(-term) for k, term in enumerate(terms))
+
+    @property
+    def capacity(self) -> float:
+        return float(brentq(lambda rate: self.within(rate) - LEVEL, 0.01, 0.99))
+
+    def mean(self, rate: float) -> float:
+        """The true mean seconds from arrival to end (Pollaczek and Khinchine)."""
+        return 1 + rate / (1 - rate) / (2 if self.deterministic else 1)
+
+    def draw(self, seed: int) -> tuple[Floats, Ints]:
+        """Arrival times at rate 1 and prompt tokens of one replication, [requests]."""
+        random = np.random.default_rng(seed)
+        arrivals, services = np.cumsum(random.exponential(size=REQUESTS)), random.exponential(size=REQUESTS)
+        tokens = np.full(REQUESTS, _TOKENS) if self.deterministic else np.maximum(np.round(services * _TOKENS), 1)
+        return arrivals, tokens.astype(np.int64)
+
+    def blurred(self, first: int, number: int, _: int) -> tuple[Floats, Floats]:
+        """Arrivals and services of replication `number` from seed `first` on, the services with an error of a fifth."""
+        arrivals, tokens = self.draw(first + number)
+        return arrivals, tokens * np.random.default_rng([first, number]).gamma(_KNOWN, size=REQUESTS)
+
+    def serve(self, seed: int, rate: float) -> Floats:
+        """Seconds from arrival to end of one replication's requests, by the engine, [requests]."""
+        limits, kv = Limits(1, 100 * _TOKENS, 100 * _TOKENS), KVSize(110, _TOKENS)
+        server = Server(SimExecutor(_COST), limits, _COST, kv, asynchronous=False)
+        arrivals, tokens = self.draw(seed)
+        rows = zip(tokens.tolist(), (arrivals / rate).tolist(), strict=True)
+        asked = [Request(id_, length, 1, arrival_time=time) for id_, (length, time) in enumerate(rows)]
+        return collect_served(server.serve(Orca(), asked)).end_to_end
+
+    def recur(self, seeds: range, rates: Floats) -> Floats:
+        """The same of several replications and rates by the recursion, [requests, replications, rates]."""
+        draws = [self.draw(seed) for seed in seeds]
+        gaps = np.diff(np.stack([arrivals for arrivals, _ in draws], axis=1), axis=0)[..., None] / rates
+        services = np.stack([tokens for _, tokens in draws], axis=1)[..., None] / _TOKENS
+        waits = np.zeros((REQUESTS, len(draws), len(rates)))
+        for index in range(1, REQUESTS):
+            waits[index] = np.maximum(waits[index - 1] + services[index - 1] - gaps[index - 1], 0)
+        return waits + services
+
+
+QUEUES = {"M/M/1": Queue(12.0, deterministic=False), "M/D/1": Queue(7.0, deterministic=True)}
+
+
+COLUMNS = ("capacity", "capacity, control variate", "capacity, naive", "mean", "mean, naive")
+_SAMPLE = 50  # the engine serves one replication in each of this many repetitions
+
+
+def main(repetitions: Count = 1000, folder: str = RESULTS) -> None:
+    """Repeat, print and write coverage.json."""
+    figures: dict[str, Any] = {}
+    with ProcessPoolExecutor() as pool:
+        for name, queue in QUEUES.items():
+            print(f"{name}: {repetitions} repetitions of {REPLICATIONS} replications of {REQUESTS} requests")
+            covered = np.array(list(pool.map(partial(repeat, queue), range(repetitions), chunksize=5)))
+            figures[name] = dict(zip(COLUMNS, covered.mean(axis=0).tolist(), strict=True))
+            figures[name]["true_capacity"] = queue.capacity
+            for column in COLUMNS:
+                print(f"  {column:20} {100 * figures[name][column]:.1f}%")
+    conditions = {"level": LEVEL, "requests": REQUESTS, "replications": REPLICATIONS, "repetitions": repetitions}
+    print(f"written: {write('coverage', cpu_name(), {**conditions, 'figures': figures}, folder)}")
+
+
+def repeat(queue: Queue, number: int) -> list[bool]:
+    """Whether the intervals of one repetition cover the truth, in the order of `COLUMNS`."""
+    rates, seeds = queue.capacity * np.array(SPREAD), range(number * REPLICATIONS, (number + 1) * REPLICATIONS)
+    found = queue.recur(seeds, rates)
+    if number % _SAMPLE == 0:
+        np.testing.assert_allclose(queue.serve(seeds[0], rates[-1]), found[:, 0, -1], atol=1e-9)
+    found = found[WARMUP:]
+    good = (found <= queue.limit + 1e-9).sum(axis=0).astype(float)
+    shares = Shares(rates, good, np.full(good.shape, float(len(found))), LEVEL)
+    times, truth = found[..., _MEAN_AT], queue.mean(rates[_MEAN_AT])
+    mean, naive = mean_of(times.mean(axis=0).tolist()), mean_of(times.ravel().tolist())
+    low, high = shares.interval()
+    control = Control(partial(queue.blurred, seeds.start), REQUESTS, WARMUP, 1.0, _DRAWN)
+    narrow_low, narrow_high = control.adjust(shares).interval()
+    naive_low, naive_high = shares.naive_interval()
+    return [
+        low <= queue.capacity <= high,
+        narrow_low <= queue.capacity <= narrow_high,
+        naive_low <= queue.capacity <= naive_high,
+        abs(mean.mean - truth) <= mean.half,
+        abs(naive.mean - truth) <= naive.half,
+    ]

@@ -1,0 +1,68 @@
+"""vLLM (0.22) as it is by default: its engine in a process of its own, asynchronous scheduling, captured graphs.
+
+Only what the work asks for is set, and what keeps vLLM off the network and off libraries that may not be installed:
+FlashInfer's sampler (greedy decoding uses none) and automatic choice of the attention kernel, which would silently fall
+back from flash-attention 3, the fastest on Hopper.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from cbatch import Request
+from reproduction.bench.peers.cases import Case
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+}
+MEMORY_SHARE = 0.9
+
+
+class VllmEngine:
+    """`vllm.LLM` with random weights.
+
+    Serves from the call of `generate` to its return, so that handing requests to the engine's process counts; ours are
+    timed from the first plan.
+    """
+
+    sampling: Mapping[str, Any] = MappingProxyType({})  # further settings of every request
+
+    def __init__(self, checkpoint: Path, case: Case, longest: int, **arguments: Any) -> None:
+        """arguments: further ones of `vllm.LLM`."""
+        self._vllm: Any = import_module("vllm")
+        self._arguments: dict[str, Any] = {
+            "dtype": "bfloat16",
+            "max_num_seqs": case.batch,
+            "max_num_batched_tokens": case.budget,
+            "max_model_len": longest,
+            "gpu_memory_utilization": MEMORY_SHARE,
+            "enable_prefix_caching": False,
+            "load_format": "dummy",
+            "skip_tokenizer_init": True,
+            "attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 3},
+            **arguments,
+        }
+        self._llm = self._vllm.LLM(model=str(checkpoint), **self._arguments)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        scheduler = self._llm.llm_engine.vllm_config.scheduler_config
+        return {"arguments": self._arguments, "async_scheduling": bool(scheduler.async_scheduling)}
+
+    def serve(self, requests: Sequence[Request]) -> tuple[float, list[int]]:
+        prompts = [{"prompt_token_ids": request.prompt} for request in requests]
+        settings: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False, **self.sampling}
+        sampling = [self._vllm.SamplingParams(max_tokens=request.max_new_tokens, **settings) for request in requests]
+        began = time.perf_counter()
+        outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
+        seconds = time.perf_counter() - began
+        return seconds, [len(output.outputs[0].token_ids) for output in outputs]
+
+    def close(self) -> None:
+        self._llm.llm_engine.engine_core.shutdown()

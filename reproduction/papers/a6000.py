@@ -1,0 +1,170 @@
+"""The profile a6000-llama-13b, made from numbers printed in the SARATHI paper (arXiv 2308.16369) and nothing else.
+
+    python -m reproduction.papers a6000        writes cbatch/sim/profiles/a6000-llama-13b.json
+
+The paper prints times of single iterations (Table 2, Fig 7, Fig 4a, Fig 13). None of its end results - throughput,
+speedup, the position of a peak - is an input: the profile is to predict those. How the printed numbers are read:
+
+* Matrix products step with tiles of 128 tokens: within a tile every size costs what the full tile costs (Fig 7: 256 to
+  257 tokens, +32%). Up to 4 tokens cost the same; from there to the first full tile the time rises linearly.
+* Fig 4a counts the matrix products of a layer: with attention included, decodes could not come near its peak at B =
+  256.
+* The time of 256 tokens in Fig 7 beyond those products and attention is "other", in proportion to tokens, like norms,
+  activations and residual sums. That is 5% of an iteration, where Fig 3 says below 5%.
+* Attention of a chunk is bound by arithmetic or by reading its context, whichever takes longer: a whole prompt by
+  arithmetic (Table 2), chunks of 64, three times slower (Fig 13), by reading. A decode reads its context at the rate of
+  Table 2. A mixed iteration adds what Table 2's 1,021 + 3 tokens cost beyond the sum of their parts.
+* The paper prints no times of embedding and output head; they are part of "other".
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cbatch import ModelSpec
+from cbatch.sim import PROFILES
+from experiments.profile.tables import write_profile
+from experiments.settings.presets import load_spec
+from reproduction.papers import quantities
+from reproduction.papers.claims import check
+from reproduction.papers.closure import closure_claims, error_of_gains
+from reproduction.papers.machines import Machines
+
+NAME, MODEL = "a6000-llama-13b", "nanogpt-13b"
+
+LAYERS, TILE = 40, 128
+PREFILL_TOKENS, PREFILL_LINEAR, PREFILL_ATTENTION = 1024, 224.8, 10.0  # Table 2, prefill-only; ms
+DECODES, DECODE_CONTEXT, DECODE_LINEAR, DECODE_ATTENTION = 4, 1024, 44.28, 5.68  # Table 2, decode-only; ms
+MIXED_CHUNK, MIXED_DECODES, MIXED_ATTENTION = 1021, 3, 15.2  # Table 2, decode-maximal; ms
+ITERATION = {128: 55.0, 256: 69.8, 257: 92.33}  # Fig 7: tokens: ms
+PEAK, BELOW_PEAK_AT_256 = 180.0, 0.125  # Fig 4a: tokens/ms of one layer, reached from 512 tokens on
+SMALL_CHUNK, SMALL_CHUNK_ATTENTION = 64, 3.0  # Fig 13: attention of a 1,024-token prompt, relative to the whole prompt
+
+MS = 1e-3
+LONGEST = 4096
+
+
+def attention_ms(tokens: int, context: int = 0) -> float:
+    """Attention of a chunk in all layers, in milliseconds."""
+    per_score = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
+    return max(tokens * (context + (tokens + 1) / 2) * per_score, (context + tokens) * ms_per_chunk_context())
+
+
+def ms_per_chunk_context() -> float:
+    """Milliseconds per token of context that a chunk reads, where reading is the bound: chunks of 64 of one prompt."""
+    read = sum(range(SMALL_CHUNK, PREFILL_TOKENS + 1, SMALL_CHUNK))
+    return SMALL_CHUNK_ATTENTION * PREFILL_ATTENTION / read
+
+
+def ms_per_decode_context() -> float:
+    return DECODE_ATTENTION / (DECODES * DECODE_CONTEXT)
+
+
+def mixed_ms() -> float:
+    """Milliseconds of a mixed iteration beyond the attention of its chunk and of its decodes."""
+    return MIXED_ATTENTION - attention_ms(MIXED_CHUNK) - MIXED_DECODES * DECODE_CONTEXT * ms_per_decode_context()
+
+
+def other_ms_per_token() -> float:
+    return (ITERATION[256] - linear_at_256() - attention_ms(256)) / 256
+
+
+def linear_at_256() -> float:
+    return LAYERS * 256 / (PEAK * (1 - BELOW_PEAK_AT_256))
+
+
+def linear_of_iteration(tokens: int) -> float:
+    """Milliseconds of the matrix products in an iteration of Fig 7."""
+    return ITERATION[tokens] - attention_ms(tokens) - other_ms_per_token() * tokens
+
+
+def linear_by_tile() -> dict[int, float]:
+    """Milliseconds of the matrix products at full tiles; proportional beyond 1,024 tokens."""
+    at_512 = LAYERS * 512 / PEAK
+    tops = {128: linear_of_iteration(128), 256: linear_at_256(), 384: linear_of_iteration(257), 512: at_512}
+    for tokens in (640, 768, 896):
+        tops[tokens] = at_512 + (PREFILL_LINEAR - at_512) * (tokens - 512) / (PREFILL_TOKENS - 512)
+    tops |= {tokens: PREFILL_LINEAR * tokens / PREFILL_TOKENS for tokens in range(PREFILL_TOKENS, LONGEST + 1, TILE)}
+    return tops
+
+
+def profile(error: str, brief: str) -> dict[str, Any]:
+    """Content of the profile file, see `cbatch.sim.profile_file`. error, brief: of its predictions."""
+    spec = load_spec(MODEL)
+    layer_bytes = spec.weight_bytes - 2 * 2 * spec.vocab_size * spec.hidden_size
+    return {
+        "name": NAME,
+        "hardware": "NVIDIA RTX A6000, 48 GB",
+        "source": "derived from printed numbers of SARATHI (arXiv 2308.16369): Table 2, Figs 4a, 7 and 13; "
+        "made by python -m reproduction.papers a6000",
+        "error": error,
+        "compared": {loop: {"models": [spec.name], "gpus": 1, "brief": brief} for loop in ("sync", "async")},
+        "memory_bytes": 48e9,
+        "ceilings": {
+            "from": "derived from Table 2: weights read in 44.28 ms; 1,024 tokens computed in 224.8 ms",
+            "bandwidth_bytes_per_second": _round(layer_bytes / (DECODE_LINEAR * MS)),
+            "flops_per_second": _round(layer_bytes * PREFILL_TOKENS / (PREFILL_LINEAR * MS)),
+            "tile": TILE,
+        },
+        "attention": _attention(spec),
+        "models": {spec.name: {"num_layers": LAYERS, "tensor_parallel": {"1": _tables()}}},
+    }
+
+
+def _attention(spec: ModelSpec) -> dict[str, Any]:
+    kv_bytes = spec.kv_bytes_per_token
+    per_score = PREFILL_ATTENTION / (PREFILL_TOKENS * (PREFILL_TOKENS + 1) / 2)
+    flops_per_score = 4 * LAYERS * spec.num_heads * spec.head_dim
+    return {
+        "from": "derived from Table 2: 4 decodes at 1,024 in 5.68 ms, a prompt of 1,024 in 10 ms, 1,021 + 3 in "
+        "15.2 ms; Fig 13: a prompt in chunks of 64 takes 3 times as long",
+        "bandwidth_bytes_per_second": _round(kv_bytes / (ms_per_decode_context() * MS)),
+        "chunk_bandwidth_bytes_per_second": _round(kv_bytes / (ms_per_chunk_context() * MS)),
+        "flops_per_second": _round(flops_per_score / (per_score * MS)),
+        "mixed_seconds": _round(mixed_ms() * MS / LAYERS),
+    }
+
+
+def _tables() -> dict[str, Any]:
+    linear = {1: DECODE_LINEAR, DECODES: DECODE_LINEAR}
+    for tokens, ms in linear_by_tile().items():
+        linear |= ({tokens - TILE + 1: ms} if tokens > TILE else {}) | {tokens: ms}
+    return {
+        "linear": {
+            "from": "derived: 44.28 ms at 4: Table 2. 128 and 257 (= 384): Fig 7 less attention and other. 256: Fig "
+            "4a, 12.5% below 180 tokens/ms a layer. 512: Fig 4a, 180 tokens/ms. 1,024: Table 2; evenly between, in "
+            "proportion "
+            "beyond. Steps of 128: Fig 7",
+            "tokens": list(linear),
+            "all": [_round(ms * MS) for ms in linear.values()],
+        },
+        "other": {
+            "from": "derived from Fig 7 at 256 tokens (69.8 ms) less Fig 4a's products and attention, for each token",
+            "tokens": [1, LONGEST],
+            "seconds": [_round(tokens * other_ms_per_token() * MS) for tokens in (1, LONGEST)],
+        },
+        "embedding": {"from": "derived: within other", "tokens": [LONGEST], "seconds": [0.0]},
+        "head": {"from": "derived: within other", "requests": [LONGEST], "seconds": [0.0]},
+    }
+
+
+def main(folder: str = str(PROFILES)) -> None:
+    """Write the profile with the error of the gains that it predicts, and print the derived numbers."""
+    path = Path(folder) / f"{NAME}.json"
+    write_profile(path, profile("not yet compared", ""))
+    claims = [claim for claim in closure_claims() if claim.hardware == "a6000"]
+    verdicts = list(check(claims, Machines(a6000=str(path)), quantities, pd.DataFrame()))
+    write_profile(path, profile(*error_of_gains(verdicts)))
+    print(
+        f"attention: {ms_per_decode_context() * 1e3:.3f} us per token of decode context, "
+        f"{ms_per_chunk_context() * 1e3:.3f} us per token of chunk context, mixed iteration {mixed_ms():.2f} ms; "
+        f"other: {other_ms_per_token() * 1e3:.1f} us per token"
+    )
+    print(", ".join(f"{tokens}: {ms:.1f} ms" for tokens, ms in linear_by_tile().items() if tokens <= PREFILL_TOKENS))
+    print(f"written: {path}")
+
+
+def _round(value: float) -> float:
+    """Round to 5 digits: the printed numbers have 2 to 4."""
+    return float(f"{value:.5g}")

@@ -1,0 +1,241 @@
+"""Claims as data, and the only place where they are checked.
+
+claims/<source>.yaml holds what one source states, one claim per entry:
+
+    id: unique.  figure: the module of reproduction/papers/figures that shows it.  where: in the source.
+    hardware: the machine it is checked on, see `machines`; none if the figure's data are of one measured run.
+    quantity, setting: what is measured, and its arguments: a function of `quantities`, which takes the machine, or a
+        function of the figure's module whose first parameter is `data`. NaN: the measurements do not cover it.
+    printed: the value in the source.  basis: how it is known: printed, formula, plot (read off one), rerun (the
+        authors' code, run again) or logs (computed from what they measured).
+    within: largest absolute difference, share: largest relative one, gain: largest one relative to printed - 1, the
+        gain over the baseline, or steps: how many steps of the swept grid (`outputs`) the peak may lie from it.
+    at_least / at_most: bounds of the value itself. Beside a printed value they are its direction only: a value within
+        them but not within the tolerance is "same direction".
+    derived_from: what the value follows from, if it went into the machine's profile or follows from another claim: such
+        a claim checks our arithmetic and is no evidence.
+    expected: missed or not comparable where the source's value cannot be met; the note says why.
+    note: what the reader should know.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import getmembers, isfunction, signature
+from math import inf, isnan
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import pandas as pd
+import yaml
+
+from cbatch import ConfigError
+from cbatch.validation import check_known, nearest
+from reproduction.papers import quantities
+from reproduction.papers.machines import Machines
+
+FOLDER = Path(__file__).parent / "claims"
+
+Outcome = Literal["held", "same direction", "missed", "not comparable", "derived"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    id: str
+    figure: str
+    where: str
+    quantity: str
+    source: str = ""
+    hardware: str = ""
+    setting: Mapping[str, Any] = field(default_factory=dict)
+    printed: float | None = None
+    basis: Literal["printed", "formula", "plot", "rerun", "logs"] = "printed"
+    within: float | None = None
+    share: float | None = None
+    gain: float | None = None
+    steps: int | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    derived_from: str = ""
+    expected: Literal["held", "missed", "not comparable"] = "held"
+    note: str = ""
+
+    @property
+    def asked(self) -> str:
+        """What the claim demands of the value, in words."""
+        return "; ".join(filter(None, (self._tolerance(), self._bounds())))
+
+    def _tolerance(self) -> str:
+        if self.printed is None:
+            return ""
+        of_gain = "" if self.gain is None else f"{100 * self.gain:g}% of the gain"
+        of_value = "" if self.share is None else f"{100 * self.share:g}%"
+        of_grid = "" if self.steps is None else f"{self.steps} of the grid's steps"
+        return f"{self.printed} +- {of_gain or of_value or of_grid or self.within}"
+
+    def _bounds(self) -> str:
+        bounds = ((">=", self.at_least), ("<=", self.at_most))
+        asked = " ".join(f"{sign} {bound}" for sign, bound in bounds if bound is not None)
+        return f"direction {asked}" if asked and self.printed is not None else asked
+
+    def holds(self, value: float) -> bool:
+        """Whether the value is within the tolerance or, without a printed value, within the bounds."""
+        if self.printed is None:
+            return self.within_bounds(value)
+        if self.steps is not None:
+            grid = [self.setting["length"] / output - 1 for output in self.setting["outputs"]]
+            low, high = _reach(grid, value, self.steps)
+            return low <= self.printed <= high
+        if self.gain is not None:
+            slack = self.gain * (self.printed - 1)
+        else:
+            slack = self.within if self.within is not None else (self.share or 0.0) * self.printed
+        return abs(value - self.printed) <= slack
+
+    def within_bounds(self, value: float) -> bool:
+        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+
+
+def _reach(grid: Iterable[float], peak: float, steps: int) -> tuple[float, float]:
+    """The points of the grid that many steps from a peak, rounded as sources print; none beyond the grid's ends."""
+    points = [round(point, 1) for point in sorted(grid)]
+    at = points.index(round(peak, 1))
+    if not steps <= at < len(points) - steps:
+        return inf, -inf  # the highest value is at the end of the grid: the peak may lie beyond it
+    return points[at - steps], points[at + steps]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A claim and our value. extra: further values for comparison, by name."""
+
+    claim: Claim
+    value: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        return self.claim.holds(self.value)
+
+    @property
+    def outcome(self) -> Outcome:
+        claim = self.claim
+        if claim.expected == "not comparable":
+            return "not comparable"
+        if claim.derived_from:
+            return "derived" if self.holds else "missed"
+        if self.holds:
+            return "held"
+        has_direction = claim.printed is not None and (claim.at_least, claim.at_most) != (None, None)
+        return "same direction" if has_direction and claim.within_bounds(self.value) else "missed"
+
+    @property
+    def failed(self) -> bool:
+        """Whether the claim is missed and not expected to be."""
+        return self.outcome == "missed" and self.claim.expected == "held"
+
+    def row(self) -> dict[str, Any]:
+        """Entry in a results file."""
+        named = ("id", "source", "where", "hardware", "asked", "printed", "basis", "derived_from")
+        stated = {name: getattr(self.claim, name) for name in named}
+        return {**stated, "ours": self.value, **self.extra, "outcome": self.outcome, "note": self.claim.note}
+
+
+def read_claims(figure: str = "") -> list[Claim]:
+    """The claims of all sources, or those of one figure.
+
+    Raises:
+        ConfigError: there are none at all; a claim has an unknown key, lacks a required one, demands nothing, or
+            repeats an id.
+    """
+    claims = [
+        _claim(path, entry)
+        for path in sorted(FOLDER.glob("*.yaml"))
+        for entry in yaml.safe_load(path.read_text()) or ()
+    ]
+    if not claims:
+        raise ConfigError(f"{FOLDER}: no claims in *.yaml; the installation is not complete: install cbatch again")
+    ids: set[str] = set()
+    for claim in claims:
+        if claim.id in ids:
+            raise ConfigError(f"{FOLDER / claim.source}.yaml: claim {claim.id}: this id is taken; choose another")
+        ids.add(claim.id)
+    return [claim for claim in claims if figure in ("", claim.figure)]
+
+
+def _claim(path: Path, entry: Mapping[str, Any]) -> Claim:
+    name = f"{path}: claim {entry.get('id', '?')}"
+    check_known(entry, Claim.__dataclass_fields__, f"{name}: ")
+    try:
+        claim = Claim(**{"source": path.stem, **entry})
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    tolerances = [claim.within, claim.share, claim.gain, claim.steps]
+    if len(tolerances) - tolerances.count(None) != (claim.printed is not None) or not claim.asked:
+        raise ConfigError(f"{name}: give printed with one of within, share, gain and steps, or at_least or at_most")
+    if claim.expected != "held" and not claim.note:
+        raise ConfigError(f"{name} is expected to be {claim.expected}; its note must say why")
+    return claim
+
+
+def printed_points(claims: Iterable[Claim], quantity: str, x: str, **settings: object) -> list[tuple[Any, float]]:
+    """(value of the setting `x`, printed value) of the claims about a quantity whose hardware or settings are these."""
+    return [
+        (claim.setting[x], claim.printed)
+        for claim in claims
+        if claim.quantity == quantity and claim.printed is not None
+        if settings.items() <= {"hardware": claim.hardware, **claim.setting}.items()
+    ]
+
+
+def quantity_of(claim: Claim, figure: ModuleType) -> tuple[Callable[..., float], bool]:
+    """The function that measures a claim, and whether it takes the figure's data.
+
+    Raises:
+        ConfigError: neither `quantities` nor the figure's module has it.
+    """
+    known = {
+        name: (function, first == "data")
+        for module, first in ((quantities, "at"), (figure, "data"))
+        for name, function in getmembers(module, isfunction)
+        if next(iter(signature(function).parameters), "") == first
+    }
+    if claim.quantity not in known:
+        raise ConfigError(f"claim {claim.id}: quantity {claim.quantity} is unknown; {nearest(claim.quantity, known)}")
+    return known[claim.quantity]
+
+
+def check(
+    claims: Sequence[Claim],
+    machines: Machines,
+    figure: ModuleType,
+    data: pd.DataFrame,
+    note: Callable[[str], None] | None = None,
+) -> Iterator[Verdict]:
+    """Measure the claims of a figure; leave out those whose machine is not available or not in `data`.
+
+    Args:
+        note: called with a line for each claim that the measurements do not cover.
+    """
+    for claim in claims:
+        verdict = _measure(claim, machines, figure, data)
+        if verdict is None:
+            continue
+        if not isnan(verdict.value):
+            yield verdict
+        elif note:
+            note(f"left out: claim {claim.id}, {claim.where}: the measurements do not cover it")
+
+
+def _measure(claim: Claim, machines: Machines, figure: ModuleType, data: pd.DataFrame) -> Verdict | None:
+    function, from_data = quantity_of(claim, figure)
+    if from_data:
+        if not len(data) or (claim.hardware and claim.hardware not in set(data["hardware"])):
+            return None
+        known = {"hardware": claim.hardware} if "hardware" in signature(function).parameters else {}
+        return Verdict(claim, float(function(data, **{**known, **claim.setting})))
+    if at := machines.get(claim.hardware):
+        of_sarathi = claim.quantity == "gain" and "scheme" not in claim.setting
+        extra = {"by_hand": quantities.closed_form(at, **claim.setting)} if of_sarathi else {}
+        return Verdict(claim, float(function(at, **claim.setting)), extra)
+    return None

@@ -1,0 +1,96 @@
+"""Fig 11 of SARATHI (arXiv 2308.16369): gain against P:D, chunks of 256 beside Orca's best and worst case.
+
+Orca's iterations hold whole prompts. In its best case starts are spread evenly, so that every prompt meets decodes; in
+its worst case all requests start together, and it schedules as the baseline does. The best case equals Sarathi with
+chunks as long as the prompts, so its peak lies at a much higher P:D.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.legend_handler import HandlerTuple
+
+from experiments.plots.parts import facet, grouped_bars, mark_printed
+from experiments.plots.style import line_style
+from reproduction.papers.claims import Claim, printed_points
+from reproduction.papers.frames import select
+from reproduction.papers.machines import TITLES, Machines
+from reproduction.papers.panels import PANELS, measure_gains, pd_axis
+from reproduction.papers.steady import Scheme
+
+CHUNK = 256
+SCHEMES: dict[str, Scheme] = {
+    "Orca, worst case": "orca_worst",
+    "Orca, best case": "orca_best",
+    "Sarathi, C = 256": "sarathi",
+}
+
+
+def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
+    """Throughput over the baseline's."""
+    return measure_gains(machines, say, lambda _: [(series, scheme, CHUNK) for series, scheme in SCHEMES.items()])
+
+
+def best_gain(data: pd.DataFrame, hardware: str, scheme: Scheme, length: int = 1024) -> float:
+    """The highest gain of a scheme over all P:D."""
+    series = next(name for name, drawn in SCHEMES.items() if drawn == scheme)
+    return float(select(data, hardware=hardware, series=series, length=length)["value"].max())
+
+
+def lead_over_orca(data: pd.DataFrame, hardware: str, length: int = 1024) -> float:
+    """Sarathi's highest gain over that of Orca's best case."""
+    return best_gain(data, hardware, "sarathi", length) / best_gain(data, hardware, "orca_best", length)
+
+
+def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
+    """A row for each machine: the highest gain of each scheme as bars, and the gain against P:D for each length."""
+    figure, facets = facet(data, 1 + len(PANELS), 2.0, extra=0.5)
+    for hardware, shown, [bars, *lines] in facets:
+        claims = [claim for claim in printed if claim.hardware == hardware]
+        _draw_bars(bars, shown, claims)
+        for axes, panel in zip(lines, PANELS, strict=True):
+            for style, series in zip((4, 1, 0), SCHEMES, strict=True):
+                line = select(shown, length=panel.length, series=series).sort_values("pd_ratio")
+                axes.plot(line["pd_ratio"], line["value"], label=series, **line_style(style))
+            mark_printed(axes, printed_points(claims, "gain", "pd_ratio", length=panel.length))
+            pd_axis(axes, (1, 5, 20, 100))
+            axes.sharey(lines[0])
+            axes.set_title(panel.title)
+        lines[0].set_ylim(shown["value"].min() - 0.02, shown["value"].max() + 0.03)
+        lines[0].set_ylabel("throughput / baseline's")
+        bars.set(title=TITLES[hardware], ylabel="highest throughput / baseline's", ylim=(0, 1.75))
+    _add_legend(figure, facets[0].panels)
+    return figure
+
+
+def _draw_bars(axes: Axes, shown: pd.DataFrame, claims: Sequence[Claim]) -> None:
+    """The highest gain of each scheme by length, and what the paper prints of it."""
+    table = shown.groupby(["length", "series"], sort=False)["value"].max().unstack()[list(SCHEMES)]
+    table = table.loc[[panel.length for panel in PANELS]]
+    places = grouped_bars(axes, table, (3, 1, 0), fmt="%.2f", padding=4, fontsize=5.5, rotation=90)
+    for series, scheme in SCHEMES.items():
+        by_length = [
+            (claim.setting["length"], claim.printed)
+            for claim in claims
+            if claim.quantity in ("gain", "peak_gain") and claim.setting.get("scheme", "sarathi") == scheme
+        ]
+        x = dict(zip(table.index, places[series], strict=True))
+        mark_printed(axes, [(x[length], value) for length, value in by_length if value], markersize=3.5)
+    axes.set_xticks(range(len(PANELS)), [panel.title.replace(", ", "\n") for panel in PANELS])
+
+
+def _add_legend(figure: Figure, row: Sequence[Axes]) -> None:
+    """A legend in which a scheme's bar and line stand side by side."""
+    bars, lines = (dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)) for axes in row[:2])
+    handles: list[Any] = [(bars.pop(series), lines[series]) for series in SCHEMES]
+    figure.legend(
+        [*handles, *bars.values()],
+        [*SCHEMES, *bars],
+        loc="outside upper center",
+        ncols=4,
+        handlelength=4,
+        handler_map={tuple: HandlerTuple(ndivide=None)},
+    )

@@ -1,0 +1,112 @@
+"""CUDA graphs and torch.compile against the batch size: where the gain of Fireworks AI's post (August 2023) ends.
+
+The post serves one request: LLaMA-2-7B, batch 1, on an A100-80GB, 30 tokens/s without graphs and 69 with them. A larger
+batch gives the device more to do for the same launches. Measured by `python -m experiments.bench graphs`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from tabulate import tabulate
+
+from experiments.plots.parts import legend, log_x, mark_printed
+from experiments.plots.style import line_style, new_figure
+from reproduction.papers.claims import Claim
+from reproduction.papers.frames import load_benchmark, select
+from reproduction.papers.machines import Machines
+
+EAGER = {
+    "fused, graphs": "fused, eager",
+    "transformers, graphs": "transformers, eager",
+    "torch.compile, graphs": "torch.compile",
+}
+"""The same operations launched one by one, by way: the gain of graphs is over these."""
+
+PRICES = ("capture_seconds", "warm_up_seconds", "sizes")
+"""Seconds of all captures and of the first request; and the number of batch sizes captured."""
+SLOTS = 2  # each size is captured once for each I/O slot
+
+
+def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
+    """Columns: hardware, series (the way), what ("rate", or one of `PRICES`), batch (0 for prices), value."""
+    return load_benchmark("graphs", ["series", "what", "batch", "value"], _rows, say)
+
+
+def _rows(found: dict[str, Any]) -> Iterator[tuple[str, str, int, float]]:
+    if not any("by_batch" in way for way in found["figures"].values()):
+        return
+    for name, way in found["figures"].items():
+        for batch, rate in way.get("by_batch", {}).items():
+            yield name, "rate", int(batch), float(rate["median"])
+        prices = (way["capture_seconds"], way["warm_up_seconds"], way["graphs"] / SLOTS)
+        yield from ((name, what, 0, float(value)) for what, value in zip(PRICES, prices, strict=True))
+
+
+def rate(data: pd.DataFrame, way: str, batch: int = 1) -> float:
+    """Output tokens per second; NaN if it was not measured."""
+    rates = _rates(data)
+    return float(rates[way].get(batch, float("nan"))) if way in rates else float("nan")
+
+
+def gain(data: pd.DataFrame, way: str, over: str, batch: int = 1, marked: bool = True) -> float:
+    """Tokens per second of one way over another's. marked: whether the printed value is drawn, as a gain of graphs."""
+    return rate(data, way, batch) / rate(data, over, batch)
+
+
+def share_left(data: pd.DataFrame, way: str, over: str, batch: int) -> float:
+    """Share of an iteration's time that a way saves at this batch, over the share that it saves at batch 1."""
+    saved = [1 - 1 / gain(data, way, over, size) for size in (1, batch)]
+    return saved[1] / saved[0]
+
+
+def price(data: pd.DataFrame, way: str, what: str) -> float:
+    """One of `PRICES`; NaN if it was not measured."""
+    shown = select(data, series=way, what=what)["value"]
+    return float(shown.iloc[0]) if len(shown) else float("nan")
+
+
+def seconds_per_size(data: pd.DataFrame, way: str) -> float:
+    """Seconds of capturing the graphs of one batch size."""
+    return price(data, way, "capture_seconds") / price(data, way, "sizes")
+
+
+def price_ratio(data: pd.DataFrame, way: str, over: str) -> float:
+    """Seconds of captures and first request of one way over another's."""
+    seconds = [price(data, name, "capture_seconds") + price(data, name, "warm_up_seconds") for name in (way, over)]
+    return seconds[0] / seconds[1]
+
+
+def _rates(data: pd.DataFrame) -> pd.DataFrame:
+    """Tokens per second, [batch, way], the ways in the benchmark's order."""
+    table = select(data, what="rate").pivot_table(index="batch", columns="series", values="value")
+    return table[list(dict.fromkeys(data["series"]))]
+
+
+def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
+    """Left, tokens/s; right, the gain of graphs over launching one by one. The post's values are at batch 1."""
+    rates = _rates(data)
+    figure, [[speeds, gains]] = new_figure(1, 2, 3.1)
+    for index, name in enumerate(map(str, rates)):
+        speeds.plot(rates.index, rates[name], label=name, **line_style(index))
+        if EAGER.get(name) in rates:
+            gains.plot(rates.index, rates[name] / rates[EAGER[name]], **line_style(index))
+    gains.axhline(1, color="#888888", linewidth=0.6)
+    for panel, quantity in ((speeds, "rate"), (gains, "gain")):
+        claims = [claim for claim in printed if claim.quantity == quantity and claim.setting.get("marked", True)]
+        points = [(1, claim.printed) for claim in claims if claim.printed and claim.setting.get("batch", 1) == 1]
+        mark_printed(panel, points, label="post, LLaMA-2-7B on an A100")
+        log_x(panel, base=2)
+        panel.set_xlabel("batch size [requests]")
+    speeds.set(title=f"LLaMA-2-7B on {data['hardware'].iloc[0]}", ylabel="output tokens/s", yscale="log")
+    gains.set(title="gain of graphs", ylabel="tokens/s over those without")
+    legend(figure, [speeds])
+    return figure
+
+
+def text(data: pd.DataFrame) -> str:
+    """Tokens/s by way and batch, and the seconds that each way takes to start."""
+    rates = _rates(data)
+    rows = [[name, *rates[name], *(price(data, name, what) for what in PRICES[:2])] for name in map(str, rates)]
+    return tabulate(rows, ["tokens/s at batch", *rates.index, "captures [s]", "first request [s]"], floatfmt=",.1f")

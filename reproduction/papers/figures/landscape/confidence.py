@@ -1,0 +1,63 @@
+"""Confidence intervals of mean waits that treat requests as independent, on queues whose mean is known (M/M/1).
+
+From 2,048 customers of a stationary queue, 3,000 times: how often the usual 95% interval, mean +- 1.96 standard errors, holds the
+true mean. Consecutive waits are correlated, the more the higher the load: near capacity the interval is far too narrow.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from experiments.plots.parts import mark_printed
+from experiments.plots.style import line_style, new_figure
+from reproduction.papers.claims import Claim
+from reproduction.papers.frames import select
+from reproduction.papers.jobs import Figures, run_jobs
+from reproduction.papers.machines import Machines
+
+CUSTOMERS, RUNS = 2048, 3000
+LOADS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9)
+
+
+def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
+    """Columns: load, covered (share of the intervals that hold the mean), true and naive (half-widths over the mean)."""
+    return run_jobs(run, [{"load": load} for load in LOADS], say)
+
+
+def run(load: float) -> Figures:
+    """One load; services take 1 on average."""
+    random = np.random.default_rng(0)
+    wait = np.where(
+        random.random(RUNS) < load, random.exponential(1 / (1 - load), RUNS), 0.0
+    )  # of the first, stationary
+    total = squares = np.zeros(RUNS)
+    for _ in range(CUSTOMERS):
+        total, squares = total + wait, squares + wait**2
+        wait = np.maximum(wait + random.exponential(1.0, RUNS) - random.exponential(1 / load, RUNS), 0.0)
+    mean, truth = total / CUSTOMERS, load / (1 - load)
+    naive = 1.96 * np.sqrt((squares / CUSTOMERS - mean**2) / CUSTOMERS)
+    covered = float((abs(mean - truth) <= naive).mean())
+    return {"covered": covered, "true": 1.96 * float(mean.std()) / truth, "naive": float(naive.mean()) / truth}
+
+
+def of(data: pd.DataFrame, load: float, what: str) -> float:
+    """A figure of one load."""
+    return float(select(data, load=load)[what].iloc[0])
+
+
+def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
+    """Coverage, and both half-widths, against the load."""
+    figure, [[covered, widths]] = new_figure(1, 2, 2.6)
+    covered.plot(data["load"], data["covered"], label="measured", **line_style(0))
+    covered.axhline(0.95, color="black", linewidth=0.8, label="nominal, 0.95")
+    points = [(c.setting["load"], c.printed) for c in printed if c.setting["what"] == "covered" and c.printed]
+    mark_printed(covered, points, label="expected")
+    covered.set(xlabel="load", ylabel="intervals that hold the mean [share]", ylim=(0, 1))
+    covered.legend(loc="lower left")
+    for index, (what, label) in enumerate({"true": "true", "naive": "as if independent"}.items()):
+        widths.plot(data["load"], data[what], label=label, **line_style(index))
+    widths.set(xlabel="load", ylabel="half-width of the interval / mean", ylim=(0, None))
+    widths.legend()
+    return figure

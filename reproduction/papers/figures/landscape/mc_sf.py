@@ -1,0 +1,130 @@
+"""MC-SF against the hindsight optimum (arXiv 2502.07115): total latency on small random instances.
+
+The optimum is found by trying every start time of every request. In rounds of one token each, a request of prompt s and
+output o that starts in round t holds s + j in round t + j and ends with round t + o.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from cbatch import CostFunction, Request
+from experiments.plots.parts import mark_printed
+from experiments.plots.style import line_style, new_figure
+from experiments.workloads.trace import Ints
+from policies.mc_sf import McSf
+from policies.predictors import Oracle
+from reproduction.papers.claims import Claim
+from reproduction.papers.frames import select
+from reproduction.papers.jobs import Figures, run_jobs, serve_on
+from reproduction.papers.machines import Machines
+
+MEMORY, NUM_REQUESTS, INSTANCES = 10, 4, 200
+ARRIVALS = {"together": 0, "online": 5}
+"""The last round in which a request may arrive."""
+ORDERS = {"shortest": "MC-SF", "arrival": "MC-Benchmark"}
+GOLDEN = ((0, 3, 2), (0, 4, 3), (0, 4, 5), (0, 2, 3))
+"""(arrival, prompt, output) of the example computed by hand: optimum 20, MC-SF 22, MC-Benchmark 27."""
+
+Asked = Sequence[tuple[int, int, int]]
+"""(arrival, prompt, output) of each request."""
+
+
+def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
+    """Columns: arrivals, instance, optimum (rounds of latency in all), and those of each order over the optimum."""
+    return run_jobs(run, [{"arrivals": name, "seed": seed} for name in ARRIVALS for seed in range(INSTANCES)], say)
+
+
+def run(arrivals: str, seed: int) -> Figures:
+    """One random instance."""
+    asked = list(draw_instance(Random(seed), ARRIVALS[arrivals]))
+    best = optimum(asked)
+    return {"optimum": best, **{order: latency(asked, order) / best for order in ORDERS}}
+
+
+def draw_instance(random: Random, last: int) -> Iterator[tuple[int, int, int]]:
+    """Requests in order of arrival, each of which fits into the memory alone."""
+    for arrival in sorted(random.randint(0, last) for _ in range(NUM_REQUESTS)):
+        prompt = random.randint(1, 5)
+        yield arrival, prompt, random.randint(1, MEMORY - prompt)
+
+
+def latency(asked: Asked, order: str) -> float:
+    """Rounds from arrivals to ends, summed, of the policy."""
+    requests = [Request(id_, prompt, output, arrival_time=float(at)) for id_, (at, prompt, output) in enumerate(asked)]
+    record = serve_on(CostFunction(lambda shape: 1.0), McSf(Oracle(), order), requests, memory=MEMORY)
+    return sum((request.finished_at or 0.0) - request.arrival_time for request in record.requests)
+
+
+def optimum(asked: Asked) -> float:
+    """The least sum of any start times, [requests], whose memory fits in every round."""
+    horizon = max(arrival for arrival, _, _ in asked) + sum(output for _, _, output in asked)
+    usage = {}  # of a request that starts in a round, [rounds]
+    for index, (arrival, prompt, output) in enumerate(asked):
+        for start in range(arrival, horizon - output + 1):
+            held = np.zeros(horizon + 1, np.int64)
+            held[start + 1 : start + output + 1] = prompt + np.arange(1, output + 1)
+            usage[index, start] = held
+    return _extend(asked, usage, 0, np.zeros(horizon + 1, np.int64), float("inf"))
+
+
+def _extend(asked: Asked, usage: dict[tuple[int, int], Ints], index: int, held: Ints, most: float) -> float:
+    """The least latency of the requests from `index` on beside what is held; `most` if none is below it."""
+    if index == len(asked):
+        return 0.0
+    arrival, _, output = asked[index]
+    later = sum(output for _, _, output in asked[index + 1 :])  # each ends its output after its arrival at the earliest
+    start = arrival
+    while (index, start) in usage and start + output - arrival + later < most:
+        together = held + usage[index, start]
+        if together.max() <= MEMORY:
+            own = start + output - arrival
+            most = min(most, own + _extend(asked, usage, index + 1, together, most - own))
+        start += 1
+    return most
+
+
+def golden(data: pd.DataFrame, order: str = "") -> float:
+    """Latency of the example, of a policy or, without one, the optimum."""
+    return latency(GOLDEN, order) if order else optimum(GOLDEN)
+
+
+def mean_ratio(data: pd.DataFrame, arrivals: str, order: str) -> float:
+    """Mean latency over the optimum's."""
+    return float(select(data, arrivals=arrivals)[order].mean())
+
+
+def lead(data: pd.DataFrame, arrivals: str) -> float:
+    """Mean ratio of MC-Benchmark over that of MC-SF."""
+    return mean_ratio(data, arrivals, "arrival") / mean_ratio(data, arrivals, "shortest")
+
+
+def least_ratio(data: pd.DataFrame) -> float:
+    """The smallest of all ratios: no policy is better than the optimum."""
+    return float(data[[*ORDERS]].min().min())
+
+
+def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
+    """Share of instances against the ratio; means marked, the paper's too."""
+    figure, [panels] = new_figure(1, len(ARRIVALS), 2.6)
+    for panel, arrivals in zip(panels, ARRIVALS, strict=True):
+        shown = select(data, arrivals=arrivals)
+        for index, (order, name) in enumerate(ORDERS.items()):
+            values, style = np.sort(shown[order]), line_style(index) | {"marker": ""}
+            label = f"{name}: mean {values.mean():.3f}"
+            panel.step(values, np.arange(1, len(values) + 1) / len(values), where="post", label=label, **style)
+        means = [
+            c
+            for c in printed
+            if c.quantity == "mean_ratio" and c.setting == {"arrivals": arrivals, "order": "shortest"}
+        ]
+        mark_printed(panel, [(claim.printed, 0.5) for claim in means if claim.printed], label="paper: mean of MC-SF")
+        panel.set(title=f"arrivals: {arrivals}", xlabel="latency over the optimum's", ylabel="share of instances")
+        panel.legend(loc="lower right")
+    figure.supxlabel(
+        f"{INSTANCES} random instances of {NUM_REQUESTS} requests each, KV cache of {MEMORY} tokens", fontsize=6
+    )
+    return figure

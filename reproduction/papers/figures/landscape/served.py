@@ -1,0 +1,229 @@
+"""QoServe's ablation, SLAI's trade and budgets, FastServe's, TRAIL's and vLLM's victims: simulated on an H200, ratios beside the papers'.
+
+The papers' GPUs and models differ from ours (Llama-3.1-8B), so loads are shares of what this machine serves, and only ratios are
+compared. QoServe's objectives of 600 and 1,800 s are a tenth here, so that runs of minutes instead of hours can miss them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+from cbatch.sim import ProfileCost, load_profile
+from experiments.plots.parts import label_log
+from experiments.plots.style import line_style, new_figure
+from experiments.settings.presets import load_spec
+from reproduction.papers.claims import Claim
+from reproduction.papers.frames import select
+from reproduction.papers.jobs import Figures, crossing, run_jobs, summary_of
+from reproduction.papers.machines import Machines
+
+CONV, CODE, CHAT = (
+    "azure_llm_2023_conv_rows1-14176.csv.gz",
+    "azure_llm_2023_code_rows1-5740.csv.gz",
+    "sharegpt_8k_llama2_rows1-20490.csv.gz",
+)
+TIERS = (
+    "workload.tiers={interactive:{share:0.34,slo:{ttft:6.0}},minute:{share:0.33,slo:{total:60.0}},"
+    "three:{share:0.33,slo:{total:180.0}}}"
+)
+TAUS = {0.62: 0.5, 0.42: 1.0, 0.26: 2.0}
+"""Kendall's tau of scores to the lengths of the chat trace, and the sigma of their lognormal error."""
+NOISY = "predictor=noisy predictor.share=null predictor.mae={}"
+BUDGETS = "SLAI's budget"
+PAYING = "workload.tiers={paying:{share:0.05,slo:{tbt:0.1}},others:{share:0.95,slo:{tbt:0.5}}}"
+
+
+class Study(NamedTuple):
+    """Runs to compare.
+
+    lengths: the trace. capacity: requests per second that the first run serves with all requests queued. loads: shares of it.
+    runs: overrides by name. common: overrides of all.
+    """
+
+    lengths: str
+    capacity: float
+    loads: tuple[float, ...]
+    runs: Mapping[str, str]
+    common: str
+
+
+STUDIES = {
+    "QoServe": Study(
+        CODE,
+        11.4,
+        (0.9, 1.0, 1.1, 1.4, 1.6, 1.8, 2.0, 2.2, 2.4),
+        {
+            "EDF": "policy=qoserve(order=edf,relegate=false,chunking=fixed)",
+            "SRPF": "policy=qoserve(order=srpf,relegate=false,chunking=fixed)",
+            "hybrid alone": "policy=qoserve(relegate=false,chunking=fixed)",
+            "+ dynamic chunk": "policy=qoserve(order=edf,relegate=false,chunking=slack)",
+            "+ relegation": "policy=qoserve(order=edf,chunking=slack)",
+            "+ hybrid": "policy=qoserve(chunking=slack)",
+        },
+        f"workload.num_requests=16000 workload.lengths.order=random predictor=history chunk=256 {TIERS}",
+    ),
+    "SLAI": Study(
+        CHAT,
+        8.2,
+        (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.4),
+        {"Sarathi-Serve": "policy=sarathi_serve", "SLAI": "policy=slai"},
+        f"workload.num_requests=2000 chunk=512 {PAYING}",
+    ),
+    BUDGETS: Study(
+        CHAT,
+        8.2,
+        (0.5, 0.7),
+        {f"{budget} tokens": f"policy=slai chunk={budget}" for budget in (64, 128, 256, 384, 512, 768, 1024)},
+        f"workload.num_requests=2000 {PAYING}",
+    ),
+    "FastServe": Study(
+        CHAT,
+        6.35,
+        (0.7, 0.9, 1.1),
+        {"FCFS": "policy=vllm_v1", "naive MLFQ": "policy=mlfq(skip_join=false)", "skip-join": "policy=mlfq"},
+        "workload.num_requests=1000 batch=32 max_running=1024 chunk=2048",
+    ),
+    "TRAIL": Study(
+        CHAT,
+        7.3,
+        (0.7, 0.9, 1.1),
+        {
+            "FCFS": "policy=sarathi_serve",
+            **{f"c = {c:g}": f"policy=trail(c={c:g}) {NOISY.format(33.9)}" for c in (0.0, 0.5, 0.8, 1.0)},
+            "SRPT": f"policy=srpt {NOISY.format(33.9)}",
+            "SJF, exact": "policy=length_order predictor=oracle",
+            "SJF, MAE 33.9": f"policy=length_order {NOISY.format(33.9)}",
+            "SJF, MAE 400": f"policy=length_order {NOISY.format(400)}",
+            **{
+                f"SJF, tau {tau}": f"policy=length_order predictor=ranks predictor.sigma={sigma}"
+                for tau, sigma in TAUS.items()
+            },
+        },
+        "workload.num_requests=1500 batch=48 chunk=512",
+    ),
+    "vLLM": Study(
+        CONV,
+        20.5,
+        (0.9, 1.1, 1.3),
+        {"last": "policy=vllm_v1", "lcf": "policy=vllm_v1(victim=lcf)"},
+        "workload.num_requests=2000 chunk=512 kv_tokens=98304",
+    ),
+}
+"""Batches are 128 where a study says nothing else."""
+KEYS = {
+    "ttft_p50": ("ttft_seconds", "p50"),
+    "ttft_mean": ("ttft_seconds", "mean"),
+    "ttft_p99": ("ttft_seconds", "p99"),
+    "latency": ("end_to_end_seconds", "mean"),
+    "per_token": ("normalized_latency_seconds_per_token", "mean"),
+    "gap_p99": ("longest_gap_seconds", "p99"),
+    "kv_peak": ("iterations", "kv_use_peak"),
+    "recomputed": ("run", "recomputed_tokens"),
+    "preemptions": ("run", "preemptions"),
+    "attained": ("attainment", "share"),
+}
+
+
+def measure(machines: Machines, say: Callable[[str], None]) -> pd.DataFrame:
+    """Columns: study, load (share of the capacity), series, and the figures of `KEYS`."""
+    if machines.traces is None:
+        say("left out: give traces=FOLDER, the published traces")
+        return pd.DataFrame()
+    jobs: list[Mapping[str, Any]] = [
+        {"study": name, "load": load, "series": series, "traces": machines.traces}
+        for name, study in STUDIES.items()
+        for load, series in product(study.loads, study.runs)
+    ]
+    data = run_jobs(run, jobs, say).drop(columns="traces")
+    cost = ProfileCost(load_profile("h200"), load_spec("llama-3.1-8b"))  # the defaults of `experiments.run`
+    machines.note("h200", {"model": cost.spec.name, **cost.provenance()})
+    return data
+
+
+def run(study: str, load: float, series: str, traces: str) -> Figures:
+    """One run."""
+    summary = summary_of(*overrides(study, load, series, traces))
+    return {name: float(summary[group].get(key, float("nan"))) for name, (group, key) in KEYS.items()}
+
+
+def overrides(study: str, load: float, series: str, traces: str) -> list[str]:
+    """The settings of one run, as on the command line of `experiments.run`."""
+    chosen = STUDIES[study]
+    lengths, rate = "lengths" if chosen.lengths == CHAT else "azure", load * chosen.capacity
+    path = f"workload.lengths.path={traces}/{chosen.lengths}"
+    workload = ["workload=arxiv", path, f"workload.lengths.format={lengths}", "workload.max_new_tokens=1024"]
+    fitted = ["workload.lengths.too_long=drop", "workload.lengths.max_length=8192", f"workload.arrivals.rate={rate}"]
+    own = [*chosen.common.split(), *chosen.runs[series].split()]
+    return [*workload, *fitted, *([] if "batch=" in chosen.common else ["batch=128"]), *own]
+
+
+def over(data: pd.DataFrame, study: str, what: str, over: str, under: str, load: float = 0.9) -> float:
+    """A figure of one run over another's, at one load."""
+    found = select(data, study=study, load=load).set_index("series")[what]
+    return float(found[over] / found[under])
+
+
+def capacity_over(data: pd.DataFrame, study: str, over: str, under: str) -> float:
+    """Capacity of one policy over another's; see `capacity`."""
+    return capacity(data, study, over) / capacity(data, study, under)
+
+
+def capacity(data: pd.DataFrame, study: str, series: str) -> float:
+    """The load at which violations pass 1% (QoServe) or the median TTFT 0.5 s (SLAI)."""
+    shown = select(data, study=study, series=series)
+    values, most = (1 - shown["attained"], 0.01) if study == "QoServe" else (shown["ttft_p50"], 0.5)
+    return crossing(shown["load"].tolist(), values.tolist(), most)
+
+
+def violated(data: pd.DataFrame, series: str, load: float = 2.2) -> float:
+    """Percent of requests that miss their objectives under a variant of QoServe."""
+    return 100 * (1 - float(select(data, study="QoServe", series=series, load=load)["attained"].iloc[0]))
+
+
+PANELS = (
+    ("QoServe", "QoServe", "attained", "objectives attained"),
+    ("SLAI", "SLAI", "ttft_p50", "median TTFT [s]"),
+    (BUDGETS, BUDGETS, "ttft_p50", "median TTFT [s]"),
+    ("FastServe", "FastServe", "per_token", "latency per token / FCFS's"),
+    ("vLLM: which request is preempted", "vLLM", "recomputed", "recomputed tokens"),
+    ("TRAIL: limit of preemption", "TRAIL", "latency", "mean latency / FCFS's"),
+    ("TRAIL: predictions", "TRAIL", "latency", "mean latency / FCFS's"),
+)
+"""Title, study, figure and its label; predictions are those of SJF, the other panel of TRAIL has the other runs.
+
+Latencies that differ little beside what the load does to them are drawn as ratios to first come, first served.
+"""
+
+
+def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
+    """A panel for each study, a line for each run."""
+    figure, axes = new_figure(4, 2, 8.4)
+    grid: Any = axes[0][0].get_gridspec()
+    for half in axes[0]:
+        half.remove()
+    panels = [figure.add_subplot(grid[0, :]), *(panel for row in axes[1:] for panel in row)]
+    for panel, (title, study, what, label) in zip(panels, PANELS, strict=True):
+        shown, lines, along = select(data, study=study), "series", "load"
+        if study == BUDGETS:
+            lines, along, shown = "load", "series", shown.assign(series=shown["series"].str.removesuffix(" tokens"))
+        if label.endswith("FCFS's"):
+            first = shown[shown["series"] == "FCFS"].set_index("load")[what]
+            shown = shown.assign(**{what: shown[what] / shown["load"].map(first)})[shown["series"] != "FCFS"]
+            panel.axhline(1, color="#555555", linewidth=0.6, zorder=1)
+        if study == "TRAIL" and (ordered := shown["series"].str.startswith("SJF")).any():
+            shown = shown[ordered] if "predictions" in title else shown[~ordered]
+        for index, (name, line) in enumerate(shown.groupby(lines, sort=False)):
+            panel.plot(line[along], line[what], label=f"load {name}" if study == BUDGETS else name, **line_style(index))
+        panel.set(title=title, ylabel=label, xlabel="load: share of capacity" if along == "load" else "tokens")
+        if what == "ttft_p50":
+            panel.set_yscale("log")
+            label_log(panel.yaxis)
+        else:
+            panel.yaxis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
+        panel.legend(fontsize=6, handlelength=3)
+    figure.supxlabel("one seed; capacity: of each study's first run", fontsize=6)
+    return figure

@@ -1,0 +1,97 @@
+"""Ablation between Orca's worst and best case in Fig 11 of SARATHI (arXiv 2308.16369): the gain against the stagger.
+
+If all requests start together, whole prompts never meet decodes (worst case). If starts are spread evenly over a
+request's life of D iterations, D / B apart, every prompt does (best case, the last point of a line). Sarathi staggers
+requests by itself.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from cbatch import Policy
+from experiments.plots.parts import facet, legend, mark_printed
+from experiments.plots.style import line_style
+from experiments.settings.composition import composed, swept, swept_numbers
+from policies.chunking import TileAligned
+from policies.orca import Orca
+from policies.request_level import RequestLevel
+from policies.sarathi import Sarathi
+from reproduction.papers.claims import Claim
+from reproduction.papers.frames import Row, data_frame, select
+from reproduction.papers.machines import TITLES, Machines
+from reproduction.papers.steady import Load, load_of, seconds_per_request
+
+EXPERIMENT = "stagger"
+HARDWARE = ("a6000", "h200")
+
+
+@data_frame("hardware", "series", "pd_ratio", "stagger", "value")
+def measure(machines: Machines, say: Callable[[str], None]) -> Iterator[Row]:
+    """Throughput over the baseline's against the stagger, iterations between two starts."""
+    chunk = composed(EXPERIMENT)["chunk"]
+    policies: dict[str, Callable[[], Policy]] = {
+        "Orca": Orca,
+        f"Sarathi, C = {chunk}": lambda: Sarathi(TileAligned(chunk)),
+    }
+    for hardware, at in machines.available(HARDWARE):
+        for ratio in swept_numbers(EXPERIMENT, "workload.pd_ratio"):
+            say(f"{hardware}, P:D {ratio:g}")
+            load = load_of(EXPERIMENT, ratio)
+            baseline = seconds_per_request(at.cost, RequestLevel(), load)
+            for stagger in _staggers(load):
+                for series, make in policies.items():
+                    gain = baseline / seconds_per_request(at.cost, make(), load, stagger=stagger)
+                    yield hardware, series, ratio, stagger, gain
+
+
+def _staggers(load: Load) -> list[float]:
+    """Iterations between two arrivals, up to the even spread over a request's life."""
+    even = load.output / load.batch
+    given = [even if value == "even" else float(value) for value in swept(EXPERIMENT, "workload.stagger")]
+    return sorted(stagger for stagger in given if stagger <= even)
+
+
+def worst_case(data: pd.DataFrame, hardware: str) -> float:
+    """Orca's lowest gain of any P:D where all requests start together."""
+    gains = _orca(data, hardware)
+    return float(gains.xs(0.0, level="stagger").min())
+
+
+def best_case(data: pd.DataFrame, hardware: str) -> float:
+    """Orca's highest gain of any P:D and stagger."""
+    return float(_orca(data, hardware).max())
+
+
+def reached(data: pd.DataFrame, hardware: str, pd_ratio: float, stagger: float = 1.0) -> float:
+    """Orca's gain at this stagger as a share of its gain at an even spread."""
+    gains = _orca(data, hardware).xs(pd_ratio, level="pd_ratio") - 1
+    return float(gains[stagger] / gains.iloc[-1])
+
+
+def _orca(data: pd.DataFrame, hardware: str) -> "pd.Series[float]":
+    """Orca's gains, [P:D, stagger]."""
+    return select(data, hardware=hardware, series="Orca").set_index(["pd_ratio", "stagger"])["value"]
+
+
+def draw(data: pd.DataFrame, printed: Sequence[Claim]) -> Figure:
+    """A panel for each machine, a line for each policy and P:D.
+
+    The paper prints the gain of its best and worst case, but no stagger: the best one is marked where ours is.
+    """
+    load = load_of(EXPERIMENT, data["pd_ratio"].iloc[0])
+    figure, facets = facet(data, 1, 2.8, across=True)
+    for hardware, shown, [panel] in facets:
+        for index, ((series, ratio), line) in enumerate(shown.groupby(["series", "pd_ratio"], sort=False)):
+            panel.plot(line["stagger"], line["value"], label=f"{series}, P:D {ratio:g}", **line_style(index))
+        gains = _orca(data, hardware)
+        places = {"worst_case": 0.0, "best_case": gains.index[int(gains.argmax())][1]}
+        marks = [(places[claim.quantity], claim) for claim in printed if claim.quantity in places]
+        points = [(place, claim.printed) for place, claim in marks if claim.hardware == hardware and claim.printed]
+        mark_printed(panel, points, label="paper: Orca, worst and best case")
+        panel.set_title(f"{TITLES[hardware]}: L = {load.length}, B = {load.batch}")
+        panel.set_xlabel("stagger: iterations between two starts of a batch")
+        panel.set_ylabel("throughput over the baseline's")
+    legend(figure, facets[0].panels, ncols=3)
+    return figure

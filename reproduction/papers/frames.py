@@ -1,0 +1,76 @@
+"""Tables of figures: selecting and pivoting rows, and reading what benchmarks have measured on a GPU."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import pandas as pd
+
+from reproduction import RESULTS
+
+_H200 = Path(RESULTS, "h200")
+_OF_THE_REPOSITORY = Path(__file__).parents[2] / _H200  # not part of an installed package
+FOLDER = _OF_THE_REPOSITORY if _OF_THE_REPOSITORY.is_dir() else _H200
+PROVENANCE = ("benchmark", "command", "date", "commit", "hardware", "versions")
+P = ParamSpec("P")
+Row = tuple[Any, ...]
+
+
+def data_frame(*columns: str) -> Callable[[Callable[P, Iterable[Row]]], Callable[P, pd.DataFrame]]:
+    """Decorates a function that yields rows: it returns a table with these columns."""
+
+    def decorate(rows: Callable[P, Iterable[Row]]) -> Callable[P, pd.DataFrame]:
+        @wraps(rows)
+        def measure(*args: P.args, **kwargs: P.kwargs) -> pd.DataFrame:
+            return pd.DataFrame(list(rows(*args, **kwargs)), columns=list(columns))
+
+        return measure
+
+    return decorate
+
+
+def select(data: pd.DataFrame, **values: object) -> pd.DataFrame:
+    """The rows whose columns have these values."""
+    for column, value in values.items():
+        data = data[data[column] == value]
+    return data
+
+
+def pivot(data: pd.DataFrame, index: str | list[str], columns: str = "series", values: str = "value") -> pd.DataFrame:
+    """A column for each value of `columns` and a row for each of `index`, in order of appearance."""
+    return data.pivot_table(index=index, columns=columns, values=values, sort=False)
+
+
+def read_benchmark(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
+    """The results file of `python -m experiments.bench NAME`; None if there is none."""
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def add_provenance(data: pd.DataFrame, *files: dict[str, Any]) -> pd.DataFrame:
+    """Attach command, date, commit, hardware and versions of results files to `data`; the figure's own file repeats them."""
+    data.attrs["measured"] = [{key: file[key] for key in PROVENANCE if key in file} for file in files]
+    return data
+
+
+def load_benchmark(
+    name: str,
+    columns: Sequence[str],
+    rows: Callable[[dict[str, Any]], Iterable[Sequence[Any]]],
+    say: Callable[[str], None],
+) -> pd.DataFrame:
+    """A figure's table, made by `rows` from a benchmark's results file; says so and is empty if `rows` gives none."""
+    found = read_benchmark(name)
+    data = pd.DataFrame(list(rows(found)) if found else [], columns=list(columns))
+    if found is None or data.empty:
+        say(explain_missing(name))
+        return data
+    return add_provenance(data.assign(hardware=found["hardware"])[["hardware", *columns]], found)
+
+
+def explain_missing(name: str) -> str:
+    """Why a figure has nothing to draw, and what would change that."""
+    missing = f"left out: {_H200 / name}.json is neither in this folder nor in a checkout of cbatch"
+    return f"{missing}; run there, or measure on a GPU with python -m experiments.bench {name}"

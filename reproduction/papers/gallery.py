@@ -1,0 +1,169 @@
+"""From figures to files: measure, draw, check the claims, and write the files of one figure.
+
+    <folder>/paper/<name>.csv           what was measured, one row per drawn value
+    <folder>/paper/<name>.png, .pdf     the drawing; of a table, <name>.md
+    <folder>/paper/<name>.json          command, date, versions, where the times come from, and the claims
+
+Each file is written atomically, the .json last.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from cbatch import ConfigError
+from cbatch.validation import nearest
+from experiments.plots import style
+from experiments.store.provenance import atomic_write, write_text
+from reproduction.papers.claims import Claim, Verdict, check, read_claims
+from reproduction.papers.machines import Machines, origin_of
+from reproduction.papers.verdicts import SETTLED, conclusion, write
+
+FOLDER = Path(__file__).parent / "figures"
+
+OF_THE_PAPER = ("fig3", "fig4", "table2", "fig5", "fig7", "fig8", "table4", "fig9", "fig10", "fig11", "fig12", "fig13")
+"""In the paper's order; the other figures follow by name."""
+
+
+class Shown(NamedTuple):
+    """Outcome of one figure.
+
+    verdicts: of the claims that could be checked. notes: what was left out, and why. drawn: whether it has files.
+    """
+
+    name: str
+    verdicts: list[Verdict]
+    seconds: float
+    notes: list[str]
+    text: str
+    drawn: bool = True
+
+
+LANDSCAPE = "landscape"
+"""The group of figures about the published policies, in a folder of their own."""
+
+
+def names() -> list[str]:
+    """Names of all figures but the landscape's."""
+    found = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
+    return [*(name for name in OF_THE_PAPER if name in found), *sorted(found - {*OF_THE_PAPER})]
+
+
+def landscape() -> list[str]:
+    """Names of the landscape's figures, as in `landscape/vtc`."""
+    return sorted(f"{LANDSCAPE}/{path.stem}" for path in (FOLDER / LANDSCAPE).glob("[!_]*.py"))
+
+
+def module_of(name: str) -> ModuleType:
+    """The module that makes a figure.
+
+    Raises:
+        ConfigError: unknown figure.
+    """
+    known = [*names(), *landscape()]
+    if name not in known:
+        raise ConfigError(f"figure {name!r} is unknown; {nearest(name, known)}")
+    return import_module(f"reproduction.papers.figures.{name.replace('/', '.')}")
+
+
+def about(name: str) -> str:
+    """What a figure shows: the first line of its module's docstring."""
+    return (module_of(name).__doc__ or "").partition("\n")[0]
+
+
+def show(name: str, machines: Machines, folder: Path, say: Callable[[str], None]) -> Shown:
+    """Make one figure and write its files to `folder`/paper; `say` is called with progress."""
+    module, claims, begin = module_of(name), read_claims(name), time.perf_counter()
+    machines.begin()
+    notes: list[str] = []
+
+    def note(text: str) -> None:
+        if text.startswith("left out"):
+            notes.append(text)
+        say(text)
+
+    data: pd.DataFrame = module.measure(machines, note)
+    verdicts = list(check(claims, machines, module, data, notes.append))
+    if left_out := machines.left_out():
+        notes.append(left_out)
+    if data.empty:
+        why = "its machines are simulated" if machines.are_real else "there is nothing to draw"
+        return Shown(name, verdicts, time.perf_counter() - begin, notes or [f"left out: {why}"], "", drawn=False)
+    path = folder / "paper" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path.with_suffix(".csv")) as partial:
+        data.to_csv(partial, index=False, float_format="%.6g")
+    measured = data.attrs.get("measured", [])
+    table = _draw(module, data, claims, path, _origin(measured, machines.provenance()))
+    description = {
+        "figure": about(name),
+        "seconds": round(time.perf_counter() - begin, 1),
+        "left_out": notes,
+        "claims": [verdict.row() for verdict in verdicts],
+        "measured": measured,
+    }
+    write(name, description, machines.provenance(), folder)
+    text = module.text(data) if hasattr(module, "text") else table
+    return Shown(name, verdicts, time.perf_counter() - begin, notes, text)
+
+
+def redraw(name: str, folder: Path) -> str:
+    """Draws a figure from the numbers in its files, which stay as they are; returns the names of what it wrote.
+
+    Raises:
+        ConfigError: unknown figure, or one without files.
+    """
+    module, path = module_of(name), folder / "paper" / name
+    try:
+        data = pd.read_csv(path.with_suffix(".csv"))
+        stored = json.loads(path.with_suffix(".json").read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error.filename}: no such file; give a figure that was made, and folder=") from None
+    table = _draw(module, data, read_claims(name), path, _origin(stored["measured"], stored["machines"]))
+    return f"{path}.md" if table else f"{path}.png, .pdf"
+
+
+def _origin(measured: Sequence[Mapping[str, Any]], machines: Mapping[str, Mapping[str, Any]]) -> str:
+    """A line for each session of which stored measurements are drawn, and for each machine: see `origin_of`."""
+    sessions = {
+        f"measured on {one['hardware']}, {one['date']}, {one['commit'][:12] if 'commit' in one else 'commit not recorded'}"
+        for one in measured
+    }
+    return "\n".join(filter(None, [*sorted(sessions), origin_of(machines.values())]))
+
+
+def _draw(module: ModuleType, data: pd.DataFrame, claims: Sequence[Claim], path: Path, origin: str = "") -> str:
+    """Writes the drawing, or the table, which it returns."""
+    with style.print_style():
+        drawn = module.draw(data, claims)
+        if isinstance(drawn, str):
+            write_text(path.with_suffix(".md"), f"{drawn}\n\n{'; '.join(origin.splitlines())}\n")
+            return drawn
+        if origin:
+            lines = filter(None, [drawn.get_supxlabel(), style.wrap_origin(origin)])
+            drawn.supxlabel("\n".join(lines), fontsize=6, color="#444444")
+        style.save(drawn, path.parent, path.name)
+        return ""
+
+
+def totals(shown: Sequence[Shown]) -> str:
+    """How many claims hold, in all and by source, and each that does not hold with its reason."""
+    verdicts = [verdict for figure in shown for verdict in figure.verdicts]
+    seconds = sum(figure.seconds for figure in shown)
+    sources = sorted({verdict.claim.source for verdict in verdicts})
+    each = [(source, [verdict for verdict in verdicts if verdict.claim.source == source]) for source in sources]
+    lines = [f"{conclusion(verdicts)}; {len(shown)} figures in {seconds:.0f} s"]
+    lines += [f"  {source}: {conclusion(own)}" for source, own in each if len(each) > 1]
+    return "\n".join([*lines, *(_failure(verdict) for verdict in verdicts if verdict.outcome not in SETTLED)])
+
+
+def _failure(verdict: Verdict) -> str:
+    claim = verdict.claim
+    reason = claim.note or "no reason is known"
+    return f"  {verdict.outcome}: {claim.id}, {claim.where}: {claim.asked}, ours {verdict.value:.3g}: {reason}"

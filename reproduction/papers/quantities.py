@@ -1,0 +1,93 @@
+"""What the paper's figures and tables state, measured in simulation: a function of the machine, `at`, per quantity named in claims/*.yaml."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from cbatch import BatchShape
+from reproduction.papers.steady import Load, Scheme, SteadyState, closed_form_gain
+
+
+def gain(at: SteadyState, scheme: Scheme = "sarathi", chunk: int = 256, **load: Any) -> float:
+    """Throughput over the baseline's."""
+    return at.gain(scheme, Load(**load), chunk)
+
+
+def gain_over(at: SteadyState, other: Mapping[str, Any], **load: Any) -> float:
+    """The gain over the gain of a load that differs by `other`."""
+    return gain(at, **load) / gain(at, **{**load, **other})
+
+
+def closed_form(at: SteadyState, chunk: int = 256, **load: Any) -> float:
+    """Sarathi's gain computed by hand."""
+    return closed_form_gain(at.cost, Load(**load), chunk)
+
+
+def lead(at: SteadyState, chunk: int = 256, **load: Any) -> float:
+    """Sarathi's throughput over that of Orca's best case."""
+    return gain(at, "sarathi", chunk, **load) / gain(at, "orca_best", **load)
+
+
+def orca_best_over_whole(at: SteadyState, **load: Any) -> float:
+    """Throughput of Orca's best case over that of Sarathi with chunks as long as requests, which should be equal."""
+    return gain(at, "orca_best", **load) / gain(at, "sarathi", load["length"], **load)
+
+
+def share_lost_unaligned(at: SteadyState, chunk: int = 256, **load: Any) -> float:
+    """Share of Sarathi's gain that is lost when its chunks are not aligned to tiles."""
+    aligned, unaligned = gain(at, "sarathi", chunk, **load), gain(at, "sarathi_unaligned", chunk, **load)
+    return (aligned - unaligned) / (aligned - 1)
+
+
+def _best(
+    at: SteadyState, outputs: Iterable[int], length: int, batch: int, scheme: Scheme = "sarathi", chunk: int = 256
+) -> tuple[float, float]:
+    """(P:D, gain) where the gain is highest among the given output lengths."""
+    loads = [Load(length, batch, length / output - 1) for output in outputs]
+    return max(((load.pd_ratio, at.gain(scheme, load, chunk)) for load in loads), key=lambda pair: pair[1])
+
+
+def peak_pd_ratio(at: SteadyState, **setting: Any) -> float:
+    return _best(at, **setting)[0]
+
+
+def peak_gain(at: SteadyState, **setting: Any) -> float:
+    return _best(at, **setting)[1]
+
+
+def decode_speedup(at: SteadyState, length: int, batch: int, chunk: int = 256) -> float:
+    """Seconds per decode in a decode-only iteration over marginal seconds in a mixed one (Table 2), at full context."""
+    predict = at.cost.predict
+    alone = predict(BatchShape((), batch, batch * length)) / batch
+    prefix = length // 2 // chunk * chunk  # a chunk in the middle of its prompt
+    mixed = predict(BatchShape(((chunk - batch + 1, prefix),), batch - 1, (batch - 1) * length))
+    return alone * (batch - 1) / (mixed - predict(BatchShape(((chunk, prefix),))))
+
+
+def prefill_slowdown(at: SteadyState, chunk: int, length: int = 1024) -> float:
+    """Seconds of a prompt in chunks over those of the whole prompt."""
+    return _slowdown(at.cost.predict, chunk, length)
+
+
+def prefill_loss(at: SteadyState, chunk: int, length: int = 1024) -> float:
+    """Share of prefill throughput that chunks cost."""
+    return 1 - 1 / prefill_slowdown(at, chunk, length)
+
+
+def attention_slowdown(at: SteadyState, chunk: int, length: int = 1024) -> float:
+    """Like `prefill_slowdown`, of attention alone."""
+    return _slowdown(lambda shape: at.cost.parts(shape).attention, chunk, length)
+
+
+def iteration_ms(at: SteadyState, prompt: int = 0, decodes: int = 0, context: int = 1024) -> float:
+    return 1e3 * at.cost.predict(BatchShape(((prompt, 0),) if prompt else (), decodes, decodes * context))
+
+
+def cost_ratio(at: SteadyState, decodes: int, length: int = 1024) -> float:
+    """A decode's linear and attention seconds over those of a prompt token (Fig 3)."""
+    prompt, decode = map(at.cost.parts, (BatchShape(((length, 0),)), BatchShape((), decodes, decodes * length)))
+    return (decode.linear + decode.attention) / decodes / ((prompt.linear + prompt.attention) / length)
+
+
+def _slowdown(seconds: Callable[[BatchShape], float], chunk: int, length: int) -> float:
+    chunks = [BatchShape(((min(chunk, length - done), done),)) for done in range(0, length, chunk)]
+    return sum(map(seconds, chunks)) / seconds(BatchShape(((length, 0),)))

@@ -1,0 +1,90 @@
+"""Steady states of equal requests with real tokens, on this machine's GPU or, for a small model, its CPU.
+
+One server is built for the largest load and serves them all in turn: weights are loaded and graphs captured once. Times
+are the host's clock between the ends of requests. Policies, requests and what is counted are those of `steady`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cbatch import ConfigError, Limits, ModelSpec, Server
+from cbatch.kv import blocks_for
+from experiments.settings.backends import Cpu, Cuda
+from experiments.settings.hardware import cost_model
+from experiments.settings.presets import load_spec
+from experiments.settings.servers import real_server
+from experiments.settings.this_machine import count_gpus
+from reproduction.papers.steady import (
+    WARM_UP,
+    Load,
+    Scheme,
+    SteadyState,
+    find_span,
+    limits_of,
+    policy_of,
+    requests_of,
+    stagger_of,
+    tile_of,
+)
+
+MODEL = "llama-13b"
+LARGEST = (Load(1024, 18, 1), Load(2048, 10, 1), Load(3072, 6, 1))
+"""The batches of SARATHI (arXiv 2308.16369), Fig 9, for which the server is built."""
+COUNTED = 1
+"""Generations of requests that are measured, after as many warm-up generations as in simulation."""
+
+
+@dataclass(eq=False)
+class RealSteadyState(SteadyState):
+    """Measures loads by serving them. `cost` predicts single iterations from the profile of the same kind of GPU.
+
+    server: its limits and KV cache hold every load.
+    """
+
+    server: Server[Any] = field(kw_only=True)
+    hardware: str = field(kw_only=True)
+
+    def provenance(self) -> dict[str, Any]:
+        return {
+            "measured_on": self.hardware,
+            "model": self.cost.spec.name,
+            "counted_generations": COUNTED,
+            "single_iterations": self.cost.provenance(),
+        }
+
+    def close(self) -> None:
+        self.server.close()
+
+    def _run(self, scheme: Scheme, load: Load, chunk: int) -> float:
+        server = replace(self.server, limits=limits_of(load, tile_of(self.cost, chunk)))
+        generations = WARM_UP + COUNTED + 1
+        requests = requests_of(load, generations, stagger_of(scheme), server.executor.vocabulary)
+        begin, end = find_span(server.serve(policy_of(scheme, chunk), requests), load, COUNTED)
+        return (end - begin) / (COUNTED * load.batch)
+
+
+def on_gpu() -> RealSteadyState:
+    """Builds a server of LLaMA-13B on this machine's GPU.
+
+    Raises:
+        ConfigError: there is no GPU. CapacityError: its memory does not hold the model and a batch.
+    """
+    if count_gpus() == 0:
+        raise ConfigError("hardware=gpu, but there is no GPU; leave it out to simulate")
+    return _on(Cuda(), load_spec(MODEL), LARGEST)
+
+
+def on_cpu(spec: ModelSpec, largest: Load) -> RealSteadyState:
+    """Builds a server of a small model on this machine's CPU."""
+    return _on(Cpu(), spec, (largest,))
+
+
+def _on(backend: Cpu | Cuda, spec: ModelSpec, loads: Sequence[Load]) -> RealSteadyState:
+    tokens = max(load.batch * load.length for load in loads)
+    limits = Limits(max(load.batch for load in loads), tokens, max(load.length for load in loads))
+    # two batches: one may end at once, and its blocks are freed an iteration later
+    num_blocks = max(2 * load.batch * blocks_for(load.length, backend.block_size) for load in loads)
+    server = real_server(backend, spec, limits, kv_tokens=num_blocks * backend.block_size)
+    cost = cost_model(Cuda.predicts_with, spec, max_batch=limits.max_batch)
+    return RealSteadyState(cost, server=server, hardware=backend.hardware(cost.profile))

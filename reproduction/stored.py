@@ -1,0 +1,17 @@
+"""Results files of benchmarks, as they are stored in reproduction/results."""
+
+from pathlib import Path
+from typing import Any
+
+from experiments.store import benchmark_file
+from reproduction import RESULTS
+
+BENCH = "python -m reproduction.bench"
+VALIDATION = "python -m reproduction.validation"
+
+
+def write(
+    name: str, hardware: str, figures: dict[str, Any], folder: Path | str = RESULTS, command: str = BENCH
+) -> Path:
+    """Writes one benchmark's figures, with their provenance, to `folder`/<hardware>/<name>.json; returns the path."""
+    return benchmark_file.write(name, hardware, figures, folder, command)

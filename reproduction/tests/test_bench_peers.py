@@ -1,0 +1,378 @@
+"""Measuring other engines: the same work as ours, what is written, and how it enters documents. A fake engine stands in."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from places import RESULTS, ROOT
+from transformers import AutoConfig
+
+from cbatch import CbatchError, Request
+from cbatch.vocabulary import Vocabulary
+from experiments.bench import pd, trace
+from experiments.settings.presets import load_spec
+from reproduction.bench import measured, performance, summary
+from reproduction.bench.__main__ import main as bench
+from reproduction.bench.peers import __main__ as command
+from reproduction.bench.peers import measure, rows, vllm_engine
+from reproduction.bench.peers.cases import CASES, requests_of
+
+
+@pytest.fixture
+def trace_file(tmp_path: Path) -> Path:
+    """A trace of 600 rows in Azure's format."""
+    generator = np.random.default_rng(7)
+    path = tmp_path / "trace.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
+        for row in range(600):
+            writer.writerow(
+                [f"2023-11-16 18:{row // 60:02}:{row % 60:02}.0000000", *generator.integers(1, 60, 2).tolist()]
+            )
+    return path
+
+
+class OurServer:
+    """Keeps what a benchmark of ours serves."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        iteration = SimpleNamespace(num_eager=0, num_replayed=0)
+        self.executor = SimpleNamespace(vocabulary=vocabulary, needs_tokens=True, iteration=iteration)
+        self.served: list[list[Request]] = []
+
+    def serve(self, policy: object, requests: Sequence[Request], *, asynchronous: bool = True) -> SimpleNamespace:
+        self.served.append(list(requests))
+        step = SimpleNamespace(planned_at=0, launched_at=0, started=0, ended=1, received_at=1, done_at=1)
+        return SimpleNamespace(steps=[step], requests=[])
+
+
+def same(theirs: Sequence[Request], ours: Sequence[Request]) -> bool:
+    return [(request.prompt, request.max_new_tokens) for request in theirs] == [
+        (request.prompt, request.max_new_tokens) for request in ours
+    ]
+
+
+@pytest.mark.parametrize("name", ["trace-256-2048", "pd-256"])
+def test_peers_serve_the_requests_that_our_benchmark_serves(
+    name: str, trace_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = CASES[name]
+    spec = load_spec(case.model)
+    server = OurServer(Vocabulary(spec))
+    limits = []
+    module: Any = {"trace": trace, "pd": pd}[case.work]
+
+    def gpu_server(spec: object, given: object, **_: object) -> OurServer:
+        limits.append(given)
+        return server
+
+    monkeypatch.setattr(module, "gpu_server", gpu_server)
+    monkeypatch.setattr(module.torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    if case.work == "trace":
+        trace.main(path=str(trace_file), batch=case.batch, policies="orca", folder=str(tmp_path))
+        assert json.loads((tmp_path / "h200/trace-256.json").read_text())["batch"] == 256
+    else:
+        pd.main(ratios=(14,), policies="orca", folder=str(tmp_path))
+    assert same(requests_of(case, spec, str(trace_file)), server.served[-1])
+    assert limits[0].max_running == case.batch
+
+
+def test_lengths_are_those_that_the_works_name(trace_file: Path) -> None:
+    spec = load_spec("llama-3.1-8b")
+    with trace_file.open() as file:
+        recorded = [(int(row["ContextTokens"]), int(row["GeneratedTokens"])) for row in csv.DictReader(file)]
+    replayed = requests_of(CASES["trace-128-8192"], spec, str(trace_file))
+    assert [(len(request.prompt or ()), request.max_new_tokens) for request in replayed] == recorded[:512]
+    lengths = {
+        name: {
+            (len(request.prompt or ()), request.max_new_tokens) for request in requests_of(case, load_spec(case.model))
+        }
+        for name, case in CASES.items()
+        if case.work != "trace"
+    }
+    assert lengths == {
+        "decode-2048": {(256, 2048)},
+        "decode-8192": {(256, 8192)},
+        "one": {(32, 512)},
+        "pd-256": {(956, 68)},  # 1024 / (1 + 14) = 68.3
+        "pd-512": {(956, 68)},
+    }
+    assert len(requests_of(CASES["pd-512"], load_spec("llama-13b"))) == 144
+    decodes = requests_of(CASES["decode-2048"], spec)
+    assert [request.prompt for request in decodes] == np.random.default_rng(0).integers(0, 128256, (32, 256)).tolist()
+    with pytest.raises(CbatchError, match="give the trace's file"):
+        requests_of(CASES["trace-128-8192"], spec)
+
+
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-2-7b", "llama-13b"])
+def test_the_checkpoint_without_weights_has_the_models_shape(model: str, tmp_path: Path) -> None:
+    spec = load_spec(model)
+    measure.write_checkpoint(spec, tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["architectures"] == ["LlamaForCausalLM"]
+    assert (written["model_type"], written["dtype"]) == ("llama", "bfloat16")
+    config = AutoConfig.from_pretrained(tmp_path)
+    shape = {
+        "num_hidden_layers": spec.num_layers,
+        "hidden_size": spec.hidden_size,
+        "num_attention_heads": spec.num_heads,
+        "num_key_value_heads": spec.num_kv_heads,
+        "head_dim": spec.head_dim,
+        "intermediate_size": spec.intermediate_size,
+        "vocab_size": spec.vocab_size,
+        "max_position_embeddings": spec.max_positions,
+        "tie_word_embeddings": False,
+    }
+    assert {name: getattr(config, name) for name in shape} == shape
+    assert config.rope_parameters["rope_theta"] == spec.rope_theta
+
+
+class FakeVllm(ModuleType):
+    """`vllm` as far as the script uses it; each request gets `short` tokens fewer than it asks for."""
+
+    def __init__(self, short: int = 0) -> None:
+        super().__init__("vllm")
+        self.short = short
+        self.arguments: dict[str, Any] = {}
+        self.generated: list[list[tuple[int, int]]] = []
+        self.closed = 0
+
+    def LLM(self, model: str, **arguments: Any) -> Any:  # noqa: N802
+        assert json.loads((Path(model) / "config.json").read_text())["model_type"] == "llama"
+        self.arguments = arguments
+        scheduler = SimpleNamespace(async_scheduling=True)
+        engine = SimpleNamespace(
+            engine_core=SimpleNamespace(shutdown=self._shut_down),
+            vllm_config=SimpleNamespace(scheduler_config=scheduler),
+        )
+        return SimpleNamespace(generate=self._generate, llm_engine=engine)
+
+    def SamplingParams(self, *, max_tokens: int, **settings: Any) -> Any:  # noqa: N802
+        assert settings == {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        return SimpleNamespace(max_tokens=max_tokens)
+
+    def _generate(self, prompts: list[Any], sampling: list[Any], use_tqdm: bool) -> list[Any]:
+        asked = [parameters.max_tokens for parameters in sampling]
+        self.generated.append(
+            [(len(prompt["prompt_token_ids"]), new) for prompt, new in zip(prompts, asked, strict=True)]
+        )
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[0] * (new - self.short))]) for new in asked]
+
+    def _shut_down(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
+    """Its warm-up takes 1 second, its runs 4, 2 and 3."""
+    module = FakeVllm()
+    monkeypatch.setitem(sys.modules, "vllm", module)
+    monkeypatch.setattr(measure, "graphics_card", lambda: ("NVIDIA H200", "580.159"))
+    monkeypatch.setattr(measure.metadata, "version", lambda package: "0.22.1")
+    clock = iter([0, 1, 10, 14, 20, 22, 30, 33])
+    monkeypatch.setattr(vllm_engine, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    return module
+
+
+VALUES = {"decode-2048": 3 / 2048 * 1e3, "one": 512 / 3, "pd-256": 144 * 1024 / 3}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_the_script_drives_vllm_and_writes_what_it_measured(
+    name: str, fake: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["vllm", f"cases={name}", f"folder={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["peers", *options])
+    monkeypatch.setenv("CBATCH_COMMIT", "abc")
+    assert command.main(options) == 0
+    file = json.loads((tmp_path / f"h200/peers/vllm-{name}.json").read_text())
+    assert file["figures"]["value"] == pytest.approx(
+        {
+            "median": VALUES[name],
+            "min": file["figures"]["value"]["min"],
+            "max": file["figures"]["value"]["max"],
+            "repeats": 3,
+        }
+    )
+    assert file["figures"]["seconds"] == {"median": 3, "min": 2, "max": 4, "repeats": 3}
+    assert file["command"] == f"python -m reproduction.bench.peers vllm cases={name}"
+    assert (file["commit"], file["driver"], file["hardware"]) == ("abc", "580.159", "NVIDIA H200")
+    assert {"python", "torch"} <= file["versions"].keys()
+    assert file["engine"]["async_scheduling"] is True
+    case = CASES[name]
+    sizes = [
+        (request.num_prompt_tokens, request.max_new_tokens) for request in requests_of(case, load_spec(case.model))
+    ]
+    warm_up, *runs = fake.generated
+    assert runs == [sizes] * 3
+    assert warm_up == [(prompt, 16) for prompt, _ in sizes[: case.batch]]
+    assert fake.arguments["max_num_seqs"] == case.batch
+    assert fake.arguments["max_num_batched_tokens"] == case.budget
+    assert fake.arguments["max_model_len"] == sum(sizes[0])
+    assert fake.arguments["enable_prefix_caching"] is False
+    assert fake.closed == 1
+    assert file["row"] in capsys.readouterr().out
+
+
+def test_rows_name_the_loop_and_the_variant_that_ran(
+    fake: FakeVllm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: list[dict[str, Any]] = [{"async_scheduling": True}, {"async_scheduling": False, "variant": ", SDPA"}]
+    rows = []
+    for found in settings:
+        monkeypatch.setattr(measure, "run", lambda *_, found=found: (1.0, [2.0], found))
+        path = measure.measure("decode-2048", command.PEERS["vllm"], path="", repeats=1, folder=tmp_path)
+        rows.append(json.loads(path.read_text())["row"])
+    assert rows == ["vLLM 0.22.1, async", "vLLM 0.22.1, SDPA, sync"]
+
+
+def test_an_engine_that_did_less_work_is_an_error(fake: FakeVllm, tmp_path: Path, capsys: Any) -> None:
+    fake.short = 1
+    assert command.main(["vllm", "cases=one", f"folder={tmp_path}"]) == 2
+    assert "1 of 1 requests" in capsys.readouterr().err
+    assert fake.closed == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["other"], "engine other is unknown; known: vllm, transformers"),
+        (["vllm", "cases=five"], "cases=five: no case begins with it"),
+        (["vllm", "case=one"], "case=one: give key=value with one of cases"),
+        (["vllm", "repeats=0"], "give a whole number, at least 1"),
+    ],
+)
+def test_mistakes_on_the_command_line_are_one_line(options: list[str], message: str, capsys: Any) -> None:
+    assert command.main(options) == 2
+    assert message in capsys.readouterr().err
+    assert command.chosen("trace-128,one") == ["trace-128-2048", "trace-128-8192", "one"]
+    assert command.chosen("") == list(CASES)
+
+
+def test_the_package_needs_no_hydra_and_leaves_transformers_for_later() -> None:
+    code = "import sys, reproduction.bench.peers.__main__; print({'hydra', 'omegaconf', 'triton', 'transformers'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "set()"
+
+
+HAND = {
+    "date": "2026-01-01",
+    "setting": "greedy",
+    "note": "Theirs.",
+    "copy_bandwidth": "4 TB/s",
+    "decode": {
+        "2048 new": {
+            "engines": {"vLLM 1, sync": 7.0, "vLLM 1, async": 6.0},
+            "seconds": {"vLLM 1, async": 12.0},
+            "active_share": {"vLLM 1, sync": 0.5, "vLLM 1, async": 0.75},
+        }
+    },
+    "trace": {"engines": {"vLLM 1, batch 128, 2048 tokens an iteration": 100}},
+}
+
+
+def stored(folder: Path, section: list[str], row: str, median: float, batch: int = 256, budget: int = 2048) -> None:
+    """A file as the command writes it."""
+    value = {"median": median, "min": median - 1, "max": median + 1, "repeats": 3}
+    file = {
+        "command": "measure it",
+        "hardware": "NVIDIA H200",
+        "driver": "580",
+        "date": "2026-02-02",
+        "commit": "0123456789abcdef",
+        "versions": {"vllm": "1"},
+        "engine": {"name": "vLLM"},
+        "section": section,
+        "row": row,
+        "batch": batch,
+        "budget": budget,
+        "figures": {"value": value, "seconds": value},
+    }
+    path = folder / "peers" / f"{len(list(folder.rglob('*')))}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(file))
+
+
+def test_measured_figures_take_the_place_of_those_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "peers.json").write_text(json.dumps(HAND))
+    stored(tmp_path, ["decode", "2048 new"], "vLLM 1, async", 5.0)
+    stored(tmp_path, ["pd"], "vLLM 1, 256 tokens an iteration", 90.0)
+    found = rows.read(tmp_path)
+    engines = found["decode"]["2048 new"]["engines"]
+    assert {name: figures["median"] for name, figures in engines.items()} == {"vLLM 1, sync": 7.0, "vLLM 1, async": 5.0}
+    assert found["decode"]["2048 new"]["seconds"] == {"vLLM 1, async": 5.0}
+    assert found["decode"]["2048 new"]["active_share"] == {"vLLM 1, sync": 0.5}
+    assert [figures["measured"] for figures in engines.values()] == ["2026-01-01, by hand", "2026-02-02, 0123456789ab"]
+    assert list(found["pd"]["engines"]) == ["vLLM 1, 256 tokens an iteration"]
+    page = performance.text(measured.read(tmp_path))
+    cells = {
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:4]]
+        for line in page.splitlines()
+        if "|" in line
+    }
+    assert cells["vLLM 1, async"] == ["5.00", "4.00 to 6.00"]
+    assert cells["vLLM 1, batch 128, 2048 tokens an iteration"][0] == "100"
+    assert "vLLM: `measure it`; NVIDIA H200, driver 580; 2026-02-02, 0123456789ab; vllm 1." in page
+
+
+def test_readmes_table_holds_vllm_at_our_batch_and_its_best_run(tmp_path: Path) -> None:
+    (tmp_path / "peers.json").write_text(json.dumps(HAND))
+    stored(tmp_path, ["trace"], "vLLM 1, batch 256, 2048 tokens an iteration", 250.0)
+    stored(tmp_path, ["trace"], "vLLM 1, batch 256, 8192 tokens an iteration", 240.0, budget=8192)
+    stored(tmp_path, ["decode", "2048 new"], "vLLM 1, async, again", 6.5, batch=32, budget=8192)
+    for batch, speed in ((128, 120), (256, 260)):
+        figures = {
+            f"sarathi_serve, {budget} tokens": {"tokens_per_second": {"median": speed - budget / 1000}}
+            for budget in (1024, 2048)
+        }
+        stamp = {"command": "ours", "hardware": "NVIDIA H200", "date": "2026-02-02", "versions": {}}
+        name = "trace" if batch == 128 else f"trace-{batch}"
+        (tmp_path / f"{name}.json").write_text(json.dumps({**stamp, "batch": batch, "figures": figures}))
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{summary.BEGIN}\nold\n{summary.END}\nafter\n")
+    assert bench(["report", f"results={tmp_path}", f"docs={tmp_path}", f"readme={readme}"]) == 0
+    lines = readme.read_text().splitlines()
+    assert (lines[0], lines[-1], "old" in lines) == ("before", "after", False)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "Azure" in line]
+    assert [line[1:] for line in cells] == [
+        [
+            "119 tokens/s (128; 1,024)‡",
+            "100 (128; 2,048)†",
+            "250 (256; 2,048)",
+        ],  # batch 128: by hand; its best is at 256
+        ["259 tokens/s (256; 1,024)‡", "250 (256; 2,048)", "250 (256; 2,048)"],
+    ]
+    decode = next(line for line in lines if "2,048 new" in line)
+    assert [cell.strip() for cell in decode.strip("|").split("|")[1:]] == [
+        "not measured",
+        "6.50 (32; 8,192)",
+        "6.00 (32; -)†",
+    ]
+    assert lines[-3] == (
+        "Measured on one NVIDIA H200 each: 2026-02-02, 0123456789ab; † 2026-01-01, by hand; ‡ 2026-02-02, commit not recorded. "
+        "In parentheses: most requests and most tokens in an iteration; -: not recorded."
+    )
+    assert "| vLLM 1, same batch |" in " ".join(" ".join(lines).split())
+    readme.write_text("no marks")
+    assert bench(["report", f"results={tmp_path}", f"docs={tmp_path}", f"readme={readme}"]) == 2
+
+
+def test_readmes_table_is_that_of_the_results() -> None:
+    table = summary.table(measured.read(RESULTS / "h200"))
+    assert f"{summary.BEGIN}\n{table}\n{summary.END}" in (ROOT / "README.md").read_text()
+
+
+def test_the_page_is_that_of_the_results() -> None:
+    page = performance.text(measured.read(RESULTS / "h200"))
+    assert page == (ROOT / "docs" / "performance.md").read_text()

@@ -1,0 +1,259 @@
+"""Simulation held against real runs: what is kept of them, what is compared, and what the command does with it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cbatch import ConfigError, Limits, Server
+from cbatch.kv import KVSize
+from cbatch.sim.executor import SimExecutor
+from cbatch.sim.profile_file import load_profile
+from experiments.profile import laboratory
+from experiments.profile.machine import Machine
+from experiments.settings.presets import load_spec
+from reproduction.validation import fidelity, plot, stored
+from reproduction.validation import runs as runs_file
+from reproduction.validation.__main__ import main
+from reproduction.validation.cases import CASES, POLICIES, SERVE, Case, chosen_cases, workload
+from reproduction.validation.compare import CLOSED, Nudged, compare, pair, ranking
+from reproduction.validation.fidelity import errors_at_card_speed
+from reproduction.validation.runs import ServedRun
+from reproduction.validation.serve import serve, serve_cases
+
+POLICIES_TRIED = ("orca", "prefill_first", "request_level", "sarathi_serve, 512 tokens")
+QUEUED = Case("trace", "llama-3.1-8b", 16, 2048, POLICIES_TRIED)
+OPEN = Case("poisson at 60%", "llama-3.1-8b", 16, 2048, POLICIES_TRIED, 0.6)
+SYNCHRONOUS = replace(QUEUED, policies=("orca",), loop="sync")
+
+
+@pytest.fixture(autouse=True)
+def measures_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has no clock that falls as it warms up."""
+    monkeypatch.setattr(laboratory, "WARM_UP_SECONDS", 0.0)
+    monkeypatch.setattr(laboratory, "MOST_SECONDS", 0.0)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    """Forty requests, one a second."""
+    random = np.random.default_rng(3)
+    rows = [
+        f"2023-11-16 18:15:{second:02d}.680590,{random.integers(5, 900)},{random.integers(2, 60)}"
+        for second in range(40)
+    ]
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    return str(path)
+
+
+def simulated_machine(host_seconds: float | None = None, factor: float = 1.0, loop: str = "async") -> Machine:
+    """A machine whose iterations take exactly what the profile says, or that times a factor; a host of its own if told."""
+    profile, limits = load_profile("h200"), Limits(16, 2048, 1024)
+    cost = Nudged(ServedRun({"model": QUEUED.model, "batch": 16}, {}, {}), profile, factor)
+    host = profile.host(loop == "async") if host_seconds is None else host_seconds
+    return Machine("NVIDIA H200", Server(SimExecutor(cost, host), limits, cost, KVSize(128, 128)), (), (), "none")
+
+
+def runs_of(case: Case, trace: str, machine: Machine, policies: tuple[str, ...] = POLICIES_TRIED) -> list[ServedRun]:
+    requests = workload(case, trace, {"trace": 40, "poisson": 40}, capacity=50.0)
+    return [serve(machine, load_spec(case.model), case, policy, requests) for policy in policies]
+
+
+@pytest.mark.parametrize("case", [QUEUED, OPEN, SYNCHRONOUS], ids=["queued", "open loop", "synchronous loop"])
+def test_what_behaves_as_the_profile_says_is_simulated_without_error(case: Case, trace: str) -> None:
+    profile = load_profile("h200")
+    runs = runs_of(case, trace, simulated_machine(loop=case.loop), case.policies)
+    assert all(
+        (run.device_seconds() > 0).all() and (run.pauses()[1:] > 0).all() == (case is SYNCHRONOUS) for run in runs
+    )
+    result = compare([pair(run, profile) for run in runs], profile)
+    assert max(result["largest_error"].values()) < 1e-3  # arrivals are kept to the microsecond
+    for found in result["cases"][case.name].values():
+        assert (found["batch"], found["loop"], found["load"]) == (16, case.loop, case.load)
+        for part in found["iterations"].values():
+            assert abs(part["total"]) < 1e-3
+        assert found["percentile_rank"]["TBT P99"] == pytest.approx(99, abs=1)
+        low, high = found["error_range"]["total time"]
+        assert low <= found["error"]["total time"] <= high
+        if case is QUEUED:  # one iteration after the other: all take that much more or less
+            assert (low, high) == (pytest.approx(-0.01, rel=0.1), pytest.approx(0.01, rel=0.1))
+    assert result["ranking"][case.name]["swapped"] == {}
+
+
+def test_the_order_of_events_and_the_cost_model_are_told_apart(trace: str) -> None:
+    """A slow host makes the run longer but not the iterations."""
+    profile = load_profile("h200")
+    [run] = runs_of(QUEUED, trace, simulated_machine(host_seconds=0.02), ("orca",))
+    found = compare([pair(run, profile)], profile)["cases"]["trace"]["orca"]
+    assert found["error"]["total time"] < -0.3
+    assert all(abs(part["total"]) < 1e-3 for part in found["iterations"].values())
+
+
+def test_a_written_comparison_is_simulated_again_from_the_trace_alone(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a machine 2% slower measured is in the file; requests and their arrivals are made again."""
+    monkeypatch.setattr(stored, "KNOWN", {case.name: case for case in (QUEUED, OPEN)})
+    machine, profile, spec = simulated_machine(factor=1.02), load_profile("h200"), load_spec(QUEUED.model)
+    [queued] = runs_of(QUEUED, trace, machine, ("sarathi_serve, 512 tokens",))
+    late = workload(OPEN, trace, {"poisson": 40}, capacity=40 / queued.figures["total time"])
+    before = compare([pair(run, profile) for run in (queued, serve(machine, spec, OPEN, "orca", late))], profile)
+    (tmp_path / "a.json").write_text(json.dumps(before))
+    after = compare([pair(run, profile) for run in stored.stored_runs(tmp_path / "a.json", trace)], profile)
+    for case, policies in before["cases"].items():
+        for policy, run in policies.items():
+            again = after["cases"][case][policy]
+            assert again["measured"] == run["measured"] != again["simulated"] == run["simulated"]
+    (tmp_path / "b.json").write_text("{}")
+    assert main(["fidelity", f"path={trace}", f"measured={tmp_path / 'b.json'}"]) == 2
+    assert "is no comparison that bench fidelity wrote" in capsys.readouterr().err
+
+
+def test_a_run_is_kept_as_it_was(trace: str, tmp_path: Path) -> None:
+    runs = runs_of(OPEN, trace, simulated_machine())
+    runs_file.save(tmp_path / "runs.npz", {"hardware": "x"}, runs)
+    about, again = runs_file.load(tmp_path / "runs.npz")
+    assert about == {"hardware": "x"}
+    for before, after in zip(runs, again, strict=True):
+        assert (before.settings, before.figures) == (after.settings, after.figures)
+        assert before.shapes() == after.shapes()
+        assert all((before.columns[name] == after.columns[name]).all() for name in before.columns)
+        np.testing.assert_allclose(before.device_seconds(), after.device_seconds())
+    total = sum(shape.num_tokens for shape in again[0].shapes())
+    requests = again[0].requests()
+    assert total == sum(request.num_prompt_tokens + request.max_new_tokens - 1 for request in requests)
+    assert len({request.arrival_time for request in requests}) == 40
+    (tmp_path / "broken.npz").write_bytes(b"PK nothing")
+    with pytest.raises(ConfigError, match=r"measured=.*broken\.npz: cannot read the measured runs"):
+        runs_file.load(tmp_path / "broken.npz")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_real_runs_of_several_cases_are_served_one_after_the_other(trace: str) -> None:
+    queued = Case("trace", "tiny", 4, 1024, ("sarathi_serve, 512 tokens", "orca"))
+    cases = [queued, replace(queued, name="poisson at 60%", policies=("orca",), load=0.6)]
+    numbers = {"trace": 6, "poisson": 6}
+    seen = [[run.name for run in runs] for _, runs in serve_cases(cases, trace, numbers, (), backend="cpu")]
+    assert [len(names) for names in seen] == [2, 3]
+    about, runs = list(serve_cases(cases[:1], trace, numbers, (), backend="cpu"))[-1]
+    assert about["attention"] == "reference"
+    for run in runs:
+        assert run.figures["total time"] > 0
+        assert (run.device_seconds() >= 0).all() and run.device_seconds().sum() <= run.figures["total time"]
+        assert (run.columns["request.first_token"] <= run.columns["request.last_token"]).all()
+
+
+def test_policies_predict_with_the_profile_that_is_compared(
+    trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in simulation, not with the backend's: that of a CPU which was never measured, here."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    case = Case("trace", "tiny", 4, 1024, ("mlfq",))
+    [(_, [run])] = serve_cases([case], trace, {"trace": 3}, (), backend="cpu", hardware="h200")
+    assert run.figures["total time"] > 0
+    with pytest.raises(ConfigError, match="not measured with model=tiny"):
+        list(serve_cases([case], trace, {"trace": 3}, (), backend="cpu"))
+
+
+def test_queued_runs_tell_the_speed_of_a_card(trace: str) -> None:
+    """A card 4% slower than the profile's; those runs themselves are not judged."""
+    machine, profile = simulated_machine(factor=1.04), load_profile("h200")
+    queued, late = (runs_of(case, trace, machine, POLICIES_TRIED[:2]) for case in (QUEUED, OPEN))
+    found = errors_at_card_speed([[*queued, *late], late], profile)  # the second card tells nothing
+    plain = [abs(pair(run, profile).simulated["TTFT mean"] / run.figures["TTFT mean"] - 1) for run in late]
+    assert found["TPOT mean"]["largest"] < 0.002 and found["TBT mean"]["largest"] < 0.002
+    assert found["TTFT mean"]["largest"] < min(plain) / 2  # of some sizes with prompts too few iterations tell a factor
+    assert (found["TTFT mean"]["runs"], found["TTFT mean"]["missed"]) == (2, 0) and not found.keys() & CLOSED.keys()
+    assert errors_at_card_speed([late], profile) == {}
+
+
+def test_policies_in_another_order_are_named_with_what_lies_between_them() -> None:
+    speeds = {"fast": (100.0, 101.0), "slow": (80.0, 70.0), "slower": (79.0, 75.0)}
+    found = {
+        name: {"measured": {"throughput": real}, "simulated": {"throughput": virtual}}
+        for name, (real, virtual) in speeds.items()
+    }
+    assert ranking(found) == {
+        "measured": ["fast", "slow", "slower"],
+        "simulated": ["fast", "slower", "slow"],
+        "swapped": {"slow; slower": pytest.approx(80 / 79 - 1)},
+    }
+
+
+def test_the_load_of_a_case_is_of_the_capacity_of_its_own_server() -> None:
+    by_name = {case.name: case for case in CASES}
+    for case in CASES:
+        if case.load is not None:
+            full = by_name[case.capacity_of]
+            assert full.fits(case) and (full.loop, full.load) == (case.loop, None) and SERVE in full.policies, case.name
+
+
+def test_cases_are_chosen_by_the_beginnings_of_their_names(trace: str) -> None:
+    assert chosen_cases("") == [case for case in CASES if not case.held_out]
+    assert chosen_cases("held") == [case for case in CASES if case.held_out]
+    assert [case.name for case in chosen_cases("poisson;pd")] == ["pd", "poisson at 60%", "poisson at 90%"]
+    assert all(policy in POLICIES for case in CASES for policy in case.policies) and all(
+        len(case.policies) >= 4 for case in chosen_cases("")
+    )
+    assert [case.policies for case in chosen_cases("", "request;orca")][:2] == [("request_level", "orca"), ("orca",)]
+    assert chosen_cases("trace", "request_level") == []
+    with pytest.raises(ConfigError, match=r"cases: none begins with 'pdd'; known: pd; trace; poisson at 60%"):
+        chosen_cases("pdd")
+    with pytest.raises(ConfigError, match=r"policies: none begins with 'vlm'; known: request_level"):
+        chosen_cases("", "vlm")
+    with pytest.raises(ConfigError, match=r"share of the capacity, which case trace measures"):
+        workload(OPEN, trace, {"poisson": 4}, None)
+
+
+def test_the_command_compares_kept_runs_and_stamps_the_profile(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "fidelity.npz"
+    runs = [run for case in (QUEUED, OPEN) for run in runs_of(case, trace, simulated_machine())]
+    runs_file.save(kept, {"hardware": "NVIDIA H200", "date": "2026-01-01"}, runs)
+    monkeypatch.setattr(fidelity, "PROFILES", tmp_path)
+    profile = json.loads((Path(load_profile.__globals__["PROFILES"]) / "h200.json").read_text())
+    (tmp_path / "h200.json").write_text(json.dumps(profile))
+    assert main(["fidelity", f"measured={kept}", f"folder={tmp_path}", "stamp=on"]) == 0
+    printed = capsys.readouterr().out
+    assert "ranking: the same" in printed and "MISSED" not in printed
+    result = json.loads((tmp_path / "h200" / "fidelity.json").read_text())
+    assert set(result["cases"]) == {"trace", "poisson at 60%"}
+    assert {path.name for path in (tmp_path / "h200").iterdir()} == {"fidelity.json", "fidelity.pdf", "fidelity.png"}
+    stamped = json.loads((tmp_path / "h200.json").read_text())
+    assert stamped["models"] == profile["models"]
+    brief = "largest error: mean/P50 0%, P90 0%, P99 0%; batch 16, load 60%"  # the runs are simulated
+    compared = {"models": ["llama-3.1-8b"], "gpus": 1, "batches": [16, 16], "brief": brief}
+    assert stamped["compared"] == {"async": compared}
+    assert stamped["error"].startswith(
+        "against 8 real runs of llama-3.1-8b on 1 card (batch 16, load 60%; 4 of 8 queued),"
+    )
+    (tmp_path / "h200.json").write_text(json.dumps(profile))
+    assert main(["fidelity", f"measured={tmp_path / 'h200' / 'fidelity.json'}", "stamp=on"]) == 0
+    assert "ranking: the same" in capsys.readouterr().out
+    assert json.loads((tmp_path / "h200.json").read_text()) == stamped
+    values, *_ = plot.draw(result).axes
+    assert len([line for line in values.lines if line.get_marker() != "None"]) == 4  # total times, of the queued runs
+    held_out = [case.name for case in CASES if case.held_out]
+    [legend] = plot.draw({**result, "cases": dict.fromkeys(held_out, result["cases"]["trace"])}).legends
+    shapes = [line.get_marker() for line in legend.get_lines() if line.get_linestyle() == "None"]
+    assert len(set(shapes)) == len(shapes) == len(held_out)  # each workload has its own
+
+
+def test_user_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, says in (
+        ([], "give a trace to serve on a GPU, path=azure_llm_2023_conv.csv.gz"),
+        ([f"measured={tmp_path / 'no.npz'}"], "cannot read the measured runs"),
+        (["cases=fig9", f"measured={tmp_path}"], "cases: none begins with 'fig9'"),
+        (["path=x", "pd=none"], "pd=none: give a whole number of requests, at least 1"),
+        (
+            ["path=x", "measured=a.json", "stamp=on"],
+            "stamp=on: what is simulated again is not written; leave out path=",
+        ),
+    ):
+        assert main(["fidelity", *options]) == 2
+        error = capsys.readouterr().err
+        assert says in error and error.count("\n") == 1

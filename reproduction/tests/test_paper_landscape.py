@@ -1,0 +1,334 @@
+"""Figures about the published policies: small cases computed by hand, and runs that are kept as they end."""
+
+import json
+import shutil
+from itertools import product
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+from places import RESULTS
+
+from cbatch import CostFunction, Limits, Request, Server
+from cbatch.kv import KVSize
+from cbatch.sim.executor import SimExecutor
+from experiments.settings.assemble import make_policy
+from experiments.settings.composition import compose_run
+from experiments.settings.settings import read_settings
+from policies.chunking import Fixed, Slack
+from policies.past_future import PastFuture
+from policies.shared.future_memory import draw_left
+from reproduction.papers import gallery
+from reproduction.papers.__main__ import main as paper
+from reproduction.papers.claims import read_claims
+from reproduction.papers.figures.landscape import confidence, lars, mc_sf, past_future, sarathi_serve, served, vtc
+from reproduction.papers.jobs import crossing, run_jobs
+from reproduction.papers.machines import Machines
+
+
+def doubled(number: int, broken: bool = False) -> dict[str, float]:
+    if broken:
+        raise ValueError(f"job {number}")
+    return {"value": 2.0 * number}
+
+
+def test_jobs_that_ended_before_an_interruption_are_not_run_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    with pytest.raises(ValueError, match="job 9"):
+        run_jobs(doubled, [{"number": 1}, {"number": 9, "broken": True}], said.append, tmp_path)
+    [path] = tmp_path.glob("*.jsonl")
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(entry["figures"] == {"value": 2.0} for entry in kept)
+    path.write_text(json.dumps({**kept[0], "figures": {"value": 7.0}}) + "\n" if kept else "")
+    data = run_jobs(doubled, [{"number": 2}, {"number": 1}], said.append, tmp_path)
+    assert data["number"].tolist() == [2, 1]
+    assert data["value"].tolist() == [4.0, 7.0 if kept else 2.0], "in order, the kept one as it stands in the file"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps({**line, "code": "other"}) + "\n" for line in lines))
+    assert run_jobs(doubled, [{"number": 1}], said.append, tmp_path)["value"].tolist() == [2.0], "made by other code"
+
+
+def test_a_crossing_lies_between_two_rates() -> None:
+    assert crossing([1, 2, 3], [0.0, 0.5, 1.0], 0.75) == 2.5
+    assert crossing([1, 2, 3], [0.0, 0.8, 0.1], 0.4) == 1.5, "the first one"
+    assert np.isnan(crossing([1, 2], [0.9, 1.0], 0.5)) and np.isnan(crossing([1, 2], [0.1, 0.2], 0.5))
+
+
+def test_the_optimum_is_the_least_of_all_start_times() -> None:
+    """By counting the memory of every combination round by round, apart from the search."""
+    for seed in range(12):
+        asked = list(mc_sf.draw_instance(Random(seed), 3))[:3]
+        horizon = max(a for a, _, _ in asked) + sum(o for _, _, o in asked)
+        best = min(
+            sum(start + o - a for start, (a, _, o) in zip(starts, asked, strict=True))
+            for starts in product(*(range(a, horizon - o + 1) for a, _, o in asked))
+            if all(
+                sum(p + t - start for start, (_, p, o) in zip(starts, asked, strict=True) if start < t <= start + o)
+                <= 10
+                for t in range(1, horizon + 1)
+            )
+        )
+        assert mc_sf.optimum(asked) == best <= mc_sf.latency(asked, "shortest")
+
+
+def test_a_history_stands_for_ended_requests() -> None:
+    policy = PastFuture(history=[5, 3, 9], window=2)
+    drawn = draw_left(Random(1), [0] * 60, [100] * 60, policy._ended.ascending)
+    assert set(drawn) == {3, 9}, "the last two"
+
+
+def test_a_row_of_past_futures_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the table's lengths and memory: aggressive evicts, conservative reserves 410 + 307 of 717 tokens a request."""
+    for name, value in (("MEMORY", 12_000), ("LIMIT", 410), ("LENGTHS", {"D3": ((205, 410), (3, 410))})):
+        monkeypatch.setattr(past_future, name, value)
+    conservative, aggressive = (past_future.run("D3", rule, 60) for rule in ("conservative", "aggressive"))
+    assert conservative["evicted"] == 0 < aggressive["evicted"]
+    assert conservative["peak"] == pytest.approx(61.66, abs=4) and aggressive["peak"] == pytest.approx(100.38, abs=4)
+    assert conservative["steps"] > 1.3 * aggressive["steps"]
+    row = pd.DataFrame(
+        [{"lengths": "D3", "admission": "optimum", "steps": 1020, "use": 96.0, "peak": 98.0, "evicted": 0.0}]
+    )
+    asked = {"lengths": "D3", "admission": "optimum"}
+    assert past_future.row_error(row, **asked, steps=1000, use=95.5, peak=98, evicted=0) == pytest.approx(2.0)
+    assert past_future.row_error(row, **asked, steps=1020, use=97.5, peak=98, evicted=0) == 1.5
+    assert past_future.row_error(row, **asked, steps=1020, use=96, peak=98, evicted=2) == 2.0
+
+
+def test_a_limit_per_client_and_minute_counts_the_last_minute() -> None:
+    times = [0.0, 1.0, 2.0, 59.0, 60.5, 61.5, 70.0]
+    requests = [Request(i, 1, 1, arrival_time=time, client="a") for i, time in enumerate(times)]
+    kept = vtc.limited([*requests, Request(9, 1, 1, arrival_time=2.5, client="b")], 2)
+    assert [request.id for request in kept] == [0, 1, 4, 5, 9], "at 60.5 s the one of 0 s no longer counts"
+
+
+def test_the_spread_of_waiting_clients() -> None:
+    """Prompts of 10; a waits throughout, b from the second iteration on. Service: a prompt 10, a token 2."""
+    requests = [Request(0, 10, 5, client="a"), Request(1, 10, 5, client="b")]
+    spread = vtc.Spread(requests)
+    policy: Any = SimpleNamespace(counters={"a": 3.0, "b": 10.0})
+    record = SimpleNamespace(receivers=[])
+    engine: Any = SimpleNamespace(record=record, view=SimpleNamespace(waiting=requests[:1]))
+    record.receivers.append(np.array([0]))
+    spread.note(policy, engine)  # a 12, b 0
+    assert (spread.widest, spread.ahead) == (0.0, {"pair": 0.0, "any": 0.0})
+    engine.view.waiting = requests
+    for receivers in ([1], [1, 1], [0]):  # a 12, 12, 14; b 12, 16, 16
+        record.receivers.append(np.array(receivers))
+        spread.note(policy, engine)
+        spread.note(policy, engine)  # an idle turn adds nothing
+    assert spread.widest == 7.0
+    assert spread.ahead == {"pair": 4.0, "any": 16.0}
+
+
+def test_intervals_of_correlated_waits_are_too_narrow() -> None:
+    found = confidence.run(0.5)
+    assert found["covered"] < 0.6 and found["naive"] < found["true"] / 2
+    daley = 0.5 * (2 + 2.5 - 1 + 0.125) / 0.5**4 / 2048  # variance of the mean of waits, whose mean is 1
+    assert found["true"] == pytest.approx(1.96 * daley**0.5, rel=0.1)
+
+
+def test_orders_of_prompts_without_yielding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long prompt is under way when a short one arrives: FCFS finishes it first, LARS and EDF do not."""
+    monkeypatch.setattr(lars, "SHARE", 0.3)
+    monkeypatch.setattr(lars, "LONG", 30_000)
+    found = {order: lars.run(0.5, order, 12) for order in lars.ORDERS}
+    assert found["FCFS"]["short"] > 2 * found["LARS"]["short"]
+    assert found["FCFS"]["short"] > 2 * found["EDF"]["short"]
+    assert found["FCFS"]["long"] < found["LARS"]["long"], "at the long one's cost"
+    assert min(each["all"] for each in found.values()) >= 0.9
+
+
+@pytest.mark.parametrize("study", served.STUDIES)
+def test_the_settings_of_every_run_are_composed_and_make_its_policy(study: str) -> None:
+    policies = {}
+    for series in served.STUDIES[study].runs:
+        config = compose_run(*served.overrides(study, 0.5, series, "folder"))
+        policies[series] = make_policy(config, read_settings(config), {})
+        assert config["workload"]["arrivals"]["rate"] == served.STUDIES[study].capacity / 2
+    if study == "TRAIL":
+        assert [policies[series].predictor.mae for series in ("c = 0.8", "SRPT", "SJF, MAE 400")] == [33.9, 33.9, 400.0]
+    if study == "QoServe":
+        assert type(policies["EDF"].chunking) is Fixed and type(policies["+ hybrid"].chunking) is Slack
+
+
+STORED = RESULTS / "paper"
+
+
+def rows(**columns: list[object]) -> pd.DataFrame:
+    """A row for each combination of values; figures that a run would measure are 1, 2, 3, ..."""
+    frame = pd.DataFrame(product(*columns.values()), columns=[*columns])
+    measured = [
+        "steps",
+        "use",
+        "peak",
+        "evicted",
+        "most",
+        "mean",
+        "tokens",
+        "spread",
+        "pair",
+        "any",
+        "optimum",
+        "shortest",
+    ]
+    measured += ["arrival", "covered", "true", "naive", "all", "short", "long", "delay_p50", "tbt_p99", *served.KEYS]
+    return frame.assign(**{name: np.arange(1.0, len(frame) + 1) for name in measured if name not in columns})
+
+
+def test_sarathi_serves_figures_by_hand() -> None:
+    """The median delay passes 2 s at rate 3 for both; gaps pass 0.1 s at 2.5 and 1.25, 0.5 s at 1.5 for vLLM alone."""
+    rates = [1.0, 2.0, 4.0]
+    points = {
+        "Sarathi-Serve 512": [0.04, 0.05, 0.25],
+        "Sarathi-Serve 2048": [0.1, 0.2, 0.3],
+        "vLLM": [0.0, 0.4 + 0.6, 0.9],
+    }
+    data = pd.DataFrame(
+        [
+            {
+                "model": "mistral-7b",
+                "series": series,
+                "rate": rate,
+                "delay_p50": delay,
+                "tbt_p99": gap,
+                "ttft_p50": 2 * gap,
+            }
+            for series, gaps in points.items()
+            for rate, delay, gap in zip(rates, (0.0, 1.0, 3.0), gaps, strict=True)
+        ]
+    )
+    assert sarathi_serve.capacity(data, "mistral-7b", "Sarathi-Serve 512", "strict") == pytest.approx(2.5)
+    assert sarathi_serve.capacity(data, "mistral-7b", "vLLM", "strict") == pytest.approx(1.1)
+    assert sarathi_serve.capacity(data, "mistral-7b", "Sarathi-Serve 512", "relaxed") == pytest.approx(3.0)
+    gains = 2.5 / 1.1, 3.0 / 1.5
+    assert sarathi_serve.capacity_over(data, "mistral-7b", "strict", "vLLM") == pytest.approx(gains[0])
+    assert sarathi_serve.strict_over_relaxed(data, "mistral-7b", "vLLM") == pytest.approx(gains[0] / gains[1])
+    over, under = "vLLM", "Sarathi-Serve 512"
+    assert sarathi_serve.at_rate(data, "mistral-7b", "tbt_p99", over, under) == pytest.approx(1.0 / 0.05), (
+        "at 2, 0.8 x 2.5"
+    )
+
+
+def test_chunks_and_decodes_take_turns() -> None:
+    """Budget 4, A 6/3 at 0, B 3/1 at 0: chunks of 4 while nothing decodes, then in turns."""
+    asked = [Request(0, 6, 3), Request(1, 3, 2)]
+    cost = CostFunction(lambda shape: 1.0)
+    server = Server(SimExecutor(cost), Limits(4, 100, 100), cost, KVSize(100, 1), asynchronous=False)
+    record = server.serve(sarathi_serve.ChunksOnly(4), asked)
+    held = [(step.num_prefill_tokens, step.num_decode_tokens) for step in record.steps]
+    assert held == [(4, 0), (4, 0), (0, 1), (1, 0), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("module", "data"),
+    [
+        (
+            past_future,
+            rows(lengths=["D1", "D2", "D3"], admission=["aggressive", "conservative", "optimum", "past_future"]),
+        ),
+        (vtc, rows(suite=["real", "overload"], policy=[*vtc.POLICIES])),
+        (vtc, rows(suite=["overload"], policy=["VTC", "FCFS"])),  # without traces
+        (mc_sf, rows(arrivals=[*mc_sf.ARRIVALS], seed=[0, 1, 2])),
+        (served, rows(study=[*served.STUDIES], load=[0.7, 0.9], series=["a", "b"])),
+        (lars, rows(load=[*lars.LOADS], order=[*lars.ORDERS])),
+        (confidence, rows(load=[*confidence.LOADS])),
+        (sarathi_serve, rows(model=[*sarathi_serve.SERVERS], series=[*sarathi_serve.SERIES], rate=[0.5, 1.0, 2.0])),
+    ],
+)
+def test_a_figure_is_drawn_of_any_numbers(module: Any, data: pd.DataFrame) -> None:
+    name = f"landscape/{module.__name__.rpartition('.')[2]}"
+    figure = module.draw(data, read_claims(name))
+    assert figure.get_axes() and all(panel.lines or panel.patches for panel in figure.get_axes())
+    plt.close(figure)
+
+
+def test_latencies_of_trail_and_fastserve_are_drawn_over_those_of_first_come_first_served() -> None:
+    latency = {
+        ("FCFS", 0.7): 2.0,
+        ("FCFS", 0.9): 4.0,
+        ("SJF, exact", 0.7): 1.0,
+        ("SJF, exact", 0.9): 1.0,
+        ("SRPT", 0.9): 8.0,
+    }
+    runs = [
+        {"study": "TRAIL", "series": name, "load": load, "latency": value} for (name, load), value in latency.items()
+    ]
+    others = rows(study=[name for name in served.STUDIES if name != "TRAIL"], load=[0.7], series=["FCFS", "a"])
+    figure = served.draw(pd.concat([others, pd.DataFrame(runs)]), [])
+    drawn = {axes.get_title(): axes.get_legend_handles_labels() for axes in figure.get_axes()}
+    plt.close(figure)
+    [sjf], names = drawn["TRAIL: predictions"]
+    assert (names, sjf.get_ydata().tolist()) == (["SJF, exact"], [0.5, 0.25])
+    [srpt], names = drawn["TRAIL: limit of preemption"]
+    assert (names, srpt.get_ydata().tolist()) == (["SRPT"], [2.0])
+
+
+def test_a_figure_is_redrawn_from_its_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The stored picture is the one that the stored numbers make, and they stay; without them there is nothing to draw."""
+    stored = RESULTS / "landscape"
+    (tmp_path / "paper" / "landscape").mkdir(parents=True)
+    for suffix in ("csv", "json"):
+        shutil.copy(stored / f"served.{suffix}", tmp_path / "paper" / "landscape")
+    assert paper(["redraw", "figure=landscape/served", f"folder={tmp_path}"]) == 0
+    assert (tmp_path / "paper/landscape/served.csv").read_bytes() == (stored / "served.csv").read_bytes()
+    assert (tmp_path / "paper/landscape/served.png").stat().st_size > 50_000
+    assert paper(["redraw", "figure=landscape/lars", f"folder={tmp_path}"]) == 2
+    [missing] = capsys.readouterr().err.splitlines()
+    assert missing.startswith(f"error: {tmp_path}/paper/landscape/lars.csv: no such file; give")
+
+
+def test_a_redrawn_figure_says_where_its_numbers_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(gallery.style, "save", lambda figure, *_: drawn.append(figure))
+    gallery.redraw("landscape/lars", RESULTS.parent)
+    gallery.redraw("fig9", RESULTS.parent / "h200")
+    error = "largest error: mean/P50 10%, P90 23%, P99 16%; batch 16-128, load 45-90%; 1 part unmeasured"
+    assert [figure.get_supxlabel() for figure in drawn] == [
+        f"llama-3.1-8b: SIMULATED with profile h200 ({error})",
+        "served with real tokens on NVIDIA H200; single iterations are predicted by profile h200",
+    ]
+
+
+def test_nothing_that_is_drawn_lies_outside_the_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all stored figures but Fig 7, which leaves out the times of a few tokens, and one whose series had other names."""
+    checked = []
+
+    def check(figure: Figure, _: Path, name: str) -> None:
+        for axes in figure.axes:
+            low, high = np.sort([axes.get_xlim(), axes.get_ylim()]).T
+            for line in axes.lines:
+                points = np.asarray(line.get_xydata(), float)
+                known = points[np.isfinite(points).all(axis=1)]
+                if line.get_transform() == axes.transData:
+                    assert ((known >= low) & (known <= high)).all(), (name, axes.get_title(), known, low, high)
+        checked.append(name)
+        plt.close(figure)
+
+    monkeypatch.setattr(gallery.style, "save", check)
+    for folder in (RESULTS, RESULTS.parent / "h200" / "paper"):
+        for path in folder.rglob("*.png"):
+            name = str(path.relative_to(folder).with_suffix(""))
+            if name != "fig7" and (folder.parent.name, name) != ("h200", "tile_alignment"):
+                gallery.redraw(name, folder.parent)
+    assert len(checked) > 25
+
+
+def test_without_traces_what_needs_them_is_left_out() -> None:
+    said: list[str] = []
+    assert served.measure(Machines(), said.append).empty
+    assert said == ["left out: give traces=FOLDER, the published traces"]
+    assert sarathi_serve.measure(Machines(traces="some"), said.append).empty
+    assert "tables=" in said[1]
+
+
+def test_every_claim_of_the_landscape_is_of_one_of_its_figures() -> None:
+    claims = [claim for claim in read_claims() if claim.figure.startswith("landscape/")]
+    assert {claim.figure for claim in claims} == set(gallery.landscape())
+    named = {claim.setting.get(key) for claim in claims for key in ("over", "under") if claim.figure.endswith("served")}
+    assert named <= {name for study in served.STUDIES.values() for name in study.runs} | {None}

@@ -1,0 +1,128 @@
+"""What the plot of simulated against measured figures shows of a file made by hand."""
+
+from typing import Any
+
+import pytest
+
+from reproduction.validation import plot as fidelity
+
+
+def made(measured: float, simulated: float) -> dict[str, Any]:
+    """One run whose figures are all alike, but in other units of their own."""
+    names = {"total time": 1.0, "TTFT mean": 0.1, "TTFT P99": 0.2, "TBT P50": 0.01, "TBT P90": 0.02}
+    error = simulated / measured - 1
+    return {
+        "measured": {name: unit * measured for name, unit in names.items()},
+        "simulated": {name: unit * simulated for name, unit in names.items()},
+        "error": dict.fromkeys(names, error),
+        "error_range": {name: [error - 0.01, error + 0.02] for name in names},
+    }
+
+
+@pytest.fixture
+def compared() -> dict[str, Any]:
+    return {
+        "profile": "h200",
+        "targets": {"total time": 0.03, "TTFT mean": 0.05, "TTFT P99": 0.1, "TBT P50": 0.05, "TBT P90": 0.1},
+        "measured": {"hardware": "NVIDIA H200", "date": "2026-01-02"},
+        "cases": {"trace": {"orca": made(10, 11), "sarathi": made(20, 18)}, "pd": {"orca": made(30, 30)}},
+    }
+
+
+def test_simulated_values_stand_over_measured_ones(compared: dict[str, Any]) -> None:
+    figure = fidelity.draw(compared)
+    total, first, between = figure.axes[:3]
+    points = [axes.get_lines()[:-1] for axes in (total, first, between)]  # the last is the diagonal
+
+    def places(number: int) -> list[tuple[float, float]]:
+        return [(line.get_xdata()[0], line.get_ydata()[0]) for line in points[number]]
+
+    assert places(0) == [(10, 11), (20, 18), (30, 30)]
+    runs = [(1, 1.1), (2, 1.8), (3, 3)]
+    assert places(1) == [pytest.approx((x * k, y * k)) for x, y in runs for k in (1, 2)]
+    assert places(2) == [pytest.approx((100 * x * k, 100 * y * k)) for x, y in runs for k in (1, 2)]
+    orca, sarathi, other = points[0]
+    assert orca.get_color() == other.get_color() != sarathi.get_color()  # by policy
+    assert orca.get_marker() == sarathi.get_marker() != other.get_marker()  # by case
+    assert [line.get_markerfacecolor() == "none" for line in points[1]] == [
+        False,
+        True,
+    ] * 3  # the percentiles of the tail
+    titles = ["total time [s]", "time to first token [s]", "time between tokens [ms]"]
+    assert [axes.get_title(loc="left") for axes in figure.axes[:3]] == titles
+    assert [axes.get_ylabel() for axes in (total, figure.axes[3])] == ["simulated", "error of simulation"]
+    legend = figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == ["orca", "sarathi", "trace", "pd"]
+    assert legend.get_title().get_text() == "Simulated (profile h200) against measured"
+    bands = "total time 3%, mean 5%, P99 10%, P50 5%, P90 10%"
+    says = figure.get_supxlabel().replace("\n", " ")
+    assert says.startswith(
+        f"measured on NVIDIA H200, 2026-01-02; grey: target errors: {bands} lines: range of the error"
+    )
+    compared["measured"] = [compared["measured"]] * 2
+    assert fidelity.draw(compared).get_supxlabel().startswith("measured on 2 x NVIDIA H200, 2026-01-02; ")
+
+
+def test_axes_reach_over_all_points(compared: dict[str, Any]) -> None:
+    """The same in both directions, a third beyond the smallest and the largest value of a panel."""
+    total, first, _, *below = fidelity.draw(compared).axes
+    for axes, ends in ((total, (10 / 1.3, 30 * 1.3)), (first, (1 / 1.3, 6 * 1.3))):
+        assert axes.get_xlim() == axes.get_ylim() == pytest.approx(ends)
+        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+        assert axes.xaxis.get_major_formatter()(2.5) == axes.yaxis.get_major_formatter()(2.5) == "2.5"
+    assert [axes.get_xlim() for axes in below] == [(-0.5, 0.5), (-0.5, 1.5), (-0.5, 1.5)]
+    assert {axes.get_yscale() for axes in below} == {"linear"}
+
+
+@pytest.mark.parametrize(("error", "scale"), [(0.5, "linear"), (0.51, "symlog"), (-0.8, "symlog")])
+def test_errors_far_beyond_the_target_do_not_squeeze_the_others(
+    compared: dict[str, Any], error: float, scale: str
+) -> None:
+    """Of targets 5% and 10%, from more than five times the larger one on."""
+    compared["cases"]["pd"]["orca"]["error"]["TTFT P99"] = error
+    axes = fidelity.draw(compared).axes[4]
+    assert axes.get_yscale() == scale
+    if scale == "symlog":
+        assert axes.get_yticks().tolist() == [-1, -0.2, -0.1, 0, 0.1, 0.2, 1]
+        assert axes.get_ylim()[0] < min(error, -0.2)  # below every point
+        assert axes.get_ylim()[1] == pytest.approx(2 * abs(error))
+        assert axes.yaxis.get_transform().linthresh == 0.2
+
+
+def test_two_runs_close_to_each_other(compared: dict[str, Any]) -> None:
+    """An axis of less than a factor of 4 has plain ticks; errors stand at both ends of their place."""
+    compared["cases"] = {"trace": {"orca": made(10, 11), "sarathi": made(12, 12)}}
+    total, _, _, errors, *_ = fidelity.draw(compared).axes
+    low, high = total.get_xlim()
+    assert [tick for tick in total.get_xticks() if low < tick < high] == [8, 10, 12, 14]
+    where = [line.get_xdata()[0] for line in errors.get_lines() if len(line.get_xdata()) == 1]
+    assert where == pytest.approx([-0.38, 0.38])
+
+
+def test_errors_keep_their_signs_and_ranges(compared: dict[str, Any]) -> None:
+    below = fidelity.draw(compared).axes[3:]
+    total = below[0].get_lines()
+    points = [line.get_ydata()[0] for line in total if len(line.get_xdata()) == 1]
+    ranges = [list(line.get_ydata()) for line in total[:-1] if len(line.get_xdata()) == 2]
+    assert points == pytest.approx([0.1, -0.1, 0.0])
+    assert [x for pair in ranges for x in pair] == pytest.approx([0.09, 0.12, -0.11, -0.08, -0.01, 0.02])
+    where = [line.get_xdata()[0] for line in total if len(line.get_xdata()) == 1]
+    assert where == pytest.approx([-0.38, 0.0, 0.38])
+    assert [text.get_text() for text in below[1].get_xticklabels()] == ["TTFT mean", "TTFT P99"]
+    bands = [band.get_paths()[0].get_extents() for band in below[1].collections]
+    assert [(band.x0, band.x1, band.y0, band.y1) for band in bands] == [
+        *(pytest.approx((-0.45, 0.45, -0.05, 0.05)), pytest.approx((0.55, 1.45, -0.1, 0.1)))
+    ]
+
+
+def test_a_case_has_one_shape_on_all_cards(compared: dict[str, Any]) -> None:
+    """Runs at a share of their own capacity are one case, whatever the policy."""
+    late = [made(10, 11) | {"load": 0.9} for _ in range(3)]
+    names = ("held out, poisson at 90%, card 1", "capacity, orca at 90%, card 2", "capacity, sarathi at 90%, card 2")
+    compared["cases"] = {name: {"orca": run} for name, run in zip(names, late, strict=True)}
+    figure = fidelity.draw(compared)
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert shown == ["orca", "Poisson at 90%", "Poisson at 90% of own capacity"]
+    first, *others = [line.get_marker() for line in figure.axes[1].get_lines()[:-1:2]]
+    assert others == [others[0]] * 2 and first != others[0]
+    assert not figure.axes[0].lines  # the total time of an open loop says nothing

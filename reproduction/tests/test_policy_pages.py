@@ -1,0 +1,74 @@
+"""Every policy has a page with its parts, and the schedules that the pages show are those that the policies make today."""
+
+import re
+from inspect import get_annotations
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+from PIL import Image
+
+from cbatch import BatchShape, KVView, Limits, PlanBuilder, Request, StepRecord, View
+from cbatch.replay.schedule import Doing
+from experiments.settings.composition import policy_names
+from reproduction.papers import schedules
+
+PAGES = ROOT / "docs" / "policies"
+PARTS = ["Decides", "Needs", "Optimises", "Differs from the paper", "Differs from the code"]
+
+
+def test_the_readme_counts_the_policies() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    counts = re.findall(r"\[(\d+) policies\]\(docs/policies\.md\)|\(docs/policies\.md\): all (\d+),", text)
+    assert [int(first or second) for first, second in counts] == [len(policy_names())] * 2
+
+
+def test_each_policy_has_a_page_and_each_page_a_policy() -> None:
+    assert sorted(path.stem for path in PAGES.glob("*.md")) == policy_names()
+    overview = (ROOT / "docs" / "policies.md").read_text()
+    assert {f"policies/{name}.md" for name in policy_names()} <= set(re.findall(r"\]\((.*?)\)", overview))
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_page_has_its_parts_and_its_schedule_is_todays(name: str) -> None:
+    text = (PAGES / f"{name}.md").read_text()
+    assert text.startswith(f"# `{name}`: ")
+    assert re.findall(r"^\*\*(.+?)\.\*\* \S", text, re.MULTILINE) == PARTS
+    [figure] = re.findall(r"!\[.+\]\((.+)\)\n\n[A-Z]", text)  # with words below it
+    path = (PAGES / figure).resolve()
+    assert path.stem == name and path.stat().st_size < 40_000
+    schedule, _ = schedules.record(name)
+    with Image.open(path) as picture:
+        drawn = picture.info["Description"]
+    again = "draw it again with python -m reproduction.papers schedules, and look at the words below it"
+    assert drawn == schedule.text(schedules.NAMES), again
+
+
+NOT_FOR_POLICIES = {"ready_decodes", "decode_blocks"}  # of a view: for the builder and the engine
+NOT_FOR_POLICIES |= {"prompt", "output", "sampling", "stop_tokens", "arrival_iteration", "num_known", "token_times"}
+NOT_FOR_POLICIES |= {"row", "table", "from_spec", "plan", *dir(tuple)}
+
+
+@pytest.mark.parametrize("kind", [View, KVView, Request, PlanBuilder, StepRecord, BatchShape, Limits])
+def test_the_page_names_all_that_a_policy_sees_and_says(kind: type) -> None:
+    page = (ROOT / "docs" / "writing-a-policy.md").read_text()
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"`(.+?)`", page))))
+    public = {name for name in (*dir(kind), *get_annotations(kind)) if not name.startswith("_")}
+    assert public - named <= NOT_FOR_POLICIES
+
+
+def test_the_five_requests_tell_the_policies_apart() -> None:
+    """Trail makes no preemption here, which leaves shortest first; all others differ."""
+    made = {name: schedules.record(name)[0].text(schedules.NAMES) for name in policy_names()}
+    assert made["trail"] == made["length_order"]
+    assert len(set(made.values())) == len(made) - 1
+    doing = {cell.doing for row in schedules.record("mlfq")[0].cells.values() for cell in row.values()}
+    assert doing == set(Doing)
+
+
+def test_the_command_draws_a_picture_for_each_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "policy_names", lambda: ["orca", schedules.FCFS])
+    schedules.main(str(tmp_path / "new"))
+    for name in ("orca", schedules.FCFS):
+        with Image.open(tmp_path / "new" / f"{name}.png") as picture:
+            assert picture.info["Description"] == schedules.record(name)[0].text(schedules.NAMES)

@@ -1,0 +1,41 @@
+"""`python -m reproduction.validation NAME [key=value ...]`: hold simulation against real runs, or draw where a run's time went.
+
+plots: `bubbles FOLDER`, `lanes FOLDER`, into FOLDER/plots.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from experiments.bench.__main__ import run_benchmark
+from experiments.plots.style import save
+from experiments.settings.command_line import keyword_arguments, run
+from experiments.store.run_folder import PLOTS
+from reproduction.validation import bubbles, lanes
+
+COMPARISONS = {
+    "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",
+    "capacity": "capacities with real tokens beside simulated ones, by policy; for kept runs, measured=FILE (no GPU needed)",
+}
+DRAWN: dict[str, Callable[..., Figure]] = {"bubbles": bubbles.draw, "lanes": lanes.draw}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns its exit status."""
+    if arguments and arguments[0] in DRAWN:
+        return run(_draw, arguments, lambda: str(__doc__))
+    return run_benchmark(
+        arguments, COMPARISONS, {name: f"reproduction.validation.{name}" for name in COMPARISONS}, str(__doc__)
+    )
+
+
+def _draw(name: str, where: str, *options: str) -> None:
+    make = partial(DRAWN[name], Path(where))
+    print(*save(make(**keyword_arguments(make, options, name)), Path(where) / PLOTS, name), sep="\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

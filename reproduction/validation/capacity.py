@@ -1,0 +1,204 @@
+"""Capacities of policies with real tokens beside simulated ones, on the same requests, and the error of simulation there.
+
+    python -m reproduction.validation capacity path=TRACE                          # serve (needs a GPU), simulate, compare
+    python -m reproduction.validation capacity path=TRACE serve=off                # only the rates that would be served
+    python -m reproduction.validation capacity measured=reproduction/results/h200/capacity.npz  # simulate and compare kept runs
+
+A capacity is the highest rate at which a share of the requests (`attainment`) meet `ttft` and `tbt`, on one stretch of a trace:
+its lengths in their order, with Poisson arrivals that a rate only stretches. It is searched in simulation; then the same requests
+are served with real tokens at `shares` of it. `experiments.capacity` gives the interval over many stretches. Runs of other
+requests, queued, tell the speed of the card: with it the same is simulated once more.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from tabulate import tabulate
+
+from cbatch import SLO, ConfigError
+from cbatch.sim import Profile, load_profile
+from cbatch.validation import Switch, parse, positive, whole
+from experiments.capacity.estimate import Shares
+from experiments.settings.command_line import beginning_with
+from reproduction import RESULTS
+from reproduction.stored import VALIDATION, write
+from reproduction.validation import runs as kept_runs
+from reproduction.validation.cases import POLICIES, SERVE, Case, sizes, workload
+from reproduction.validation.compare import Pair, compare, on_card, pair, simulate, speed_of
+from reproduction.validation.report import show
+from reproduction.validation.runs import ServedRun, figures
+
+_NARROW, _RATES, _SPAN = 1.1, 9, 1.15  # bracket; rates around its middle, and the outermost over it
+_AT_ONCE = 1e4  # requests per second
+
+Seconds = Annotated[float, positive("seconds")]
+Number = Annotated[int, whole(20, unit="number of requests")]
+
+
+def main(
+    path: str = "",
+    measured: tuple[str, ...] = (),
+    policies: str = "sarathi_serve;prefill_first;past_future",
+    shares: str = "0.95,1,1.05",
+    requests: Number = 400,
+    queued: Number = 300,
+    ttft: Seconds = 1.0,
+    tbt: Seconds = 0.25,
+    attainment: Annotated[float, positive("0.9 for 90%")] = 0.9,
+    model: str = "llama-3.1-8b",
+    batch: Annotated[int, whole(1)] = 48,
+    hardware: str = "h200",
+    serve: Switch = True,
+    backend: str = "cuda",
+    name: str = "capacity",
+    folder: str = RESULTS,
+) -> None:
+    """Searches the capacities in simulation, serves around them, compares; writes NAME.npz and NAME.json.
+
+    Args:
+        path: a trace to serve. measured: files of kept runs instead, each of a card.
+        policies: beginnings of names, separated by ";". shares: of the simulated capacity, at which to serve; several lists
+            for the policies in their order, separated by ";".
+        requests: of each run. queued: of those that tell the card's speed.
+        hardware: profile to simulate with. serve: off prints the rates and ends. backend: cpu serves small models.
+
+    Raises:
+        ConfigError: neither a trace nor measured runs, or no GPU.
+    """
+    if not path and not measured:
+        serve_it, kept_ones = "path=azure_llm_2023_conv.csv.gz", "measured=reproduction/results/h200/capacity.npz"
+        raise ConfigError(f"capacity: give a trace to serve on a GPU, {serve_it}, or kept runs, {kept_ones}")
+    profile, files = load_profile(hardware), [Path(file) for file in measured]
+    if path:
+        server, slo, numbers = (model, batch, 16384), SLO(ttft, tbt), {"card,": queued, "capacity,": requests}
+        cases = [Case("card, queued", *server, (SERVE, "orca", "vllm_v1, 2048 tokens"), start=600, held_out=True)]
+        chosen = [
+            Case(f"capacity, {policy}", *server, (policy,), start=1500, held_out=True, slo=slo)
+            for policy in beginning_with("policies", policies, POLICIES)
+        ]
+        served = _shares(shares, len(chosen))
+        search = partial(simulated_capacity, path=path, numbers=numbers, attainment=attainment, profile=profile)
+        with ProcessPoolExecutor(min(len(chosen), os.cpu_count() or 1)) as pool:
+            for case, found, of in zip(chosen, pool.map(search, chosen), served, strict=True):
+                print(f"{case.name}: {found:.2f} requests/s simulated", flush=True)
+                cases += [
+                    replace(case, name=f"{case.name} at {share:.0%}", load=share, rate=round(share * found, 3))
+                    for share in of
+                ]
+        if not serve:
+            return
+        files = [Path(folder) / hardware / f"{name}.npz"]
+        _serve(cases, path, numbers, files[0], backend, hardware)
+    kept = [kept_runs.load(file) for file in files]
+    result = _results([found for _, found in kept], attainment, profile)
+    about = {"measured": [each for each, _ in kept], "attainment": attainment}
+    print(f"written: {write(name, kept[0][0]['hardware'], about | result, folder, VALIDATION)}")
+
+
+def _shares(text: str, number: int) -> list[tuple[float, ...]]:
+    lists: list[tuple[float, ...]] = [parse(tuple[float, ...], part, "capacity: shares") for part in text.split(";")]
+    if len(lists) not in (1, number):
+        raise ConfigError(f"capacity: shares={text}: give one list, or one for each of the {number} policies")
+    return lists * number if len(lists) == 1 else lists
+
+
+def simulated_capacity(case: Case, path: str, numbers: dict[str, int], attainment: float, profile: Profile) -> float:
+    """Bisects the rate to a bracket, and simulates rates around its middle; requests per second.
+
+    Raises:
+        ConfigError: no rate or every rate meets the objectives.
+    """
+
+    def share(rate: float) -> float:
+        asked = workload(replace(case, rate=rate), path, numbers, None).requests(None)
+        run = ServedRun({"policy": case.policies[0], **sizes(case, asked)}, {}, {})
+        return figures(simulate(run, profile, requests=asked))["attainment"]
+
+    if share(_AT_ONCE) >= attainment:
+        remedy = "raise requests=, or set a shorter ttft= or tbt="
+        raise ConfigError(f"{case.name}: even if all requests arrive at once the objectives are met; {remedy}")
+    low, high = 1 / _AT_ONCE, _AT_ONCE
+    while high > _NARROW * low:
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if share(middle) >= attainment else (low, middle)
+    if low == 1 / _AT_ONCE:
+        raise ConfigError(f"{case.name}: no rate meets the objectives; set a longer ttft= or tbt=")
+    rates = np.sqrt(low * high) * np.geomspace(1 / _SPAN, _SPAN, _RATES)
+    return crossing(rates.tolist(), [share(rate) for rate in rates], numbers["capacity,"], attainment)
+
+
+def crossing(rates: Sequence[float], shares: Sequence[float], requests: int, attainment: float) -> float:
+    asked = np.full((1, len(rates)), float(requests))
+    return Shares(np.array(rates), asked * np.array(shares), asked, attainment).crossing()
+
+
+def _serve(cases: Sequence[Case], path: str, numbers: dict[str, int], file: Path, backend: str, hardware: str) -> None:
+    """Serves the cases on one server, the lowest shares first, and keeps the runs."""
+    from reproduction.validation.serve import serve_cases  # loads torch
+
+    asked = [request for case in cases for request in workload(case, path, numbers, None).requests(None)]
+    longest, ordered = max(request.max_tokens for request in asked), sorted(cases, key=lambda case: case.load or 0)
+    for about, served in serve_cases(ordered, path, numbers, (), backend, longest, hardware):
+        kept_runs.save(file, about, served)
+    print(f"written: {file}")
+
+
+def _results(cards: Sequence[Sequence[ServedRun]], attainment: float, profile: Profile) -> dict[str, Any]:
+    """Returns capacities by policy, and the errors of all runs: as simulated with the profile, and at the card's speed."""
+    ways: dict[str, list[Pair]] = {"profile": [], "card": []}
+    speeds = []
+    for number, runs in enumerate(cards, 1):
+        speed = speed_of([run for run in runs if run.settings["rate"] is None], profile)
+        speeds.append(speed._asdict())
+        for run in sorted((run for run in runs if run.settings["rate"]), key=lambda run: float(run.settings["rate"])):
+            name = on_card(run.name[0], number) if len(cards) > 1 else run.name[0]
+            run = replace(run, settings={**run.settings, "case": name})
+            ways["profile"].append(pair(run, profile))
+            ways["card"].append(pair(run, profile, speed))
+    errors = {way: compare(pairs, profile) for way, pairs in ways.items()}
+    for way, found in errors.items():
+        print(f"\n==== iteration times of the {way}")
+        show(found)
+    policies = dict.fromkeys(found.run.name[1] for found in ways["card"])
+    capacities = {policy: _capacity(policy, ways, attainment) for policy in policies}
+    rows = [[policy, *map(_shown, found.values())] for policy, found in capacities.items()]
+    print(tabulate(rows, _HEADS, disable_numparse=True))
+    return {"capacities": capacities, "speed": speeds, "errors": errors}
+
+
+def _shown(value: float | Sequence[float] | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else ", ".join(f"{each:.4g}" for each in value)
+
+
+_HEADS = ["policy", "simulated", "rates", "attained", "simulated", "at the card's speed"]
+_HEADS += ["capacity", "simulated", "card's"]
+
+
+def _capacity(policy: str, ways: Mapping[str, Sequence[Pair]], attainment: float) -> dict[str, Any]:
+    """Returns what was attained at each rate, and the crossing of `attainment`; None beyond the rates."""
+    runs = {
+        way: sorted(
+            (found for found in pairs if found.run.name[1] == policy),
+            key=lambda found: float(found.run.settings["rate"]),
+        )
+        for way, pairs in ways.items()
+    }
+    first, rates = runs["profile"][0].run.settings, [found.run.settings["rate"] for found in runs["profile"]]
+    attained = {
+        "measured": [found.run.figures["attainment"] for found in runs["profile"]],
+        **{way: [found.simulated["attainment"] for found in pairs] for way, pairs in runs.items()},
+    }
+    crossings = {
+        way: crossing(rates, shares, len(runs["profile"][0].run.columns["request.prompt"]), attainment)
+        for way, shares in attained.items()
+    }
+    known = {f"capacity, {way}": value if 0 < value < np.inf else None for way, value in crossings.items()}
+    return {"searched": first["rate"] / first["load"], "rates": rates, **attained, **known}

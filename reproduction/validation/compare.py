@@ -1,0 +1,243 @@
+"""Simulates real runs again and compares the figures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations, compress
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbatch import BatchShape, KVSize, Limits, Request, RunRecord, Server
+from cbatch.sim import Profile, ProfileCost, SimExecutor
+from cbatch.sim.cost import StageTimes
+from cbatch.sim.power import GpuClock
+from experiments.settings.presets import load_spec
+from reproduction.validation.card import AS_MEASURED, CardSpeed, card_speed, eager_seconds
+from reproduction.validation.cases import POLICIES
+from reproduction.validation.runs import ServedRun, figures, percentile_ranks
+
+CLOSED = {"total time": 0.03, "throughput": 0.03}
+"""Largest relative errors that are acceptable, of runs whose requests all wait at the start: in others arrivals decide."""
+
+KINDS = ("TTFT", "TBT", "TPOT", "end to end")
+RANKS = {"mean": 0.03, "P50": 0.03, "P90": 0.08, "P99": 0.08}
+TARGETS = CLOSED | {f"{kind} {rank}": target for kind in KINDS for rank, target in RANKS.items()}
+"""The same, and of all runs. P90 and P99 are right, too, within `RANK` percentiles of the simulated run."""
+
+RANK = 0.3
+
+NUDGES = (0.99, 0.995, 1.005, 1.01)
+"""Factors of all iteration times with which each run is simulated again, to see how sensitive its figures are."""
+
+
+class Pair(NamedTuple):
+    """A real run, the figures of its simulation, and those of simulations with all iteration times scaled (`NUDGES`).
+
+    ranks: percentiles of the simulated run at which the real run's percentiles lie.
+    """
+
+    run: ServedRun
+    simulated: dict[str, float]
+    ranks: dict[str, float]
+    nudged: list[dict[str, float]]
+
+
+class Nudged(ProfileCost):
+    """Iteration times of the profile, scaled by a factor and to the speed of a card."""
+
+    def __init__(self, run: ServedRun, profile: Profile, factor: float = 1.0, speed: CardSpeed = AS_MEASURED) -> None:
+        super().__init__(profile, load_spec(run.settings["model"]), max_batch=run.settings["batch"])
+        self.factor, self.speed = factor, speed
+
+    def execute(self, shape: BatchShape) -> StageTimes:
+        times, factor = super().execute(shape), self.factor * self.speed.factor(shape)
+        pace = times.pace._replace(gain=times.pace.gain * factor, loss=times.pace.loss * factor)
+        return times._replace(compute=times.compute * factor, head=times.head * factor, pace=pace)
+
+
+def pair(run: ServedRun, profile: Profile, speed: CardSpeed = AS_MEASURED) -> Pair:
+    """Simulates a real run."""
+    record = simulate(run, profile, 1.0, speed)
+    nudged = [figures(simulate(run, profile, factor, speed)) for factor in NUDGES]
+    return Pair(run, figures(record), percentile_ranks(record, run.figures), nudged)
+
+
+def simulate(
+    run: ServedRun,
+    profile: Profile,
+    factor: float = 1.0,
+    speed: CardSpeed = AS_MEASURED,
+    requests: Sequence[Request] | None = None,
+) -> RunRecord:
+    """Simulates the same requests, or others, under the same policy and limits, in the same loop."""
+    asynchronous = run.settings.get("loop", "async") == "async"
+    settings, cost = run.settings, Nudged(run, profile, factor, speed)
+    limits = Limits(settings["batch"], settings["max_tokens"], settings["longest"], tile=settings["tile"])
+    host = profile.host(asynchronous, settings["model"])
+    if speed.eager_seconds is not None:
+        host = replace(host, eager_seconds=speed.eager_seconds)
+    executor = SimExecutor(cost, host)
+    server = Server(executor, limits, cost, KVSize(settings["num_blocks"], settings["block_size"]))
+    asked = run.requests() if requests is None else requests
+    return server.serve(POLICIES[settings["policy"]](), asked, asynchronous=asynchronous)
+
+
+def compare(pairs: Iterable[Pair], profile: Profile) -> dict[str, Any]:
+    """Returns figures and relative errors by case and policy, the median and the largest errors, and how policies rank.
+
+    Runs of several cards are told apart by the end of their case's name (`on_card`).
+    """
+    cases: dict[str, dict[str, Any]] = {}
+    for run, simulated, ranks, nudged in pairs:
+        case, policy = run.name
+        errors = {name: _error(name, simulated[name], value) for name, value in run.figures.items()}
+        others = (simulated, *nudged)
+        moved = {name: [_error(name, other[name], value) for other in others] for name, value in run.figures.items()}
+        cases.setdefault(case, {})[policy] = {
+            "model": run.settings["model"],
+            "batch": run.settings["batch"],
+            "loop": run.settings.get("loop", "async"),
+            "load": run.settings.get("load"),
+            "requests": len(run.columns["request.prompt"]),
+            "measured": dict(run.figures),
+            "simulated": simulated,
+            "error": errors,
+            "error_range": {name: [min(found), max(found)] for name, found in moved.items()},
+            "percentile_rank": ranks,
+            "iterations": iteration_errors(run, profile),
+        }
+    return {"profile": profile.name, "targets": TARGETS, **summarize(cases), "cases": cases}
+
+
+def summarize(cases: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the largest and the median errors of these runs, how many are within the targets, and how policies rank."""
+    sizes = {name: [abs(run["error"][name]) for _, run in judged(cases, name)] for name in TARGETS}
+    return {
+        "largest_error": {name: max(values) for name, values in sizes.items() if values},
+        "median_error": {name: float(np.median(values)) for name, values in sizes.items() if values},
+        "within": within_targets(cases),
+        "cards": cards(cases),
+        "ranking": {case: ranking(policies) for case, policies in cases.items()},
+    }
+
+
+def judged(cases: Mapping[str, Any], name: str) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the names of the runs that this figure is judged by, and the runs."""
+    every = [(f"{case}, {policy}", run) for case, runs in cases.items() for policy, run in runs.items()]
+    return [(which, run) for which, run in every if name not in CLOSED or run.get("load") is None]
+
+
+def within_targets(cases: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how many runs are within the target of each figure, and of all of them: [within, judged]."""
+    runs = {name: judged(cases, name) for name in TARGETS}
+    met = {name: [which for which, run in found if is_within(name, TARGETS[name], run)] for name, found in runs.items()}
+    missed = {which for name, found in runs.items() for which, _ in found if which not in met[name]}
+    every = sum(map(len, cases.values()))
+    figures = {name: [len(met[name]), len(found)] for name, found in runs.items() if found}
+    totals = {"figures": np.sum(list(figures.values()), axis=0).tolist(), "runs": [every - len(missed), every]}
+    return figures | {f"all {what}": counts for what, counts in totals.items()}
+
+
+def is_within(name: str, target: float, found: Mapping[str, Any]) -> bool:
+    """Whether a run is within the target of a figure, or, as P90 or P99, within `RANK` percentiles."""
+    place = found["percentile_rank"].get(name) if name.endswith((" P90", " P99")) else None
+    return abs(found["error"][name]) <= target or (place is not None and abs(place - float(name[-2:])) <= RANK)
+
+
+def on_card(case: str, card: int) -> str:
+    """Returns the name of a case that was served on several cards."""
+    return f"{case}, card {card}"
+
+
+def card_of(case: str) -> tuple[str, str]:
+    """Returns a case's name without its card, and the card."""
+    name, several, card = case.rpartition(", card ")
+    return (name, card) if several else (case, "1")
+
+
+def cards(cases: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Returns the relative error of the total time of all iterations, predicted one by one, of each card and kind."""
+    sums: dict[str, dict[str, list[float]]] = {}
+    for case, runs in cases.items():
+        _, card = card_of(case)
+        for kind, part in ((kind, part) for run in runs.values() for kind, part in run["iterations"].items()):
+            measured = sums.setdefault(card, {}).setdefault(kind, [0.0, 0.0])
+            measured[0] += part["seconds"]
+            measured[1] += part["seconds"] * (1 + part["total"])
+    return {
+        card: {kind: predicted / real - 1 for kind, (real, predicted) in kinds.items()}
+        for card, kinds in sorted(sums.items())
+    }
+
+
+def _error(name: str, simulated: float, measured: float) -> float:
+    """Relative, but for shares: their difference."""
+    return simulated - measured if name == "attainment" else simulated / measured - 1
+
+
+def iteration_errors(run: ServedRun, profile: Profile) -> dict[str, dict[str, float]]:
+    """Predicts every iteration of a real run from its shape; returns errors of those with and without prompts.
+
+    number: iterations. seconds: their total time. total: its relative error. median: of the iterations' absolute errors.
+    Nothing of a run whose iterations were not kept.
+    """
+    if "step.started" not in run.columns:
+        return {}
+    shapes, real = run.shapes(), run.device_seconds()
+    predicted = device_seconds(Nudged(run, profile), shapes, run.pauses())
+    prompts = np.array([bool(shape.chunks) for shape in shapes])
+    found = {}
+    for name, chosen in (("with prompts", prompts), ("decodes alone", ~prompts)):
+        if chosen.any():
+            seconds, ratios = real[chosen].sum(), predicted[chosen] / real[chosen]
+            total, median = predicted[chosen].sum() / seconds - 1, np.median(np.abs(ratios - 1))
+            sums = {"number": int(chosen.sum()), "seconds": float(seconds)}
+            found[name] = {**sums, "total": float(total), "median": float(median)}
+    return found
+
+
+def speed_of(runs: Sequence[ServedRun], profile: Profile) -> CardSpeed:
+    """Returns the speed of the card that served these runs, and of its host.
+
+    What the device began before the host had launched all of it may have waited for the host: no measure of the card.
+    """
+    found, launches = [], []
+    for run in runs:
+        cost, shapes, launched = Nudged(run, profile), run.shapes(), run.columns["step.launched_at"]
+        predicted = device_seconds(cost, shapes, run.pauses())
+        told = launched <= run.columns["step.started"]
+        found.append((list(compress(shapes, told)), run.device_seconds()[told], predicted[told]))
+        taken = ((launched - run.columns["step.planned_at"]) / 1e6).tolist()
+        launches += [(cost.is_eager(shape), host) for shape, host in zip(shapes, taken, strict=True) if shape.chunks]
+    return card_speed(found)._replace(eager_seconds=eager_seconds(launches))
+
+
+def device_seconds(cost: ProfileCost, shapes: Iterable[BatchShape], pauses: Iterable[float]) -> NDArray[np.float64]:
+    """Returns the seconds of each of these iterations on one GPU, [iterations], with these pauses before them."""
+    clock = None if cost.power is None else GpuClock(cost.power)
+    seconds = []
+    for shape, pause in zip(shapes, pauses, strict=True):
+        times = cost.execute(shape)
+        saved = 0.0
+        if clock is not None:
+            clock.rest(pause)
+            saved = clock.run(times.pace)
+        seconds.append(times.compute + times.embedding + times.head - saved)
+    return np.array(seconds)
+
+
+def ranking(policies: dict[str, Any]) -> dict[str, Any]:
+    """Returns policies ordered by measured and by simulated throughput, and the pairs whose order differs.
+
+    swapped: measured throughput of the first over the second, minus 1, for each such pair.
+    """
+    kinds = ("measured", "simulated")
+    speed = {kind: {name: found[kind]["throughput"] for name, found in policies.items()} for kind in kinds}
+    orders = {kind: sorted(values, key=values.__getitem__, reverse=True) for kind, values in speed.items()}
+    swapped = {
+        f"{first}; {second}": speed["measured"][first] / speed["measured"][second] - 1
+        for first, second in combinations(orders["measured"], 2)
+        if speed["simulated"][first] < speed["simulated"][second]
+    }
+    return {**orders, "swapped": swapped}

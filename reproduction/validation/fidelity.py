@@ -1,0 +1,185 @@
+"""The error of simulation: the same requests and policies, served on the GPU and simulated from its profile.
+
+    python -m reproduction.validation fidelity path=TRACE                           # serve (needs a GPU), simulate, compare
+    python -m reproduction.validation fidelity measured=reproduction/results/h200/fidelity.npz   # simulate and compare only
+    python -m reproduction.validation fidelity path=TRACE cases=held name=held_out  # runs that had no part in the profile
+    python -m reproduction.validation fidelity measured=a.npz,b.npz                 # of two cards
+    python -m reproduction.validation fidelity measured=a.json,b.json stamp=on      # all errors in these files, into the profile
+    python -m reproduction.validation fidelity path=TRACE measured=reproduction/results/h200/held_out.json   # simulate what a file of errors is of
+
+Real runs are kept in a file, to which later ones are added (`cases=` chooses). Besides the figures of each run, every
+iteration of the real ones is predicted from its shape, which tells errors of the cost model from errors in the order of
+events.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+
+from cbatch import ConfigError
+from cbatch.sim import PROFILES, Profile, load_profile
+from cbatch.validation import Switch, whole
+from experiments.profile.tables import write_profile
+from reproduction import RESULTS
+from reproduction.stored import VALIDATION, write
+from reproduction.validation import runs as kept_runs
+from reproduction.validation.cases import CASES, chosen_cases
+from reproduction.validation.compare import CLOSED, TARGETS, compare, on_card, pair, simulate, speed_of
+from reproduction.validation.report import brief_error, error_line, show
+from reproduction.validation.runs import ServedRun, figures
+from reproduction.validation.stored import pool, stored_runs
+
+Kept = tuple[dict[str, Any], list[ServedRun]]
+"""What is known of a card, and its runs."""
+
+Requests = Annotated[int, whole(1, unit="number of requests")]
+
+
+def main(
+    path: str = "",
+    measured: tuple[str, ...] = (),
+    cases: str = "",
+    policies: str = "",
+    pd: Requests = 144,
+    trace: Requests = 512,
+    poisson: Requests = 256,
+    held: Requests = 400,
+    name: str = "fidelity",
+    hardware: str = "h200",
+    stamp: Switch = False,
+    folder: str = RESULTS,
+) -> None:
+    """Measures if there is a trace, simulates, compares, writes NAME.json and a plot.
+
+    Args:
+        path: a trace file; real runs are measured, and added to those in `measured`.
+        measured: files of kept runs, each of a card, separated by commas; with `path` at most one. Or written comparisons
+            (.json), also of `capacity`: their errors are printed as one and drawn beside the first; with `path`, one is simulated again instead.
+        cases, policies: beginnings of names to measure, separated by ";"; earlier measurements of others are kept.
+        pd, trace, poisson, held: requests of each case.
+        name: of the files that are written.
+        hardware: profile to simulate with. stamp: on writes the errors of these runs, or of these comparisons, into it.
+
+    Raises:
+        ConfigError: neither a trace nor measured runs, or no GPU.
+    """
+    if not path and not measured:
+        serve, keep = "path=azure_llm_2023_conv.csv.gz", "measured=reproduction/results/h200/fidelity.npz"
+        raise ConfigError(f"fidelity: give a trace to serve on a GPU, {serve}, or kept runs, {keep}")
+    if path and len(measured) > 1:
+        raise ConfigError(f"measured={','.join(measured)}: new runs go to one file; give one, or leave out path=")
+    if path and stamp and measured and measured[0].endswith(".json"):
+        raise ConfigError(
+            "stamp=on: what is simulated again is not written; leave out path= to state what the file holds"
+        )
+    profile, chosen = load_profile(hardware), chosen_cases(cases, policies)
+    if measured and measured[0].endswith(".json"):
+        comparisons = [Path(file) for file in measured]
+        again = [pair(run, profile) for run in stored_runs(comparisons[0], path)] if path else []
+        results = [compare(again, profile)] if path else list(pool(comparisons, profile.name).values())
+        for result in results:
+            show(result)
+        if not path:
+            _draw(results[0], comparisons[0])
+    else:
+        files = [Path(file) for file in measured] or [Path(folder) / hardware / f"{name}.npz"]
+        kept = [kept_runs.load(file) if file.is_file() or not path else ({}, []) for file in files]
+        if path:
+            from reproduction.validation.serve import serve_cases  # loads torch
+
+            numbers = {"pd": pd, "trace": trace, "poisson": poisson, "held": held}
+            for about, served in serve_cases(chosen, path, numbers, tuple(kept[0][1]), hardware=hardware):
+                kept_runs.save(files[0], about, served)
+                kept = [(about, served)]
+            print(f"written: {files[0]}")
+        comparisons = [_compare_kept(kept, profile, name, folder)]
+    if stamp:
+        stamp_error(PROFILES / f"{hardware}.json", statement(comparisons, profile.name))
+
+
+def _compare_kept(kept: Sequence[Kept], profile: Profile, name: str, folder: str) -> Path:
+    """Simulates and compares what was kept of each card; prints, writes and draws it; returns the written file."""
+    runs, origins = _by_card([found for _, found in kept]), [about for about, _ in kept]
+    result = {"measured": origins, **compare([pair(run, profile) for run in runs], profile)}
+    result["at_card_speed"] = errors_at_card_speed([found for _, found in kept], profile)
+    show(result)
+    written = write(name, origins[0]["hardware"], result, folder, VALIDATION)
+    print(f"written: {written}")
+    _draw(result, written)
+    return written
+
+
+def _draw(result: Mapping[str, Any], beside: Path) -> None:
+    from experiments.plots.style import save
+    from reproduction.validation.plot import draw  # loads matplotlib
+
+    print(*save(draw(result), beside.parent, beside.stem), sep="\n")
+
+
+def statement(comparisons: Sequence[Path], profile: str) -> dict[str, Any]:
+    """Returns what a profile says of its error, `error` and `compared`, from written comparisons."""
+    command = f"{VALIDATION} fidelity measured={','.join(map(str, comparisons))} hardware={profile} stamp=on"
+    compared = {}
+    for loop, result in pool(comparisons, profile).items():
+        runs = [run for policies in result["cases"].values() for run in policies.values()]
+        batches = [run["batch"] for run in runs]
+        compared[loop] = {
+            "models": sorted({run["model"] for run in runs}),
+            "gpus": 1,
+            "batches": [min(batches), max(batches)],
+            "brief": brief_error(result),
+            "error": error_line(result, command),
+        }
+    return {"error": next(iter(compared.values())).pop("error"), "compared": compared}
+
+
+def _by_card(cards: Sequence[Sequence[ServedRun]]) -> list[ServedRun]:
+    """Returns all runs in the order of `CASES`; if they are of several cards, the names of their cases say which."""
+    order = [case.name for case in CASES]
+    runs = [sorted(found, key=lambda run: order.index(run.settings["case"])) for found in cards]
+    if len(runs) == 1:
+        return runs[0]
+    return [
+        replace(run, settings={**run.settings, "case": on_card(run.settings["case"], card)})
+        for card, found in enumerate(runs, 1)
+        for run in found
+    ]
+
+
+def errors_at_card_speed(cards: Sequence[Sequence[ServedRun]], profile: Profile) -> dict[str, dict[str, float]]:
+    """Returns the errors of runs whose requests arrive over time, simulated at the speed of their card, by figure; `missed` exceed the target.
+
+    A card's speed is told by its runs of the same model whose requests all wait at the start. Those are not judged.
+    """
+    sizes: dict[str, list[float]] = defaultdict(list)
+    for runs in cards:
+        for model in sorted({run.settings["model"] for run in runs}):
+            of_model = [run for run in runs if run.settings["model"] == model]
+            queued = [run for run in of_model if run.settings.get("load") is None]
+            speed = speed_of(queued, profile)
+            for run in of_model if queued else ():
+                if run not in queued:
+                    found = figures(simulate(run, profile, speed=speed))
+                    for name in TARGETS.keys() - CLOSED.keys():
+                        sizes[name].append(abs(found[name] / run.figures[name] - 1))
+    return {
+        name: {
+            "median": float(np.median(sizes[name])),
+            "largest": max(sizes[name]),
+            "runs": len(sizes[name]),
+            "missed": sum(size > target for size in sizes[name]),
+        }
+        for name, target in TARGETS.items()
+        if sizes[name]
+    }
+
+
+def stamp_error(path: Path, found: Mapping[str, Any]) -> None:
+    """Writes the error of its simulations into the profile, and the runs that it was established against."""
+    write_profile(path, json.loads(path.read_text()) | found)
+    print(f"{path}: {found['error']}")

@@ -1,0 +1,128 @@
+"""What is printed of a comparison, and what a profile says of its error."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tabulate import tabulate
+
+from experiments.store.provenance import today
+from reproduction.validation.compare import CLOSED, KINDS, RANK, RANKS, TARGETS, is_within, judged
+
+BRIEF = {"mean/P50": (" mean", " P50"), "P90": (" P90",), "P99": (" P99",)}
+"""Groups of figures, by the ends of their names, whose largest error is printed with each simulated result."""
+
+_AT_SPEED = ("TTFT mean", "TBT mean", "TPOT mean", "end to end mean", "TTFT P99", "TBT P99")
+
+
+def show(result: dict[str, Any]) -> None:
+    """Prints the figures of each run, and a summary of the errors.
+
+    In brackets: the range of a figure's error while all iteration times are scaled by up to 1%. A percentile next to a jump
+    in the distribution may be far off although nearly all values are right; its rank in the simulated run shows that.
+    """
+    for case, policies in result["cases"].items():
+        rows = [
+            [name if kind == KINDS[0] else "", kind, *(_cell(found, f"{kind} {rank}") for rank in RANKS)]
+            for name, found in policies.items()
+            for kind in KINDS
+        ]
+        print(f"\n{case}: {next(iter(policies.values()))['model']}; measured, and the error of simulation")
+        print(tabulate(rows, ["policy", "", *RANKS], disable_numparse=True))
+        for name, found in policies.items():
+            kinds = [
+                f"{kind}: {part['number']}, {part['seconds']:.2f} s, in all {part['total']:+.1%}, each {part['median']:.1%}"
+                for kind, part in found["iterations"].items()
+            ]
+            print(f"  {name}: {'; '.join(f'{what} {_cell(found, what)}' for what in CLOSED)}")
+            print(f"  iterations of {name}, predicted one by one: {'; '.join(kinds)}")
+        swapped = ", ".join(f"{pair} (apart by {gap:.1%})" for pair, gap in result["ranking"][case]["swapped"].items())
+        print(f"  ranking: {f'differs: {swapped}' if swapped else 'the same'}")
+    print()
+    for name, target in TARGETS.items():
+        if name in result["median_error"]:
+            _show_errors(name, target, result)
+    for card, kinds in result["cards"].items():
+        errors = ", ".join(f"{kind} {error:+.1%}" for kind, error in kinds.items())
+        print(f"  card {card}: all iterations, predicted one by one: {errors}")
+    print(f"  {_within_line(result)}")
+    if at_speed := _at_card_speed(result):
+        print(f"  runs whose requests arrive over time, at the speed of their card, median error: {at_speed}")
+
+
+def _cell(found: Mapping[str, Any], name: str) -> str:
+    return f"{found['measured'][name]:,.4g} {found['error'][name]:+.1%}"
+
+
+def _show_errors(name: str, target: float, result: Mapping[str, Any]) -> None:
+    """Prints the errors of a figure, and of the run that it misses by most."""
+    runs = judged(result["cases"], name)
+    missed = [(abs(found["error"][name]), which, found) for which, found in runs if not is_within(name, target, found)]
+    errors = f"{result['median_error'][name]:6.2%} (median) {result['largest_error'][name]:6.2%} (largest)"
+    says = f", MISSED by {len(missed)} of {len(runs)}, most by:" if missed else ""
+    print(f"  {name:15} error {errors}, target {target:.0%}{says}")
+    if missed:
+        _, which, found = max(missed, key=lambda miss: miss[:2])
+        low, high = found["error_range"][name]
+        place = found["percentile_rank"].get(name)
+        moved = f"{low:+.1%} to {high:+.1%} as iteration times move by 1%"
+        rank = "" if place is None else f"; the measured one is P{place:.2f} of the simulated run"
+        print(f"      {which}: {found['error'][name]:+.1%} ({moved}){rank}")
+
+
+def error_line(result: Mapping[str, Any], command: str) -> str:
+    """Returns the text of a profile's `error`, which names the commits of the runtime that served the real runs."""
+    found = _runs(result)
+    models = sorted({run["model"] for run in found})
+    median, most, by_card = result["median_error"], result["largest_error"], result["cards"]
+    errors = ", ".join(f"{name} {error:.1%} (at most {most[name]:.1%})" for name, error in median.items())
+    queued = sum(run["load"] is None for run in found)
+    runs = f"against {len(found)} real runs of {' and '.join(models)} on {len(by_card)} card{'s' * (len(by_card) > 1)}"
+    traces = list(dict.fromkeys(card["trace"].split(".")[0] for card in result["measured"] if "trace" in card))
+    where = [_conditions(found), f"{queued} of {len(found)} queued", *(f"lengths of {trace}" for trace in traces)]
+    runs += f" ({'; '.join(where)})"
+    if commits := list(dict.fromkeys(card["commit"] for card in result["measured"] if card.get("commit"))):
+        runs += f" by the runtime of {' and '.join(commits)}"
+    errors += f"; {_within_line(result)}"
+    kinds = list(dict.fromkeys(kind for kinds in by_card.values() for kind in kinds))
+    off = {kind: [kinds[kind] for kinds in by_card.values() if kind in kinds] for kind in kinds}
+    spread = ", ".join(f"{kind} {min(found):+.1%} to {max(found):+.1%}" for kind, found in off.items())
+    return f"{runs}, median error: {errors}; iterations, by card: {spread}; {command}, {today()}"
+
+
+def _conditions(runs: Iterable[Mapping[str, Any]]) -> str:
+    """In which batches and at which shares of the capacity these runs were served: "batch 48, load 45-90%"."""
+    found = list(runs)
+    loads = [round(100 * run["load"]) for run in found if run["load"] is not None]
+    return f"batch {_span(run['batch'] for run in found)}, {f'load {_span(loads)}%' if loads else 'queued'}"
+
+
+def _span(values: Iterable[int]) -> str:
+    found = sorted(set(values))
+    return "-".join(map(str, found[:: max(len(found) - 1, 1)]))
+
+
+def _within_line(result: Mapping[str, Any]) -> str:
+    figures, runs = result["within"]["all figures"], result["within"]["all runs"]
+    targets = f"{RANKS['mean']:.0%} of means and medians, {RANKS['P99']:.0%} of P90 and P99, or {RANK} percentiles"
+    found = f"{figures[0]} of {figures[1]} figures, all of them in {runs[0]} of {runs[1]} runs"
+    return f"within target ({targets}): {found}"
+
+
+def _at_card_speed(result: Mapping[str, Any]) -> str:
+    errors = result.get("at_card_speed", {}).items()
+    known = {name: f"{name} {found['median']:.1%} (at most {found['largest']:.1%})" for name, found in errors}
+    return ", ".join(known[name] for name in _AT_SPEED if name in known)
+
+
+def brief_error(result: Mapping[str, Any]) -> str:
+    """Returns the text of `cbatch.sim.provenance.Compared.brief`: the largest errors, and for which batches and loads."""
+    errors = [
+        f"{group} {max(sizes):.0%}"
+        for group, ends in BRIEF.items()
+        if (sizes := [error for name, error in result["largest_error"].items() if name.endswith(ends)])
+    ]
+    return f"largest error: {', '.join(errors)}; {_conditions(_runs(result))}"
+
+
+def _runs(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [run for policies in result["cases"].values() for run in policies.values()]

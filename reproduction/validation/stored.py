@@ -1,0 +1,70 @@
+"""Comparisons that were written: their errors in one statement, and their runs, whose requests follow from the trace."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cbatch import ConfigError
+from reproduction.validation.cases import CASES, SERVE, sizes, workload
+from reproduction.validation.compare import TARGETS, card_of, cards, on_card, summarize
+from reproduction.validation.runs import ServedRun, asked_run
+
+KNOWN = {case.name: case for case in CASES}
+
+
+def pool(files: Iterable[Path], profile: str) -> dict[str, dict[str, Any]]:
+    """Returns the comparisons of this profile in files of `bench fidelity` and `bench capacity` as one, of all their cards, by loop.
+
+    Raises:
+        ConfigError: a file cannot be read, or is of another profile.
+    """
+    loops: dict[str, dict[str, Any]] = {"async": {}, "sync": {}}
+    origins: list[dict[str, Any]] = []
+    for file in files:
+        try:
+            content = json.loads(file.read_text())
+            found = content.get("errors", {}).get("profile", content)  # at the profile's speed, not at the cards'
+            if found["profile"] != profile:
+                raise ValueError(f"compares profile {found['profile']}, not {profile}")
+            for name, policies in found["cases"].items():
+                case, card = card_of(name)
+                for policy, run in policies.items():
+                    told = run if "batch" in run else {"batch": KNOWN[case].batch, "loop": KNOWN[case].loop} | run
+                    cases = loops[told["loop"]]
+                    cases.setdefault(on_card(case, len(origins) + int(card)), {})[policy] = told
+            origins += content["measured"]
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"measured={file}: no comparison with this profile: {error!r}") from error
+    about = {"profile": profile, "targets": TARGETS}
+    return {
+        loop: about
+        | {"measured": [origins[int(card) - 1] for card in cards(cases)], **summarize(cases), "cases": cases}
+        for loop, cases in loops.items()
+        if cases
+    }
+
+
+def stored_runs(file: Path, path: str) -> list[ServedRun]:
+    """Returns the runs in a file that `bench fidelity` wrote, without their iterations. path: the trace that was served.
+
+    Raises:
+        ConfigError: the file cannot be read, or no comparison of known cases.
+    """
+    try:
+        cases: Mapping[str, Any] = json.loads(file.read_text())["cases"]
+        found = []
+        for name, policies in cases.items():
+            case = KNOWN[card_of(name)[0]]
+            rival = cases.get(name.replace(case.name, case.capacity_of), {}).get(SERVE)
+            capacity = rival and rival["requests"] / rival["measured"]["total time"]
+            for policy, run in policies.items():
+                if missing := TARGETS.keys() - run["measured"].keys():
+                    raise KeyError(*missing)
+                numbers = {case.name.split()[0]: run["requests"]}
+                asked = workload(case, path, numbers, capacity).requests(None)
+                settings = {"case": name, "policy": policy, **sizes(case, asked), "load": case.load, "rate": case.rate}
+                found.append(asked_run({**settings, "loop": case.loop}, run["measured"], asked))
+        return found
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"measured={file}: is no comparison that bench fidelity wrote: {error!r}") from error

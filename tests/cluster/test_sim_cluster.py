@@ -1,0 +1,221 @@
+"""Replicas and routers: who gets which request, and one record of them all."""
+
+import re
+from collections.abc import Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from commands import QUICK, command, summary
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from places import ROOT
+from schedules import UnitCost
+
+from cbatch import Engine, Limits, Plan, Policy, Request, RunRecord, View
+from cbatch.cluster import Cluster, LeastLoaded, Replica, RoundRobin, Router, make_router
+from cbatch.errors import ConfigError, PolicyError, WorkloadError
+from cbatch.results.metrics import collect_served
+from cbatch.sim.executor import SimExecutor
+from experiments.settings.assemble import assemble
+from policies.orca import Orca
+
+
+def replicas(number: int, batch: int = 1) -> list[Engine]:
+    return [replica(Orca(), batch) for _ in range(number)]
+
+
+def replica(policy: Policy, batch: int) -> Engine:
+    """An engine whose iterations take a second."""
+    executor, limits = SimExecutor(UnitCost()), Limits(batch, 100, 100)
+    return Engine(policy, executor, limits, UnitCost(), num_blocks=100, block_size=4, asynchronous=False)
+
+
+def serve(engines: list[Engine], requests: list[Request], router: Router) -> list[RunRecord]:
+    cluster = Cluster(engines, router)
+    cluster.submit(requests)
+    cluster.run()
+    return [engine.record for engine in engines]
+
+
+def assigned(records: list[RunRecord]) -> list[list[int]]:
+    return [sorted(request.id for request in record.requests) for record in records]
+
+
+def test_round_robin_takes_turns() -> None:
+    requests = [Request(index, 4, 2, arrival_time=float(index // 2)) for index in range(7)]
+    assert assigned(serve(replicas(3), requests, RoundRobin())) == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_least_loaded_sees_what_has_ended_by_the_time_of_arrival() -> None:
+    """Request 0 takes 9 s, request 1 takes 2 s: those after 2 s all find the second replica free."""
+    requests = [Request(0, 4, 9), Request(1, 4, 2), *(Request(2 + k, 4, 2, arrival_time=2.5 + 2 * k) for k in range(3))]
+    records = serve(replicas(2), requests, LeastLoaded())
+    assert assigned(records) == [[0], [1, 2, 3, 4]]
+    assert [request.finished_at for request in records[1].requests] == [2.0, 4.5, 6.5, 8.5]
+
+
+def test_a_replica_may_wait_for_requests_that_are_not_routed_yet() -> None:
+    """Its policy plans nothing until two requests wait; alone with one at the end, it makes no progress."""
+
+    class Pairs(Orca):
+        def plan(self, view: View) -> Plan:
+            return Plan() if len(view.waiting) == 1 else super().plan(view)
+
+    def engines() -> list[Engine]:
+        return [replica(Pairs(), 2), replica(Orca(), 2)]
+
+    def requests(number: int) -> list[Request]:
+        return [Request(index, 4, 2, arrival_time=2000.0 * index) for index in range(number)]
+
+    records = serve(engines(), requests(4), RoundRobin())
+    assert assigned(records) == [[0, 2], [1, 3]]
+    assert [request.finished_at for request in records[0].requests] == [4002.0, 4002.0]
+    with pytest.raises(PolicyError, match="Pairs, iteration 0: empty plan with 1 waiting"):
+        serve(engines(), requests(2), RoundRobin())
+
+
+@pytest.mark.parametrize("router", [RoundRobin(), LeastLoaded()])
+def test_one_replica_serves_as_an_engine_alone_does(router: Router) -> None:
+    def work() -> list[Request]:
+        return [Request(index, 3 + index % 5, 1 + index % 4, arrival_time=0.7 * index) for index in range(20)]
+
+    (alone,) = replicas(1, batch=3)
+    alone.submit(work())
+    (routed,) = serve(replicas(1, batch=3), work(), router)
+    assert routed.steps == alone.run().steps
+
+
+def test_a_merged_record_is_one_run() -> None:
+    requests = [Request(index, 4, 1 + index, arrival_time=0.25 * index) for index in range(8)]
+    engines = replicas(3)
+    cluster = Cluster(engines, RoundRobin())
+    cluster.submit(requests)
+    whole, records = cluster.run(), [engine.record for engine in engines]
+    assert cluster.executor.now() == whole.steps[-1].ended
+    assert [account.compute for account in cluster.executor.accounts()] == [len(record.steps) for record in records]
+    assert [step.iteration for step in whole.steps] == list(range(sum(len(record.steps) for record in records)))
+    received = [step.received_at for step in whole.steps]
+    assert received == sorted(received)
+    figures = collect_served(whole)
+    assert sorted(zip(figures.id.tolist(), figures.output_tokens.tolist(), strict=True)) == [
+        (k, 1 + k) for k in range(8)
+    ]
+    ends = {request.id: request.finished_at for record in records for request in record.requests}
+    assert dict(zip(figures.id.tolist(), figures.last_token.tolist(), strict=True)) == ends
+
+
+def test_arrivals_by_iteration_and_unknown_routers_are_refused() -> None:
+    with pytest.raises(
+        WorkloadError, match="request 3 arrives by iteration, which several replicas do not share; give arrival times"
+    ):
+        serve(replicas(2), [Request(3, 4, 1, arrival_iteration=2)], RoundRobin())
+    with pytest.raises(
+        ConfigError, match="router=random is unknown; choose round_robin or least_loaded, or one of yours"
+    ):
+        make_router("random")
+    with pytest.raises(ConfigError, match=r"router: Orca has no method choose\(request, replicas\)"):
+        make_router(Orca())  # type: ignore[arg-type]
+    with pytest.raises(WorkloadError, match=r"request 4: 200 prompt \+ 1 new tokens exceed the 100 positions"):
+        Cluster(replicas(2), RoundRobin()).submit([Request(4, 200, 1)])
+    assert isinstance(make_router("least_loaded"), LeastLoaded)
+
+
+class Looks:
+    """Sends every request to the first replica; notes what both look like: their counters, the ids and the free blocks."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[tuple[int, int, int, list[int], int]]] = []
+
+    def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
+        counters = attrgetter("num_unfinished", "num_waiting", "outstanding_tokens")
+        self.seen.append([(*counters(at), [other.id for other in at.requests], at.kv.num_free) for at in replicas])
+        return 0
+
+
+def test_a_router_sees_queue_tokens_and_kv_cache_of_each_replica() -> None:
+    """Iterations of one second, one request at a time, blocks of 4 tokens; the idle replica looks the same throughout."""
+    arrivals = {0: (4, 3, 0.0), 1: (8, 2, 0.0), 2: (4, 1, 1.5), 3: (4, 1, 2.5), 4: (4, 1, 50.0)}
+    router = Looks()
+    requests = [Request(id_, prompt, new, arrival_time=time) for id_, (prompt, new, time) in arrivals.items()]
+    serve(replicas(2), requests, router)
+    assert [seen[1] for seen in router.seen] == [(0, 0, 0, [], 100)] * 5
+    assert [seen[0] for seen in router.seen] == [
+        (0, 0, 0, [], 100),
+        (1, 1, 7, [0], 100),  # routed at the same time, not submitted yet
+        (2, 1, 2 + 10, [0, 1], 98),  # after 2 s request 0 has computed 5 of its 7 tokens, in two blocks
+        (2, 2, 10 + 5, [1, 2], 100),  # after 3 s it has ended: its last token is never computed
+        (0, 0, 0, [], 100),
+    ]
+
+
+@pytest.mark.parametrize("answer", [2, -1, 0.0, None, "first"])
+def test_a_router_that_returns_no_replica_is_named(answer: object) -> None:
+    class Astray:
+        def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
+            return answer  # type: ignore[return-value]
+
+    message = f"router Astray, request 7: choose() returned {answer!r}; return the index of a replica, from 0 to 1"
+    with pytest.raises(PolicyError, match=re.escape(message)):
+        serve(replicas(2), [Request(7, 4, 1)], Astray())
+
+
+ROUTER = """
+import numpy as np
+
+class Heaviest:
+    def __init__(self, lightest=False):
+        self.sign = 1 if lightest else -1
+
+    def choose(self, request, replicas):
+        return np.argmin([self.sign * replica.outstanding_tokens for replica in replicas])
+
+class Fails:
+    def choose(self, request, replicas):
+        return replicas[len(replicas)]
+"""
+
+
+def test_a_router_outside_the_repository_is_given_by_its_import_path(tmp_path: Path) -> None:
+    """All at once: the heaviest replica keeps the first, and with it all others; the lightest takes turns, as lengths are equal."""
+    (tmp_path / "my_router.py").write_text(ROUTER)
+
+    def used(*keys: str) -> list[bool]:
+        settings = ("backend=sim", "backend.replicas=3", "batch=2", *QUICK, f"output={len(list(tmp_path.iterdir()))}")
+        done = command("run", *settings, *keys, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        found = summary(tmp_path / settings[-1].removeprefix("output="))
+        return [stage["compute"] > 0 for stage in found["about"]["execution"]["stages"]]
+
+    assert used("backend.router._target_=my_router.Heaviest") == [True, False, False]
+    assert used("backend.router._target_=my_router.Heaviest", "+backend.router.lightest=true") == [True] * 3
+    assert used("backend.router=least_loaded") == [True] * 3
+    refused = command(
+        "run", "backend=sim", "backend.replicas=2", "backend.router._target_=my_router.Fails", cwd=tmp_path
+    )
+    raised = "router Fails, request 0: choose() raised IndexError: list index out of range (my_router.py:13)"
+    assert refused.returncode == 2 and refused.stderr.startswith(f"error: {raised}; see runs/"), refused
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_gpus", "num_stages"),
+    [
+        (["backend.tensor_parallel=4", "backend.replicas=2", "backend.router=least_loaded"], 8, 1),
+        (["backend.tensor_parallel=2", "backend.pipeline_stages=4"], 8, 4),
+    ],
+)
+def test_the_command_line_spreads_a_model(settings: list[str], num_gpus: int, num_stages: int) -> None:
+    folder = ROOT / "experiments" / "conf"
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        config = compose(
+            "config", ["sweep=test", "backend=sim", "workload=open_loop", "workload.num_requests=20", *settings]
+        )
+    run = assemble(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True)))
+    assert run.limits.num_stages == num_stages
+    record = run.engine.run()
+    assert len(record.requests) == 20
+    facts = run.backend.facts(run.engine.executor, run.cost, True)
+    assert facts["gpus"] == num_gpus
+    assert len(facts["stages"]) == num_stages * run.cost.topology.replicas
+    assert sum(facts["stages"][-1].values()) > 0

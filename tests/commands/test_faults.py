@@ -1,0 +1,314 @@
+"""Whatever fails in mid-run: finished results stay, the folder says what happened, every request and block is accounted for, the status is not 0."""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import QUICK, WAITING, command, errors_at_end, start, summary, wait_for
+from contended import BLOCK, LIMITS, NUM_BLOCKS, LinearCost, requests, simulated
+from schedules import UnitCost
+from tiny_models import LLAMA, greedy_references, make_executor
+
+from cbatch import Engine, Executor, Plan, Policy, Request, Step, StepRecord, StepResult, View
+from cbatch.results.conservation import take_inventory
+from cbatch.runtime.attention import ReferenceAttention
+from experiments.run import main
+from experiments.store.decisions_file import read_decisions
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and limits of processes")
+
+
+class Fault(Exception):  # noqa: N818 - it is what it is
+    pass
+
+
+class FailingPolicy(PrefillFirst):
+    """Fails at the given call of one of its methods."""
+
+    def __init__(self, method: str, call: int) -> None:
+        super().__init__(watermark=0.0)
+        self.method, self.calls_left = method, call
+
+    def fail_at(self, method: str) -> None:
+        if method == self.method:
+            self.calls_left -= 1
+            if self.calls_left < 0:
+                raise Fault
+
+    def plan(self, view: View) -> Plan:
+        self.fail_at("plan")
+        return super().plan(view)
+
+    def on_arrival(self, request: Request) -> None:
+        self.fail_at("on_arrival")
+
+    def on_step(self, record: StepRecord) -> None:
+        self.fail_at("on_step")
+
+    def on_finish(self, request: Request) -> None:
+        self.fail_at("on_finish")
+
+
+class FailingExecutor:
+    """Fails at the given call of one of its methods."""
+
+    def __init__(self, inner: Any, method: str, call: int) -> None:
+        self.inner, self.method, self.calls_left = inner, method, call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def fail_at(self, method: str) -> None:
+        if method == self.method:
+            self.calls_left -= 1
+            if self.calls_left < 0:
+                raise Fault
+
+    def launch(self, step: Step) -> Any:
+        self.fail_at("launch")
+        return self.inner.launch(step)
+
+    def wait(self, in_flight: Any) -> StepResult:
+        self.fail_at("wait")
+        return self.inner.wait(in_flight)  # type: ignore[no-any-return]
+
+
+def check_inventory_after_failure(
+    policy: Policy, executor: Executor, asynchronous: bool, chosen: list[Request]
+) -> tuple[int, ...]:
+    """Returns what adds up: requests by where they are, and blocks."""
+    engine = Engine(
+        policy, executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK, asynchronous=asynchronous
+    )
+    engine.submit(chosen)
+    with pytest.raises(Exception, match=r"Fault|^$"):
+        engine.run()
+    inventory = take_inventory([engine], chosen)
+    assert inventory.num_requests == len(chosen)
+    assert inventory.num_blocks == NUM_BLOCKS
+    assert inventory.served + inventory.rejected == sum(request.finished_at is not None for request in chosen)
+    assert inventory.iterations == len(engine.record.steps)
+    return inventory
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("method", ["plan", "on_arrival", "on_step", "on_finish", "launch", "wait"])
+def test_inventory_adds_up_wherever_a_run_fails(method: str, asynchronous: bool) -> None:
+    seen = set()
+    for call in range(0, 60, 3) if method not in ("on_arrival", "on_finish") else range(12):
+        if method in ("launch", "wait"):
+            policy: Policy = PrefillFirst(watermark=0.0)
+            executor: Any = FailingExecutor(simulated(), method, call)
+        else:
+            policy, executor = FailingPolicy(method, call), simulated()
+        try:
+            seen.add(check_inventory_after_failure(policy, executor, asynchronous, requests()))
+        except pytest.fail.Exception:
+            break  # the run ended before
+    assert len(seen) > 9
+
+
+@pytest.mark.parametrize("error", [Fault(), MemoryError("no memory left")], ids=["raises", "out of memory"])
+def test_inventory_adds_up_when_the_model_fails(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    attend = ReferenceAttention.__call__
+
+    def fail(*args: Any, **kwargs: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 21:
+            raise error
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(ReferenceAttention, "__call__", fail)
+    executor = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK)
+    engine = Engine(Orca(), executor, LIMITS, UnitCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK)
+    chosen = [reference.request(id_, 16) for id_, reference in enumerate(greedy_references(LLAMA)[:6])]
+    engine.submit(chosen)
+    with pytest.raises(Exception, match=f"stream 'compute' failed: {type(error).__name__}"):
+        engine.run()
+    executor.close()
+    inventory = take_inventory([engine], chosen)
+    assert (inventory.num_requests, inventory.num_blocks) == (6, NUM_BLOCKS)
+    assert inventory.in_flight > 0 and inventory.iterations == 10  # two layers, ten whole iterations
+
+
+# -- what the folder says ---------------------------------------------------------------------------------------------
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command line in this process; returns its last line of complaint."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def run(*arguments: str, status: int = 2) -> str:
+        monkeypatch.setattr(sys, "argv", ["run", *arguments])
+        assert main() == status
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == (1 if status else 0), lines
+        return lines[-1] if lines else ""
+
+    return run
+
+
+def unfinished(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "unfinished.json").read_text())  # type: ignore[no-any-return]
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+MOODY = """
+from policies.orca import Orca
+
+class Moody(Orca):
+    def __init__(self, at):
+        self.at = at
+
+    def plan(self, view):
+        if view.iteration == self.at:
+            raise ValueError("a mood")
+        return super().plan(view)
+"""
+
+
+def test_a_failed_run_says_why_and_where_everything_was_and_can_be_run_again(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "moody.py").write_text(MOODY)
+    arguments = ("policy=external", "policy._target_=moody.Moody", "output=out", "decisions=true", *QUICK)
+    assert (
+        run(*arguments, "+policy.at=7")
+        == "error: policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10); see out/unfinished.json"
+    )
+    assert names(tmp_path / "out") == {"config.yaml", "unfinished.json", "decisions.jsonl.gz"}
+    told = unfinished(tmp_path / "out")
+    assert told["status"] == "failed"
+    assert told["error"] == "policy Moody, iteration 7: plan() raised ValueError: a mood (moody.py:10)"
+    assert told["accounts_add_up"] is True
+    assert told["accounts"]["running"] > 0
+    assert sum(told["accounts"][where] for where in ("pending", "waiting", "running", "served", "rejected")) == 20
+    assert 'raise ValueError("a mood")' in "".join(told["traceback"])
+    assert len(read_decisions(tmp_path / "out" / "decisions.jsonl.gz").recorded.events) > 10
+
+    run(*arguments, "+policy.at=-1", status=0)
+    assert "summary.json" in names(tmp_path / "out") and "unfinished.json" not in names(tmp_path / "out")
+
+
+def test_a_failing_executor_is_told_in_one_line_with_the_traceback_in_the_folder(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> StepResult:
+        raise Fault("the device is on fire")
+
+    monkeypatch.setattr("cbatch.sim.executor.SimExecutor.wait", fail)
+    assert run("output=out", *QUICK) == "error: Fault: the device is on fire; see out/unfinished.json"
+    assert any("in fail" in line for line in unfinished(tmp_path / "out")["traceback"])
+
+
+def test_a_failing_model_is_told_in_one_line(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError("no memory left")
+
+    monkeypatch.setattr(ReferenceAttention, "__call__", fail)
+    message = run("backend=cpu", "output=out", "workload.num_requests=2", "workload.length=32")
+    assert message == "error: stream 'compute' failed: MemoryError: no memory left; see out/unfinished.json"
+    assert unfinished(tmp_path / "out")["accounts"]["in_flight"] > 0
+    assert unfinished(tmp_path / "out")["accounts_add_up"]
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """No file that this process writes may grow beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("decisions", ["on", "off"])
+def test_a_full_disk_leaves_no_half_results(tmp_path: Path, run: Run, decisions: str) -> None:
+    """Files may not grow beyond 8 kB: with decisions the run is stopped by them, without by its first table."""
+    with largest_file(8192):
+        error = run("output=out", f"decisions={decisions}", *QUICK, "workload.num_requests=200")
+    file = "/decisions.jsonl.gz" if decisions == "on" else ""
+    assert error.startswith(f"error: out{file}: File too large; make room, or ")
+    assert "summary.json" not in names(tmp_path / "out") and "steps.csv" not in names(tmp_path / "out")
+    assert unfinished(tmp_path / "out")["status"] == "failed"
+
+
+def test_sigterm_ends_a_run_with_its_folder_saying_so(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    process = start(*WAITING, "+policy.at=5", f"+policy.begun={begun}", "output=out", cwd=tmp_path)
+    wait_for(begun.exists, process)
+    assert unfinished(tmp_path / "out")["status"] == "begun"
+    assert unfinished(tmp_path / "out")["process"] == process.pid
+    process.terminate()
+    errors = errors_at_end(process)
+    assert (process.returncode, errors) == (143, "terminated; see out/unfinished.json\n")
+    told = unfinished(tmp_path / "out")
+    assert told["status"] == "terminated"
+    assert told["accounts_add_up"] and sum(told["accounts"].values()) > 0
+    assert names(tmp_path / "out") == {"config.yaml", "unfinished.json"}
+
+
+def test_sigterm_keeps_the_finished_runs_of_a_sweep(tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    process = start("-m", "sweep=long", *WAITING, "+policy.at=-1,5", f"+policy.begun={begun}", cwd=tmp_path)
+    folder = tmp_path / "multirun" / "long"
+    wait_for(begun.exists, process)
+    process.terminate()
+    errors = errors_at_end(process)
+    assert process.returncode == 143
+    assert errors == (
+        "terminated; runs finished: 1, in multirun/long; the same command with sweep=long runs the others\n"
+    )
+    assert summary(next(folder.glob("*at=-1*")))["run"]["requests"] == 20
+    assert unfinished(next(folder.glob("*at=5*")))["status"] == "terminated"
+
+
+KILLER = """
+import os, signal
+from policies.orca import Orca
+
+class Killer(Orca):
+    def __init__(self, at):
+        self.at = at
+
+    def plan(self, view):
+        if view.iteration == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().plan(view)
+"""
+
+
+def test_a_killed_worker_leaves_finished_runs_and_its_folder_behind(tmp_path: Path) -> None:
+    (tmp_path / "killer.py").write_text(KILLER)
+    sweep = ("-m", "sweep=grid", "policy=external", "policy._target_=killer.Killer", "+policy.at=-1,9", *QUICK)
+    process = start(*sweep, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", cwd=tmp_path)
+    errors = errors_at_end(process)
+    assert process.returncode == 2
+    assert errors.splitlines()[-1].startswith("error: a worker process of the sweep was killed")
+    (killed,) = (path for path in (tmp_path / "multirun" / "grid").iterdir() if "at=9" in path.name)
+    assert unfinished(killed)["status"] == "begun"
+    finished = {path.parent: path.read_text() for path in (tmp_path / "multirun" / "grid").glob("*/summary.json")}
+
+    (tmp_path / "killer.py").write_text(KILLER.replace("== self.at", "is None"))
+    assert command("run", *sweep, "other_code=keep", cwd=tmp_path).returncode == 0
+    assert len(list((tmp_path / "multirun" / "grid").glob("*/summary.json"))) == 2
+    assert all((folder / "summary.json").read_text() == text for folder, text in finished.items())

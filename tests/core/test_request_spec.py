@@ -1,0 +1,195 @@
+"""What a request was asked for is one record; its true output length ends it, and policies cannot see it."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from contended import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, simulated
+from schedules import make_engine
+from tiny_models import LLAMA, greedy_references, make_executor
+
+from cbatch import SLO, Engine, FinishReason, Limits, Plan, Policy, Request, RequestSpec, Sampling, View
+from cbatch.replay.counterfactual import replay
+from cbatch.request import spec_of
+from experiments.store.csv_tables import REQUEST_COLUMNS
+from experiments.store.decisions_file import read_decisions, write_decisions
+from experiments.workloads.drawn import totals_of
+from policies.orca import Orca
+
+FULL = RequestSpec(
+    id=3,
+    num_prompt_tokens=4,
+    max_new_tokens=9,
+    true_new_tokens=5,
+    arrival_time=1.5,
+    arrival_iteration=2,
+    sampling=Sampling(0.5, seed=3),
+    stop_tokens=(1,),
+    client="me",
+    session="chat",
+    tier="batch",
+    priority=-2,
+    slo=SLO(0.2, 0.05, 4.0),
+    predicted_new_tokens=7,
+    prefix_hashes=(11, 12),
+)
+
+
+def test_a_request_shows_what_was_asked_for_except_its_true_length() -> None:
+    request = Request.from_spec(FULL)
+    assert spec_of(request) is FULL
+    for name in set(FULL.__dataclass_fields__) - {"true_new_tokens"}:
+        assert getattr(request, name) == getattr(FULL, name)
+        with pytest.raises(AttributeError):
+            setattr(request, name, None)
+    assert (request.max_tokens, request.deadline) == (13, 5.5)
+    assert Request(3, 4, 9).deadline is None
+    hidden = [name for name in dir(request) if not name.startswith("_") and getattr(request, name) in (FULL, 5)]
+    assert hidden == []
+    with pytest.raises(FrozenInstanceError):
+        FULL.id = 4  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_prompt_tokens": 0}, "request 0: prompt and output need at least 1 token each, got 0 and 2"),
+        ({"max_new_tokens": 0}, "request 0: prompt and output need at least 1 token each, got 3 and 0"),
+        ({"true_new_tokens": 0}, "request 0: true_new_tokens=0 must be at least 1"),
+        ({"arrival_time": -1.0}, "request 0: arrival must not be negative"),
+        ({"arrival_iteration": -1}, "request 0: arrival must not be negative"),
+        ({"prompt": [1, 2]}, "request 0: prompt has 2 tokens, num_prompt_tokens says 3"),
+    ],
+)
+def test_a_record_that_makes_no_sense_is_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Request(**{"id": 0, "num_prompt_tokens": 3, "max_new_tokens": 2, **fields})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="objectives must be above 0"):
+        SLO(ttft=0.0)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("true_new_tokens", [1, 3])
+def test_a_hidden_length_ends_a_request_in_simulation_as_a_stop_token_would(
+    true_new_tokens: int, asynchronous: bool
+) -> None:
+    """Asynchronously one iteration too many is computed: the one launched before the last token was on the host."""
+    engine = make_engine(Orca(), Limits(2, 10, 100), asynchronous=asynchronous)
+    request = Request(0, 3, 20, true_new_tokens=true_new_tokens)
+    engine.submit([request])
+    record = engine.run()
+    assert request.finish_reason is FinishReason.STOP
+    assert request.num_output_tokens == true_new_tokens == len(record.tokens()[0])
+    assert engine.state.num_overshoot_tokens == int(asynchronous)
+    assert len(record.steps) == true_new_tokens + asynchronous
+
+
+@pytest.mark.parametrize("true_new_tokens", [None, 4, 5, 9])
+def test_a_length_that_reaches_the_limit_changes_nothing(true_new_tokens: int | None) -> None:
+    engine = make_engine(Orca(), Limits(2, 10, 100), asynchronous=True)
+    request = Request(0, 3, 4, true_new_tokens=true_new_tokens)
+    engine.submit([request])
+    assert len(engine.run().steps) == 4
+    assert (request.finish_reason, request.num_output_tokens) == (FinishReason.LENGTH, 4)
+    assert engine.state.num_overshoot_tokens == 0
+    assert totals_of([request]).lengths_known
+    assert not totals_of([request, Request(1, 3, 4, true_new_tokens=2)]).lengths_known
+
+
+def test_totals_by_hand() -> None:
+    hidden, late = Request(0, 3, 4, true_new_tokens=2), Request(1, 5, 1, client="ann", arrival_iteration=3)
+    last = Request(2, 2, 2, extra={"tier": 1})
+    found = totals_of([hidden, late, last])
+    assert (found.longest, found.longest_prompt, found.new_tokens) == (hidden, 5, 4 + 1 + 2)
+    assert (found.clients, list(found.extra), found.lengths_known, found.by_iteration) == (
+        {None, "ann"},
+        ["tier"],
+        False,
+        True,
+    )
+    alone = totals_of([last])
+    assert (alone.clients, alone.lengths_known, alone.by_iteration) == ({None}, True, False)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_real_tokens_end_at_the_hidden_length(asynchronous: bool) -> None:
+    references = greedy_references(LLAMA)[:8]
+    requests = [
+        Request(id_, len(reference.prompt), 16, prompt=reference.prompt, true_new_tokens=1 + 2 * id_)
+        for id_, reference in enumerate(references)
+    ]
+    with closing(make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK)) as executor:
+        engine = Engine(
+            Orca(), executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK, asynchronous=asynchronous
+        )
+        engine.submit(requests)
+        engine.run()
+    for id_, (request, reference) in enumerate(zip(requests, references, strict=True)):
+        assert request.output == reference.output[: 1 + 2 * id_]
+        assert request.finish_reason is FinishReason.STOP
+    assert engine.state.num_overshoot_tokens == 8 * asynchronous
+
+
+@contextmanager
+def length_guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Counts the reads of any request's true length within, but for those of predictors, which stand for a trained model."""
+    reads: list[int] = []
+    slot = RequestSpec.__dict__["true_new_tokens"]
+
+    def read(spec: RequestSpec) -> int | None:
+        if sys._getframe(1).f_globals["__name__"] != "policies.predictors":
+            reads.append(spec.id)
+        return slot.__get__(spec)  # type: ignore[no-any-return]
+
+    with monkeypatch.context() as context:
+        context.setattr(RequestSpec, "true_new_tokens", property(read))
+        yield reads
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_policy_of_this_repository_reads_the_true_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watched:
+        def __init__(self, policy: Policy) -> None:
+            self.policy = policy
+
+        def plan(self, view: View) -> Plan:
+            with length_guarded(monkeypatch) as reads:
+                plan = self.policy.plan(view)
+            assert reads == []
+            return plan
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.policy, name)
+
+    engine = Engine(
+        Watched(POLICIES[name]()), simulated(), LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK
+    )
+    requests = [Request(id_, 3 + id_ % 20, 8, true_new_tokens=1 + id_ % 7) for id_ in range(30)]
+    engine.submit(requests)
+    engine.run()
+    assert [request.num_output_tokens for request in requests] == [1 + id_ % 7 for id_ in range(30)]
+    with length_guarded(monkeypatch) as reads:
+        assert spec_of(requests[4]).true_new_tokens == 5
+    assert reads == [4]
+
+
+def test_a_decision_file_keeps_the_record_and_replays_hidden_lengths(tmp_path: Path) -> None:
+    requests = [Request.from_spec(FULL), *(Request(id_, 5, 9, true_new_tokens=2) for id_ in range(3))]
+    engine = Engine(Orca(), simulated(), LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK)
+    engine.submit(requests)
+    with write_decisions(tmp_path / "file", engine, requests, []):
+        engine.run()
+    file = read_decisions(tmp_path / "file")
+    omitted = {"sampling", "prompt"}  # token values do not matter when a run is followed
+    for name in set(FULL.__dataclass_fields__) - omitted:
+        assert getattr(spec_of(file.requests[0]), name) == getattr(FULL, name), name
+    replay(file.recorded, file.requests, Orca(), LinearCost(), lambda followed: None)
+    assert [request.num_output_tokens for request in file.requests] == [5, 2, 2, 2]
+
+
+def test_the_table_of_requests_has_the_fields_of_the_record() -> None:
+    assert {"id", "client", "session", "tier", "priority", "max_new_tokens", "true_new_tokens"} <= set(REQUEST_COLUMNS)
+    assert {"predicted_new_tokens", "slo_ttft_seconds", "slo_tbt_seconds", "slo_total_seconds"} <= set(REQUEST_COLUMNS)

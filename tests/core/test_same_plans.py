@@ -1,0 +1,47 @@
+"""The same workload and policy make the same plans with real tokens and in simulation, once the clock is the same."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from clock_replay import RecordedTimes, ReplayedTimes
+from contended import BLOCK, LIMITS, NUM_BLOCKS, POLICIES, LinearCost, requests, simulated
+from schedules import Logged
+from tiny_models import LLAMA, make_executor
+
+from cbatch import CbatchError, Engine, Executor, Policy
+from policies.orca import Orca
+
+MODEL = replace(LLAMA, name="one layer", num_layers=1)  # no plan depends on the tokens
+
+
+def plans(policy: Policy, executor: Executor, asynchronous: bool) -> list[str]:
+    logged = Logged(policy)
+    engine = Engine(
+        logged, executor, LIMITS, LinearCost(), num_blocks=NUM_BLOCKS, block_size=BLOCK, asynchronous=asynchronous
+    )
+    engine.submit(requests())
+    engine.run()
+    return logged.lines
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_cpu_executor_plans_as_the_simulation_whose_times_it_replays(name: str, asynchronous: bool) -> None:
+    recorded = RecordedTimes(simulated())
+    expected = plans(POLICIES[name](), recorded, asynchronous)
+    with closing(make_executor(MODEL, LIMITS, NUM_BLOCKS, BLOCK)) as real:
+        assert plans(POLICIES[name](), ReplayedTimes(real, recorded.times), asynchronous) == expected
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_simulation_plans_as_the_cpu_executor_whose_times_it_replays(name: str) -> None:
+    with closing(make_executor(MODEL, LIMITS, NUM_BLOCKS, BLOCK)) as real:
+        recorded = RecordedTimes(real)
+        expected = plans(POLICIES[name](), recorded, asynchronous=True)
+    assert plans(POLICIES[name](), ReplayedTimes(simulated(), recorded.times), asynchronous=True) == expected
+
+
+def test_a_replay_that_outlasts_its_recording_says_so() -> None:
+    with pytest.raises(CbatchError, match="their plans differ"):
+        plans(Orca(), ReplayedTimes(simulated(), [0.0] * 20), asynchronous=True)

@@ -1,0 +1,117 @@
+"""Types say what is accepted; what is refused becomes one line with the key, the value and what to give."""
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+import pytest
+from places import ROOT
+
+from cbatch import ConfigError
+from cbatch.errors import WorkloadError
+from cbatch.validation import Give, Switch, check, nearest, not_negative, positive, read, whole
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section within a section."""
+
+    size: Annotated[int, whole(1)]
+    seconds: Annotated[float, not_negative("seconds")] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A section with a field of every kind."""
+
+    rate: Annotated[float, positive("requests per second")] = 1.0
+    count: Annotated[int, whole(1, 9)] | None = None
+    on: Switch = False
+    order: Literal["file", "random"] = "file"
+    ratios: Sequence[Annotated[float, positive("P:D")]] = (1.0,)
+    limit: Annotated[Annotated[int, whole(1)] | Literal["auto"], Give("a number or auto")] = "auto"
+    part: Part = field(default_factory=lambda: Part(1))
+
+    def __post_init__(self) -> None:
+        check(self, "workload.", WorkloadError)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rate": 0}, "rate=0: give a finite number above 0 (requests per second)"),
+        ({"rate": "1"}, "rate=1: give a finite number above 0 (requests per second)"),
+        ({"rate": True}, "rate=True: give a finite number above 0 (requests per second)"),
+        ({"rate": float("nan")}, "rate=nan: give a finite number above 0 (requests per second)"),
+        ({"rate": 10**400}, f"rate=1{'0' * 59}...: give a finite number above 0 (requests per second)"),
+        ({"count": 10}, "count=10: give a whole number from 1 to 9"),
+        ({"count": 1.0}, "count=1.0: give a whole number from 1 to 9"),
+        ({"count": True}, "count=True: give a whole number from 1 to 9"),
+        ({"on": 1}, "on=1: give on or off"),
+        ({"on": []}, "on=[]: give on or off"),
+        ({"order": "sorted"}, "order=sorted: give file or random"),
+        ({"ratios": [1, 0]}, "ratios[1]=0: give a finite number above 0 (P:D)"),
+        ({"limit": None}, "limit=None: give a number or auto"),
+        ({"part": {"size": 1}}, "part={'size': 1}: give an instance of Part"),
+    ],
+)
+def test_fields_that_do_not_fit_their_types_are_refused(given: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        Options(**given)
+    assert str(caught.value) == f"workload.{message}"
+
+
+def test_fields_that_fit_stay_as_they_are() -> None:
+    options = Options(rate=2, count=None, on="on", ratios=[1, 2.5])  # type: ignore[arg-type]
+    assert (options.rate, type(options.rate), options.on, options.ratios) == (2, int, True, [1, 2.5])
+
+
+@dataclass(frozen=True)
+class File:
+    """What a file holds."""
+
+    part: Part
+    more: Part | None = None
+    others: dict[str, Part] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (3, "3: give its keys, such as part"),
+        ({}, "part: is missing; give part=..."),
+        ({"part": 3}, "part=3: give its keys, such as part.size"),
+        ({"part": {}}, "part.size: is missing; give part.size=..."),
+        ({"part": {"size": 0}}, "part.size=0: give a whole number, at least 1"),
+        ({"part": {"sise": 1}}, "part.sise: no such key; did you mean size? known: seconds, size"),
+        ({"part": {"size": 1}, "others": {"x": {"size": -1}}}, "others.x.size=-1: give a whole number, at least 1"),
+        ({"part": {"size": 1}, "others": {"x": {"sise": 1}}}, "others.x.sise: no such key; did you mean size? "),
+        ({1: 2}, "1: no such key; known: more, others, part"),
+    ],
+)
+def test_mappings_that_do_not_fit_are_refused(data: object, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(File, data)
+    assert str(caught.value).startswith(message)
+
+
+def test_mappings_become_dataclasses() -> None:
+    data = {"part": {"size": 1, "seconds": 0}, "more": None, "others": {"x": {"size": 2}}}
+    assert read(File, data) == File(Part(1, 0.0), None, {"x": Part(2)})
+
+
+def test_importing_the_public_face_loads_no_pydantic() -> None:
+    program = "import sys, cbatch, policies.sarathi; sys.exit('pydantic' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
+
+
+def test_a_name_with_a_slip_is_nearer_than_a_known_word_of_it() -> None:
+    assert nearest("sarathi_srve", ["sarathi", "sarathi_serve"]).startswith("did you mean sarathi_serve?")
+    assert nearest("chunk_size", ["batch", "chunk"]).startswith("did you mean chunk?")
+
+
+def test_a_name_that_begins_with_what_was_given_is_nearer_than_a_similar_one() -> None:
+    assert nearest("llama3", ["llama-13b", "llama-3.1-8b"]).startswith("did you mean llama-3.1-8b?")
+    assert nearest("=", ["llama-13b"]) == "known: llama-13b", "punctuation begins no name"

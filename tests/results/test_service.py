@@ -1,0 +1,357 @@
+"""Service of clients, attainment of requests' objectives, and the longest gap, of requests made by hand."""
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hand_made import end, make_record, make_summary
+from hypothesis import given
+from hypothesis import strategies as st
+from places import published
+
+from cbatch import SLO, FinishReason, Request, RunRecord
+from cbatch.results.attainment import attainment, goodput
+from cbatch.results.metrics import Objectives, Served, Window, collect_served
+from cbatch.results.service import Service, fairness, max_min_shares, measure_windows, service_of
+from experiments.store.text import run_text
+from experiments.workloads.readers.source import read_text
+from experiments.workloads.readers.table import parse_table
+
+NO_OBJECTIVES = Objectives()
+ALWAYS = Window(-math.inf, math.inf)
+Row = tuple[str, float, float, float, int, int]
+
+
+def service(*rows: Row) -> Service:
+    """Rows of client, arrival, first and last token, prompt and output tokens."""
+    return Service(*(np.array(column) for column in zip(*rows, strict=True)))
+
+
+# -- service ----------------------------------------------------------------------------------------------------------
+
+TWO = service(("ann", 0.0, 10.0, 20.0, 4, 3), ("bob", 5.0, 15.0, 15.0, 6, 1), ("ann", 8.0, 16.0, 36.0, 10, 5))
+"""Services of 4 + 2 * 3 = 10 over 10 s, 6 + 2 = 8 at once, and 10 + 2 * 5 = 20 over 20 s."""
+
+
+def test_service_comes_evenly_from_the_first_token_to_the_last() -> None:
+    times = np.array([9.0, 12.0, 15.0, 18.0, 40.0])
+    ann, bob = TWO.received(times).T.tolist()
+    assert TWO.clients == ["ann", "bob"]
+    assert ann == pytest.approx([0, 2, 5, 8 + 2, 10 + 20])
+    assert bob == [0, 0, 8, 8, 8]
+    assert TWO.requested(np.array([0.0, 4.9, 5.0, 8.0])).tolist() == [[10, 0], [10, 0], [10, 8], [30, 8]]
+
+
+def test_difference_of_two_backlogged_clients() -> None:
+    """For 630 s ann receives 3 per second and bob 1, while each asks for 10 per second, so bob is 2 below in every window."""
+    asks = [(name, float(second), 0.0, 0.0, 0, 5) for second in range(631) for name in ("ann", "bob")]
+    rates = {"ann": 3.0, "bob": 1.0}
+    longest = {name: 10.0 / rate for name, rate in rates.items()}
+    rows: list[Row] = [
+        (name, time, time * longest[name], (time + 1) * longest[name], prompt, output)
+        for name, time, _, _, prompt, output in asks
+    ]
+    found = fairness(service(*rows))
+    assert found["service_difference"] == {"max": pytest.approx(2.0), "mean": pytest.approx(2.0)}
+    # the fair share is 2 each: x is 3/2 and 1/2, and (3/2 + 1/2)^2 / (2 * (9/4 + 1/4)) = 4/5
+    assert found["jain_index"] == {"mean": pytest.approx(0.8), "min": pytest.approx(0.8)}
+    assert found["clients"] == {"ann": 6310.0, "bob": 6310.0}
+
+
+def test_a_client_that_gets_all_it_asks_for_is_not_treated_unfairly() -> None:
+    """Ann asks for 1 per second and bob for 9, and both are served at once."""
+    seconds = [float(second) for second in range(301)]
+    rows: list[Row] = [("ann", time, time, time, 1, 0) for time in seconds]
+    rows += [("bob", time, time, time, 9, 0) for time in seconds]
+    found = fairness(service(*rows))
+    # up to 61 arrivals of a window of 60 s are asked for, and 60 or 61 received
+    assert found["service_difference"]["max"] == pytest.approx(0.0, abs=10 / 60)
+    assert found["jain_index"]["min"] == pytest.approx(1.0)
+
+
+def test_nineteen_windows_of_a_minute_lie_around_the_twentieths_of_the_time_after_half_a_minute() -> None:
+    """The last arrival comes at 630 s: the middles are 60, 90, ... 600 s, the windows 30 to 90, 60 to 120, ... 570 to 630.
+
+    Bob asks for 60 at 45 and at 615 s, which is received long after: in the first and the last of the windows that hold
+    them, of 60 s, that is 1 per second. Ann receives 600, 10 per second, in every window. So bob is 1 below in windows 1
+    (30 to 90) and 19 (570 to 630) alone: at most 1, and 2/19 on average.
+    """
+    found = fairness(
+        service(
+            ("ann", 0.0, 0.0, 700.0, 7000, 0),
+            ("bob", 45.0, 2000.0, 2000.0, 60, 0),
+            ("bob", 615.0, 2000.0, 2000.0, 60, 0),
+            ("ann", 630.0, 700.0, 700.0, 0, 0),
+        )
+    )
+    assert found["service_difference"] == {"max": pytest.approx(1.0), "mean": pytest.approx(2 / 19)}
+
+
+def test_the_index_of_a_window_in_which_one_client_gets_all() -> None:
+    """Ann and bob wait for 60 from the start; ann receives all of hers in the first window, 30 to 90 s, bob his in the second.
+
+    The last arrival, at 90 s, makes the middles 33, 36, ... 87 s: windows from 3 to 63 s, 6 to 66 s, ... 57 to 117 s.
+    """
+    rows: list[Row] = [
+        ("ann", 0.0, 50.0, 50.0, 60, 0),
+        ("bob", 0.0, 59.0, 59.0, 60, 0),
+        ("bob", 90.0, 200.0, 200.0, 0, 0),
+    ]
+    found = fairness(service(*rows))
+    # both in windows that begin before 50 s, at 3 to 48: index 1; bob alone from 51, 54 and 57: 1, as ann waits for nothing
+    assert found["jain_index"] == {"mean": pytest.approx(1.0), "min": pytest.approx(1.0)}
+    later: list[Row] = [("ann", 0.0, 50.0, 50.0, 60, 0), ("bob", 0.0, 70.0, 70.0, 60, 0), rows[2]]
+    found = fairness(service(*later))
+    # ann alone in the windows 3 to 63, 6 to 66 and 9 to 69: her share is 30 of 60, x = (2, 0), index 1/2
+    assert found["jain_index"] == {"mean": pytest.approx((3 * 0.5 + 16) / 19), "min": pytest.approx(0.5)}
+
+
+def test_windows_in_which_nothing_is_received_have_no_index() -> None:
+    """Ann's 60 come at once at 10 s, in windows that begin before: 3, 6 and 9 s; the other 16 windows count as nothing."""
+    found = fairness(service(("ann", 0.0, 10.0, 10.0, 60, 0), ("bob", 90.0, 200.0, 200.0, 60, 0)))
+    assert found["jain_index"] == {"mean": pytest.approx(1.0), "min": pytest.approx(1.0)}
+
+
+def test_a_request_is_served_within_a_second_from_its_first_token_to_its_last() -> None:
+    assert service(("ann", 0.0, 10.0, 10.5, 4, 3)).received(np.array([10.25])).tolist() == [[5.0]]
+
+
+@pytest.mark.parametrize(("policy", "most", "mean"), [("fcfs", 759.97, 433.53), ("vtc", 368.40, 251.66)])
+def test_differences_that_the_paper_prints_from_its_measurements(policy: str, most: float, mean: float) -> None:
+    """VTC, table 2, the rows FCFS and VTC."""
+    times = ("arrival_s", f"{policy}_ttft_s", f"{policy}_latency_s")
+    path = published("vtc_real_27clients.csv.gz")
+    table = parse_table(path, read_text(path))
+    arrival, first, last = (table.amounts(name) for name in times)
+    tokens = table.whole_numbers("prompt_tokens"), table.whole_numbers("output_tokens")
+    clients = table.column("client").to_numpy(np.str_)
+    found = fairness(Service(clients, arrival, arrival + first, arrival + last, *tokens))
+    assert {key: round(value, 2) for key, value in found["service_difference"].items()} == {"max": most, "mean": mean}
+
+
+def test_weights_of_clients_divide_what_they_receive() -> None:
+    """As above, but ann's weight is 3: both receive 1 per second and weight, and the fair shares of 4 are 3 and 1."""
+    asks = [(name, float(second)) for second in range(631) for name in ("ann", "bob")]
+    rates = {"ann": 3.0, "bob": 1.0}
+    rows: list[Row] = [
+        (name, time, time * 10 / rates[name], (time + 1) * 10 / rates[name], 0, 5) for name, time in asks
+    ]
+    columns = [np.array(column) for column in zip(*rows, strict=True)]
+    found = fairness(Service(*columns, {"ann": 3.0}))
+    assert found["service_difference"] == {"max": pytest.approx(0.0), "mean": pytest.approx(0.0)}
+    assert found["jain_index"]["min"] == pytest.approx(1.0)
+    assert found["clients"] == {"ann": 6310.0, "bob": 6310.0}, "the service itself has no weight"
+    opposite = fairness(Service(*columns, {"bob": 3.0}))
+    assert opposite["service_difference"]["max"] == pytest.approx(3 - 1 / 3)
+    # the fair shares are 1 and 3: x is 3 and 1/3, and (10/3)^2 / (2 * (9 + 1/9)) = 50/82
+    assert opposite["jain_index"]["min"] == pytest.approx(50 / 82)
+
+
+def test_windows_of_another_length() -> None:
+    """The last arrival is at 8 s: 19 windows of 4 s around 2.3 to 7.7 s, before anybody is served."""
+    windows = measure_windows(TWO, 4.0)
+    assert windows.middle.tolist() == pytest.approx([2 + 0.3 * tick for tick in range(1, 20)])
+    assert not windows.difference.any() and np.isnan(windows.jain).all()
+    assert measure_windows(TWO, 8.1).middle.tolist() == []
+
+
+def test_the_service_of_a_run_is_that_of_its_served_requests() -> None:
+    """See the picture in `hand_made`; in the order of their ends: 0, 3 and 1, of ann."""
+    record = make_record()
+    found = service_of(record.requests, collect_served(record), {"ann": 2.0})
+    assert found is not None and found.client.tolist() == ["no client", "no client", "ann"]
+    times = {"arrival": [0.25, 5.5, 1.5], "first_token": [3, 8, 11], "last_token": [8, 8, 12]}
+    assert {name: getattr(found, name).tolist() for name in times} == times
+    assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([5, 3, 7], [3, 1, 2])
+    assert dict(found.weights) == {"ann": 2.0}
+
+
+def test_without_a_served_request_no_client_has_a_service() -> None:
+    rejected = end(Request(0, 1, 1, client="ann"), None, 5.0, FinishReason.REJECTED)
+    found = service_of([rejected], collect_served(RunRecord()))
+    assert found is not None and fairness(found)["clients"] == {}
+
+
+def test_a_run_shorter_than_a_window_has_totals_alone() -> None:
+    found = fairness(TWO)
+    assert found["clients"] == {"ann": 30.0, "bob": 8.0}
+    for name, figures in {"service_difference": ["max", "mean"], "jain_index": ["mean", "min"]}.items():
+        assert list(found[name]) == figures and all(math.isnan(value) for value in found[name].values())
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from([1, 2, 3])), min_size=1, max_size=6), st.integers(0, 300))
+def test_max_min_shares_are_those_of_giving_one_at_a_time(clients: list[tuple[int, int]], total: int) -> None:
+    """Units of 1/60, one after the other to whoever has least per weight and wants more."""
+    wanted, weight = [wanted for wanted, _ in clients], [weight for _, weight in clients]
+    total = min(total, sum(wanted))
+    given_out = [0] * len(wanted)
+    for _ in range(60 * total):
+        least = min((given_out[i] / weight[i], i) for i in range(len(wanted)) if given_out[i] < 60 * wanted[i])[1]
+        given_out[least] += 1
+    units = max(weight) * len(weight) / sum(weight)  # that a client may be off by: 1 if all weights are equal
+    found = max_min_shares(float(total), np.array(wanted, np.float64), np.array(weight, np.float64))
+    assert found.tolist() == pytest.approx([given / 60 for given in given_out], abs=units / 60)
+    assert found.sum() == pytest.approx(total)
+
+
+# -- the longest gap --------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 4), max_size=30), st.randoms())
+def test_longest_gaps_equal_plain_loops(ids: list[int], random: Any) -> None:
+    times = np.cumsum([random.choice([0.25, 0.5, 4.0]) for _ in ids])
+    order = np.argsort(ids, kind="stable")
+    requests = sorted(set(ids), key=lambda _: random.random())
+    own = {id_: [time for other, time in zip(ids, times, strict=True) if other == id_] for id_ in requests}
+    empty = np.zeros(0)
+    columns = (np.array(requests, np.int64), *[empty] * 4, *[np.zeros(0, np.int64)] * 2)
+    served = Served(*columns, np.array(ids, np.int64)[order], times[order])
+    expected = [max((b - a for a, b in pairwise(own[id_])), default=math.nan) for id_ in requests]
+    assert served.longest_gap.tolist() == pytest.approx(expected, nan_ok=True)
+
+
+# -- attainment -------------------------------------------------------------------------------------------------------
+
+
+def asked_of(record: RunRecord, **objectives: tuple[str | None, SLO]) -> list[Request]:
+    """The requests of the run made by hand, with other objectives: (tier, SLO) by r and id; r9 has not ended with the run."""
+    asked = []
+    for old in [*record.requests, Request(9, 1, 1)]:
+        tier, slo = objectives.get(f"r{old.id}", (None, SLO()))
+        request = Request(old.id, old.num_prompt_tokens, old.max_new_tokens, tier=tier, slo=slo)
+        if old.finished_at is not None:
+            end(request, old.admitted_at, old.finished_at, old.finish_reason or FinishReason.LENGTH)
+        asked.append(request)
+    return asked
+
+
+def shares(window: Window = ALWAYS, **objectives: tuple[str | None, SLO]) -> dict[str, Any]:
+    record = make_record()
+    return attainment(asked_of(record, **objectives), collect_served(record), window)
+
+
+def goodput_of(objectives: Objectives = NO_OBJECTIVES, **own: SLO) -> dict[str, float]:
+    """Over 4 seconds. own: objectives of requests, by r and id."""
+    record = make_record()
+    asked = asked_of(record, **{name: (None, slo) for name, slo in own.items()})
+    return goodput(asked, collect_served(record), ALWAYS, objectives, 4.0)
+
+
+# request   first token   longest gap   last token   after its arrival, in seconds
+#    0          2.75           3            7.75
+#    1          9.5            1           10.5
+#    3          2.5            -            2.5
+# request 2 is rejected
+
+
+def test_a_request_attains_its_objectives_together() -> None:
+    assert shares() == {}
+    whole = SLO(ttft=2.75, tbt=3.0, total=7.75)
+    met = {"requests": 1, "share": 1.0, "ttft_share": 1.0, "tbt_share": 1.0, "total_share": 1.0, "tiers": {}}
+    assert shares(r0=(None, whole)) == met
+    for missed in ("ttft", "tbt", "total"):
+        limits = {"ttft": 2.75, "tbt": 3.0, "total": 7.75}
+        limits[missed] -= 0.01
+        assert shares(r0=(None, SLO(**limits))) == {**met, "share": 0.0, f"{missed}_share": 0.0}
+
+
+def test_each_of_two_objectives_can_be_met_by_most_and_both_by_none() -> None:
+    slo = SLO(ttft=9.0, tbt=2.0)
+    found = shares(r0=(None, slo), r1=(None, slo))
+    assert (found["share"], found["ttft_share"], found["tbt_share"]) == (0.0, 0.5, 0.5)
+    assert "total_share" not in found
+    different = shares(r0=(None, SLO(ttft=2.0)), r1=(None, SLO(tbt=2.0)))  # each has one of the two
+    assert (different["share"], different["ttft_share"], different["tbt_share"]) == (0.5, 0.0, 1.0)
+
+
+def test_goodput_counts_the_objectives_of_the_requests_as_attainment_does() -> None:
+    assert goodput_of() == {}
+    own = {"r0": SLO(ttft=2.7), "r1": SLO(ttft=9.5, total=11.0), "r2": SLO(ttft=100.0), "r9": SLO(total=100.0)}
+    assert goodput_of(**own) == {"requests_per_second": 1 / 4, "attained_share": 1 / 4}
+    assert shares(**{name: (None, slo) for name, slo in own.items()})["share"] == 1 / 4
+
+
+def test_objectives_of_the_run_hold_for_requests_without_any_of_their_own() -> None:
+    run = Objectives(ttft=2.6)  # request 3 attains it, 0 and 1 are late, 2 is rejected, 9 has not ended
+    assert goodput_of(run) == {"requests_per_second": 1 / 4, "attained_share": 1 / 5}
+    assert goodput_of(run, r1=SLO(total=10.5))["attained_share"] == 2 / 5
+    assert goodput_of(run, r3=SLO(ttft=2.4))["attained_share"] == 0.0
+
+
+def test_every_gap_counts_of_a_request_and_the_mean_of_the_run() -> None:
+    assert goodput_of(r0=SLO(tbt=2.9))["attained_share"] == 0.0  # its longest gap takes 3 s
+    mean = 5.0 / 2  # request 0: from 2.75 to 7.75 after its arrival, 3 tokens
+    late = SLO(ttft=0.1)
+    for limit, share in ((mean, 1 / 5), (mean - 0.01, 0.0)):
+        assert goodput_of(Objectives(tpot=limit), r1=late, r2=late, r3=late)["attained_share"] == share
+
+
+def test_a_request_with_one_token_has_no_gap_to_miss() -> None:
+    assert shares(r3=(None, SLO(tbt=0.001)))["share"] == 1.0
+
+
+def test_a_tier_has_shares_of_its_own_objectives_alone() -> None:
+    tiers = shares(r0=("gold", SLO(ttft=9.0)), r1=("rest", SLO(tbt=2.0)))["tiers"]
+    assert tiers == {
+        "gold": {"requests": 1, "share": 1.0, "ttft_share": 1.0},
+        "rest": {"requests": 1, "share": 1.0, "tbt_share": 1.0},
+    }
+
+
+def test_rejected_and_unfinished_requests_attain_nothing_and_count() -> None:
+    lax = SLO(ttft=100.0)
+    found = shares(r0=("gold", lax), r2=("gold", lax), r9=("rest", lax), r1=("rest", lax), r3=(None, lax))
+    assert (found["requests"], found["share"], found["ttft_share"]) == (5, 3 / 5, 3 / 5)
+    assert {tier: (of["requests"], of["share"]) for tier, of in found["tiers"].items()} == {
+        "gold": (2, 0.5),
+        "rest": (2, 0.5),
+    }
+
+
+def test_requests_count_by_when_they_ended() -> None:
+    """Request 2 is rejected at 5.5 s, 0 and 3 end at 8 s, 1 at 12 s, 9 never."""
+    lax = {f"r{id_}": (None, SLO(ttft=100.0)) for id_ in (0, 1, 2, 3, 9)}
+    assert [
+        shares(Window(start, stop), **lax)["requests"]
+        for start, stop in ((-math.inf, 5.0), (-math.inf, 5.5), (5.5, 8.0), (8.0, 12.0), (8.0, math.inf))
+    ] == [0, 1, 2, 1, 2]
+    assert math.isnan(shares(Window(-math.inf, 5.0), **lax)["share"])
+
+
+def test_where_every_request_was_rejected_none_attains_anything() -> None:
+    rejected = end(Request(0, 1, 1, slo=SLO(ttft=1.0)), None, 5.0, FinishReason.REJECTED)
+    found = attainment([rejected], collect_served(RunRecord()), ALWAYS)
+    assert found == {"requests": 1, "share": 0.0, "ttft_share": 0.0, "tiers": {}}
+
+
+# -- in the summary ---------------------------------------------------------------------------------------------------
+
+
+def test_summary_and_report_have_them_where_the_requests_do() -> None:
+    """Request 1, of client ann and tier gold, misses its TTFT of 4 s; the others have neither."""
+    summary = make_summary(make_record())
+    assert summary["attainment"]["tiers"] == {"gold": {"requests": 1, "share": 0.0, "ttft_share": 0.0}}
+    assert summary["service"]["clients"] == {"ann": 7 + 2 * 2, "no client": (5 + 2 * 3) + (3 + 2 * 1)}
+    report = run_text(summary).splitlines()
+    assert "SLOs        0.0% of 1 requests attain theirs; gold 0.0%" in report
+    assert not [line for line in report if line.startswith("service")], "its arrivals span less than a window"
+    summary["service"]["service_difference"] = {"max": 368.4, "mean": 251.66}
+    summary["service"]["jain_index"] = {"mean": 0.9135, "min": 0.8}
+    expected = "service     2 clients; difference 252 per s, at most 368; Jain's index 0.913"
+    assert expected in run_text(summary).splitlines()
+    record = make_record()
+    record.requests = [request for request in record.requests if request.id != 1]
+    without = make_summary(record)
+    assert without["attainment"] == without["service"] == {}
+    assert not [line for line in run_text(without).splitlines() if line.startswith(("SLOs", "service"))]
+
+
+def test_the_unfinished_count_in_the_summary_unless_the_end_of_the_run_is_left_out() -> None:
+    record = make_record()
+    asked = [*record.requests, Request(9, 1, 1, slo=SLO(total=1.0))]
+    options: dict[str, Any] = {"asked": asked}
+    assert make_summary(record, **options)["attainment"]["requests"] == 2
+    assert make_summary(record, drain_requests=1, **options)["attainment"]["requests"] == 0
+    assert make_summary(record, warmup_requests=1, **options)["attainment"]["requests"] == 2

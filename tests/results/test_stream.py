@@ -1,0 +1,246 @@
+"""Results that are taken while a run goes on are those of the whole run, and its memory does not grow with its requests."""
+
+import gc
+import json
+import random
+import tracemalloc
+from collections.abc import Iterator
+from functools import partial, partialmethod
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from in_process import Outcome, outcome
+from small_cluster import make_cost
+from test_leaps import Choosy, draw_requests
+from test_traces import LENGTHS
+
+from cbatch import ConfigError, Limits, Plan, Policy, Request, RequestSpec, RunRecord, Server, StepRecord, View
+from cbatch.errors import WorkloadError
+from cbatch.kv import KVSize
+from cbatch.results.metrics import Objectives, collect_served, statistics
+from cbatch.results.streamed import counted_statistics
+from cbatch.results.summary import summarize
+from cbatch.server import feed
+from cbatch.sim.executor import SimExecutor
+from cbatch.topology import Topology
+from experiments import run, serve
+from experiments.settings import assemble
+from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, write_csv
+from experiments.store.streamed import StreamedTables
+from experiments.store.tables import load, load_requests, time_between_tokens
+from experiments.workloads import ServeGen
+from policies.chunking import Fixed
+from policies.mlfq import MLFQ
+from policies.orca import Orca
+from policies.prefill_first import PrefillFirst
+from policies.sarathi_serve import SarathiServe
+from reproduction.bench import __main__ as command
+from reproduction.bench import million
+
+
+def make_server(asynchronous: bool = True) -> Server[SimExecutor]:
+    """The KV cache is short, so that requests are preempted."""
+    cost = make_cost(Topology())
+    return Server(SimExecutor(cost, 1e-5), Limits(4, 130, 120, tile=1), cost, KVSize(40, 4), asynchronous)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    "policy", [PrefillFirst(), SarathiServe(Fixed(8)), Choosy(), MLFQ()], ids=lambda policy: type(policy).__name__
+)
+def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchronous: bool, tmp_path: Path) -> None:
+    """Of workloads with hidden lengths, gaps without requests, and such that some are preempted or rejected.
+
+    Every figure is the same to the bit but the mean time between tokens, whose terms are added in another order.
+    """
+    for seed in range(12):
+        requests, again = (draw_requests(random.Random(seed)) for _ in range(2))
+        if requests[-1].arrival_iteration:
+            continue
+        record = make_server(asynchronous).serve(policy, requests)
+        write_csv(tmp_path / "steps.csv", StepRecord._fields, record.steps)
+        write_csv(tmp_path / "requests.csv", REQUEST_COLUMNS, request_rows(record, collect_served(record)))
+        with StreamedTables(tmp_path / "streamed") as tables:
+            make_server(asynchronous).serve_stream(policy, iter(again), tables.take, at_once=3)
+        for name in ("steps.csv", "requests.csv"):
+            assert (tmp_path / "streamed" / name).read_bytes() == (tmp_path / name).read_bytes(), f"workload {seed}"
+        streamed: dict[str, Any] = {
+            "requests": tables.run.served(),
+            "steps": tables.run.steps(),
+            "ended": tables.run.ended,
+        }
+        for some in ({}, {"warmup_requests": 1, "drain_requests": 1}):
+            options: dict[str, Any] = {"num_blocks": 40, "max_batch": 4, "objectives": Objectives(ttft=0.05), **some}
+            whole, found = summarize(record, **options), summarize(RunRecord(), **streamed, **options)
+            mean = found["tbt_seconds"].pop("mean")
+            assert mean == pytest.approx(whole["tbt_seconds"].pop("mean"), rel=1e-12, nan_ok=True)
+            assert repr(found) == repr(whole), f"workload {seed}"  # NaN where there is nothing
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 30)), min_size=1, max_size=12))
+def test_counted_values_have_the_percentiles_of_all_values(counted: list[tuple[float, int]]) -> None:
+    values, counts = (np.array(column) for column in zip(*counted, strict=True))
+    all_values = statistics(np.repeat(values, counts))
+    found = counted_statistics(values, counts)
+    assert found.pop("mean") == pytest.approx(all_values.pop("mean"), rel=1e-12)
+    assert found == all_values
+
+
+def a_run(folder: Path, *arguments: str, workload: str = "open_loop") -> Outcome:
+    settings = [
+        *([] if any(given.startswith("policy=") for given in arguments) else ["policy=orca"]),
+        "backend=sim",
+        f"workload={workload}",
+        "workload.num_requests=40",
+        "batch=4",
+        "progress=off",
+    ]
+    return outcome(run.main, [*settings, *arguments, f"output={folder}"])
+
+
+def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(tmp_path: Path) -> None:
+    streamed, whole = tmp_path / "streamed", tmp_path / "whole"
+    a_run(streamed, "stream=on")
+    a_run(whole, "stream=off")
+    for name in ("requests.csv", "steps.csv"):
+        assert (streamed / name).read_bytes() == (whole / name).read_bytes()
+    figures = [json.loads((folder / "summary.json").read_text()) for folder in (streamed, whole)]
+    means = [found["tbt_seconds"].pop("mean") for found in figures]
+    assert means[0] == pytest.approx(means[1], rel=1e-12)
+    assert {**figures[0], "about": 0} == {**figures[1], "about": 0}
+    lacking = {path.name for path in whole.iterdir()} - {path.name for path in streamed.iterdir()}
+    assert lacking == {"tokens.npz", "timeline.json.gz"}
+    assert load(streamed).label.tolist() == load(whole).label.tolist()
+    with pytest.raises(ConfigError, match="a streamed run writes no tokens; run it again with stream=off"):
+        time_between_tokens(streamed)
+
+
+def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 2 x 40 are submitted and have not arrived, or have ended and are not written; a few run."""
+    made, held, begin, take = WeakSet[Request](), list[int](), Request._begin, StreamedTables.take
+
+    def note_made(request: Request, spec: RequestSpec) -> None:
+        begin(request, spec)
+        made.add(request)
+
+    def note_held(tables: StreamedTables, record: RunRecord) -> None:
+        take(tables, record)
+        held.append(len(made))
+
+    monkeypatch.setattr(Request, "_begin", note_made)
+    monkeypatch.setattr(StreamedTables, "take", note_held)
+    monkeypatch.setattr(serve, "feed", partial(feed, at_once=40))
+    short = ("workload.lengths.min_length=30", "workload.lengths.max_length=60", "workload.arrivals.rate=20")
+    done = a_run(tmp_path / "run", *short, "stream=on", "workload.num_requests=1200")
+    assert done.complaint == "" and len(load_requests(tmp_path / "run")) == 1200
+    assert len(held) > 5 and max(held) < 400
+
+
+class Failing(Orca):
+    def plan(self, view: View) -> Plan:
+        if view.iteration == 60:
+            raise ValueError
+        return super().plan(view)
+
+
+def test_the_accounts_of_a_streamed_run_that_failed_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that are yet to be made count as pending, those that are written as served."""
+    monkeypatch.setattr(serve, "feed", partial(feed, at_once=2))
+    monkeypatch.setattr(RunRecord, "drain", partialmethod(RunRecord.drain, at_once=2))
+    short = ("workload.lengths.max_length=300", "workload.arrivals.rate=40", f"policy={__name__}.Failing")
+    a_run(tmp_path / "run", *short, "stream=on")
+    report = json.loads((tmp_path / "run" / "unfinished.json").read_text())
+    accounts = report["accounts"]
+    assert report["accounts_add_up"] and accounts["served"] > 0 and accounts["running"] > 0
+    assert sum(accounts[name] for name in ("pending", "waiting", "running", "served")) == 40
+
+
+def test_large_runs_are_streamed_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "STREAMED", 1000)
+    monkeypatch.setattr(assemble, "MANY", 10)
+    assert "million tokens: no tokens.npz and no timeline)" in a_run(tmp_path / "one").printed
+    assert not (tmp_path / "one" / "tokens.npz").exists()
+    a_run(tmp_path / "two", "backend.replicas=2")
+    assert (tmp_path / "two" / "tokens.npz").exists()
+
+
+@pytest.mark.parametrize(
+    ("workload", "setting", "why"),
+    [
+        ("open_loop", "backend.replicas=2", "several replicas are not served in turn"),
+        ("closed", "workload.stagger=1", "requests arrive by iteration"),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused(workload: str, setting: str, why: str, tmp_path: Path) -> None:
+    refused = a_run(tmp_path / "run", "stream=on", setting, workload=workload)
+    assert refused.complaint == f"stream=on: not possible, as {why}; give stream=off"
+
+
+def test_the_memory_of_a_stream_does_not_grow_with_its_requests() -> None:
+    def requests(number: int) -> Iterator[Request]:
+        for index in range(number):
+            yield Request(index, 20, 1 + index % 10, arrival_time=0.1 * index)
+
+    def peak(number: int) -> int:
+        taken: list[int] = []
+        gc.collect()
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        make_server().serve_stream(
+            SarathiServe(Fixed(8)), requests(number), lambda record: taken.append(len(record.requests)), at_once=20
+        )
+        assert sum(taken) == number
+        return tracemalloc.get_traced_memory()[1] - before
+
+    tracemalloc.start()
+    try:
+        peak(100)  # tables of the cost model fill up
+        few, many = peak(100), peak(400)
+    finally:
+        tracemalloc.stop()
+    assert many < 1.3 * few
+
+
+@pytest.mark.parametrize("second", [{"arrival_time": 1.0}, {"arrival_time": 3.0, "arrival_iteration": 4}])
+def test_a_stream_is_in_the_order_of_arrival_times(second: dict[str, float]) -> None:
+    requests = [Request(0, 5, 5, arrival_time=2.0), Request(1, 5, 5, **second)]
+    with pytest.raises(WorkloadError, match="request 1 arrives by iteration, or before an earlier one; order a stream"):
+        make_server().serve_stream(PrefillFirst(), requests, lambda record: None)
+
+
+def test_a_record_is_taken_piece_by_piece() -> None:
+    """The latest iteration stays, for views, and is not taken twice."""
+    engine = make_server().engine(PrefillFirst(), [Request(0, 5, 6)])
+    pieces: list[RunRecord] = []
+    while engine.num_unfinished:
+        engine.step()
+        pieces.append(engine.record.take())
+        assert len(engine.record.steps) == min(1, sum(len(piece.steps) for piece in pieces))
+    assert [step.iteration for piece in pieces for step in piece.steps] == list(range(6))
+    assert [receivers.tolist() for piece in pieces for receivers in piece.receivers] == [[0]] * 6
+    assert [request.id for piece in pieces for request in piece.requests] == [0]
+
+
+def test_the_benchmark_writes_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "t.csv").write_text(
+        "client,window_start_s,rate_req_per_s,iat_cv,arrival_family,arg1,arg2\n7,0,0.5,1.0,Gamma,1.0,2.0\n"
+    )
+    (tmp_path / "d.jsonl").write_text(json.dumps({"client": 7, "dataset": {"0": LENGTHS}}) + "\n")
+    bench = partial(million.main, str(tmp_path / "t.csv"), str(tmp_path / "d.jsonl"), num_requests=40)
+    bench(folder=str(tmp_path), policy="orca", rate=0.4)
+    assert "generated_tokens" in capsys.readouterr().out
+    written = json.loads((tmp_path / "cpu" / "million.json").read_text())
+    trace = ServeGen(path=str(tmp_path / "t.csv"), dataset=str(tmp_path / "d.jsonl"), duration=1305.0, rate=0.4).trace()
+    assert written["figures"]["requests"] == 40
+    assert written["figures"]["generated_tokens"] == trace.first(40).output_tokens.sum()
+    assert written["seconds"]["ttft_seconds"]["p50"] > 0
+    capsys.readouterr()
+    assert command.main(["million", "trace=t.csv", "dataset=d.jsonl", "rate=0"]) == 2
+    assert capsys.readouterr().err.startswith("error: million: rate=0")

@@ -1,0 +1,82 @@
+"""Apart from its results, the memory of a simulation does not grow with simulated time; a run is one small process."""
+
+import gc
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from small_cluster import make_cost
+from test_sim_importers import vidur
+
+from cbatch import Engine, Limits, Request
+from cbatch.errors import ConfigError
+from cbatch.sim.executor import SimExecutor
+from cbatch.topology import Topology
+from policies.chunking import Fixed
+from policies.sarathi_serve import SarathiServe
+from reproduction.bench.vidur import measured
+
+
+def bytes_beside_results(engine: Engine, num_requests: int) -> int:
+    """Serve requests and delete their results; returns by how many bytes the traced memory has grown."""
+    gc.collect()
+    before, _ = tracemalloc.get_traced_memory()
+    begin = engine.executor.now()
+    engine.submit(
+        Request(number, 20 + number % 50, 1 + number % 30, arrival_time=begin + 1e-4 * number)
+        for number in range(num_requests)
+    )
+    record = engine.run()
+    assert len(record.requests) == num_requests
+    for results in (record.steps, record.receivers, record.requests):
+        results.clear()
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0] - before
+
+
+@pytest.mark.parametrize("topology", [Topology(), Topology(2, 4)])
+def test_memory_does_not_grow_with_simulated_time(topology: Topology) -> None:
+    """The KV cache holds a fourth of the batch, so that requests are preempted, retired and queued."""
+    cost = make_cost(topology)
+    limits = Limits(8, 64, 100, tile=1, num_stages=topology.pipeline_stages)
+    engine = Engine(
+        SarathiServe(Fixed(16)), SimExecutor(cost, 1e-5), limits, cost, num_blocks=limits.max_running, block_size=25
+    )
+    tracemalloc.start()
+    try:
+        bytes_beside_results(engine, 200)  # tables of the cost model fill up
+        grown = [bytes_beside_results(engine, number) for number in (100, 800)]
+    finally:
+        tracemalloc.stop()
+    assert max(grown) < 20_000, f"{grown} bytes after 100 and 800 requests of some 20 iterations each"
+
+
+MEASURE = """
+import sys
+from reproduction.bench.vidur import measured
+process, summary = measured(sys.argv[1:])
+print(summary["run"]["requests"], process.cpu, process.memory)
+"""
+
+
+def test_a_process_is_measured_and_its_errors_are_told(tmp_path: Path) -> None:
+    """Measured from a small process: a child counts the memory of its parent as its own until it starts its program."""
+    setting = [
+        "backend=sim",
+        "backend.tensor_parallel=2",
+        f"hardware={vidur(tmp_path)}",
+        "workload.num_requests=4",
+        "workload.length=64",
+        "progress=off",
+        "timeline=false",
+        "chunk=256",
+        "batch=4",
+    ]
+    told = subprocess.run([sys.executable, "-c", MEASURE, *setting], capture_output=True, text=True, check=True)
+    num_requests, cpu, memory = map(float, told.stdout.split())
+    assert num_requests == 4
+    assert 0 < cpu < 60 and 20 < memory < 400
+    with pytest.raises(ConfigError, match=r"backend.tensor_parallel|tensor_parallel=3"):
+        measured([*setting, "backend.tensor_parallel=3"])

@@ -1,0 +1,127 @@
+"""What stored results say of their origin, where they are kept, and how their files are written."""
+
+import platform
+import sys
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+from cbatch import ConfigError
+from experiments.store import benchmark_file
+from experiments.store import provenance as store
+from experiments.store.provenance import around_marks, atomic_write, commit, partial_path, provenance, write_json
+
+
+def test_a_result_says_what_wrote_it_when_at_which_commit_and_with_which_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CBATCH_COMMIT", "abc")
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    monkeypatch.setattr(metadata, "version", lambda package: f"{package} 1")
+    found = provenance("python -m bench")
+    days = [f"{datetime.now(UTC) - timedelta(days=days):%Y-%m-%d}" for days in (0, 1)]
+    assert found.pop("date") in days  # midnight may lie between
+    packages = ["torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-core"]
+    versions = {"python": platform.python_version(), **{package: f"{package} 1" for package in packages}}
+    assert found == {"command": "python -m bench", "commit": "abc", "versions": versions}
+
+
+def test_the_commit_is_that_of_the_source_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CBATCH_COMMIT", raising=False)
+    monkeypatch.setattr(store, "_commit_of", str)
+    assert commit() == str(ROOT)
+
+
+def test_where_there_is_no_git_nothing_is_said_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert store._commit_of(tmp_path) is None
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_stored_command_holds_no_folder_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a path the last two parts stay, also where they hold an equals sign."""
+    options = ["folder=/home/me/out", "--record=/home/me/out", "path=/home/me/traces/azure.csv.gz", "batch=2"]
+    options += [
+        "/home/me/b/c",
+        "a='b c'",
+        "measured=/home/me/seed=1/runs.npz,/home/me/seed=2/runs.npz",
+        "trace=/a.csv",
+        "file=x/y/z",
+    ]
+    monkeypatch.setattr(sys, "argv", ["/home/me/bench", "tests/test_fuzz.py", *options])
+    stored = """path=.../traces/azure.csv.gz batch=2 .../b/c 'a='"'"'b c'"'"'' measured=.../seed=1/runs.npz,.../seed=2/runs.npz"""
+    expected = f"python -m pytest tests/test_fuzz.py {stored} trace=/a.csv file=.../y/z"
+    assert provenance("python -m pytest")["command"] == expected
+
+
+def break_off(path: Path, text: str) -> None:
+    """text: what is written until then; empty: not even a file."""
+    with atomic_write(path) as partial:
+        assert partial.parent == path.parent and partial.name.startswith(".x.json.") and partial.suffix == ".json"
+        if text:
+            partial.write_text(text)
+        raise RuntimeError
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x.json"
+    assert write_json(path, {"a": 1}) == write_json(path, {"a": 2}) == path
+    assert path.read_text() == '{\n "a": 2\n}\n'
+    for text in ("half", ""):
+        with pytest.raises(RuntimeError):
+            break_off(path, text)
+    assert path.read_text() == '{\n "a": 2\n}\n' and list(path.parent.iterdir()) == [path]
+    assert partial_path(path) != partial_path(path)
+
+
+def test_what_stands_around_two_marks(tmp_path: Path) -> None:
+    """Around the first of each; a later one is text."""
+    path = tmp_path / "x.md"
+    path.write_text("a <b> old <e> z <b> y <e>\n")
+    assert around_marks("readme", path, "<b>", "<e>") == ("a <b>", "<e> z <b> y <e>\n")
+    for text in ("a <b> old", "a <e>", "<e> <b> old"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"readme=.*x\.md: needs the lines '<b>' and '<e>'"):
+            around_marks("readme", path, "<b>", "<e>")
+    with pytest.raises(ConfigError, match="readme="):
+        around_marks("readme", tmp_path / "none.md", "<b>", "<e>")
+
+
+# -- results of benchmarks --------------------------------------------------------------------------------------------
+
+
+def test_a_benchmarks_figures_are_kept_by_hardware_with_their_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark_file, "provenance", lambda command: {"command": command})
+    path = benchmark_file.write("sim", "NVIDIA H200", {"figures": 1}, tmp_path)
+    assert path == tmp_path / "h200" / "sim.json"
+    words = (
+        '"benchmark": "sim",\n "hardware": "NVIDIA H200",\n "command": "python -m experiments.bench",\n "figures": 1'
+    )
+    assert path.read_text() == f"{{\n {words}\n}}\n"
+    monkeypatch.chdir(tmp_path)
+    assert benchmark_file.write("fuzz", "a CPU", {}, command="pytest") == Path("results/cpu/fuzz.json")
+    assert '"command": "pytest"' in Path("results/cpu/fuzz.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("hardware", "folder"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm4-80gb"),
+        ("GeForce RTX 4090", "rtx-4090"),
+        ("AMD Instinct MI300X (OAM)", "instinct-mi300x-oam"),
+        ("AMD EPYC 9654, 96 cores", "cpu"),
+        ("Intel Xeon", "cpu"),
+    ],
+)
+def test_each_kind_of_card_has_a_folder_and_all_cpus_one(hardware: str, folder: str) -> None:
+    assert benchmark_file.slug(hardware) == folder
+
+
+def test_the_spread_of_repeated_measurements() -> None:
+    assert benchmark_file.spread([4.0, 1.0, 2.0]) == {"median": 2, "min": 1, "max": 4, "repeats": 3}

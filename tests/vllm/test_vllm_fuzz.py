@@ -1,0 +1,172 @@
+"""No request and no KV block of vLLM's real scheduler is lost, whatever a policy plans and whatever clients do.
+
+    python -m pytest tests/vllm/test_vllm_fuzz.py --vllm=FOLDER --runs=1000
+
+draws that many runs.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from contended import LinearCost
+from fuzz_policy import FuzzPolicy
+from test_leaps import STEADY
+
+from cbatch import Limits, Plan, Policy, Request, View
+from cbatch.plan_rules import check_rules
+
+STOP = 3
+
+
+class Checked(FuzzPolicy):
+    """Its plans are checked by the public rules, too."""
+
+    def plan(self, view: View) -> Plan:
+        plan = super().plan(view)
+        check_rules(plan, view, "Checked")
+        return plan
+
+
+class Clients:
+    """Random requests with shared prefixes, that stop by themselves or are aborted."""
+
+    def __init__(self, numbers: random.Random) -> None:
+        self.numbers = numbers
+        self.num_left, self.num_sent = numbers.randint(3, 16), 0
+        self.finished: dict[str, str] = {}
+        self.aborted: set[str] = set()
+
+    def turns(self, rig: Any) -> Iterator[None]:
+        """The iterations until all requests have ended; the clients act before each."""
+        for turn in range(3000):
+            self.act(rig)
+            if not (self.num_left or rig.in_flight or rig.scheduler.has_requests()):
+                return
+            rig.now = 1e-3 * turn
+            yield
+
+    def act(self, rig: Any) -> None:
+        numbers, scheduler = self.numbers, rig.scheduler
+        while self.num_left and numbers.random() < 0.4:
+            prompt = [self.numbers.choice((11, 12))] * numbers.randint(1, 30) + [20 + self.num_sent] * numbers.randint(
+                0, 8
+            )
+            request = Request(self.num_sent, len(prompt), numbers.randint(1, 60 - len(prompt)), prompt=prompt)
+            scheduler.add_request(rig.request(request, STOP))
+            self.num_left, self.num_sent = self.num_left - 1, self.num_sent + 1
+        if scheduler.requests and numbers.random() < 0.03:
+            self.abort(numbers.choice(sorted(scheduler.requests)), rig)
+
+    def abort(self, id_: str, rig: Any) -> None:
+        from vllm.v1.request import RequestStatus
+
+        self.aborted.add(id_)
+        rig.scheduler.finish_requests(id_, RequestStatus.FINISHED_ABORTED)
+
+    def take(self, outputs: dict[int, Any]) -> None:
+        for group in outputs.values():
+            for output in group.outputs:
+                assert output.request_id not in self.finished, "an output after the last one"
+                if output.finish_reason is not None:
+                    self.finished[output.request_id] = str(output.finish_reason)
+
+
+def run(rig: Any, numbers: random.Random) -> list[tuple[Any, ...]]:
+    """Serves random clients to the end; returns the tokens of each iteration, by request, and who is preempted."""
+    clients, scheduled, schedule = Clients(numbers), [], rig.scheduler.schedule
+
+    def note() -> Any:
+        output = schedule()
+        scheduled.append((*output.num_scheduled_tokens.items(), output.preempted_req_ids))
+        return output
+
+    rig.scheduler.schedule = note
+    for _ in clients.turns(rig):
+        clients.take(rig.step())
+        check_population(rig)
+    check_nothing_is_lost(rig, clients)
+    return scheduled
+
+
+@pytest.mark.parametrize("mode", ["strict", "fallback", "shadow"])
+def test_no_request_and_no_block_is_lost(mode: Any, num_runs: int, draw: int, vllm_rig: Any) -> None:
+    from cbatch.vllm import Adapter
+
+    short = 0
+    for seed in range(draw, draw + num_runs):
+        numbers = random.Random(seed)
+        policy = Checked(seed, preempts=numbers.choice((0, 0.05, 0.2)), rejects=numbers.choice((0, 0.02)))
+        limits = Limits(numbers.randint(2, 6), numbers.randint(8, 64), 60)
+        flags = {"asynchronous": numbers.random() < 0.6, "prefix_cache": numbers.random() < 0.5}
+        rig = vllm_rig.Rig(Adapter(policy, mode), limits, numbers.randint(16, 40), 4, **flags)
+        rig.sample = lambda id_: STOP if numbers.random() < 0.05 else 7  # noqa: B023 - of this run
+        run(rig, numbers)
+        short += rig.scheduler.counts.short
+    assert mode == "shadow" or num_runs < 10 or short
+
+
+class Counted:
+    """A steady policy whose plans are counted. It is asked for every one if its class does not say that it is steady."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.num_asked = policy, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+    def plan(self, view: View) -> Plan:
+        self.num_asked += 1
+        return self.policy.plan(view)
+
+
+class Steady(Counted):
+    steady = True
+
+
+@pytest.mark.parametrize("name", STEADY)
+def test_a_steady_policy_is_asked_less_and_schedules_the_same(
+    name: str, num_runs: int, draw: int, vllm_rig: Any
+) -> None:
+    from cbatch.vllm import Adapter
+
+    num_asked = {Counted: 0, Steady: 0}
+    for seed in range(draw, draw + num_runs):
+        schedules = []
+        for kind in num_asked:
+            numbers = random.Random(seed)
+            policy = kind(STEADY[name](numbers.choice((8, 16))))
+            flags = {"asynchronous": numbers.random() < 0.6, "prefix_cache": numbers.random() < 0.5}
+            limits = Limits(numbers.randint(2, 6), 64, 60, tile=8)
+            rig = vllm_rig.Rig(Adapter(policy, cost=LinearCost()), limits, numbers.randint(24, 60), 4, **flags)
+            rig.sample = lambda id_, numbers=numbers: STOP if numbers.random() < 0.03 else 7
+            schedules.append((run(rig, numbers), rig.scheduler.counts))
+            num_asked[kind] += policy.num_asked
+        assert schedules[0] == schedules[1], f"seed {seed}"
+    assert num_asked[Steady] < num_asked[Counted]
+
+
+def check_population(rig: Any) -> None:
+    """What policies see is what vLLM's scheduler holds."""
+    scheduler, population = rig.scheduler, rig.scheduler._planner.population
+    assert set(population.by_id) == set(scheduler.requests)
+    running = [request for request in population.by_id.values() if request.source in scheduler.running]
+    assert {request for request in running if request.source.num_computed_tokens < request.ends_at} == set(
+        population.running
+    )
+    assert set(population.decoding) | set(population.prefilling) == set(population.running)
+    assert all(not request.source.is_prefill_chunk for request in population.decoding)
+    assert len(scheduler.waiting) + len(scheduler.running) == len(scheduler.requests)
+
+
+def check_nothing_is_lost(rig: Any, clients: Clients) -> None:
+    scheduler = rig.scheduler
+    assert not rig.in_flight
+    assert not scheduler.requests and not scheduler.running and not scheduler.waiting
+    population = scheduler._planner.population
+    assert not (population.by_id or population.waiting or population.running)
+    assert set(clients.finished) | clients.aborted == {str(id_) for id_ in range(clients.num_sent)}
+    pool = scheduler.kv_cache_manager.block_pool
+    assert pool.get_num_free_blocks() == rig.num_blocks
+    assert all(block.ref_cnt == 0 for block in pool.blocks if not block.is_null)

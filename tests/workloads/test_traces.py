@@ -1,0 +1,455 @@
+"""Trace readers: small files of every format, the published files, and the errors for malformed ones."""
+
+import gzip
+import json
+import lzma
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_process import message
+from places import published
+
+from experiments.workloads import ServeGen, Trace, TraceReplay
+from experiments.workloads.readers.traces import read_trace
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+
+
+def rows(trace: Trace) -> list[tuple[float | None, int, int]]:
+    times = [None] * len(trace) if trace.arrival_time is None else trace.arrival_time.tolist()
+    return list(zip(times, trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+
+
+# -- small files of every format --------------------------------------------------------------------------------------
+
+SAMPLES = {
+    "azure": (
+        AZURE + "2023-11-16 23:59:59.5000000,374,44\r\n2023-11-17 00:00:01,396,109\r\n",
+        [(0.0, 374, 44), (1.5, 396, 109)],
+    ),
+    "mooncake": (
+        (
+            '{"timestamp": 3000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n'
+            '{"timestamp": 3000, "input_length": 7322, "output_length": 1, "hash_ids": []}\n'
+            '{"timestamp": 5999.5, "input_length": 1, "output_length": 3}\n'
+        ),
+        [(0.0, 6758, 500), (0.0, 7322, 1), (2.9995, 1, 3)],
+    ),
+    "lengths": (
+        "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n3772,54,3826,69.8\n2015,156,2171,12.9",
+        [(None, 3772, 54), (None, 2015, 156)],
+    ),
+    "vtc": (
+        "arrival_s,client,prompt_tokens,output_tokens,fcfs_ttft_s\n5.5,client13,13,199,1.18\n6.25,client2,36,137,1.55\n",
+        [(0.0, 13, 199), (0.75, 36, 137)],
+    ),
+}
+
+
+@pytest.mark.parametrize("format", SAMPLES)
+@pytest.mark.parametrize(("suffix", "compress"), [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def test_every_format_plain_and_compressed_named_and_detected(
+    tmp_path: Path, format: str, suffix: str, compress: Callable[[bytes], bytes]
+) -> None:
+    text, expected = SAMPLES[format]
+    path = tmp_path / f"trace{suffix}"
+    path.write_bytes(compress(text.encode()))
+    for choice in ("auto", format):
+        trace = read_trace(str(path), choice)  # type: ignore[arg-type]
+        assert rows(trace) == expected
+        assert trace.line is not None
+        assert trace.line[0] == (1 if format == "mooncake" else 2)
+
+
+def test_a_table_of_lengths_may_have_arrival_times(tmp_path: Path) -> None:
+    """As Vidur's of the Azure traces; `queued` still leaves them out."""
+    path = tmp_path / "vidur.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n2.5,374,44\n6.814579,396,109\n")
+    assert rows(read_trace(str(path))) == [(0.0, 374, 44), (4.314579, 396, 109)]
+    assert replayed(TraceReplay(path=str(path), speed=2)) == [(0.0, 374, 44), (2.1572895, 396, 109)]
+    assert replayed(TraceReplay(path=str(path), queued=True)) == [(0.0, 374, 44), (0.0, 396, 109)]
+
+
+def test_column_order_byte_order_mark_and_time_zone_do_not_matter(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\ufeffGeneratedTokens,extra,TIMESTAMP,ContextTokens\n1,x,2024-05-10 00:00:00.25+00:00,2\n")
+    assert rows(read_trace(str(path))) == [(0.0, 2, 1)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 10**9), st.integers(1, 10**5), st.integers(1, 10**4)), min_size=1))
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, content: list[tuple[int, int, int]]) -> None:
+    content.sort()
+    path = tmp_path_factory.getbasetemp() / "roundtrip.jsonl"
+    keys = ("timestamp", "input_length", "output_length")
+    path.write_text("".join(json.dumps(dict(zip(keys, row, strict=True))) + "\n" for row in content))
+    expected = [((time - content[0][0]) / 1000, prompt, output) for time, prompt, output in content]
+    assert rows(read_trace(str(path))) == expected
+
+
+# -- replay -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def azure(tmp_path: Path) -> TraceReplay:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE + "".join(f"2023-11-16 00:00:{2 * i:02}.5,{100 + i},{10 + i}\n" for i in range(6)))
+    return TraceReplay(path=str(path))
+
+
+def replayed(workload: TraceReplay) -> list[tuple[float, int, int]]:
+    return [(r.arrival_time, r.num_prompt_tokens, r.max_new_tokens) for r in workload.requests(None)]
+
+
+def test_replay_keeps_times_and_lengths(azure: TraceReplay) -> None:
+    assert replayed(azure) == [(2.0 * i, 100 + i, 10 + i) for i in range(6)]
+
+
+def test_replay_faster_from_later_on_fewer_and_shorter(azure: TraceReplay) -> None:
+    assert replayed(replace(azure, speed=4, num_requests=3)) == [(0.0, 100, 10), (0.5, 101, 11), (1.0, 102, 12)]
+    assert replayed(replace(azure, start=7, speed=2)) == [(0.0, 104, 14), (1.0, 105, 15)]
+    assert replayed(replace(azure, start=10, length_scale=0.1)) == [(0.0, 11, 2)]
+    assert replayed(replace(azure, queued=True, num_requests=2)) == [(0.0, 100, 10), (0.0, 101, 11)]
+    assert replayed(replace(azure, max_length=112, too_long="drop", speed=2)) == [(0.0, 100, 10), (1.0, 101, 11)]
+
+
+def test_replay_that_cannot_be(azure: TraceReplay, tmp_path: Path) -> None:
+    assert message(lambda: replayed(replace(azure, start=11))) == (
+        f"{azure.path}: workload.start=11 lies after the last arrival; give at most 10 (seconds)"
+    )
+    assert message(lambda: replayed(replace(azure, num_requests=7))) == (
+        f"{azure.path}: workload.num_requests=7, but 6 requests are usable; ask for at most 6"
+    )
+    table = tmp_path / "table.csv"
+    table.write_text("num_prefill_tokens,num_decode_tokens\n3,4\n")
+    assert replayed(TraceReplay(path=str(table), queued=True)) == [(0.0, 3, 4)]
+    for workload in (TraceReplay(path=str(table)), TraceReplay(path=str(table), queued=True, start=1)):
+        assert message(lambda workload=workload: replayed(workload)) == (  # type: ignore[misc]
+            f"{table}: has no column of arrival times such as arrived_at; "
+            "set workload.queued=true without start and speed, or draw them with workload=sharegpt"
+        )
+
+
+def test_requests_of_vtc_carry_their_client(tmp_path: Path) -> None:
+    path = tmp_path / "vtc.csv"
+    path.write_text(SAMPLES["vtc"][0])
+    assert [request.client for request in TraceReplay(path=str(path)).requests(None)] == ["client13", "client2"]
+
+
+# -- broken files -----------------------------------------------------------------------------------------------------
+
+ROW = "2023-11-16 18:15:46,1,1\n"
+MOON = '{"timestamp": 5, "input_length": 1, "output_length": 1}\n'
+WHOLE = "must be a whole number of tokens, at least 1"
+BROKEN = [  # text, the line that the message names (0: none), a part of the message
+    ("", 0, "the file is empty"),
+    ("a,b\n1,2\n", 0, "num_prefill_tokens, num_decode_tokens (lengths)"),
+    ("client,window_start_s\n1,0\n", 0, "use workload=servegen"),
+    ('{"prompt": "x"}\n', 0, "use workload=prompts"),
+    ('{"token_ids": [1]}\n', 0, "use workload=prompts"),
+    (AZURE, 1, "header without rows"),
+    ("TIMESTAMP,ContextTokens\n1,2\n", 0, "ContextTokens, GeneratedTokens (azure)"),
+    (AZURE + ROW + "2023-11-16 18:15:47,1\n", 3, WHOLE),
+    (AZURE + ROW + "2023-11-16 18:15:47,1,1,1\n", 0, "line 3"),
+    (AZURE + ROW + "\n" + ROW, 3, WHOLE),
+    (AZURE + ROW + 'x,"1,2\n', 0, "is not CSV"),
+    (AZURE + ROW + "noon,1,1\n", 3, "TIMESTAMP='noon': must be a time"),
+    (AZURE + ROW + ",1,1\n", 3, "TIMESTAMP='': must be a time"),
+    *((AZURE + ROW + f"2023-11-16 18:15:47,{n},1\n", 3, WHOLE) for n in ("0", "-3", "nan", "inf", "1.5", "9999999999")),
+    (AZURE + ROW + "2023-11-16 18:15:47,1,0\n", 3, f"GeneratedTokens='0': {WHOLE}"),
+    (AZURE + ROW + "2023-11-16 18:15:45,1,1\n", 3, "the time goes backwards"),
+    (MOON + '{"timestamp": 5, "input_len', 2, "is not JSON"),
+    (MOON + "[1]\n", 2, "is not a JSON object"),
+    (MOON + '{"timestamp": 6, "input_length": 1}\n', 2, f"output_length=None: {WHOLE}"),
+    (MOON + '{"timestamp": 6, "input_length": true, "output_length": 1}\n', 2, f"input_length=True: {WHOLE}"),
+    (MOON.replace("5", "NaN"), 1, "timestamp=nan: must be a finite number"),
+    (MOON + MOON.replace("5", "4"), 2, "the time goes backwards"),
+    (MOON.replace("}", ', "hash_ids": [0.5]}'), 1, "hash_ids=[0.5]: must be a list of whole numbers"),
+    (MOON + "x" * 10_000, 2, "is not JSON"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "part"), BROKEN)
+def test_broken_text_is_refused_in_one_line(tmp_path: Path, text: str, line: int, part: str) -> None:
+    path = tmp_path / "broken"
+    path.write_text(text)
+    refusal = message(lambda: read_trace(str(path)))
+    assert refusal.startswith(f"{path}, line {line}: " if line else f"{path}: " if text else "")
+    assert part in refusal
+    assert len(refusal) < 400
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    whole = gzip.compress((AZURE + 1000 * ROW).encode())
+    contents = {"plain.gz": AZURE.encode(), "cut.csv.gz": whole[: len(whole) // 2], "binary": whole, "plain.xz": b"x"}
+    contents["bad.csv.gz"] = whole[:30] + b"\xff\xff\xff\xff" + whole[34:]
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    for path in (*(tmp_path / name for name in contents), tmp_path):
+        assert message(lambda path=path: read_trace(str(path))).startswith(  # type: ignore[misc]
+            f"workload.path={path}: cannot be read ("
+        )
+    assert "no such file" in message(lambda: read_trace(str(tmp_path / "none"), section="workload.lengths"))
+    assert message(lambda: read_trace("")) == "workload.path='': give the path of a file"
+    assert "workload.format=csv: give one of auto, azure" in message(lambda: read_trace("t", "csv"))  # type: ignore[arg-type]
+
+
+# -- columns by attribute ---------------------------------------------------------------------------------------------
+
+OWN = """TIMESTAMP,ContextTokens,GeneratedTokens,user,urgency,guess,score,code,note
+2023-11-16 00:00:00,10,5,ann,2,4,0.5,007,
+2023-11-16 00:00:01,20,6,,-1,9,,x1,late
+2023-11-16 00:00:02,30,7,bob,0,3,2,9,late
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "own.csv").write_text(OWN)
+    return str(tmp_path / "own.csv")
+
+
+def test_columns_fill_fields_and_attributes_of_requests(own: str) -> None:
+    columns = {"client": "user", "priority": "urgency", "predicted_new_tokens": "guess"}
+    columns |= {"difficulty": "score", "code": "code", "note": "note", "rank": "urgency"}
+    requests = TraceReplay(path=own, columns=columns, start=1.0).requests(None)
+    assert [request.client for request in requests] == [None, "bob"]
+    assert [request.priority for request in requests] == [-1, 0]
+    assert [request.predicted_new_tokens for request in requests] == [9, 3]
+    assert [dict(request.extra) for request in requests] == [
+        {"difficulty": None, "code": "x1", "note": "late", "rank": -1},
+        {"difficulty": 2.0, "code": "9", "note": "late", "rank": 0},  # a column with text in it stays text
+    ]
+    assert [dict(request.extra) for request in TraceReplay(path=own).requests(None)] == [{}, {}, {}]
+
+
+def test_json_values_stay_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(MOON.replace("}", ', "user": "ann", "tags": ["a", 1]}') + MOON.replace("}", ', "user": "bob"}'))
+    requests = TraceReplay(path=str(path), columns={"client": "user", "tags": "tags"}).requests(None)
+    assert [(request.client, request.extra["tags"]) for request in requests] == [("ann", ["a", 1]), ("bob", None)]
+    assert "no column 'usr'; did you mean user?" in message(lambda: read_trace(str(path), columns={"client": "usr"}))
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"),
+    [
+        ({"client": "usr"}, "own.csv: workload.columns.client: no column 'usr'; did you mean user?"),
+        ({"arrival_time": "score"}, "workload.columns.arrival_time: the format fills it; choose another name"),
+        ("user", "workload.columns=user: give columns by attribute, as in {client: user_id}"),
+        ({"priority": "user"}, "own.csv, line 2: user='ann': must be a whole number"),
+        ({"predicted_new_tokens": "urgency"}, "own.csv, line 3: urgency='-1': must be a whole number, at least 1"),
+    ],
+)
+def test_columns_that_cannot_be_used_are_named(own: str, columns: Any, part: str) -> None:
+    assert part in message(lambda: TraceReplay(path=own, columns=columns).requests(None))
+
+
+# -- ServeGen ---------------------------------------------------------------------------------------------------------
+
+HEADER = "client,window_start_s,rate_req_per_s,iat_cv,arrival_family,arg1,arg2\n"
+LENGTHS = {"input_tokens": "{10: 0.5, 20: 0.5}", "output_tokens": "{0: 0.25, 5: 0.75}"}
+
+
+def servegen(tmp_path: Path, windows: str, datasets: list[object] | None = None) -> ServeGen:
+    """A workload over two small files, with lengths for the first six hours."""
+    if datasets is None:
+        datasets = [{"client": client, "dataset": {"0": LENGTHS}} for client in (1, 7)]
+    (tmp_path / "t.csv").write_text(HEADER + windows)
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in datasets))
+    return ServeGen(path=str(tmp_path / "t.csv"), dataset=str(tmp_path / "d.jsonl"))
+
+
+@pytest.fixture
+def two_clients(tmp_path: Path) -> ServeGen:
+    return servegen(tmp_path, "1,0,0.5,1,Gamma,1,2\n1,600,0,0,,0,0\n7,0,2,3,Weibull,0.4,0.1\n7,600,1,1,Gamma,0.3,1\n")
+
+
+def by_client(trace: Trace) -> dict[str, int]:
+    names, counts = np.unique(trace.fields["client"], return_counts=True)
+    return dict(zip(names.tolist(), counts.tolist(), strict=True))
+
+
+def test_a_window_holds_exactly_its_rate(two_clients: ServeGen) -> None:
+    trace = two_clients.trace()
+    assert by_client(trace) == {"1": 300, "7": 1200}
+    assert trace.arrival_time is not None
+    assert trace.arrival_time[0] == 0
+    assert (np.diff(trace.arrival_time) >= 0).all()
+    assert trace.arrival_time[-1] < 600
+    assert set(trace.prompt_tokens.tolist()) == {10, 20}
+    assert set(trace.output_tokens.tolist()) == {1, 5}  # a bin of 0 tokens counts as 1
+    assert np.mean(trace.output_tokens == 1) == pytest.approx(0.25, abs=0.04)
+    assert abs(np.corrcoef(trace.prompt_tokens, trace.output_tokens)[0, 1]) < 0.1
+    assert by_client(replace(two_clients, duration=1200).trace()) == {"1": 300, "7": 1800}
+    assert by_client(replace(two_clients, rate_scale=0.5).trace()) == {"1": 150, "7": 600}
+    assert by_client(replace(two_clients, clients=[1]).trace()) == {"1": 300}
+
+
+def test_a_rate_of_all_clients_keeps_their_shares(two_clients: ServeGen) -> None:
+    """Recorded are 0.5 and 2 per second in the first window, 0 and 1 in the second: 2.5 and 1.75 per second on average."""
+    assert by_client(replace(two_clients, rate=5.0).trace()) == {"1": 600, "7": 2400}
+    assert by_client(replace(two_clients, rate=5.0, rate_scale=0.1).trace()) == {"1": 60, "7": 240}
+    assert by_client(replace(two_clients, rate=5.0, clients=[1]).trace()) == {"1": 3000}
+    assert by_client(replace(two_clients, rate=3.5, duration=1200).trace()) == {"1": 600, "7": 3600}
+    half = replace(two_clients, rate=4.0, start=450.0, duration=600.0).trace()  # 150 s of 2.5 and 450 s of 1: 1.375
+    whole = replace(two_clients, rate_scale=4.0 / 1.375, start=450.0, duration=600.0).trace()
+    assert half.arrival_time is not None and whole.arrival_time is not None
+    assert half.arrival_time.tolist() == whole.arrival_time.tolist()
+    assert (
+        message(replace(two_clients, rate=1.0, clients=[1], start=600.0).trace).split(": ")[1].startswith("no requests")
+    )
+
+
+def test_a_fraction_of_a_request_is_a_chance_of_one(tmp_path: Path) -> None:
+    workload = servegen(tmp_path, "".join(f"7,{600 * i},0.0025,1,Gamma,1,2\n" for i in range(36)))  # 1.5 a window
+    counts = [len(replace(workload, duration=21_600, seed=seed).trace()) for seed in range(40)]
+    assert np.mean(counts) == pytest.approx(54, abs=2)
+
+
+def test_bursts_have_the_variation_of_the_family(tmp_path: Path) -> None:
+    """A Gamma of shape 1/4 has a coefficient of variation of 2; a Weibull of shape 1/2 one of the square root of 5."""
+    for family, shape, cv in (("Gamma", 0.25, 2.0), ("Weibull", 0.5, 5**0.5)):
+        times = servegen(tmp_path, f"7,0,50,0,{family},{shape},1\n").trace().arrival_time
+        assert times is not None
+        intervals = np.diff(times)
+        assert intervals.std() / intervals.mean() == pytest.approx(cv, rel=0.1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), start=st.floats(0, 500), duration=st.floats(50, 600))
+def test_another_range_or_other_clients_move_no_request(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, start: float, duration: float
+) -> None:
+    path = tmp_path_factory.getbasetemp()
+    workload = replace(servegen(path, "1,0,0.5,1,Gamma,1,2\n7,0,2,3,Weibull,0.4,0.1\n7,600,1,1,Gamma,1,1\n"), seed=seed)
+    whole = replace(workload, duration=1200).trace()
+    alone = replace(workload, duration=1200, clients=[7]).trace()
+    part = replace(workload, start=start, duration=duration).trace()
+    assert alone.prompt_tokens.tolist() == whole.prompt_tokens[whole.fields["client"] == "7"].tolist()
+    assert any(part_of(whole, part, first) for first in range(len(whole) - len(part) + 1))
+
+
+def part_of(whole: Trace, part: Trace, first: int) -> bool:
+    """Whether the part is the whole's rows from `first` on."""
+    rows = whole.select(slice(first, first + len(part)))
+    assert rows.arrival_time is not None
+    assert part.arrival_time is not None
+    same_lengths = np.array_equal(rows.prompt_tokens, part.prompt_tokens) and np.array_equal(
+        rows.output_tokens, part.output_tokens
+    )
+    return same_lengths and np.allclose(rows.arrival_time, part.arrival_time, atol=1e-6)
+
+
+def test_requests_carry_their_client(two_clients: ServeGen) -> None:
+    requests = replace(two_clients, num_requests=20, queued=True).requests(None)
+    assert {request.client for request in requests} <= {"1", "7"}
+    assert {request.arrival_time for request in requests} == {0.0}
+
+
+OK = "7,0,2,3,Weibull,0.4,0.1\n"
+BAD_WINDOWS = [
+    ("x,0,2,3,Weibull,0.4,0.1\n", "client='x': must be a whole number"),
+    ("7,6e-1,2,3,Weibull,0.4,0.1\n", "window_start_s='6e-1': must be a whole number"),
+    ("7,600,-1,3,Weibull,0.4,0.1\n", "rate_req_per_s='-1': must not be negative"),
+    ("7,600,nan,3,Weibull,0.4,0.1\n", "rate_req_per_s='nan': must be a finite number"),
+    ("-7,600,2,3,Weibull,0.4,0.1\n", "client='-7': must be a whole number, at least 0"),
+    ("7,650,2,3,Weibull,0.4,0.1\n", "window_start_s='650': must be a multiple of 600"),
+    ("7,600,2,3,Pareto,0.4,0.1\n", "arrival_family='Pareto': must be Gamma or Weibull"),
+    ("7,600,2,3,,0.4,0.1\n", "arrival_family='': must be Gamma or Weibull"),
+    ("7,600,2,3,Gamma,0,0.1\n", "arg1='0': must be at least 0.01"),
+    (OK, "window_start_s='0': this client's window is there already"),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), BAD_WINDOWS)
+def test_bad_windows(tmp_path: Path, line: str, problem: str) -> None:
+    assert message(servegen(tmp_path, OK + line).trace).startswith(f"{tmp_path}/t.csv, line 3: {problem}")
+
+
+BAD_DATASETS: list[tuple[object, str]] = [
+    ({"client": 7}, "dataset=None: must be an object of windows"),
+    ({"dataset": {}}, "client=None: must be a whole number"),
+    ({"client": 1, "dataset": {}}, "client=1: this client has a line already"),
+    ({"client": 7, "dataset": {}}, "window 0 has no input_tokens"),
+    ({"client": 7, "dataset": {"0": 3}}, "window 0 has no input_tokens"),
+    ({"client": 7, "dataset": {"0": {"input_tokens": "{}", "output_tokens": "{}"}}}, "window 0 has no input_tokens"),
+    *(
+        ({"client": 7, "dataset": {"0": {**LENGTHS, name: text}}}, f"window 0, {name}: must map whole numbers")
+        for name, text in (
+            ("output_tokens", "{5: 0.5}"),
+            ("output_tokens", "{5: 1, 6}"),
+            ("input_tokens", "{-5: 1}"),
+            ("input_tokens", "{1.5: 1}"),
+            ("input_tokens", "{a: 1}"),
+            ("input_tokens", "{5: nan}"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), BAD_DATASETS)
+def test_bad_datasets(tmp_path: Path, line: object, problem: str) -> None:
+    workload = servegen(tmp_path, OK, [{"client": 1, "dataset": {}}, line])
+    assert message(workload.trace).startswith(f"{tmp_path}/d.jsonl, line 2: {problem}")
+
+
+def test_ranges_and_clients_that_are_not_there(two_clients: ServeGen, tmp_path: Path) -> None:
+    assert message(replace(two_clients, start=1200).trace) == (
+        f"{two_clients.path}: no requests from 1200 s to 1800 s; "
+        "choose another workload.start, or raise duration or rate_scale"
+    )
+    assert message(replace(two_clients, clients=[1, 2]).trace) == (
+        f"workload.clients=[1, 2]: {two_clients.path} has no client 2; choose from 1, 7"
+    )
+    assert message(lambda: replace(two_clients, clients="7")) == (  # type: ignore[arg-type]
+        "workload.clients=7: give a list of client numbers, or null for all"
+    )
+    assert message(lambda: replace(two_clients, duration=0)) == (
+        "workload.duration=0: give a finite number above 0 (seconds)"
+    )
+    assert message(servegen(tmp_path, OK, [{"client": 1, "dataset": {}}]).trace) == (
+        f"{tmp_path}/d.jsonl: no line for client 7 of {tmp_path}/t.csv; give the two files of one data set"
+    )
+
+
+# -- the published files ----------------------------------------------------------------------------------------------
+
+PUBLISHED = [  # rows, span in seconds, medians of prompt and output, as the files' notes give them
+    ("azure_llm_2023_conv_rows1-14176.csv.gz", 14176, 2400, 1015, 115),
+    ("azure_llm_2023_code_rows1-5740.csv.gz", 5740, 1788, 1460, 13),
+    ("mooncake_fast25_conversation_rows1-7851.jsonl.gz", 7851, 2397, 7284, 356),
+    ("arxiv_summarization_llama2_rows1-18838.csv.gz", 18838, None, 2716, 167),
+    ("sharegpt_8k_llama2_rows1-20490.csv.gz", 20490, None, 1723, 410),
+    ("vtc_real_27clients.csv.gz", 1500, 600, 40, 211),
+]
+
+
+@pytest.mark.parametrize(("name", "num", "span", "prompt", "output"), PUBLISHED)
+def test_published_traces(name: str, num: int, span: float | None, prompt: int, output: int) -> None:
+    trace = read_trace(published(name))
+    assert len(trace) == num
+    assert np.median(trace.prompt_tokens) == pytest.approx(prompt, abs=0.5)
+    assert np.median(trace.output_tokens) == output
+    if span is None:
+        assert trace.arrival_time is None
+    else:
+        assert trace.arrival_time is not None
+        assert trace.arrival_time[-1] == pytest.approx(span, abs=0.5)
+
+
+def test_published_servegen_rates_and_lengths() -> None:
+    """A whole day of all clients has the rate and the median lengths that the files' notes give."""
+    stem = "servegen_reason_deepseek-r1"
+    workload = ServeGen(path=published(f"{stem}_trace.csv.gz"), dataset=published(f"{stem}_dataset.jsonl.gz"))
+    day = replace(workload, duration=86_400).trace()
+    assert len(day) / 86_400 == pytest.approx(16.0, abs=0.05)
+    assert len(by_client(day)) == 73
+    assert np.median(day.prompt_tokens) == pytest.approx(208, abs=3)
+    assert np.median(day.output_tokens) == pytest.approx(792, abs=8)

@@ -1,0 +1,647 @@
+"""Workloads: the same fields make the same requests, distributions have the stated parameters, bad settings are refused."""
+
+import heapq
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from in_process import message
+from places import ROOT
+from schedules import make_engine
+
+from cbatch import ConfigError, Limits, Request
+from experiments.workloads import (
+    AllAtOnce,
+    ClosedBatch,
+    DriftingLengths,
+    FixedLengths,
+    GammaArrivals,
+    MixedLengths,
+    OpenLoop,
+    PromptFile,
+    TraceLengths,
+    TraceReplay,
+    UniformLengths,
+    Workload,
+    ZipfLengths,
+    sampling,
+)
+from experiments.workloads.fit import Fit
+from experiments.workloads.lengths import Lengths, split
+from experiments.workloads.prompts import PromptLine
+from experiments.workloads.seeds import Stream, generator, request_seeds
+from experiments.workloads.trace import Trace
+from policies.orca import Orca
+
+
+@dataclass(frozen=True)
+class Letters:
+    """A vocabulary: a letter is a token."""
+
+    size: int = 128
+    stop_tokens: tuple[int, ...] = (4,)
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+
+def facts(request: Request) -> tuple[Any, ...]:
+    """All that a workload says of a request."""
+    return (
+        request.id,
+        request.num_prompt_tokens,
+        request.max_new_tokens,
+        request.arrival_time,
+        request.arrival_iteration,
+        request.prompt,
+        request.sampling,
+        request.stop_tokens,
+        request.priority,
+        request.client,
+    )
+
+
+def open_loop(seed: int = 0, num: int = 50, rate: float = 2.0, cv: float = 1.0) -> OpenLoop:
+    lengths = UniformLengths(min_length=8, max_length=64, pd_ratio=3)
+    return OpenLoop(seed=seed, num_requests=num, arrivals=GammaArrivals(rate=rate, cv=cv), lengths=lengths)
+
+
+def test_a_rate_scale_sends_the_same_requests_faster() -> None:
+    once, thrice = open_loop().requests(None), replace(open_loop(), rate_scale=3.0).requests(None)
+    assert [3 * r.arrival_time for r in thrice] == pytest.approx([r.arrival_time for r in once])
+    assert [(r.num_prompt_tokens, r.max_new_tokens) for r in thrice] == [
+        (r.num_prompt_tokens, r.max_new_tokens) for r in once
+    ]
+
+
+def mixed(long_share: float, seed: int = 0, num: int = 2000) -> list[Request]:
+    lengths = {
+        "short": {"share": 1 - long_share, "lengths": UniformLengths(min_length=8, max_length=64, pd_ratio=3)},
+        "long": {"share": long_share, "lengths": FixedLengths(length=1000, pd_ratio=9)},
+    }
+    workload = OpenLoop(seed=seed, num_requests=num, arrivals=AllAtOnce(), lengths=MixedLengths(parts=lengths))
+    return workload.requests(None)
+
+
+def test_a_share_of_the_requests_is_long() -> None:
+    """Of 2,000, 5% within four standard deviations of 9.7; a seed of its own for each kind, and a prefix of more."""
+    requests = mixed(0.05)
+    long = [request for request in requests if request.num_prompt_tokens == 900]
+    assert len(long) == pytest.approx(100, abs=39)
+    assert {request.max_new_tokens for request in long} == {100}
+    assert all(request.max_tokens <= 64 for request in requests if request not in long)
+    assert [facts(request) for request in mixed(0.05, num=300)] == [facts(request) for request in requests[:300]]
+    few, many = ([r.max_tokens for r in mixed(share) if r.max_tokens <= 64] for share in (0.05, 0.5))
+    assert few[: len(many)] == many, "the short requests are the same, whatever the share of long ones"
+
+
+def test_bad_mixtures() -> None:
+    none = "workload.lengths.parts={}: give at least one kind of requests"
+    assert message(lambda: MixedLengths(parts={})) == none
+    lengths = FixedLengths(length=10, pd_ratio=1)
+    with pytest.raises(ConfigError, match=r"workload\.lengths\.parts\.a\.share=0: give a finite number above 0"):
+        MixedLengths(parts={"a": {"share": 0, "lengths": lengths}})
+    with pytest.raises(ConfigError, match=r"workload\.lengths\.parts\.a\.share: is missing"):
+        MixedLengths(parts={"a": {"lengths": lengths}})
+
+
+# -- the same fields, the same requests -------------------------------------------------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**40), num=st.integers(1, 40), more=st.integers(0, 20), real=st.booleans())
+def test_requests_are_those_of_the_seed_and_a_prefix_of_more(seed: int, num: int, more: int, real: bool) -> None:
+    vocabulary = Letters() if real else None
+    few, many = open_loop(seed, num), open_loop(seed, num + more)
+    expected = [facts(request) for request in few.requests(vocabulary)]
+    assert [facts(request) for request in few.requests(vocabulary)] == expected
+    assert [facts(request) for request in many.requests(vocabulary)][:num] == expected
+    assert [request.id for request in few.requests(vocabulary)] == list(range(num))
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**40), length=st.integers(3, 60))
+def test_a_prompt_depends_on_seed_and_id_alone(seed: int, length: int) -> None:
+    shared = OpenLoop(seed=seed, num_requests=5, arrivals=AllAtOnce(), lengths=FixedLengths(length=60, pd_ratio=1))
+    other = ClosedBatch(seed=seed, num_requests=9, length=length, pd_ratio=1, batch=2)
+    for one, two in zip(shared.requests(Letters()), other.requests(Letters()), strict=False):
+        assert one.prompt is not None
+        assert two.prompt is not None
+        num = min(len(one.prompt), len(two.prompt))
+        assert one.prompt[:num] == two.prompt[:num]
+        assert one.sampling == two.sampling
+
+
+def test_every_request_has_a_prompt_and_a_sampling_seed_of_its_own() -> None:
+    workload = replace(open_loop(num=200), sampling=sampling(temperature=0.7, top_k=5, top_p=0.9))
+    requests = workload.requests(Letters())
+    assert len({request.sampling.seed for request in requests}) == 200
+    assert len({tuple(request.prompt or ())[:6] for request in requests}) == 200
+    assert {(r.sampling.temperature, r.sampling.top_k, r.sampling.top_p) for r in requests} == {(0.7, 5, 0.9)}
+    other_seed = replace(workload, seed=1).requests(Letters())
+    assert all(one.prompt != two.prompt for one, two in zip(requests, other_seed, strict=True))
+
+
+def test_prompts_use_the_whole_vocabulary_and_simulation_has_none() -> None:
+    workload = ClosedBatch(length=2000, pd_ratio=9, batch=1, num_requests=2)
+    tokens = {token for request in workload.requests(Letters()) for token in request.prompt or ()}
+    assert tokens == set(range(128))
+    assert [request.prompt for request in workload.requests(None)] == [None, None]
+
+
+def test_arrivals_and_lengths_have_streams_of_their_own() -> None:
+    base = open_loop()
+    faster = open_loop(rate=8.0).requests(None)
+    bursty = open_loop(cv=3.0).requests(None)
+    times = [request.arrival_time for request in base.requests(None)]
+    assert [request.arrival_time * 4 for request in faster] == pytest.approx(times)
+    assert [r.max_tokens for r in bursty] == [r.max_tokens for r in base.requests(None)]
+    fixed = replace(base, lengths=FixedLengths(length=10, pd_ratio=1)).requests(None)
+    assert [request.arrival_time for request in fixed] == times
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        UniformLengths(min_length=8, max_length=5000, pd_ratio=3),
+        ZipfLengths(min_length=8, max_length=5000, pd_ratio=3, theta=0.4),
+    ],
+)
+@pytest.mark.parametrize("column", ["arrival_time", "max_tokens", "predicted_new_tokens", "tier", "prompt", "sampling"])
+def test_another_seed_draws_every_column_anew(column: str, lengths: Lengths) -> None:
+    """Of the arrivals the first is always at 0; of two tiers every other one may stay."""
+    tiers, prediction = {"gold": {"share": 0.5}, "free": {"share": 0.5}}, {"error": 0.5}
+    one = replace(open_loop(), lengths=lengths, tiers=tiers, prediction=prediction)
+    first, again, second = (
+        [getattr(request, column) for request in replace(one, seed=seed).requests(Letters())] for seed in (0, 0, 1)
+    )
+    assert first == again
+    assert sum(one == two for one, two in zip(first, second, strict=True)) <= (40 if column == "tier" else 5)
+
+
+def test_rows_of_a_trace_at_random_depend_on_the_seed(tmp_path: Path) -> None:
+    path = tmp_path / "lengths.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n" + "".join(f"{row},1\n" for row in range(1, 200)))
+    drawn = TraceLengths(path=str(path), order="random")
+    loops = [replace(open_loop(seed), lengths=drawn).requests(None) for seed in (0, 0, 1)]
+    first, again, second = ([request.num_prompt_tokens for request in requests] for requests in loops)
+    assert first == again and sum(one == two for one, two in zip(first, second, strict=True)) <= 5
+
+
+def test_request_seeds_fit_a_signed_integer_and_differ_by_stream() -> None:
+    seeds = request_seeds(7, Stream.PROMPTS, 1000)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    assert not set(seeds) & set(request_seeds(7, Stream.SAMPLING, 1000))
+
+
+def test_seeds_are_pinned() -> None:
+    """Results on disk name a seed: it must mean the same requests in later versions."""
+    assert request_seeds(0, Stream.PROMPTS, 2).tolist() == [8226343694796210948, 5029765256218323565]
+    assert generator(0, Stream.LENGTHS).integers(1000, size=3).tolist() == [662, 677, 352]
+
+
+def test_stop_tokens_are_honoured_only_on_request_and_only_where_there_are_tokens() -> None:
+    plain = open_loop(num=3)
+    stopping = replace(plain, use_stop_tokens=True)
+    assert {request.stop_tokens for request in plain.requests(Letters())} == {()}
+    assert {request.stop_tokens for request in stopping.requests(Letters())} == {(4,)}
+    assert {request.stop_tokens for request in stopping.requests(None)} == {()}
+    assert message(lambda: stopping.requests(Letters(stop_tokens=()))) == (
+        "workload.use_stop_tokens=true: the model has no end-of-sequence token; set it to false or choose another model"
+    )
+
+
+def test_workloads_load_neither_torch_nor_pandas_nor_hydra() -> None:
+    code = """if True:
+        import sys
+        from experiments.workloads import ClosedBatch
+        ClosedBatch(length=8, pd_ratio=1, batch=2).requests(None)
+        print({'torch', 'pandas', 'hydra', 'omegaconf'} & set(sys.modules))"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+# -- closed batch -----------------------------------------------------------------------------------------------------
+
+
+@given(length=st.integers(2, 5000), share=st.floats(0, 1))
+def test_prompt_and_output_sum_to_the_length_in_about_the_ratio(length: int, share: float) -> None:
+    pd_ratio = (length - 1) ** (2 * share - 1)  # from 1 / (L - 1) to L - 1
+    prompt_tokens, output_tokens = split(np.array([length]), pd_ratio)
+    assert prompt_tokens + output_tokens == length
+    assert prompt_tokens >= 1
+    assert output_tokens >= 1
+    assert abs(output_tokens[0] - length / (1 + pd_ratio)) <= 0.5 + 1e-9
+
+
+SHAPES = [(14, 956, 68), (1, 512, 512), (50, 1004, 20), (1 / 3, 256, 768)]
+
+
+@pytest.mark.parametrize(("pd_ratio", "prompt", "output"), SHAPES)
+def test_the_shapes_of_the_sarathi_paper(pd_ratio: float, prompt: int, output: int) -> None:
+    requests = ClosedBatch(length=1024, pd_ratio=pd_ratio, batch=2).requests(None)
+    assert len(requests) == 16
+    assert {(request.num_prompt_tokens, request.max_new_tokens) for request in requests} == {(prompt, output)}
+    assert {request.arrival_iteration for request in requests} == {0}
+
+
+def test_staggers_by_hand() -> None:
+    def arrivals(stagger: Any) -> list[int]:
+        workload = ClosedBatch(length=12, pd_ratio=1, batch=3, num_requests=5, stagger=stagger)  # P = D = 6
+        return [request.arrival_iteration for request in workload.requests(None)]
+
+    assert arrivals(0) == [0, 0, 0, 0, 0]
+    assert arrivals("even") == [0, 2, 4, 4, 4]  # as drawn in closed.py
+    assert arrivals(3) == [0, 3, 6, 6, 6]
+    assert arrivals(0.5) == [0, 1, 1, 1, 1]
+
+
+@settings(deadline=None)
+@given(batch=st.integers(1, 40), num_output=st.integers(1, 120))
+def test_an_even_stagger_stays_even_for_ever(batch: int, num_output: int) -> None:
+    """B slots; a request takes the first free one and holds it for D iterations: starts are D / B apart."""
+    workload = ClosedBatch(length=2 * num_output, pd_ratio=1, batch=batch, stagger="even", num_requests=6 * batch)
+    free_at = [0] * batch
+    starts = []
+    for request in workload.requests(None):
+        starts.append(max(request.arrival_iteration, heapq.heappop(free_at)))
+        heapq.heappush(free_at, starts[-1] + request.max_new_tokens)
+    assert starts == [math.floor(i * num_output / batch + 0.5) for i in range(6 * batch)]
+
+
+@pytest.mark.parametrize(("length", "pd_ratio", "batch"), [(8, 1, 4), (12, 1, 3), (40, 1, 6), (1024, 14, 18)])
+def test_an_even_stagger_is_orcas_best_case_on_the_engine(length: int, pd_ratio: float, batch: int) -> None:
+    workload = ClosedBatch(length=length, pd_ratio=pd_ratio, batch=batch, stagger="even", num_requests=5 * batch)
+    requests = workload.requests(None)
+    limits = Limits(batch, max_tokens=batch * length, max_request_tokens=length, tile=1)
+    engine = make_engine(Orca(), limits, num_blocks=batch * length, block_size=1)  # an iteration takes 1 s
+    engine.submit(requests)
+    engine.run()
+    life = requests[0].max_new_tokens
+    assert [request.admitted_at for request in requests] == [
+        math.floor(i * life / batch + 0.5) for i in range(5 * batch)
+    ]
+    assert {round((request.finished_at or 0) - (request.admitted_at or 0)) for request in requests} == {life}
+
+
+# -- open loop --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cv", [0.25, 1.0, 2.0, 4.0])
+def test_gamma_intervals_have_the_rate_and_the_variation(cv: float) -> None:
+    times = GammaArrivals(rate=5.0, cv=cv).times(generator(3, Stream.ARRIVALS), 200_001)
+    intervals = np.diff(times)
+    assert times[0] == 0
+    assert intervals.min() >= 0
+    assert intervals.mean() == pytest.approx(0.2, rel=0.02 * max(1, cv))
+    assert intervals.std() / intervals.mean() == pytest.approx(cv, rel=0.03)
+
+
+def test_with_cv_1_arrivals_are_poisson() -> None:
+    """Exponential intervals, and counts per second whose variance is their mean."""
+    times = GammaArrivals(rate=5.0).times(generator(4, Stream.ARRIVALS), 100_000)
+    counts = np.bincount(times.astype(int))[:-1]
+    assert counts.var() / counts.mean() == pytest.approx(1, abs=0.05)
+    assert np.mean(np.diff(times) > 0.2) == pytest.approx(math.exp(-1), abs=0.01)
+
+
+@settings(deadline=None)
+@given(cv=st.floats(1e-3, 1e3), rate=st.floats(1e-3, 1e6), num=st.integers(1, 50))
+def test_any_valid_arrivals_are_finite_and_in_order(cv: float, rate: float, num: int) -> None:
+    times = GammaArrivals(rate=rate, cv=cv).times(generator(0, Stream.ARRIVALS), num)
+    assert times.shape == (num,)
+    assert np.isfinite(times).all()
+    assert (np.diff(times) >= 0).all()
+
+
+def test_drifting_lengths_take_the_ratios_in_turn() -> None:
+    lengths = DriftingLengths(length=60, pd_ratios=[5, 1, 2])
+    prompt, output = lengths.draw(generator(0, Stream.LENGTHS), 7)
+    assert output.tolist() == [10, 10, 10, 30, 30, 20, 20]
+    assert (prompt + output == 60).all()
+
+
+def test_uniform_lengths_reach_both_ends() -> None:
+    prompt, output = UniformLengths(min_length=8, max_length=12, pd_ratio=1).draw(generator(0, Stream.LENGTHS), 2000)
+    assert set((prompt + output).tolist()) == {8, 9, 10, 11, 12}
+
+
+def test_zipf_lengths_follow_the_law() -> None:
+    """SARATHI Fig 12: the k-th shortest of 1K .. 4K with probability proportional to k^-0.4, P:D = 10."""
+    lengths = ZipfLengths(theta=0.4, min_length=1024, max_length=4096, pd_ratio=10)
+    prompt, output = lengths.draw(generator(0, Stream.LENGTHS), 200_000)
+    total = prompt + output
+    weights = np.arange(1, 4096 - 1024 + 2) ** -0.4
+    cumulative = np.cumsum(weights) / weights.sum()
+    assert total.min() >= 1024
+    assert total.max() <= 4096
+    for length in (1100, 1500, 2048, 3000):
+        assert np.mean(total <= length) == pytest.approx(cumulative[length - 1024], abs=0.005)
+    assert (prompt / output).mean() == pytest.approx(10, rel=0.01)
+
+
+def test_zipf_with_theta_0_is_uniform() -> None:
+    lengths = ZipfLengths(theta=0, min_length=2, max_length=5, pd_ratio=1)
+    prompt, output = lengths.draw(generator(0, Stream.LENGTHS), 40_000)
+    assert np.bincount(prompt + output)[2:] / 40_000 == pytest.approx(0.25, abs=0.01)
+
+
+def test_trace_lengths_in_order_and_at_random(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("num_prefill_tokens,num_decode_tokens\n" + "".join(f"{10 * i},{i}\n" for i in range(1, 6)))
+    lengths = TraceLengths(path=str(path))
+    random = generator(0, Stream.LENGTHS)
+    assert [column.tolist() for column in lengths.draw(random, 3)] == [[10, 20, 30], [1, 2, 3]]
+    prompt, output = replace(lengths, order="random").draw(random, 1000)
+    assert set(prompt.tolist()) == {10, 20, 30, 40, 50}
+    assert (prompt == 10 * output).all()
+    assert message(lambda: lengths.draw(random, 6)) == (
+        f"{path}: has 5 rows, workload.num_requests=6; ask for fewer, or set workload.lengths.order=random"
+    )
+    dropping = replace(lengths, max_length=50, too_long="drop", order="random")
+    assert set(dropping.draw(random, 100)[0].tolist()) == {10, 20, 30, 40}
+
+
+# -- lengths that fit a model -----------------------------------------------------------------------------------------
+
+
+def a_trace() -> Trace:
+    return Trace(
+        source="t.csv",
+        prompt_tokens=np.array([100, 5, 40]),
+        output_tokens=np.array([10, 60, 2]),
+        arrival_time=np.array([0.0, 1.0, 3.0]),
+        line=np.array([2, 3, 4]),
+        fields={"client": np.array(["a", "b", "c"])},
+    )
+
+
+def columns(trace: Trace) -> list[tuple[int, int]]:
+    return list(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+
+
+def test_scaling_keeps_at_least_one_token() -> None:
+    assert columns(Fit(length_scale=0.1).fit(a_trace())) == [(10, 1), (1, 6), (4, 1)]
+    assert columns(Fit(length_scale=1e30).fit(a_trace()))[0] == (2**31 - 1, 2**31 - 1)
+
+
+def test_requests_that_are_too_long_are_clipped_dropped_or_refused() -> None:
+    assert columns(Fit(max_length=50, too_long="clip").fit(a_trace())) == [(40, 10), (1, 49), (40, 2)]
+    dropped = Fit(max_length=70, too_long="drop").fit(a_trace())
+    assert columns(dropped) == [(5, 60), (40, 2)]
+    assert dropped.arrival_time is not None
+    assert dropped.arrival_time.tolist() == [0.0, 2.0]
+    assert dropped.fields["client"].tolist() == ["b", "c"]
+    assert columns(Fit(max_length=70, too_long="drop").fit(a_trace(), 1)) == [(5, 60)]
+    assert message(lambda: Fit(max_length=70).fit(a_trace())) == (
+        "t.csv, line 2: 100 prompt + 10 output tokens exceed max_length=70; "
+        "raise it, lower length_scale, or set too_long to clip or drop"
+    )
+    assert message(lambda: Fit(max_length=70).fit(replace(a_trace(), line=None))).startswith("t.csv, row 1: 100 prompt")
+    assert columns(Fit(max_length=110).fit(a_trace())) == columns(a_trace()), "the longest has 110"
+    hashes = np.array([[1, 2, 3, 4], [5], [6, 7]], object)
+    clipped = Fit(max_length=50, too_long="clip").fit(replace(a_trace(), fields={"prefix_hashes": hashes}))
+    assert list(clipped.fields["prefix_hashes"]) == [[1, 2], [5], [6, 7]], "of 40 of 100 tokens, 1 of 5, and all"
+    assert hashes[0] == [1, 2, 3, 4], "the trace itself is left"
+    assert message(lambda: Fit(max_length=20, too_long="drop").fit(a_trace())) == (
+        "t.csv: every request exceeds max_length=20; raise it, lower length_scale, or set too_long=clip"
+    )
+
+
+def test_a_request_that_is_not_asked_for_may_be_too_long() -> None:
+    long_last = replace(a_trace(), prompt_tokens=np.array([1, 5, 400]))
+    assert columns(Fit(max_length=70).fit(long_last, 2)) == [(1, 10), (5, 60)]
+
+
+def test_asking_for_more_requests_than_there_are() -> None:
+    assert message(lambda: Fit().fit(a_trace(), 4)) == (
+        "t.csv: workload.num_requests=4, but 3 requests are usable; ask for at most 3"
+    )
+
+
+# -- prompt files -----------------------------------------------------------------------------------------------------
+
+
+def prompt_file(tmp_path: Path, *lines: object) -> PromptFile:
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return PromptFile(path=str(path), max_new_tokens=7)
+
+
+def test_a_prompt_file_gives_text_token_ids_and_settings(tmp_path: Path) -> None:
+    workload = prompt_file(
+        tmp_path,
+        {"prompt": "ab\u2028c"},  # a line separator to Unicode, but not to JSON lines
+        {
+            "token_ids": [1, 2],
+            "max_new_tokens": 3,
+            "arrival_time": 1.5,
+            "temperature": 0.5,
+            "top_k": 4,
+            "top_p": 0.5,
+            "priority": -2,
+            "client": "me",
+        },
+    )
+    first, second = workload.requests(Letters(size=9000))
+    assert (first.prompt, first.max_new_tokens, first.arrival_time) == ([97, 98, 8232, 99], 7, 0.0)
+    assert (second.prompt, second.max_new_tokens, second.arrival_time) == ([1, 2], 3, 1.5)
+    assert (second.sampling.temperature, second.sampling.top_k, second.sampling.top_p) == (0.5, 4, 0.5)
+    assert (second.priority, second.client) == (-2, "me")
+    assert first.sampling.seed != second.sampling.seed
+    assert [r.id for r in replace(workload, num_requests=1).requests(Letters(size=9000))] == [0]
+
+
+def test_token_ids_run_in_simulation_and_text_does_not(tmp_path: Path) -> None:
+    (request,) = prompt_file(tmp_path, {"token_ids": [1, 2, 3]}).requests(None)
+    assert (request.num_prompt_tokens, request.prompt) == (3, None)
+    assert message(lambda: prompt_file(tmp_path, {"token_ids": [1]}, {"prompt": "x"}).requests(None)) == (
+        f"{tmp_path}/p.jsonl, line 2: a simulation has no tokenizer for prompt text; "
+        "give token_ids, or run with backend=cpu or backend=cuda"
+    )
+
+
+FIX = "; correct or remove the line"
+KEYS = ", ".join(sorted(PromptLine.__dataclass_fields__))
+BAD_PROMPTS: list[tuple[object, str]] = [
+    ({"promt": "x"}, "promt: no such key; did you mean prompt? known: " + KEYS + FIX),
+    ({}, "give either prompt or token_ids"),
+    ({"prompt": "x", "token_ids": [1]}, "give either prompt or token_ids"),
+    ({"prompt": 3}, "prompt=3: give a valid string" + FIX),
+    ({"prompt": ""}, "the prompt has no tokens; give some text"),
+    ({"token_ids": []}, "token_ids=[]: give a list of token ids, at least one, none negative" + FIX),
+    ({"token_ids": [True]}, "token_ids=[True]: give a list of token ids, at least one, none negative" + FIX),
+    ({"token_ids": [1, 128]}, "token id 128 is not in the model's vocabulary; give ids from 0 to 127"),
+    ({"prompt": "x", "max_new_tokens": 0}, "max_new_tokens=0: give a whole number from 1 to 2147483647" + FIX),
+    ({"prompt": "x", "arrival_time": -1}, "arrival_time=-1: give a finite number, at least 0 (seconds)" + FIX),
+    ('{"prompt": "x", "arrival_time": NaN}', "arrival_time=nan: give a finite number, at least 0 (seconds)" + FIX),
+    ({"prompt": "x", "arrival_time": 1}, "arrival_time 1 comes after 2; sort the lines by arrival_time"),
+    ({"prompt": "x"}, "arrival_time 0 comes after 2; sort the lines by arrival_time"),
+    ({"prompt": "x", "temperature": -1}, "temperature=-1: give a finite number, at least 0 (0 is greedy)" + FIX),
+    ({"prompt": "x", "temperature": None}, "temperature=None: give a finite number, at least 0 (0 is greedy)" + FIX),
+    ({"prompt": "x", "top_k": 1.5}, "top_k=1.5: give a whole number, at least 0" + FIX),
+    ({"prompt": "x", "top_k": -1}, "top_k=-1: give a whole number, at least 0" + FIX),
+    ({"prompt": "x", "top_p": 0}, "top_p=0: give a number above 0, at most 1" + FIX),
+    ("[1]", "'[1]' is not a JSON object; correct or remove the line"),
+    ("x", "'x' is not JSON ("),
+    ("", "'' is not JSON ("),
+]
+
+
+@pytest.mark.parametrize(("line", "problem"), BAD_PROMPTS)
+def test_bad_prompt_lines(tmp_path: Path, line: object, problem: str) -> None:
+    first = {"token_ids": [1], "arrival_time": 2 if "comes after" in problem else 0}
+    workload = prompt_file(tmp_path, first, line)
+    assert message(lambda: workload.requests(Letters())).startswith(f"{tmp_path}/p.jsonl, line 2: {problem}")
+
+
+def test_asking_for_more_prompts_than_there_are(tmp_path: Path) -> None:
+    workload = replace(prompt_file(tmp_path, {"prompt": "x"}), num_requests=2)
+    assert message(lambda: workload.requests(Letters())) == (
+        f"{tmp_path}/p.jsonl: has 1 prompts, workload.num_requests=2; ask for fewer"
+    )
+
+
+# -- bad settings -----------------------------------------------------------------------------------------------------
+
+
+def closed(**changes: Any) -> ClosedBatch:
+    return ClosedBatch(**{"length": 10, "pd_ratio": 1, "batch": 2, **changes})
+
+
+def uniform(**changes: Any) -> UniformLengths:
+    return UniformLengths(**{"min_length": 4, "max_length": 8, "pd_ratio": 1, **changes})
+
+
+def zipf(**changes: Any) -> ZipfLengths:
+    return ZipfLengths(**{"theta": 0.4, "min_length": 4, "max_length": 8, "pd_ratio": 1, **changes})
+
+
+def replay(**changes: Any) -> TraceReplay:
+    return TraceReplay(path="t.csv", **changes)
+
+
+CV = "give a number from 0.001 (regular) over 1 (Poisson) to 1000"
+PD = "give a finite number above 0 (prefill tokens / decode tokens)"
+STAGGER = "give 0, even, or a number of iterations of at least 0"
+BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
+    (lambda: closed(seed=-1), "seed=-1: give a whole number, at least 0"),
+    (lambda: closed(seed=0.5), "seed=0.5: give a whole number, at least 0"),
+    (lambda: closed(num_requests=0), "num_requests=0: give a whole number from 1 to 10000000"),
+    (lambda: closed(length=1), "length=1: give a whole number, at least 2"),
+    (lambda: closed(batch=0), "batch=0: give a whole number, at least 1"),
+    (lambda: closed(batch=True), "batch=True: give a whole number, at least 1"),
+    (lambda: closed(pd_ratio=0), f"pd_ratio=0: {PD}"),
+    (lambda: closed(pd_ratio=-1), f"pd_ratio=-1: {PD}"),
+    (lambda: closed(pd_ratio=math.nan), f"pd_ratio=nan: {PD}"),
+    (lambda: closed(pd_ratio="1:2"), f"pd_ratio=1:2: {PD}"),
+    (
+        lambda: closed(pd_ratio=10),
+        ("pd_ratio=10: requests of 10 tokens allow 0.1111 to 9; give a ratio in that range or longer requests"),
+    ),
+    (
+        lambda: closed(pd_ratio=0.1),
+        ("pd_ratio=0.1: requests of 10 tokens allow 0.1111 to 9; give a ratio in that range or longer requests"),
+    ),
+    (lambda: closed(stagger=-1), f"stagger=-1: {STAGGER}"),
+    (lambda: closed(stagger="odd"), f"stagger=odd: {STAGGER}"),
+    (lambda: closed(stagger=math.inf), f"stagger=inf: {STAGGER}"),
+    (lambda: sampling(temperature=-1), "sampling.temperature=-1: give a finite number, at least 0 (0 is greedy)"),
+    (lambda: sampling(top_k=-1), "sampling.top_k=-1: give a whole number, at least 0"),
+    (lambda: sampling(top_p=0), "sampling.top_p=0: give a number above 0, at most 1"),
+    (lambda: GammaArrivals(rate=0), "arrivals.rate=0: give a finite number above 0 (requests per second)"),
+    (lambda: GammaArrivals(rate=math.nan), "arrivals.rate=nan: give a finite number above 0 (requests per second)"),
+    (lambda: GammaArrivals(rate=1, cv=0), f"arrivals.cv=0: {CV}"),
+    (lambda: GammaArrivals(rate=1, cv=-1), f"arrivals.cv=-1: {CV}"),
+    (lambda: FixedLengths(length=1, pd_ratio=1), "lengths.length=1: give a whole number, at least 2"),
+    (
+        lambda: FixedLengths(length=4, pd_ratio=4),
+        ("lengths.pd_ratio=4: requests of 4 tokens allow 0.3333 to 3; give a ratio in that range or longer requests"),
+    ),
+    (lambda: DriftingLengths(length=1, pd_ratios=[1]), "lengths.length=1: give a whole number, at least 2"),
+    (lambda: DriftingLengths(length=4, pd_ratios=[]), "lengths.pd_ratios=[]: give a list of ratios, as in [50,5,14]"),
+    (lambda: DriftingLengths(length=4, pd_ratios=[2, 0]), f"lengths.pd_ratios[1]=0: {PD}"),
+    (lambda: uniform(min_length=1), "lengths.min_length=1: give a whole number, at least 2"),
+    (lambda: zipf(theta=-1), "lengths.theta=-1: give a finite number, at least 0 (0 is uniform)"),
+    (lambda: zipf(max_length=2.5), "lengths.max_length=2.5: give a whole number from 2 to 10000000"),
+    (lambda: zipf(max_length=3), "lengths.max_length=3: give at least lengths.min_length=4"),
+    (lambda: zipf(pd_ratio=0), f"lengths.pd_ratio=0: {PD}"),
+    (
+        lambda: TraceLengths(path="t.csv", order="sorted"),  # type: ignore[arg-type]
+        "lengths.order=sorted: give file or random",
+    ),
+    (
+        lambda: OpenLoop(arrivals=AllAtOnce(), lengths=zipf()),
+        "num_requests=None: give a whole number from 1 to 10000000",
+    ),
+    (lambda: PromptFile(path="p", max_new_tokens=0), "max_new_tokens=0: give a whole number from 1 to 2147483647"),
+    (
+        lambda: PromptFile(path="p", pad_outputs=2),
+        "pad_outputs: the output lengths of prompts are unknown; leave it out",
+    ),
+    (lambda: replay(start=-1), "start=-1: give a finite number, at least 0 (seconds into the trace)"),
+    (lambda: replay(speed=0), "speed=0: give a finite number above 0 (1 replays in real time, 2 twice as fast)"),
+    (lambda: replay(length_scale=0), "length_scale=0: give a finite number above 0 (1 keeps the lengths of the trace)"),
+    (lambda: replay(max_length=1), "max_length=1: give a whole number, at least 2"),
+    (lambda: replay(too_long="cut"), "too_long=cut: give error, clip or drop"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("action", "problem"), BAD_SETTINGS)
+def test_bad_settings(action: Callable[[], object], problem: str) -> None:
+    assert message(action) == f"workload.{problem}"
+
+
+# -- configuration ----------------------------------------------------------------------------------------------------
+
+WORKLOADS = ROOT / "experiments" / "conf" / "workload"
+CONFIGS = [
+    *(path.stem for path in WORKLOADS.glob("*.yaml")),
+    *(f"traces/{path.stem}" for path in WORKLOADS.glob("traces/*.yaml")),
+]
+
+
+def composed(*overrides: str) -> Workload:
+    with initialize_config_dir(str(ROOT / "experiments" / "conf"), version_base=None):
+        config = compose(overrides=["+seed=3", "+batch=4", *overrides])
+    workload: Workload = instantiate(config.workload, _convert_="all")
+    return workload
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_every_config_builds_its_workload(name: str) -> None:
+    paths = {"sharegpt": ["lengths.path"], "arxiv": ["lengths.path"], "servegen": ["path", "dataset"]}
+    traces = ("azure_code", "azure_conv", "mooncake", "prompts", "recorded", "trace", "vtc_real")
+    keys = paths.get(name, ["path"] if name in traces else [])
+    folder = ["+traces=some"] if name.startswith(("landscape_", "traces/")) else []
+    workload = composed(f"+workload={name}", *folder, *(f"workload.{key}=some.file" for key in keys))
+    assert workload.seed == 3
+    assert not workload.use_stop_tokens
+
+
+def test_configs_take_overrides() -> None:
+    workload = composed(
+        "+workload=closed",
+        "workload.pd_ratio=2",
+        "workload.length=30",
+        "workload.stagger=even",
+        "workload.sampling.temperature=0.5",
+    )
+    requests = workload.requests(None)
+    assert len(requests) == 32
+    assert (requests[0].num_prompt_tokens, requests[0].max_new_tokens) == (20, 10)
+    assert requests[0].sampling.temperature == 0.5
+    assert [request.arrival_iteration for request in requests[:5]] == [0, 3, 5, 8, 8]
+    assert len(composed("+workload=zipf", "workload.num_requests=20").requests(None)) == 20
+    assert len(composed("+workload=open_loop", "workload.arrivals.cv=2").requests(None)) == 512
