@@ -49,9 +49,5 @@ class DeviceError(CbatchError):
     """Work on the device failed: the message names the stream or iteration, and the exception that it met."""
 
 
-class RaceError(CbatchError):
-    """Two accesses to the same memory are unordered: the message names both, and the memory (`runtime.check=races`)."""
-
-
 class ReplayError(CbatchError):
     """A recorded run cannot be replayed: the message names the file, or the iteration and the field that differs."""

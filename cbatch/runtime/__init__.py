@@ -7,6 +7,6 @@
     ranks, shards                    how the ranks of a tensor-parallel group take turns; one rank's share of a model
     options, cpu, gpu, devices, memory   building an executor on a CPU, a GPU, or GPUs for stages and ranks
 
-`fast` holds what only makes this fast, `checks` what only checks it. Nothing outside this package imports torch, except
+`fast` holds what only makes this fast. Nothing outside this package imports torch, except
 experiments that measure it.
 """

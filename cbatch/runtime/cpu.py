@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from itertools import chain
 
 import torch
 from transformers import PreTrainedModel
@@ -12,8 +11,6 @@ from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.model import Layers, ModelSpec, Rank, split_layers
 from cbatch.runtime.attention import Attention, PagedCache, ReferenceAttention
-from cbatch.runtime.checks.poison import PoisonedIteration, poison_cache, poison_slots
-from cbatch.runtime.checks.races import checked
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.model import PagedModel
@@ -82,18 +79,10 @@ def assemble(
 ) -> StreamExecutor:
     """Combine the models of all stages and ranks on the CPU with streams and slots."""
     streams = Streams.of([ThreadStream(name) for name in stream_names(len(stages))])
-    if options.check == "races":
-        streams = checked(streams)
     first = stages[0][0]
     devices = [[CPU] * len(models) for models in stages]
     slots = make_slots(limits, first.cache.size.block_size, devices, streams, first.hidden_size)
-    make = EagerIteration
-    if options.check == "poison":
-        poison_slots(slots)
-        for model in chain(*stages):
-            poison_cache(model.cache)
-        make = PoisonedIteration
-    executor = StreamExecutor(streams, slots, [make(models) for models in stages], vocabulary)
+    executor = StreamExecutor(streams, slots, [EagerIteration(models) for models in stages], vocabulary)
     executor.times_copies = options.times_copies
     return executor
 

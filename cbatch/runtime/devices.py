@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, pairwise, permutations
-from typing import Any
 
 import torch
 
@@ -146,11 +145,11 @@ class CudaStream:
     def event(self) -> CudaEvent:
         return CudaEvent(self._clocks)
 
-    def run(self, operation: Operation[Any]) -> None:
+    def run(self, operation: Operation) -> None:
         with ExitStack() as current:
             for stream in reversed(self.streams):  # the first GPU becomes the current one
                 current.enter_context(torch.cuda.stream(stream))
-            operation.body()
+            operation()
 
     def record(self, event: CudaEvent) -> None:
         for stream, each in zip(self.streams, event.events, strict=True):

@@ -16,14 +16,11 @@ of requests only the step.
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from time import perf_counter, sleep
 from typing import NamedTuple
 
 from cbatch.executor import CopyTimes, Step, StepResult
-from cbatch.request_table import Ints
-from cbatch.runtime.checks.ownership import Owners
-from cbatch.runtime.checks.poison import check_tokens
 from cbatch.runtime.iteration import Iteration
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
@@ -31,12 +28,11 @@ from cbatch.vocabulary import Vocabulary
 
 
 class InFlight(NamedTuple):
-    """A launched step: its slot, its number of rows, its tokens with all padding, and the rows that sample a token."""
+    """A launched step: its slot, its number of rows, and its tokens with all padding."""
 
     slot: Slot
     num_rows: int
     num_tokens: int
-    sampled: Ints
 
 
 class StreamExecutor:
@@ -62,38 +58,36 @@ class StreamExecutor:
         self._streams = streams
         self._slots = slots
         self._iterations = list(iterations)
-        self._owners = Owners(self.num_stages)
 
     def launch(self, step: Step) -> InFlight:
         """Pack the step and enqueue its parts; returns without waiting for any."""
         slot = self._slots[step.index % len(self._slots)]
         assert not slot.in_use, "the host waits for iteration N before it launches N + num_stages + 1"
         slot.in_use = True
-        streams, d2h = self._streams, self._streams.d2h
-        streams.begin(step.index)
+        streams, d2h, num_rows = self._streams, self._streams.d2h, len(step.rows)
         shape = self._iterations[0].shape(step)
-        work = streams.run_on_host(slot.pack(step, shape, self._owners))
+        work = slot.pack(step, shape)
 
         for h2d, compute, stage, iteration in zip(
             streams.h2d, streams.compute, slot.stages, self._iterations, strict=True
         ):
             if self.times_copies:
                 h2d.record(stage.upload_started)
-            h2d.run(stage.upload(work))
+            h2d.run(partial(stage.upload, work))
             h2d.record(stage.uploaded)
 
             for event in stage.awaited:
                 compute.wait(event)
             compute.record(stage.started)
-            compute.run(stage.compute(iteration, work, step.pool.block_size))
+            compute.run(partial(iteration, stage, work))
             compute.record(stage.computed)
 
         d2h.wait(slot.stages[-1].computed)
         if self.times_copies:
             d2h.record(slot.download_started)
-        d2h.run(slot.download(step))
+        d2h.run(partial(slot.download, num_rows))
         d2h.record(slot.downloaded)
-        return InFlight(slot, len(step.rows), shape.num_tokens, step.sampled)
+        return InFlight(slot, num_rows, shape.num_tokens)
 
     def wait(self, in_flight: InFlight) -> StepResult:
         """Block until the step's tokens are on the host; the only place in the runtime that does.
@@ -106,8 +100,7 @@ class StreamExecutor:
             slot.downloaded.synchronize()
         finally:
             slot.in_use = False
-        tokens = self._streams.run_on_host(slot.fetch(in_flight.num_rows))
-        check_tokens(tokens, in_flight.sampled)
+        tokens = slot.fetch(in_flight.num_rows)
         spans = tuple((stage.started.time() - origin, stage.computed.time() - origin) for stage in slot.stages)
         copies = self._copy_times(slot, origin) if self.times_copies else None
         stages = spans if len(spans) > 1 else None

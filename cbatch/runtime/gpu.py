@@ -12,8 +12,6 @@ from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.model import Layers, ModelSpec, Rank, split_layers
 from cbatch.runtime.attention import PagedCache
-from cbatch.runtime.checks.poison import PoisonedIteration, poison_slots
-from cbatch.runtime.checks.races import checked
 from cbatch.runtime.cpu import check_positions
 from cbatch.runtime.devices import CudaStream, choose_devices, free_memory, make_streams, synchronize
 from cbatch.runtime.executor import StreamExecutor
@@ -61,8 +59,6 @@ class GpuExecutor(StreamExecutor):
 def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> GpuExecutor:
     """Return an executor that computes `spec` on the current GPU, and on those after it if there are more stages or ranks.
 
-    Poison fills the token buffers only: attention libraries multiply masked keys and values, so these must be finite.
-
     Raises:
         ConfigError: GPUs are missing or not connected, the attention or the products do not fit, more stages than layers, heads that
             the ranks do not divide, or requests may be longer than the model's positions.
@@ -75,28 +71,21 @@ def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Option
     try:
         stages, attention = _load(spec, limits, kv, devices, options)
         streams = make_streams(devices)
-        compute = streams.compute
-        if options.check == "races":
-            streams = checked(streams)
         slots = make_slots(limits, kv.block_size, devices, streams, spec.hidden_size)
     except torch.cuda.OutOfMemoryError as error:
         need = f"model {spec.name} with a KV cache of {kv.num_tokens} tokens"
         raise CapacityError(f"{need} exceeds the GPU's memory; lower kv_tokens") from error
-    make = EagerIteration
-    if options.check == "poison":
-        poison_slots(slots)
-        make = PoisonedIteration
     synchronize(devices)  # weights, cache and slots were filled on the default streams
     shapes = default_shapes(limits, kv.block_size, options.graphs)
     iterations = [
         MeasuredGraphs(
-            make(models, send=_sender(devices)),
+            EagerIteration(models, send=_sender(devices)),
             [slot.stages[stage] for slot in slots],
             cast(CudaStream, stream).streams,
             [model.cache for model in models],
             shapes,
         )
-        for stage, (models, stream) in enumerate(zip(stages, compute, strict=True))
+        for stage, (models, stream) in enumerate(zip(stages, streams.compute, strict=True))
     ]
     synchronize(devices)
     for model in chain(*stages):

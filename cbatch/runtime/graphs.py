@@ -195,4 +195,4 @@ class GraphedIteration:
         for stream in self._streams:
             stream.synchronize()
         pack_dummies(shape, size.num_blocks, size.block_size, host_views(slot.host_array, shape))
-        slot.upload(self._work(shape)).body()
+        slot.upload(self._work(shape))

@@ -85,7 +85,7 @@ class EagerIteration:
         leaving = None if self.is_last else rank.leaving[:num_tokens]
         outputs = yield from self.models[index].steps(inputs, batch, work.bounds, leaving)
         if self.is_last:
-            yield from self._choose(index, outputs, rank.leaving[: work.shape.num_rows])
+            yield from self.models[index].choose(outputs, rank.leaving[: work.shape.num_rows])
         return outputs
 
     def sample(self, stage: StageSlot, outputs: Sequence[torch.Tensor], work: Work) -> None:
@@ -95,13 +95,7 @@ class EagerIteration:
         """
         first, *others = stage.ranks
         whole = torch.cat([logits.to(outputs[0].device) for logits in outputs], -1) if others else outputs[0]
-        tokens = self._draw(whole, device_views(first.device, work.shape))
+        tokens = sample(whole, device_views(first.device, work.shape))
         self._send(tokens, first.leaving[: work.shape.num_rows])
         for rank in others:
             rank.leaving[: work.shape.num_rows].copy_(tokens)
-
-    def _choose(self, index: int, logits: torch.Tensor, out: torch.Tensor) -> Steps[None]:
-        yield from self.models[index].choose(logits, out)
-
-    def _draw(self, logits: torch.Tensor, batch: Fields[torch.Tensor]) -> torch.Tensor:
-        return sample(logits, batch)

@@ -1,4 +1,4 @@
-"""How an executor of real tokens computes, and what it checks. Imports no torch, so settings can use it."""
+"""How an executor of real tokens computes. Imports no torch, so settings can use it."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,8 +12,6 @@ LastLayer = Literal["all", "sampled"]
 class Options:
     """Options of `cpu.build` and `gpu.build`.
 
-    check: "poison" fills buffers with values that must never be read and reports tokens computed from them; "races"
-        checks that accesses to the same memory are ordered (`checks.races`).
     compiled: compile the layers of `transformers`' modules by `torch.compile`, instead of the fused model.
     fused: use the fused model where there is one; False: `transformers`' modules as they are. GPU only.
     graphs: iterations that replay a captured graph: none, those without prompts, or all that fit one. GPU only.
@@ -26,7 +24,6 @@ class Options:
     times_copies: report when the inputs and tokens of each iteration were copied; two more events per iteration.
     """
 
-    check: Literal["off", "poison", "races"] = "off"
     compiled: bool = False
     fused: bool = True
     graphs: Literal["off", "decode", "all"] = "all"

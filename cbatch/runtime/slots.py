@@ -9,8 +9,7 @@ ring, through which an iteration's tokens come back to the first stage:
     stage 1  hidden states --> hidden states, or in the last stage sampled tokens, on the first stage's device
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -20,8 +19,7 @@ from numpy.typing import NDArray
 from cbatch.executor import Step
 from cbatch.limits import Limits
 from cbatch.runtime.batch import Shape, Work, host_views, pack
-from cbatch.runtime.checks.ownership import Owners, blocks_read, blocks_written, table_rows
-from cbatch.runtime.streams import Event, Operation, Streams
+from cbatch.runtime.streams import Event, Streams
 
 Devices = Sequence[Sequence[torch.device]]
 """Of each stage, that of each of its ranks."""
@@ -77,10 +75,6 @@ class Slot:
             StageSlot(self, stage, largest, group, streams, hidden_size) for stage, group in enumerate(devices)
         ]
         self.download_started, self.downloaded = streams.d2h.event(), streams.d2h.event()
-        for name in ("host", "tokens"):
-            streams.name(getattr(self, name), f"slot {index}'s buffer '{name}'")
-        for rank, sampled in enumerate(self.sampled):
-            streams.name(sampled, f"slot {index}'s buffer 'sampled'{_of_rank(rank)}")
 
     def carry_from(self, source: "Slot") -> None:
         """Connect the stages; the first reads the tokens of `source`, the slot of iteration N - num_stages."""
@@ -96,28 +90,19 @@ class Slot:
                 rank.leaving = following.arriving
             stage.awaited += (before.computed,)
 
-    def pack(self, step: Step, shape: Shape, owners: Owners) -> Operation[Work]:
-        """Host: write the step's inputs. KV blocks and table rows that change owner count as written here."""
+    def pack(self, step: Step, shape: Shape) -> Work:
+        """Writes the step's inputs, on the host."""
+        packed = host_views(self.host_array, shape)
+        pack(step, shape, packed)
+        return Work.of(shape, packed)
 
-        def body() -> Work:
-            packed = host_views(self.host_array, shape)
-            pack(step, shape, packed)
-            return Work.of(shape, packed)
+    def download(self, num_rows: int) -> None:
+        """Copies the sampled tokens out, on d2h."""
+        self.tokens[:num_rows].copy_(self.sampled[0][:num_rows], non_blocking=True)
 
-        return Operation(body, writes=(self.host, *owners.changes(step)))
-
-    def download(self, step: Step) -> Operation[None]:
-        """D2H: copy the sampled tokens out."""
-        num_rows = len(step.rows)
-
-        def body() -> None:
-            self.tokens[:num_rows].copy_(self.sampled[0][:num_rows], non_blocking=True)
-
-        return Operation(body, reads=self.sampled[:1], writes=(self.tokens, table_rows(step)))
-
-    def fetch(self, num_rows: int) -> Operation[NDArray[np.int32]]:
-        """Host: copy the tokens out of the buffer; int32 [rows]."""
-        return Operation(lambda: self.token_array[:num_rows].copy(), reads=(self.tokens,))
+    def fetch(self, num_rows: int) -> NDArray[np.int32]:
+        """Returns a copy of the tokens on the host, int32 [rows]."""
+        return self.token_array[:num_rows].copy()
 
 
 class RankSlot:
@@ -169,32 +154,9 @@ class StageSlot:
         self.upload_started, self.uploaded = streams.h2d[stage].event(), streams.h2d[stage].event()
         self.started, self.computed = streams.compute[stage].event(), streams.compute[stage].event()
         self.awaited: tuple[Event, ...] = (self.uploaded,)
-        where = f" in stage {stage}" if stage else ""
-        for rank, buffers in enumerate(self.ranks):
-            streams.name(buffers.device, f"slot {slot.index}'s buffer 'device'{where}{_of_rank(rank)}")
-            if stage:
-                streams.name(buffers.arriving, f"slot {slot.index}'s buffer 'arriving'{where}{_of_rank(rank)}")
 
-    def upload(self, work: Work) -> Operation[None]:
-        """H2D: copy the packed inputs in."""
-        num_words, copies = work.shape.size, [rank.device for rank in self.ranks]
-
-        def body() -> None:
-            for device in copies:
-                device[:num_words].copy_(self.host[:num_words], non_blocking=True)
-
-        return Operation(body, reads=(self.host,), writes=copies)
-
-    def compute(self, iteration: Callable[["StageSlot", Work], None], work: Work, block_size: int) -> Operation[None]:
-        """Compute: from the inputs and what arrives, to what leaves."""
-        packed = partial(host_views, self.host_array, work.shape)
-        arrived = (buffer for rank in self.ranks for buffer in (rank.device, rank.arriving))
-        return Operation(
-            partial(iteration, self, work),
-            reads=(*arrived, blocks_read(packed, block_size, self.stage)),
-            writes=(*(rank.leaving for rank in self.ranks), blocks_written(packed, block_size, self.stage)),
-        )
-
-
-def _of_rank(rank: int) -> str:
-    return f" of rank {rank}" if rank else ""
+    def upload(self, work: Work) -> None:
+        """Copies the packed inputs to each rank, on h2d."""
+        num_words = work.shape.size
+        for rank in self.ranks:
+            rank.device[:num_words].copy_(self.host[:num_words], non_blocking=True)

@@ -11,7 +11,7 @@ The rules are CUDA's:
 for an event that was never recorded returns at once.
 
 On a CPU a stream is a worker thread, so streams really are concurrent: where a wait is missing, work does overtake
-other work. An operation declares the memory that it reads and writes; only the race checker (`checks.races`) reads it.
+other work.
 """
 
 import threading
@@ -21,35 +21,12 @@ from concurrent.futures import FIRST_COMPLETED, Future
 from concurrent.futures import wait as wait_for
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self
 
 from cbatch.errors import DeviceError
-from cbatch.request_table import Ints
 
-Result = TypeVar("Result")
-
-
-class Items(NamedTuple):
-    """Some of many numbered things: blocks of the KV cache, rows of the request table.
-
-    kind: their name in messages; items of one kind are identified by number.
-    numbers: returns int64 [items]; called when the operation is enqueued, and only if accesses are checked.
-    """
-
-    kind: str
-    numbers: Callable[[], Ints]
-
-
-Memory = Sequence[Any]
-"""What an operation accesses: tensors, each standing for its whole storage, and `Items`."""
-
-
-class Operation(NamedTuple, Generic[Result]):
-    """Work for a stream or for the host, and all memory shared between them that it accesses."""
-
-    body: Callable[[], Result]
-    reads: Memory = ()
-    writes: Memory = ()
+Operation = Callable[[], object]
+"""Work for a stream."""
 
 
 class StreamError(DeviceError):
@@ -76,7 +53,7 @@ class Stream(Protocol):
     def event(self) -> Any:
         """Return a new event that this stream can record."""
 
-    def run(self, operation: Operation[Any]) -> None: ...
+    def run(self, operation: Operation) -> None: ...
 
     def record(self, event: Any) -> None: ...
 
@@ -87,7 +64,7 @@ class Stream(Protocol):
 
 
 class Streams(NamedTuple):
-    """The streams of an executor. The race checker overrides the methods.
+    """The streams of an executor.
 
     h2d, compute: copy in and compute, one for each pipeline stage. d2h: copies out.
     """
@@ -105,16 +82,6 @@ class Streams(NamedTuple):
     @property
     def all(self) -> list[Stream]:
         return [*self.h2d, *self.compute, self.d2h]
-
-    def run_on_host(self, operation: Operation[Result]) -> Result:
-        """Run an operation on the host, now."""
-        return operation.body()
-
-    def name(self, tensor: Any, name: str) -> None:
-        """Set the name of a tensor's memory in messages."""
-
-    def begin(self, iteration: int) -> None:
-        """Attribute the operations that follow to this iteration."""
 
     def close(self) -> None:
         for stream in self.all:
@@ -181,7 +148,7 @@ class ThreadStream:
     def event(self) -> ThreadEvent:
         return ThreadEvent()
 
-    def run(self, operation: Operation[Any]) -> None:
+    def run(self, operation: Operation) -> None:
         """Enqueue an operation.
 
         Raises:
@@ -224,9 +191,9 @@ class ThreadStream:
             except BaseException as error:
                 self._failure = Failure(self.name, error)
 
-    def _run(self, operation: Operation[Any]) -> None:
+    def _run(self, operation: Operation) -> None:
         if not self._failure:
-            operation.body()
+            operation()
 
     def _await(self, record: Future[Reached]) -> None:
         """Block the worker until the record is reached or the stream closes; adopt the failure behind the record."""

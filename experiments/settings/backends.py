@@ -37,21 +37,18 @@ class Runtime:
     asynchronous: plan and launch an iteration while the previous one is computed.
     graphs: which iterations replay a captured CUDA graph: "off", "decode" (those without prompts) or "all".
     compile: compute real tokens with `transformers`' modules, compiled by `torch.compile`, instead of the fused model.
-    check: for real tokens: "poison" fills buffers with values that must never be read and reports tokens computed from
-        them, "races" checks that accesses to the same memory are ordered, "off" does neither.
     """
 
     asynchronous: Switch
     graphs: Graphs
     compile: Switch
-    check: Literal["off", "poison", "races"]
 
     def __post_init__(self) -> None:
         check(self, "runtime.")
 
     def options(self, *, times_copies: bool) -> Options:
         """Returns what executors of real tokens need to know of these settings."""
-        return Options(check=self.check, compiled=self.compile, graphs=self.graphs, times_copies=times_copies)
+        return Options(compiled=self.compile, graphs=self.graphs, times_copies=times_copies)
 
 
 @dataclass(frozen=True, kw_only=True)

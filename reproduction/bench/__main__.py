@@ -9,7 +9,6 @@ BENCHMARKS = {
     "coverage": "how often the intervals of capacities and means cover the truth, on queues that are known (no GPU needed)",
     "vidur": "a whole simulated run as one process, on a workload that Vidur was timed on (no GPU needed)",
     "million": "a million requests of ServeGen through one policy: time and memory of one process (no GPU needed)",
-    "checks": "the cost of runtime.check=races, on a GPU if there is one (no GPU needed)",
     "attention": "attention of decodes against the bytes that it reads, for even and uneven contexts",
     "tiles": "time of an iteration against its tokens",
     "async": "the asynchronous loop against the synchronous one",

@@ -35,7 +35,6 @@ PREDICTED = _modules(
 )
 COST = PREDICTED | {"policies"}
 H200 = COST | {"cbatch/sim/profiles/h200.json"}
-CHECKS = LOOP | {"cbatch/runtime/checks"}
 RESTS_ON = {
     "/peers": {"reproduction/bench/peers"},
     "/paper/landscape/": COST,
@@ -44,13 +43,12 @@ RESTS_ON = {
     "/(attention|graph|tiles)": KERNELS,
     "h100/": COST | {"cbatch/sim/profiles/h100.json", "reproduction/validation"},
     "/(capacity|fidelity|held_out)": H200 | {"reproduction/validation"},
-    "/checks": CHECKS,
     "/coverage": {"reproduction/bench/coverage.py", "experiments/capacity", "experiments/store/intervals.py"},
     "/fuzz": {"cbatch/validation.py", "experiments/settings", "experiments/workloads", "tests/commands/test_fuzz.py"},
     "/host": HOST | {"policies"},
     "/(million|sim|vidur)": HOST | COST | {"cbatch/leap.py"},
     "/mutants": {"cbatch/results", "reproduction/validation", "experiments/plots", "experiments/store", "policies"},
-    "/random_schedules": CHECKS | {"tests/support/any_order.py", "tests/runtime/test_random_schedules.py"},
+    "/random_schedules": LOOP | {"tests/support/any_order.py", "tests/runtime/test_random_schedules.py"},
     "": LOOP,
 }
 """What figures rest on, as git reads paths; the first pattern found in a file's path counts."""

@@ -120,7 +120,6 @@ def test_of_many_modules_three_are_named(repository: Repository, capsys: pytest.
         ("h200/vllm-serving-high", "bench vllm_serving capacity=2", "cbatch/runtime/fast", "cbatch/sim/cost.py"),
         ("h200-x2/tensor-simulated", "bench tensor hardware=h200", "cbatch/sim/links.py", "cbatch/runtime/fast"),
         ("h200-x2/tensor", "bench tensor", "cbatch/runtime/fast", "cbatch/sim/links.py"),
-        ("cpu/checks", "bench checks", "cbatch/runtime/checks", "policies"),
         ("cpu/coverage", "bench coverage", "experiments/store/intervals.py", "cbatch/engine.py"),
         ("cpu/fuzz", "pytest tests/commands/test_fuzz.py", "tests/commands/test_fuzz.py", "cbatch/sim/cost.py"),
         ("cpu/host", "bench host", "policies", "cbatch/sim/cost.py"),

@@ -257,7 +257,6 @@ def test_unknown_names_and_keys(refused: Refused, arguments: str, message: str) 
         ("progress=maybe", "progress=maybe: give on, off or auto"),
         ("timeline=3", "timeline=3: give on or off"),
         ("runtime.graphs=some", "runtime.graphs=some: give off, decode or all"),
-        ("runtime.check=all", "runtime.check=all: give off, poison or races"),
         ("backend=cuda backend.products=cutlass", "backend.products=cutlass: give cublas or quack"),
         ("backend=cuda backend.last_layer=none", "backend.last_layer=none: give all or sampled"),
         (

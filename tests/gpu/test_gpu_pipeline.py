@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_models import BLOCK_SIZE, LARGE, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
+from poison import poisoned
+from races import check_races
 from schedules import UnitCost
 from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, expected_of, generated, serve
 from tiny_models import greedy_references, sampled_references
@@ -75,7 +77,7 @@ def test_what_leaves_a_stage_arrives_on_the_other_gpu(here: int, captured: bool)
 @pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
 def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
     references = greedy_references(spec)
-    executor = gpu.build(with_same_weights(spec, checkpoints), STAGES, KV, Options(graphs=graphs, check="poison"))
+    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), STAGES, KV, Options(graphs=graphs))
     for name, make in POLICIES.items():
         for asynchronous in (False, True):
             for num_blocks in (AMPLE, SCARCE):
@@ -87,16 +89,16 @@ def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str,
 
 @pytest.mark.parametrize("graphs", ["off", "all"])
 def test_sampled_tokens_and_a_model_that_is_not_fused(graphs: str, checkpoints: Path) -> None:
-    options = Options(graphs=graphs, check="races")  # type: ignore[arg-type]
+    options = Options(graphs=graphs)  # type: ignore[arg-type]
     references = sampled_references(TINY_LLAMA)
     for last_layer in ("all", "sampled"):
         chosen = replace(options, last_layer=last_layer)
-        executor = gpu.build(with_same_weights(TINY_LLAMA, checkpoints), STAGES, KV, chosen)
+        executor = check_races(gpu.build(with_same_weights(TINY_LLAMA, checkpoints), STAGES, KV, chosen))
         found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True, limits=STAGES)
         executor.close()
         assert found == expected_of(references)
     references = generated(TINY_NANOGPT, 1, 5, 17, 40)
-    executor = gpu.build(TINY_NANOGPT, STAGES, KV, options)
+    executor = check_races(gpu.build(TINY_NANOGPT, STAGES, KV, options))
     found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True, limits=STAGES)
     executor.close()
     assert found == [reference.expected(1 + index) for index, reference in enumerate(references)]

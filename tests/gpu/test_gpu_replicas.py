@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_models import LIMITS, TINY_LLAMA, TINY_QWEN3, with_same_weights
+from poison import poisoned
 from schedules import UnitCost
 from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, expected_of, serve
 from tiny_models import LONGEST_OUTPUT, greedy_references
@@ -62,8 +63,8 @@ def test_replicas_of_two_ranks(checkpoints: Path) -> None:
 @pytest.mark.parametrize("spec", [TINY_LLAMA, TINY_QWEN3], ids=lambda spec: spec.name)
 def test_stages_of_two_ranks(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
     references, limits = greedy_references(spec), replace(LIMITS, num_stages=2)
-    options = Options(graphs=graphs, check="poison", tensor_parallel=2)  # type: ignore[arg-type]
-    executor = gpu.build(with_same_weights(spec, checkpoints), limits, KV, options)
+    options = Options(graphs=graphs, tensor_parallel=2)  # type: ignore[arg-type]
+    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), limits, KV, options)
     for name, make in POLICIES.items():
         for num_blocks in (AMPLE, SCARCE):
             tokens, _ = serve(executor, make(), references, num_blocks, asynchronous=True, limits=limits)

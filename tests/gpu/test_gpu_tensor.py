@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from gpu_models import BLOCK_SIZE, LARGE, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
+from poison import poisoned
+from races import check_races
 from schedules import UnitCost
 from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, expected_of, serve
 from tiny_models import Reference, greedy_references, sampled_references
@@ -122,8 +124,7 @@ def test_the_likeliest_token_of_all_shares_and_the_lowest_of_equals() -> None:
 def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
     """The second model has one key-value head, which both ranks have."""
     references = greedy_references(spec)
-    options = replace(TWO, graphs=graphs, check="poison")
-    executor = gpu.build(with_same_weights(spec, checkpoints), LIMITS, KV, options)
+    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), LIMITS, KV, replace(TWO, graphs=graphs))
     for name, make in POLICIES.items():
         for asynchronous in (False, True):
             for num_blocks in (AMPLE, SCARCE):
@@ -137,8 +138,8 @@ def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str,
 @pytest.mark.parametrize("graphs", ["off", "all"])
 def test_sampled_tokens(graphs: str, last_layer: LastLayer, checkpoints: Path) -> None:
     references = sampled_references(TINY_LLAMA)
-    options = replace(TWO, graphs=graphs, check="races", last_layer=last_layer)
-    executor = gpu.build(with_same_weights(TINY_LLAMA, checkpoints), LIMITS, KV, options)
+    options = replace(TWO, graphs=graphs, last_layer=last_layer)
+    executor = check_races(gpu.build(with_same_weights(TINY_LLAMA, checkpoints), LIMITS, KV, options))
     found, _ = serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True)
     executor.close()
     assert found == expected_of(references)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from fuzz_policy import FuzzPolicy
 from gpu_models import BLOCK_SIZE, CUDA, LIMITS, TINY_LLAMA, TINY_NANOGPT, TINY_QWEN3, with_same_weights
+from poison import poisoned
 from schedules import UnitCost
 from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, plain_model, sampled_references
 
@@ -62,7 +63,7 @@ def serve(
 def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
     references = greedy_references(spec)
     expected = expected_of(references)
-    executor = gpu.build(with_same_weights(spec, checkpoints), LIMITS, KV, Options(graphs=graphs, check="poison"))
+    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), LIMITS, KV, Options(graphs=graphs))
     for name, make in POLICIES.items():
         for asynchronous in (False, True):
             for num_blocks in (AMPLE, SCARCE):
@@ -81,7 +82,7 @@ def test_every_policy_gives_the_tokens_of_generate(spec: ModelSpec, graphs: str,
 def test_sampled_tokens_do_not_depend_on_the_batch(spec: ModelSpec, graphs: str, checkpoints: Path) -> None:
     references = sampled_references(spec)
     expected = expected_of(references)
-    executor = gpu.build(with_same_weights(spec, checkpoints), LIMITS, KV, Options(graphs=graphs, check="poison"))
+    executor = poisoned(gpu.build, with_same_weights(spec, checkpoints), LIMITS, KV, Options(graphs=graphs))
     for make in (Orca, POLICIES["sarathi"], POLICIES["fuzz"]):
         for asynchronous in (False, True):
             assert serve(executor, make(), references, AMPLE, asynchronous=asynchronous)[0] == expected
@@ -90,8 +91,8 @@ def test_sampled_tokens_do_not_depend_on_the_batch(spec: ModelSpec, graphs: str,
 @pytest.mark.parametrize("graphs", ["off", "all"])
 def test_a_last_layer_of_sampled_rows_changes_no_token(graphs: str, checkpoints: Path) -> None:
     references = greedy_references(TINY_QWEN3)
-    options = Options(graphs=graphs, check="poison", last_layer="sampled")  # type: ignore[arg-type]
-    executor = gpu.build(with_same_weights(TINY_QWEN3, checkpoints), LIMITS, KV, options)
+    options = Options(graphs=graphs, last_layer="sampled")  # type: ignore[arg-type]
+    executor = poisoned(gpu.build, with_same_weights(TINY_QWEN3, checkpoints), LIMITS, KV, options)
     for name in ("orca", "sarathi", "fuzz"):
         tokens, _ = serve(executor, POLICIES[name](), references, SCARCE, asynchronous=True)
         assert tokens == expected_of(references), name
@@ -100,7 +101,7 @@ def test_a_last_layer_of_sampled_rows_changes_no_token(graphs: str, checkpoints:
 @pytest.mark.parametrize("graphs", ["off", "all"])
 def test_a_model_that_is_not_fused(graphs: str) -> None:
     references = generated(TINY_NANOGPT, 1, 5, 17, 40)
-    executor = gpu.build(TINY_NANOGPT, LIMITS, KV, Options(graphs=graphs, check="poison"))
+    executor = poisoned(gpu.build, TINY_NANOGPT, LIMITS, KV, Options(graphs=graphs))
     expected = [reference.expected(1 + index) for index, reference in enumerate(references)]
     assert serve(executor, POLICIES["sarathi"](), references, AMPLE, asynchronous=True)[0] == expected
 
@@ -120,7 +121,7 @@ def test_more_chunks_than_a_graph_takes_at_exactly_its_size(checkpoints: Path) -
     spec = with_same_weights(TINY_LLAMA, checkpoints)
     limits = Limits(max_batch=8, max_tokens=64, max_request_tokens=BLOCK_SIZE, tile=32)
     references = generated(spec, *[8] * 8)
-    executor = gpu.build(spec, limits, KV, Options(check="poison"))
+    executor = poisoned(gpu.build, spec, limits, KV)
     requests = [reference.request(index, 5) for index, reference in enumerate(references)]
     Server(executor, limits, UnitCost(), KV).serve(Orca(), requests)
     assert [request.output for request in requests] == [reference.expected(5) for reference in references]

@@ -7,13 +7,13 @@ import pytest
 from any_order import AnyOrderStream, Order, any_order
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
+from races import checked
 from rig import stress
 from test_streams import calls, check_order, fail
 from tiny_models import DEEP
 
 from cbatch.errors import DeviceError
-from cbatch.runtime.checks.races import checked
-from cbatch.runtime.streams import Operation, StreamError
+from cbatch.runtime.streams import StreamError
 
 
 @settings(max_examples=150)
@@ -29,12 +29,12 @@ def order_of(seed: int) -> str:
     done: list[str] = []
     streams = any_order(random.Random(seed), every=3)
     event, last = streams.h2d[0].event(), streams.compute[0].event()
-    streams.h2d[0].run(Operation(lambda: done.append("a")))
-    streams.h2d[0].run(Operation(lambda: done.append("b")))
+    streams.h2d[0].run(lambda: done.append("a"))
+    streams.h2d[0].run(lambda: done.append("b"))
     streams.h2d[0].record(event)
-    streams.compute[0].run(Operation(lambda: done.append("c")))
+    streams.compute[0].run(lambda: done.append("c"))
     streams.compute[0].wait(event)
-    streams.compute[0].run(Operation(lambda: done.append("d")))
+    streams.compute[0].run(lambda: done.append("d"))
     streams.compute[0].record(last)
     done.append("H")
     last.synchronize()
@@ -73,8 +73,8 @@ def test_a_failing_order_shrinks_to_few_changes_from_doing_all_at_once() -> None
         order = CountedOrder(numbers, every=3)
         h2d, compute = (AnyOrderStream(name, order) for name in ("h2d", "compute"))
         for _ in range(20):
-            h2d.run(Operation(lambda: done.append("upload")))
-            compute.run(Operation(lambda: done.append("compute")))
+            h2d.run(lambda: done.append("upload"))
+            compute.run(lambda: done.append("compute"))
         overtaken = any(done[:end].count("compute") > done[:end].count("upload") for end in range(len(done)))
         if overtaken:
             failing.append(order.num_changes)
@@ -88,10 +88,10 @@ def test_an_exception_surfaces_at_the_next_synchronize_that_depends_on_it() -> N
     streams = any_order(random.Random(0))
     done: list[int] = []
     computed, downloaded, other = streams.compute[0].event(), streams.d2h.event(), streams.h2d[0].event()
-    streams.compute[0].run(Operation(fail))
+    streams.compute[0].run(fail)
     streams.compute[0].record(computed)
     streams.d2h.wait(computed)
-    streams.d2h.run(Operation(lambda: done.append(1)))
+    streams.d2h.run(lambda: done.append(1))
     streams.d2h.record(downloaded)
     streams.h2d[0].record(other)
     other.synchronize()
@@ -100,7 +100,7 @@ def test_an_exception_surfaces_at_the_next_synchronize_that_depends_on_it() -> N
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert done == []
     with pytest.raises(StreamError):
-        streams.compute[0].run(Operation(fail))
+        streams.compute[0].run(fail)
 
 
 def test_waiting_for_closed_streams_does_not_hang() -> None:

@@ -1,6 +1,6 @@
 """Operations access the memory that they declare: every tensor operation is watched, in whole runs.
 
-The race checker sees only declarations, so a wrong one would hide races from it.
+The race checker sees only declarations (`accesses`), so a wrong one would hide races from it.
 """
 
 import random
@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from accesses import Declarations, Items, block_kind
 from any_order import AnyOrderStream, Order
+from races import CheckedStreams, Checker, memory
 from rig import stress
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cbatch.runtime.checks.ownership import block_kind
-from cbatch.runtime.streams import Items, Operation, Streams, stream_names
+from cbatch.runtime.streams import Operation, Streams, stream_names
 
 BLOCKS = [block_kind(stage) for stage in (0, 1)]
 
@@ -42,35 +43,31 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def memory(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
 class WatchedStream(AnyOrderStream):
     """Compares the accesses of each operation with its declaration."""
 
-    known: dict[int, str]  # names of declared memory, by address
-    block_size: int
+    checker: Checker
+    block_size = 4
 
     def run(self, operation: Operation) -> None:
-        declared = operation.reads, operation.writes
+        declared = self.checker.declarations.of(operation)
         buffers = [{memory(part) for part in parts if isinstance(part, torch.Tensor)} for parts in declared]
         blocks = [
             {
                 number
                 for part in parts
                 if isinstance(part, Items) and part.kind in BLOCKS
-                for number in part.numbers().tolist()
+                for number in part.numbers.tolist()
             }
             for parts in declared
         ]
-        super().run(Operation(lambda: self.compare(operation, *buffers, *blocks)))
+        super().run(partial(self.compare, operation, *buffers, *blocks))
 
     def compare(
         self, operation: Operation, reads: set[int], writes: set[int], old_blocks: set[int], new_blocks: set[int]
     ) -> None:
         with Watch() as watch:
-            operation.body()
+            operation()
         assert self.names(watch.writes) == self.names(writes)
         assert self.names(watch.reads - writes) == self.names(reads - writes)
         assert {index // self.block_size for index in watch.indices_written} == new_blocks
@@ -78,21 +75,18 @@ class WatchedStream(AnyOrderStream):
         assert old_blocks <= watch.blocks_read | new_blocks
 
     def names(self, addresses: set[int]) -> set[str]:
-        return {self.known[address] for address in addresses if address in self.known}
-
-
-class WatchedStreams(Streams):
-    def name(self, tensor: torch.Tensor, name: str) -> None:
-        for stream in self.all:
-            stream.known[memory(tensor)] = name  # type: ignore[attr-defined]
+        known: Any = self.checker.names
+        return {known[address] for address in addresses if address in known}
 
 
 def watched(numbers: random.Random, num_stages: int = 1) -> Streams:
-    order = Order(numbers, every=8)
+    order, checker = Order(numbers, every=8), Checker(["the host"])
     streams = [WatchedStream(name, order) for name in stream_names(num_stages)]
     for stream in streams:
-        stream.known, stream.block_size = {}, 4
-    return WatchedStreams.of(streams)
+        stream.checker = checker
+    made = CheckedStreams.of(streams)
+    made.checker = checker
+    return made
 
 
 @pytest.mark.parametrize("num_stages", [1, 2])
@@ -103,11 +97,8 @@ def test_operations_touch_what_they_declare(asynchronous: bool, num_stages: int)
         stress(streams, seed, asynchronous=asynchronous, num_stages=num_stages).run()
 
 
-def test_a_wrong_declaration_is_found() -> None:
-    rig = stress(watched, 0)
-    done_by = rig.slots[0].download
-    for slot in rig.slots:
-        declared_by = slot.download
-        slot.download = lambda step, declared_by=declared_by: declared_by(step)._replace(body=done_by(step).body)  # type: ignore[method-assign]
+def test_a_wrong_declaration_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Declarations.of
+    monkeypatch.setattr(Declarations, "of", lambda self, operation: of(self, operation)._replace(writes=()))
     with pytest.raises(Exception, match="slot 0's buffer"):
-        rig.run()
+        stress(watched, 0).run()

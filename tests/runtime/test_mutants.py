@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 from any_order import any_order
+from races import RaceError, checked
 from rig import Rig, stress
 
-from cbatch.errors import RaceError
 from cbatch.runtime import slots as slots_module
 from cbatch.runtime.batch import Bounds, Work
-from cbatch.runtime.checks.races import checked
 from cbatch.runtime.ranks import finish
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams, stream_names

@@ -7,23 +7,22 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from accesses import Items, Operation
 from any_order import any_order
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from races import CheckedStreams, RaceError, check_races, checked, memory
 from schedules import UnitCost
 from test_runtime_executor import BLOCK_SIZE, LIMITS
 from test_tokens import POLICIES
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, greedy_references, paged_weights
 
 from cbatch import Engine
-from cbatch.errors import RaceError
 from cbatch.kv import KVSize
 from cbatch.runtime.attention import PagedCache, ReferenceAttention
-from cbatch.runtime.checks.races import CheckedStreams, checked
 from cbatch.runtime.cpu import assemble
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.options import Options
-from cbatch.runtime.streams import Items, Operation, stream_names
+from cbatch.runtime.streams import stream_names
 from cbatch.vocabulary import Vocabulary
 
 
@@ -38,7 +37,7 @@ def nothing() -> None:
 
 
 def blocks(*numbers: int) -> Items:
-    return Items("KV block", lambda: np.array(numbers, np.int64))
+    return Items("KV block", np.array(numbers, np.int64))
 
 
 def test_a_wait_orders_two_streams(streams: CheckedStreams) -> None:
@@ -51,10 +50,10 @@ def test_a_wait_orders_two_streams(streams: CheckedStreams) -> None:
 
 def test_without_it_the_message_names_both_accesses_iterations_and_the_buffer(streams: CheckedStreams) -> None:
     buffer = torch.zeros(3)
-    streams.name(buffer, "slot 0's buffer 'device'")
-    streams.begin(4)
+    streams.checker.names[memory(buffer)] = "slot 0's buffer 'device'"
+    streams.checker.iteration = 4
     streams.h2d[0].run(Operation(nothing, writes=(buffer[1:],)))
-    streams.begin(5)
+    streams.checker.iteration = 5
     with pytest.raises(RaceError) as caught:
         streams.compute[0].run(Operation(nothing, reads=(buffer.view(1, 3),)))
     message = str(caught.value)
@@ -205,7 +204,7 @@ def test_a_run_on_threads_is_free_of_races_and_makes_the_same_tokens(policy: str
     num_blocks = limits.max_request_tokens // BLOCK_SIZE + 1
     cache = PagedCache(LLAMA, KVSize(num_blocks, BLOCK_SIZE), CPU)
     model = PagedModel(paged_weights(LLAMA), cache, ReferenceAttention())
-    executor = assemble([[model]], Vocabulary(LLAMA), limits, Options(check="races"))
+    executor = check_races(assemble([[model]], Vocabulary(LLAMA), limits))
     engine = Engine(
         POLICIES[policy](4),
         executor,

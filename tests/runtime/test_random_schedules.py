@@ -20,13 +20,13 @@ from any_order import any_order
 from hypothesis import HealthCheck, given, reproduce_failure, seed, settings
 from hypothesis import __version__ as hypothesis_version
 from hypothesis import strategies as st
+from races import checked
 from rig import Ask, Rig, build
 from tally import Tally
 from test_tokens import POLICIES, Workload, workloads
 from tiny_models import DEEP, greedy_references
 
 from cbatch.model import ModelSpec
-from cbatch.runtime.checks.races import checked
 
 MOST_IN_A_TURN = 32
 

@@ -71,7 +71,7 @@ class OddStream(ThreadStream):
         return self.events()
 
     def run(self, operation: Operation) -> None:
-        super().run(Operation(self.gate))
+        super().run(self.gate)
         super().run(operation)
         self._enqueue(self.after)  # type: ignore[arg-type]
 
@@ -267,7 +267,7 @@ def test_a_slot_is_not_used_again_before_its_tokens_were_fetched() -> None:
 def test_tokens_are_copied_out_of_the_slot() -> None:
     executor: Any = make_executor(LLAMA, LIMITS, NUM_BLOCKS, BLOCK_SIZE)
     slot = executor._slots[0]
-    result = slot.fetch(2).body()
+    result = slot.fetch(2)
     slot.token_array[:] = 7
     assert result.tolist() == np.full(2, -1).tolist()
     executor.close()

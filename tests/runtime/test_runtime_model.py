@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from poison import poisoned
 from schedules import UnitCost
 from tiny_models import CPU, LLAMA, TIE, plain_model
 from torch._dynamo.utils import counters
@@ -36,7 +37,7 @@ def test_every_family_gives_the_tokens_of_generate(spec: ModelSpec, num_stages: 
     prompts = [torch.randint(spec.vocab_size, (1, length), generator=random) for length in (1, 5, 13, 30)]
     requests = [Request(id_, p.shape[1], 12, prompt=p[0].tolist()) for id_, p in enumerate(prompts)]
     limits = replace(LIMITS, num_stages=num_stages)
-    executor = cpu.build(spec, limits, KVSize(12, 8), Options(check="poison"))
+    executor = poisoned(cpu.build, spec, limits, KVSize(12, 8))
     engine = Engine(SarathiServe(Fixed(7)), executor, limits, UnitCost(), num_blocks=12, block_size=8)
     engine.submit(requests)
     engine.run()

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from poison import poisoned
+from races import check_races
 from schedules import UnitCost
 from tiny_models import DEEP, LLAMA, LONGEST_OUTPUT, greedy_references
 
@@ -52,13 +54,13 @@ def test_layers_that_cannot_be_divided_so_are_refused(num_stages: int, sizes: li
 
 
 @pytest.mark.parametrize(("num_stages", "sizes"), [(2, (1, 3)), (4, None)])
-@pytest.mark.parametrize("check", ["races", "poison"])
+@pytest.mark.parametrize("checked", [False, True])
 def test_the_backend_serves_the_same_tokens_on_threads(
-    num_stages: int, sizes: tuple[int, ...] | None, check: str
+    num_stages: int, sizes: tuple[int, ...] | None, checked: bool
 ) -> None:
     limits = Limits(max_batch=3, max_tokens=64, max_request_tokens=64, num_stages=num_stages)
-    options = Options(check=check, layers=sizes)  # type: ignore[arg-type]
-    executor = cpu.build(DEEP, limits, KVSize(80, 8), options)
+    arguments = (DEEP, limits, KVSize(80, 8), Options(layers=sizes))
+    executor = check_races(cpu.build(*arguments)) if checked else poisoned(cpu.build, *arguments)
     chosen = greedy_references(DEEP)[:12]
     requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(chosen)]
     engine = Engine(SarathiServe(Fixed(9)), executor, limits, UnitCost(), num_blocks=80, block_size=8)

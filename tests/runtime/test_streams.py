@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_process import in_time
 
-from cbatch.runtime.streams import Operation, Stream, StreamError, ThreadEvent, ThreadStream
+from cbatch.runtime.streams import Stream, StreamError, ThreadEvent, ThreadStream
 
 
 @pytest.fixture
@@ -43,15 +43,15 @@ def fail() -> NoReturn:
 def test_operations_of_one_stream_run_in_order(first: ThreadStream) -> None:
     done: list[int] = []
     for number in range(200):
-        first.run(Operation(lambda number=number: done.append(number)))
+        first.run(lambda number=number: done.append(number))
     finish(first)
     assert done == list(range(200))
 
 
 def test_enqueueing_returns_at_once_and_synchronize_blocks(first: ThreadStream) -> None:
     gate, done, event = threading.Event(), [], first.event()
-    first.run(Operation(gate.wait))
-    first.run(Operation(lambda: done.append(1)))
+    first.run(gate.wait)
+    first.run(lambda: done.append(1))
     first.record(event)
     assert not done  # the host is here while the stream is still at its first operation
     gate.set()
@@ -62,17 +62,17 @@ def test_enqueueing_returns_at_once_and_synchronize_blocks(first: ThreadStream) 
 def test_two_streams_run_at_the_same_time(first: ThreadStream, second: ThreadStream) -> None:
     """Each waits for the other; a single thread for both would deadlock."""
     meeting = threading.Barrier(2, timeout=PATIENCE)
-    first.run(Operation(meeting.wait))
-    second.run(Operation(meeting.wait))
+    first.run(meeting.wait)
+    second.run(meeting.wait)
     finish(first)
     finish(second)
 
 
 def test_without_a_wait_a_stream_overtakes_another(first: ThreadStream, second: ThreadStream) -> None:
     gate, done = threading.Event(), []
-    first.run(Operation(gate.wait))
-    first.run(Operation(lambda: done.append("first")))
-    second.run(Operation(lambda: done.append("second")))
+    first.run(gate.wait)
+    first.run(lambda: done.append("first"))
+    second.run(lambda: done.append("second"))
     finish(second)
     gate.set()
     finish(first)
@@ -82,13 +82,13 @@ def test_without_a_wait_a_stream_overtakes_another(first: ThreadStream, second: 
 def test_a_wait_holds_later_work_of_its_stream_only(first: ThreadStream, second: ThreadStream) -> None:
     gate, done, event = threading.Event(), [], first.event()
     early = second.event()
-    first.run(Operation(gate.wait))
-    first.run(Operation(lambda: done.append("first")))
+    first.run(gate.wait)
+    first.run(lambda: done.append("first"))
     first.record(event)
-    second.run(Operation(lambda: done.append("before the wait")))
+    second.run(lambda: done.append("before the wait"))
     second.record(early)
     second.wait(event)
-    second.run(Operation(lambda: done.append("after the wait")))
+    second.run(lambda: done.append("after the wait"))
     early.synchronize()
     assert done == ["before the wait"]
     gate.set()
@@ -99,7 +99,7 @@ def test_a_wait_holds_later_work_of_its_stream_only(first: ThreadStream, second:
 def test_an_event_stands_for_the_work_enqueued_before_its_record(first: ThreadStream, second: ThreadStream) -> None:
     gate, event = threading.Event(), first.event()
     first.record(event)
-    first.run(Operation(gate.wait))  # enqueued after the record: no stream waits for it
+    first.run(gate.wait)  # enqueued after the record: no stream waits for it
     second.wait(event)
     finish(second)
     event.synchronize()
@@ -117,13 +117,13 @@ def test_recording_again_does_not_disturb_a_wait_already_enqueued(first: ThreadS
     gate, done, event = threading.Event(), [], first.event()
     first.record(event)
     second.wait(event)  # for the first record
-    second.run(Operation(lambda: done.append("second")))
-    first.run(Operation(gate.wait))
+    second.run(lambda: done.append("second"))
+    first.run(gate.wait)
     first.record(event)
     finish(second)
     assert done == ["second"]
     second.wait(event)  # for the second record
-    second.run(Operation(lambda: done.append("third")))
+    second.run(lambda: done.append("third"))
     time.sleep(0.02)
     assert done == ["second"]
     gate.set()
@@ -135,7 +135,7 @@ def test_an_event_tells_when_it_was_reached(first: ThreadStream) -> None:
     begun, ended = first.event(), first.event()
     before = time.perf_counter()
     first.record(begun)
-    first.run(Operation(lambda: time.sleep(0.02)))
+    first.run(lambda: time.sleep(0.02))
     first.record(ended)
     ended.synchronize()
     assert before <= begun.time() <= ended.time() - 0.02 <= time.perf_counter() - 0.02
@@ -144,15 +144,15 @@ def test_an_event_tells_when_it_was_reached(first: ThreadStream) -> None:
 def test_an_exception_surfaces_at_the_next_synchronize_with_its_traceback(first: ThreadStream) -> None:
     done: list[int] = []
     event = first.event()
-    first.run(Operation(fail))
-    first.run(Operation(lambda: done.append(1)))
+    first.run(fail)
+    first.run(lambda: done.append(1))
     first.record(event)
     with pytest.raises(StreamError, match="stream 'first' failed: ZeroDivisionError: the device divides") as caught:
         event.synchronize()
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert "in fail" in "".join(traceback.format_exception(caught.value))
     assert done == []  # what came behind the failure was skipped
-    for refused in (lambda: first.run(Operation(lambda: None)), lambda: first.record(event), lambda: first.wait(event)):
+    for refused in (lambda: first.run(lambda: None), lambda: first.record(event), lambda: first.wait(event)):
         with pytest.raises(StreamError, match="stream 'first' failed"):
             refused()
 
@@ -160,36 +160,36 @@ def test_an_exception_surfaces_at_the_next_synchronize_with_its_traceback(first:
 def test_a_failure_reaches_the_streams_that_depend_on_it(first: ThreadStream, second: ThreadStream) -> None:
     done: list[int] = []
     computed, downloaded = first.event(), second.event()
-    first.run(Operation(fail))
+    first.run(fail)
     first.record(computed)
     second.wait(computed)
-    second.run(Operation(lambda: done.append(1)))
+    second.run(lambda: done.append(1))
     second.record(downloaded)
     with pytest.raises(StreamError, match="stream 'first' failed"):
         downloaded.synchronize()
     assert done == []
     with pytest.raises(StreamError):
-        second.run(Operation(lambda: None))
+        second.run(lambda: None)
 
 
 def test_a_failure_leaves_independent_streams_alone(first: ThreadStream, second: ThreadStream) -> None:
-    first.run(Operation(fail))
+    first.run(fail)
     finish(second)
 
 
 def test_work_recorded_before_a_failure_counts(first: ThreadStream) -> None:
     event = first.event()
     first.record(event)
-    first.run(Operation(fail))
+    first.run(fail)
     event.synchronize()
 
 
 def test_close_drops_work_that_has_not_begun_and_lets_nobody_wait() -> None:
     first, second = ThreadStream("first"), ThreadStream("second")
     begun, gate, done, event = threading.Event(), threading.Event(), [], ThreadEvent()
-    first.run(Operation(begun.set))
-    first.run(Operation(gate.wait))
-    first.run(Operation(lambda: done.append(1)))
+    first.run(begun.set)
+    first.run(gate.wait)
+    first.run(lambda: done.append(1))
     first.record(event)
     second.wait(event)
     assert begun.wait(PATIENCE)
@@ -201,12 +201,12 @@ def test_close_drops_work_that_has_not_begun_and_lets_nobody_wait() -> None:
     with pytest.raises(StreamError, match="closed before its work was done"):
         event.synchronize()
     with pytest.raises(StreamError, match="stream 'first' is closed"):
-        first.run(Operation(lambda: None))
+        first.run(lambda: None)
 
 
 def test_close_does_not_hang_on_an_operation_that_does() -> None:
     stream, gate = ThreadStream("stuck"), threading.Event()
-    stream.run(Operation(gate.wait))
+    stream.run(gate.wait)
     with in_time():
         stream.close(timeout=0.05)
     gate.set()
@@ -232,7 +232,7 @@ def check_order(calls: list[tuple[str, int, int]], streams: Sequence[Stream]) ->
         if kind == "run":
             required[number] = set(behind[stream])
             behind[stream].add(number)
-            streams[stream].run(Operation(lambda number=number: seen.__setitem__(number, set(seen))))
+            streams[stream].run(lambda number=number: seen.__setitem__(number, set(seen)))
         elif kind == "record":
             streams[stream].record(events[event])
             recorded[event] = set(behind[stream])

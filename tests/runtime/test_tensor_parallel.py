@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from races import check_races
 from schedules import UnitCost
 from test_runtime_pipeline import GPUs, gpus  # noqa: F401 - a fixture
 from tiny_models import (
@@ -40,7 +41,7 @@ QWEN2 = ModelSpec("tiny-qwen2", "qwen2", 2, 32, 4, 2, 8, 64, 97, 512, "float64",
 
 def serve(spec: ModelSpec, references: list[Reference], num_ranks: int, num_stages: int = 1) -> list[list[int]]:
     limits = Limits(max_batch=3, max_tokens=64, max_request_tokens=64, num_stages=num_stages)
-    executor = cpu.build(spec, limits, KVSize(80, 8), Options(check="races", tensor_parallel=num_ranks))
+    executor = check_races(cpu.build(spec, limits, KVSize(80, 8), Options(tensor_parallel=num_ranks)))
     requests = [reference.request(id_, LONGEST_OUTPUT) for id_, reference in enumerate(references)]
     server = Server(executor, limits, UnitCost(), KVSize(80, 8))
     server.serve(SarathiServe(Fixed(9)), requests)

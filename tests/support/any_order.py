@@ -150,14 +150,14 @@ class AnyOrderStream:
             case Wait(record):
                 assert record.reached is not None, "a stream does not pass a wait before its time"
                 self._failure = self._failure or record.reached.failure
-            case Operation() as operation:
+            case operation:
                 self._run(operation)
 
     def _run(self, operation: Operation) -> None:
         if self._failure:
             return
         try:
-            operation.body()
+            operation()
         except Exception as error:
             self._failure = Failure(self.name, error)
 

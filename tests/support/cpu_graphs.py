@@ -118,7 +118,7 @@ class CpuGraphs:
     def _capture(self, shape: Shape, slot: StageSlot) -> Graph:
         work = self.work(shape)
         pack_dummies(shape, *self._cache.size, host_views(slot.host_array, shape))
-        slot.upload(work).body()
+        slot.upload(work)
         with Graph() as graph:
             self._eager(slot, work)
         return graph

@@ -4,10 +4,12 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from cpu_graphs import CpuGraphs, FixedShapeAttention
 from fuzz_policy import FuzzPolicy
+from poison import PoisonedIteration
+from poison import poison as poison_executor
+from races import CheckedStreams, watch
 from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, stage_models
 
@@ -16,7 +18,6 @@ from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import Shape
-from cbatch.runtime.checks.poison import PoisonedIteration, poison_cache, poison_slots
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration, Iteration
 from cbatch.runtime.slots import Slot, make_slots
@@ -110,18 +111,18 @@ def build(
     limits = Limits(batch, max_tokens=LONGEST + batch, max_request_tokens=LONGEST, tile=1, num_stages=num_stages)
     kv = KVSize(num_blocks, block_size)
     slots = make_slots(limits, block_size, [[CPU] * num_ranks] * num_stages, streams, spec.hidden_size)
+    if isinstance(streams, CheckedStreams):
+        watch(slots, streams.checker)
     attention = FixedShapeAttention() if graphs else ReferenceAttention()
     stages = stage_models(spec, kv, attention, num_stages, sizes, num_ranks)
-    if poison:
-        poison_slots(slots)
-        for model in chain(*stages):
-            poison_cache(model.cache)
     iterations: list[Iteration] = []
     for stage, models in enumerate(stages):
         eager = PoisonedIteration(models) if poison else EagerIteration(models)
         parts, shapes = [slot.stages[stage] for slot in slots], [Shape.largest(limits, block_size)]
         iterations.append(CpuGraphs(eager, parts, models[0].cache, shapes) if graphs else eager)
     executor = StreamExecutor(streams, slots, iterations, Vocabulary(spec))
+    if poison:
+        poison_executor(executor)
     requests = [
         ask.reference.request(id_, ask.max_new_tokens, ask.stop_tokens, ask.arrival_iteration)
         for id_, ask in enumerate(asks)

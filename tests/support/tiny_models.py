@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from poison import poisoned
 from transformers import PreTrainedModel
 
 from cbatch import Limits, Request, Sampling
@@ -22,7 +23,6 @@ from cbatch.runtime.batch import uniform
 from cbatch.runtime.cpu import assemble, make_models
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.model import PagedModel
-from cbatch.runtime.options import Options
 from cbatch.runtime.weights import load_model
 from cbatch.topology import split_ranks
 from cbatch.vocabulary import Vocabulary
@@ -96,7 +96,7 @@ def stage_models(
 def make_executor(spec: ModelSpec, limits: Limits, num_blocks: int, block_size: int) -> StreamExecutor:
     """Like `cpu.build`, poisoned, with weights that are shared by all tests."""
     models = stage_models(spec, KVSize(num_blocks, block_size), ReferenceAttention(), limits.num_stages)
-    return assemble(models, Vocabulary(spec), limits, Options(check="poison"))
+    return poisoned(assemble, models, Vocabulary(spec), limits)
 
 
 def made_once(make: Callable[[ModelSpec], list[Reference]]) -> Callable[[ModelSpec], list[Reference]]:

@@ -5,19 +5,29 @@
     synchronize          puts all that the event stands for before what the host does next
 
 A race is found when it is enqueued, whether or not it would do harm this time, because only the host's calls are
-checked. So the same check works for threads and for CUDA streams, and it cannot see undeclared accesses.
+checked. So the same check works for threads and for CUDA streams. `accesses` says what each operation accesses.
 """
 
 import sys
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
+from accesses import Accesses, Declarations, Items
+from happens_before import HOST, WHOLE, Clock, History
 
-from cbatch.errors import RaceError
+from cbatch.executor import Step
 from cbatch.request_table import Ints
-from cbatch.runtime.checks.happens_before import HOST, WHOLE, Clock, History
-from cbatch.runtime.streams import Event, Items, Memory, Operation, Result, Stream, Streams, stream_names
+from cbatch.runtime.batch import Shape, Work
+from cbatch.runtime.executor import StreamExecutor
+from cbatch.runtime.slots import Slot
+from cbatch.runtime.streams import Event, Stream, Streams, stream_names
+
+E = TypeVar("E", bound=StreamExecutor)
+
+
+class RaceError(Exception):
+    """Two accesses to the same memory are unordered: the message names both, and the memory."""
 
 
 class CheckedEvent:
@@ -48,15 +58,15 @@ class CheckedStream:
     def event(self) -> CheckedEvent:
         return CheckedEvent(self.inner.event(), self._checker)
 
-    def run(self, operation: Operation[Any]) -> None:
-        """Enqueue an operation that accesses what it declares and nothing else.
+    def run(self, operation: Callable[[], object]) -> None:
+        """Enqueue an operation that accesses what is declared and nothing else.
 
         Raises:
             RaceError: one of its accesses races with an earlier one.
             StreamError: as the stream itself.
         """
         self._follow_host()
-        self._checker.access(self._agent, operation)
+        self._checker.access(self._agent, self._checker.declarations.of(operation))
         self.inner.run(operation)
 
     def record(self, event: CheckedEvent) -> None:
@@ -83,23 +93,74 @@ class CheckedStreams(Streams):
 
     checker: "Checker"
 
-    def name(self, tensor: torch.Tensor, name: str) -> None:
-        self.checker.names[_memory(tensor)] = name
-
-    def begin(self, iteration: int) -> None:
-        self.checker.iteration = iteration
-
-    def run_on_host(self, operation: Operation[Result]) -> Result:
-        self.checker.access(HOST, operation)
-        return operation.body()
+    def run_on_host(self, operation: Callable[[], object]) -> None:
+        self.checker.access(HOST, self.checker.declarations.of(operation))
+        operation()
 
 
 def checked(streams: Streams) -> CheckedStreams:
-    """Wrap streams so that every access is checked."""
+    """Wrap streams so that every access is checked; the slots made with them are to be passed to `watch`."""
     checker = Checker(["the host", *stream_names(len(streams.compute))])
     made = CheckedStreams.of([CheckedStream(each, agent, checker) for agent, each in enumerate(streams.all, HOST + 1)])
     made.checker = checker
     return made
+
+
+def watch(slots: Sequence[Slot], checker: "Checker") -> None:
+    """Check what the host does with slots, and name their buffers in messages."""
+    for slot in slots:
+        _watch_slot(slot, checker)
+        for tensor, name in _buffers(slot):
+            checker.names[memory(tensor)] = f"slot {slot.index}'s buffer {name}"
+
+
+def _buffers(slot: Slot) -> Iterator[tuple[torch.Tensor, str]]:
+    yield from ((slot.host, "'host'"), (slot.tokens, "'tokens'"))
+    for number, sampled in enumerate(slot.sampled):
+        yield sampled, f"'sampled'{_of_rank(number)}"
+    for stage in slot.stages:
+        where = f" in stage {stage.stage}" if stage.stage else ""
+        for number, rank in enumerate(stage.ranks):
+            yield rank.device, f"'device'{where}{_of_rank(number)}"
+            if stage.stage:
+                yield rank.arriving, f"'arriving'{where}{_of_rank(number)}"
+
+
+def _watch_slot(slot: Slot, checker: "Checker") -> None:
+    pack, fetch, declarations = slot.pack, slot.fetch, checker.declarations
+
+    def checked_pack(step: Step, shape: Shape) -> Work:
+        checker.iteration = step.index
+        checker.access(HOST, declarations.of_packing(slot, step))
+        return pack(step, shape)
+
+    def checked_fetch(num_rows: int) -> Any:
+        checker.access(HOST, declarations.of_fetching(slot))
+        return fetch(num_rows)
+
+    slot.pack, slot.fetch = checked_pack, checked_fetch  # type: ignore[method-assign]
+
+
+def check_races(executor: E) -> E:
+    """Check every access of an executor that has computed nothing yet; returns the executor."""
+    streams = checked(executor._streams)
+    made: dict[Event, CheckedEvent] = {}
+
+    def wrapped(event: Event) -> CheckedEvent:
+        return made.setdefault(event, CheckedEvent(event, streams.checker))
+
+    for slot in executor._slots:
+        for part, names in ((slot, ("downloaded", "download_started")), *((stage, _EVENTS) for stage in slot.stages)):
+            for name in names:
+                setattr(part, name, wrapped(getattr(part, name)))
+        for stage in slot.stages:
+            stage.awaited = tuple(map(wrapped, stage.awaited))
+    executor._streams = streams
+    watch(executor._slots, streams.checker)
+    return executor
+
+
+_EVENTS = ("uploaded", "computed", "started", "upload_started")
 
 
 class Checker:
@@ -113,14 +174,15 @@ class Checker:
         self.history = History(agents)
         self.iteration: int | None = None
         self.names: dict[Hashable, str] = {}
+        self.declarations = Declarations()
 
-    def access(self, agent: int, operation: Operation[Any]) -> None:
+    def access(self, agent: int, accesses: Accesses) -> None:
         """Note the accesses of an operation.
 
         Raises:
             RaceError: names the memory, and both accesses with their iterations.
         """
-        reads, writes = list(_parts(operation.reads)), list(_parts(operation.writes))
+        reads, writes = list(_parts(accesses.reads)), list(_parts(accesses.writes))
         race = self.history.access(agent, self.iteration, _site(), reads=reads, writes=writes)
         if race is None:
             return
@@ -130,12 +192,12 @@ class Checker:
         raise RaceError(f"race on {what}: {race.later} is not ordered after {race.earlier}; {remedy}")
 
 
-def _parts(accessed: Memory) -> Iterator[tuple[Hashable, Ints]]:
+def _parts(accessed: Sequence[Any]) -> Iterator[tuple[Hashable, Ints]]:
     for part in accessed:
-        yield (part.kind, part.numbers()) if isinstance(part, Items) else (_memory(part), WHOLE)
+        yield (part.kind, part.numbers) if isinstance(part, Items) else (memory(part), WHOLE)
 
 
-def _memory(tensor: torch.Tensor) -> int:
+def memory(tensor: torch.Tensor) -> int:
     """The address of a tensor's storage, which its views share."""
     return tensor.untyped_storage().data_ptr()
 
@@ -147,3 +209,7 @@ def _site() -> str:
         frame = frame.f_back
     name = frame.f_code.co_filename.rpartition("/")[2]
     return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+def _of_rank(rank: int) -> str:
+    return f" of rank {rank}" if rank else ""
