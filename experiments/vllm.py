@@ -21,7 +21,7 @@ from cbatch.topology import Topology
 from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter, make_scheduler
 from cbatch.vllm.settings import Mode
-from experiments.check.scenario import Ask, Scenario, play
+from experiments.check.scenario import Arrival, Scenario, play
 from experiments.settings.assemble import make_model, make_policy
 from experiments.settings.command_line import check_given_once, values_by_key
 from experiments.settings.composition import compose_run
@@ -106,7 +106,9 @@ def _predicts(policy: Callable[[], Policy]) -> bool:
         asked.append(shape)
         return 1e-3
 
-    scenario = Scenario((Ask(500, 3, 0), Ask(900, 3, 0), Ask(500, 3, 4)), 256, 2048, 1024, 16, asynchronous=False)
+    scenario = Scenario(
+        (Arrival(500, 3, 0), Arrival(900, 3, 0), Arrival(500, 3, 4)), 256, 2048, 1024, 16, asynchronous=False
+    )
     play(policy, scenario, cost=CostFunction(predict))
     return bool(asked)
 

@@ -1,24 +1,24 @@
-"""The properties that a policy may have. A policy has one if no history violates it.
+"""The properties that a policy may have. A policy has a property if no history violates it.
 
-Every policy needs the first three; the others distinguish policies, and lacking one is not an error.
+Every policy needs the first three. The others distinguish policies: lacking one is not an error.
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
-from cbatch import PlanError
 from cbatch.replay.decisions import Decision
-from experiments.check.scenario import LATER, History
+from experiments.check.scenario import LATER, Ending, History
 
 OVERTAKEN_LIMIT = 8
 """A waiting request starves if more than this many times `batch` later ones are admitted before it."""
 
 
 class Violation(NamedTuple):
-    """place: index of the decision that violates a property."""
+    """decision: index of the one that violates a property. why: explains the violation."""
 
-    place: int
+    decision: int
     why: str
 
 
@@ -41,109 +41,90 @@ class Property(NamedTuple):
         return next(self.violations(history, chunk), None)
 
 
-def _illegal(history: History, chunk: int) -> Violations:
-    if history.error is not None and not _is_over_commitment(history.error):
-        yield Violation(len(history.decisions) - 1, str(history.error))
+def _find_ending(ending: Ending, history: History, chunk: int) -> Violations:
+    """Finds runs with this ending."""
+    if history.ending is ending:
+        yield Violation(len(history.decisions) - 1, history.why)
 
 
-def _over_committed(history: History, chunk: int) -> Violations:
-    if _is_over_commitment(history.error):
-        yield Violation(len(history.decisions) - 1, str(history.error))
+def _find_other_plan(history: History, chunk: int) -> Violations:
+    """Finds the first plan that differs between two runs of the same workload with copies of the same policy."""
+    if history.second_run is not None and history.second_run != history.decisions:
+        pairs = enumerate(zip_longest(history.decisions, history.second_run))
+        index, (_, other) = next((index, pair) for index, pair in pairs if pair[0] != pair[1])
+        yield Violation(min(index, len(history.decisions) - 1), f"a second run decides {other and other.decided}")
 
 
-def _is_over_commitment(error: Exception | None) -> bool:
-    return isinstance(error, PlanError) and "KV blocks" in str(error)
+def _find_unsteady_plan(history: History, chunk: int) -> Violations:
+    """Finds a plan that differs from the previous one, although that one decodes all running requests and nothing changed."""
+    plans = [(index, history.decisions[index].decided, "nothing has changed") for index in sorted(history.repeatable)]
+    if history.delayed is not None:
+        plans.append((*history.delayed, f"only {LATER:g} s have passed"))
+    for index, plan, change in plans:
+        before = history.decisions[index - 1].decided
+        if plan != before:
+            yield Violation(index, f"{before} is followed by {plan}, although {change}")
 
 
-def _endless(history: History, chunk: int) -> Violations:
-    if history.endless:
-        yield Violation(len(history.decisions) - 1, history.endless)
-
-
-def _wavers(history: History, chunk: int) -> Violations:
-    """The first plan that differs between two runs of the same workload with copies of the same policy."""
-    if history.again is not None and history.again != history.decisions:
-        pairs = enumerate(zip_longest(history.decisions, history.again))
-        place, (_, other) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
-        yield Violation(min(place, len(history.decisions) - 1), f"a second run decides {other and other.decided}")
-
-
-def _turns(history: History, chunk: int) -> Violations:
-    """The first plan that is not the one before, although it computes one token of each running request and nothing changed."""
-    for place in sorted(history.foreseen):
-        before, decided = (history.decisions[index].decided for index in (place - 1, place))
-        if decided != before:
-            yield Violation(place, f"{before} is followed by {decided}, although nothing has changed")
-    if history.late is not None:
-        place, decided = history.late
-        if decided != (before := history.decisions[place - 1].decided):
-            yield Violation(
-                place, f"{before} is followed by {decided} if {LATER:g} s pass, and nothing else has changed"
-            )
-
-
-def _starves(history: History, chunk: int) -> Violations:
-    """Admissions that make an earlier, waiting request starve."""
-    ahead: dict[int, set[int]] = {}  # by waiting request, the later ones that were admitted meanwhile
-    for place, decision in enumerate(history.decisions):
+def _find_starvation(history: History, chunk: int) -> Violations:
+    """Finds admissions that make an earlier, waiting request starve."""
+    overtakers: dict[int, set[int]] = {}  # by waiting request: the later ones admitted while it waits
+    for index, decision in enumerate(history.decisions):
         waiting = set(decision.seen.waiting)
         admitted = [id_ for id_, _ in decision.decided.entries if id_ in waiting]
-        ahead = {id_: ahead.get(id_, set()) for id_ in waiting.difference(admitted)}
-        for id_, later in ahead.items():
-            later.update(other for other in admitted if history.arrived_at[other] > history.arrived_at[id_])
+        overtakers = {id_: overtakers.get(id_, set()) for id_ in waiting.difference(admitted)}
+        for id_, later in overtakers.items():
+            later.update(other for other in admitted if history.first_seen[other] > history.first_seen[id_])
             if len(later) > OVERTAKEN_LIMIT * history.scenario.batch:
-                yield Violation(place, f"request {id_} waits while {len(later)} that came after it are admitted")
+                yield Violation(index, f"request {id_} waits while {len(later)} that came after it are admitted")
 
 
-def _idles(history: History, chunk: int) -> Violations:
-    """Iterations that compute nothing, although a running request or any waiting one could compute."""
-    for place, decision in enumerate(history.decisions):
+def _find_idling(history: History, chunk: int) -> Violations:
+    """Finds iterations that compute nothing, although a running request or any waiting one could compute."""
+    for index, decision in enumerate(history.decisions):
         if decision.decided.entries or decision.decided.preempt or decision.decided.reject:
             continue
         for id_, computed, ready in decision.seen.running:
             if ready and _next_fits(history, decision, computed):
-                yield Violation(place, f"nothing is computed, although request {id_} has {ready} tokens to compute")
+                yield Violation(index, f"nothing is computed, although request {id_} has {ready} tokens to compute")
         if _all_fit(history, decision):
-            yield Violation(place, "nothing is computed, although any waiting request would fit")
+            yield Violation(index, "nothing is computed, although any waiting request would fit")
 
 
-def _decodes_alone(history: History, chunk: int) -> Violations:
-    """Iterations of decodes only, although any waiting request could be admitted."""
-    for place, decision in enumerate(history.decisions):
+def _find_closed_batch(history: History, chunk: int) -> Violations:
+    """Finds iterations of decodes only, although any waiting request could be admitted."""
+    for index, decision in enumerate(history.decisions):
         planned = dict(decision.decided.entries).keys()
         free_places = history.scenario.batch - len(planned)
-        if (
-            planned
-            and planned <= _decoding(history, decision).keys()
-            and free_places > 0
-            and _all_fit(history, decision)
-        ):
+        decodes_only = planned and planned <= _decoding(history, decision).keys()
+        if decodes_only and free_places > 0 and _all_fit(history, decision):
             why = f"only decodes are computed, although {free_places} places are free and any waiting request would fit"
-            yield Violation(place, why)
+            yield Violation(index, why)
 
 
-def _stalls(history: History, chunk: int) -> Violations:
-    """Running requests whose next token is left out, although the KV cache has room for it."""
-    for place, decision in enumerate(history.decisions):
+def _find_stall(history: History, chunk: int) -> Violations:
+    """Finds running requests whose next token is left out, although the KV cache has room for it."""
+    for index, decision in enumerate(history.decisions):
         planned = {id_ for id_, _ in decision.decided.entries} | set(decision.decided.preempt)
         for id_, computed in _decoding(history, decision).items():
             if planned and id_ not in planned and _next_fits(history, decision, computed):
-                yield Violation(place, f"request {id_} has a token to compute and is left out")
+                yield Violation(index, f"request {id_} has a token to compute and is left out")
 
 
-def _delays(history: History, chunk: int) -> Violations:
-    """More than a chunk of prompt tokens between two tokens of a request, its own iteration counted."""
-    between: dict[int, int] = {}
-    for place, decision in enumerate(history.decisions):
+def _find_long_gap(history: History, chunk: int) -> Violations:
+    """Finds more than a chunk of prompt tokens between two tokens of a request, its own iteration counted."""
+    between: dict[int, int] = {}  # by decoding request: prompt tokens since its last token
+    for index, decision in enumerate(history.decisions):
         planned, decoding = dict(decision.decided.entries), _decoding(history, decision)
         prompts = sum(count for id_, count in planned.items() if id_ not in decoding)
         between = {id_: between.get(id_, 0) + prompts for id_ in decoding}
         for id_, tokens in between.items():
             if tokens > chunk:
-                yield Violation(place, f"{tokens} prompt tokens are computed between two tokens of request {id_}")
+                yield Violation(index, f"{tokens} prompt tokens are computed between two tokens of request {id_}")
         between.update(dict.fromkeys(planned.keys() & decoding.keys(), 0))
 
 
+_LEGAL = "every plan keeps the rules, and nothing raises"
 _SAME = "deterministic: the same workload is planned the same each time"
 _STEADY = f"steady: decodes alone are planned again until something changes, also {LATER:g} s later; needed by policies that say so"
 _FAIR = f"no starvation: at most {OVERTAKEN_LIMIT} x batch later requests pass one that waits"
@@ -153,24 +134,24 @@ _STALL_FREE = "stall-free: every running request gets a token in every iteration
 _BOUNDED = "bounded time between tokens: at most a chunk of prompt tokens lies between two"
 
 PROPERTIES = (
-    Property("legal", True, _illegal, "every plan keeps the rules, and nothing raises"),
-    Property("kv", True, _over_committed, "the KV cache is never over-committed"),
-    Property("ends", True, _endless, "every run ends"),
-    Property("deterministic", False, _wavers, _SAME),
-    Property("steady", False, _turns, _STEADY),
-    Property("fair", False, _starves, _FAIR),
-    Property("work_conserving", False, _idles, _BUSY),
-    Property("iteration_level", False, _decodes_alone, _ITERATION_LEVEL),
-    Property("stall_free", False, _stalls, _STALL_FREE),
-    Property("bounded_tbt", False, _delays, _BOUNDED),
+    Property("legal", True, partial(_find_ending, Ending.ILLEGAL), _LEGAL),
+    Property("kv", True, partial(_find_ending, Ending.OVER_COMMITTED), "the KV cache is never over-committed"),
+    Property("ends", True, partial(_find_ending, Ending.ENDLESS), "every run ends"),
+    Property("deterministic", False, _find_other_plan, _SAME),
+    Property("steady", False, _find_unsteady_plan, _STEADY),
+    Property("fair", False, _find_starvation, _FAIR),
+    Property("work_conserving", False, _find_idling, _BUSY),
+    Property("iteration_level", False, _find_closed_batch, _ITERATION_LEVEL),
+    Property("stall_free", False, _find_stall, _STALL_FREE),
+    Property("bounded_tbt", False, _find_long_gap, _BOUNDED),
 )
 NAMES = tuple(prop.name for prop in PROPERTIES)
 
 
 def _decoding(history: History, decision: Decision) -> dict[int, int]:
     """Returns the running requests that have only their newest token left to compute: id to tokens computed."""
-    asks = history.scenario.asks
-    return {id_: done for id_, done, ready in decision.seen.running if ready == 1 and done >= asks[id_].prompt}
+    arrivals = history.scenario.arrivals
+    return {id_: done for id_, done, ready in decision.seen.running if ready == 1 and done >= arrivals[id_].prompt}
 
 
 def _all_fit(history: History, decision: Decision) -> bool:
@@ -178,7 +159,7 @@ def _all_fit(history: History, decision: Decision) -> bool:
     scenario = history.scenario
     if not decision.seen.waiting or len(decision.seen.running) >= scenario.limits.max_running:
         return False
-    longest = max(scenario.asks[id_].tokens for id_ in decision.seen.waiting)
+    longest = max(scenario.arrivals[id_].tokens for id_ in decision.seen.waiting)
     free_tokens = scenario.max_tokens - sum(count for _, count in decision.decided.entries)
     return scenario.blocks_for(longest) <= _free_after(history, decision) and longest <= free_tokens
 

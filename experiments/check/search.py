@@ -1,7 +1,7 @@
 """Searches for histories that violate properties: all tiny scenarios by size, then larger random ones.
 
-The first tiny scenario that violates a property is therefore the smallest; a random one is shrunk (by hypothesis).
-Sizes scale with the policy's chunk, so that prompts shorter and longer than a chunk are among them.
+The first tiny scenario that violates a property is therefore the smallest. A random one is shrunk by hypothesis.
+Sizes scale with the policy's chunk: some prompts are shorter than a chunk, others longer.
 """
 
 import random
@@ -16,9 +16,9 @@ from cbatch.kv import blocks_for
 from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from experiments.check.properties import OVERTAKEN_LIMIT, Property, Violation
-from experiments.check.scenario import SHORT, Ask, History, Scenario, play
+from experiments.check.scenario import SHORT, Arrival, Ending, History, Scenario, play
 
-LARGEST_BATCH = 4
+_LARGEST_BATCH = 4
 _MOST_OUTPUT = 12  # tokens
 
 
@@ -27,8 +27,8 @@ class Counterexample(NamedTuple):
     violation: Violation
 
 
-Found = dict[str, Counterexample | None]
-"""By the name of a property: what violates it, None if nothing was found."""
+Verdicts = dict[str, Counterexample | None]
+"""By the name of a property: what violates it, None if the search has found nothing."""
 
 
 def search(
@@ -40,8 +40,8 @@ def search(
     tiny: Iterable[Scenario] | None = None,
     patience: Patience = SHORT,
     tick: Callable[[History], object] = lambda history: None,
-) -> Found:
-    """Search for the smallest history that violates each property.
+) -> Verdicts:
+    """Searches for the smallest history that violates each property.
 
     Args:
         policy: as for `play`.
@@ -56,78 +56,79 @@ def search(
     """
     if hasattr(policy, "plan"):
         copy_policy(policy)
-    found: Found = {prop.name: None for prop in properties}
-    left = list(properties)
+    verdicts: Verdicts = {prop.name: None for prop in properties}
+    held = list(properties)
     for scenario in tiny_scenarios(chunk) if tiny is None else tiny:
-        if not left:
-            return found
+        if not held:
+            return verdicts
         history = play(policy, scenario, patience)
         tick(history)
-        if history.endless:  # known not to end from now on, and given up sooner
+        if history.ending is Ending.ENDLESS:  # the property `ends` is decided: later runs are given up sooner
             patience = replace(patience, empty_plans=min(patience.empty_plans, 5))
-        for prop in list(left):
+        for prop in list(held):
             if violation := prop.violation(history, chunk):
-                found[prop.name] = Counterexample(history, violation)
-                left.remove(prop)
-    serve = lru_cache(256)(lambda scenario: play(policy, scenario, patience))  # each property draws the same scenarios
-    for prop in left if num_random else ():
-        found[prop.name] = _search_random(serve, prop, chunk, num_random, tick)
-    return found
+                verdicts[prop.name] = Counterexample(history, violation)
+                held.remove(prop)
+    serve = lru_cache(256)(lambda scenario: play(policy, scenario, patience))  # all properties draw the same scenarios
+    for prop in held if num_random else ():
+        verdicts[prop.name] = _search_random(serve, prop, chunk, num_random, tick)
+    return verdicts
 
 
 def describe_sizes(chunk: int) -> str:
-    """Returns how large the workloads are, for those who choose a policy's thresholds."""
+    """Returns how large the workloads are, for users who choose a policy's thresholds."""
     return f"prompts of 1 to {8 * chunk - 1} tokens, outputs of 1 to {_MOST_OUTPUT}, about 1 ms per iteration"
 
 
 def tiny_scenarios(chunk: int) -> Iterator[Scenario]:
-    """Every scenario of one or two requests, many of three, prompts that may deadlock, and streams behind one that may starve."""
+    """Yields every scenario of one or two requests, many of three, `tight_scenarios`, and streams in which a request may starve."""
     prompts = (1, chunk, 2 * chunk + 1)
     for count in (1, 2):
         yield from _all(count, chunk, product(prompts, (1, 2, 3), (0, 1, 2)))
     yield from _all(3, chunk, product(prompts[::2], (1, 3), (0, 1)))
     yield from tight_scenarios(chunk)
     for batch, prompt, output in product((1, 2), prompts, (1, 3)):
-        competitors = [Ask(1, 2, 1 + number) for number in range((OVERTAKEN_LIMIT + 2) * batch)]
-        asks = (Ask(1, 2, 0), Ask(prompt, output, 0), *competitors)
-        ample = sum(ask.tokens for ask in asks)
-        yield Scenario(asks, batch, ample, ample, 1, asynchronous=False)
+        stream = (Arrival(1, 2, 1 + number) for number in range((OVERTAKEN_LIMIT + 2) * batch))
+        arrivals = (Arrival(1, 2, 0), Arrival(prompt, output, 0), *stream)
+        ample = sum(arrival.tokens for arrival in arrivals)
+        yield Scenario(arrivals, batch, ample, ample, 1, asynchronous=False)
 
 
 def tight_scenarios(chunk: int) -> Iterator[Scenario]:
-    """A prompt that needs the whole KV cache, two blocks larger than a chunk, and shorter ones that arrive when it has one."""
+    """Yields workloads that may deadlock: a prompt fills the KV cache of two blocks; shorter ones arrive when it has one block."""
     for block, over, output, count, asynchronous in product((2, 4), (1, chunk), (1, 3), (1, 8), (False, True)):
         size = block * chunk
-        shorter = (Ask(size + over, output, 1 + number) for number in range(count))
-        yield Scenario((Ask(2 * size - output, output, 0), *shorter), 2, 2 * size, 2, size, asynchronous)
+        shorter = (Arrival(size + over, output, 1 + number) for number in range(count))
+        yield Scenario((Arrival(2 * size - output, output, 0), *shorter), 2, 2 * size, 2, size, asynchronous)
 
 
 def _all(count: int, chunk: int, kinds: Iterable[tuple[int, int, int]]) -> Iterator[Scenario]:
-    """All scenarios of `count` requests, the first of which arrives at the start; the fewest tokens first.
+    """Yields all scenarios of `count` requests, the first of which arrives at the start; the fewest tokens first.
 
-    kinds: (prompt, output, arrival) of the requests.
+    kinds: (prompt, output, iteration) of the requests.
     """
     block_size = max(chunk // 2, 1)
-    every = [Ask(*kind) for kind in kinds]
-    first = [ask for ask in every if ask.arrival == 0]
+    every = [Arrival(*kind) for kind in kinds]
+    first = [arrival for arrival in every if arrival.iteration == 0]
     workloads = product(first, *[every] * (count - 1))
-    for asks in sorted(workloads, key=lambda asks: sum(ask.tokens + ask.arrival for ask in asks)):
-        longest = max(ask.tokens for ask in asks)
-        blocks = [blocks_for(ask.tokens, block_size) for ask in asks]
+    for arrivals in sorted(workloads, key=lambda arrivals: sum(each.tokens + each.iteration for each in arrivals)):
+        longest = max(arrival.tokens for arrival in arrivals)
+        blocks = [blocks_for(arrival.tokens, block_size) for arrival in arrivals]
         kv_sizes = sorted({max(blocks), max(blocks) + 1, sum(blocks)})
         choices = product(range(1, count + 1), (longest, 2 * longest), kv_sizes, (False, True))
         for batch, tokens, num_blocks, asynchronous in choices:
-            yield Scenario(asks, batch, max(tokens, batch, chunk), num_blocks, block_size, asynchronous)
+            yield Scenario(arrivals, batch, max(tokens, batch, chunk), num_blocks, block_size, asynchronous)
 
 
 def _search_random(
     serve: Callable[[Scenario], History], prop: Property, chunk: int, num_random: int, tick: Callable[[History], object]
 ) -> Counterexample | None:
+    """Tries random scenarios; returns the smallest counterexample to which hypothesis can shrink one."""
     from hypothesis import find, settings  # loaded only where needed
     from hypothesis.errors import NoSuchExample
 
     @lru_cache(maxsize=256)
-    def try_once(scenario: Scenario) -> Counterexample | None:
+    def judge(scenario: Scenario) -> Counterexample | None:
         history = serve(scenario)
         tick(history)
         violation = prop.violation(history, chunk)
@@ -135,28 +136,26 @@ def _search_random(
 
     quiet, seed = settings(max_examples=num_random, database=None, deadline=None), random.Random(0)
     try:
-        smallest = find(_scenarios(chunk), lambda tried: try_once(tried) is not None, settings=quiet, random=seed)
+        smallest = find(_scenarios(chunk), lambda scenario: judge(scenario) is not None, settings=quiet, random=seed)
     except NoSuchExample:
         return None
-    return try_once(smallest)
+    return judge(smallest)
 
 
 def _scenarios(chunk: int) -> Any:
-    """A hypothesis strategy for larger scenarios: up to 12 requests of up to 5 chunks."""
+    """Returns a hypothesis strategy for larger scenarios: up to 12 requests of up to 5 chunks."""
     from hypothesis import strategies as st
 
     @st.composite
     def scenario(draw: Any) -> Scenario:
-        ask = st.builds(
-            Ask, prompt=st.integers(1, 5 * chunk), output=st.integers(1, _MOST_OUTPUT), arrival=st.integers(0, 20)
-        )
-        asks = tuple(draw(st.lists(ask, min_size=1, max_size=12)))
-        batch = draw(st.integers(1, min(LARGEST_BATCH, chunk)))
+        arrival = st.builds(Arrival, st.integers(1, 5 * chunk), st.integers(1, _MOST_OUTPUT), st.integers(0, 20))
+        arrivals = tuple(draw(st.lists(arrival, min_size=1, max_size=12)))
+        batch = draw(st.integers(1, min(_LARGEST_BATCH, chunk)))
         block_size = draw(st.integers(1, 2 * chunk))
-        longest = max(request.tokens for request in asks)
+        longest = max(arrival.tokens for arrival in arrivals)
         max_tokens = max(longest, batch, chunk) + draw(st.integers(0, 3 * longest))
         enough = blocks_for(longest, block_size)
         num_blocks = enough + draw(st.integers(0, 3 * enough))
-        return Scenario(asks, batch, max_tokens, num_blocks, block_size, draw(st.booleans()))
+        return Scenario(arrivals, batch, max_tokens, num_blocks, block_size, draw(st.booleans()))
 
     return scenario()

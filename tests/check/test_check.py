@@ -1,6 +1,7 @@
-"""The properties that the papers claim for their policies, found out; and policies that lack what every policy needs."""
+"""The properties that papers claim for their policies, and policies that lack what every policy needs."""
 
 import random
+from collections.abc import Callable
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -13,11 +14,10 @@ from cbatch.policy import copy_policy
 from cbatch.stall import Patience
 from experiments.check.__main__ import _policy, main
 from experiments.check.properties import NAMES, PROPERTIES
-from experiments.check.scenario import EVEN_COST, Ask, Scenario, play
-from experiments.check.search import Found, describe_sizes, search, tight_scenarios, tiny_scenarios
-from experiments.check.verdicts import BEGIN, table_of, text
+from experiments.check.scenario import EVEN_COST, Arrival, Ending, Scenario, play
+from experiments.check.search import Verdicts, describe_sizes, search, tight_scenarios, tiny_scenarios
+from experiments.check.verdicts import BEGIN, END, describe, tabulate_verdicts
 from experiments.settings.composition import policy_names
-from experiments.settings.error_lines import CONFIG_FOLDER
 from policies.chunking import Fixed, PDAware, TileAligned
 from policies.length_order import LengthOrder
 from policies.longest_first import LongestFirst
@@ -29,180 +29,119 @@ from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
 
 CHUNK = 4
-NEEDED = {prop.name for prop in PROPERTIES if prop.needed}
-
-LACKING: list[tuple[Policy, set[str]]] = [
-    (RequestLevel(), {"iteration_level", "stall_free", "bounded_tbt"}),
-    (Orca(), {"bounded_tbt"}),
-    (PrefillFirst(), {"stall_free", "bounded_tbt"}),
-    (Sarathi(Fixed(CHUNK)), set()),
-    (Sarathi(TileAligned(CHUNK)), set()),
-    (Sarathi(PDAware()), {"bounded_tbt"}),  # chooses its own chunk
-    (SarathiServe(Fixed(CHUNK)), set()),
-    (SarathiServe(TileAligned(CHUNK)), set()),
-    (LongestFirst(TileAligned(CHUNK)), {"fair"}),  # as its docstring says
-]
+BY_NAME = {prop.name: prop for prop in PROPERTIES}
+NEEDED = [prop for prop in PROPERTIES if prop.needed]
 
 
 @cache
 def few_scenarios(chunk: int) -> list[Scenario]:
-    """Some of the tiny scenarios; the command takes them all."""
-    return list(islice(tiny_scenarios(chunk), 0, None, 12))
+    """Some of the tiny scenarios, synchronous and asynchronous, and all with more than three requests; the command takes them all."""
+    numbered = enumerate(tiny_scenarios(chunk))
+    return [scenario for number, scenario in numbered if number % 25 == 0 or len(scenario.arrivals) > 3]
 
 
-def lacking(found: Found) -> set[str]:
-    return {name for name, counterexample in found.items() if counterexample is not None}
+def lacking(verdicts: Verdicts) -> set[str]:
+    return {name for name, counterexample in verdicts.items() if counterexample is not None}
 
 
-@pytest.mark.parametrize(("policy", "expected"), LACKING, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (RequestLevel(), {"iteration_level", "stall_free", "bounded_tbt"}),
+        (Orca(), {"bounded_tbt"}),
+        (PrefillFirst(), {"stall_free", "bounded_tbt"}),
+        (Sarathi(Fixed(CHUNK)), set()),
+        (Sarathi(TileAligned(CHUNK)), set()),
+        (Sarathi(PDAware()), {"bounded_tbt"}),  # chooses its own chunk
+        (SarathiServe(Fixed(CHUNK)), set()),
+        (SarathiServe(TileAligned(CHUNK)), set()),
+        (LongestFirst(TileAligned(CHUNK)), {"fair"}),  # as its docstring says
+    ],
+    ids=lambda value: type(value).__name__,
+)
 def test_policies_have_the_properties_that_their_papers_claim(policy: Policy, expected: set[str]) -> None:
     assert lacking(search(policy, PROPERTIES, CHUNK, num_random=10, tiny=few_scenarios(CHUNK))) == expected
 
 
-BUILT_IN = sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml") if path.stem != "external")
-
-
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", policy_names())
 def test_every_built_in_policy_has_the_properties_that_every_policy_needs(name: str) -> None:
-    policy, chunk, _ = _policy([f"policy={name}"])
-    needed = [prop for prop in PROPERTIES if prop.needed]
+    build, chunk, _ = _policy([f"policy={name}"])
     few = [*islice(tiny_scenarios(chunk), 0, None, 1500), *islice(tight_scenarios(chunk), 0, None, 2)]
-    assert lacking(search(policy, needed, chunk, num_random=0, tiny=few)) == set()
+    assert lacking(search(build(), NEEDED, chunk, num_random=0, tiny=few)) == set()
 
 
 @pytest.mark.parametrize(
     ("name", "scenario"),
-    [
-        (
-            "qoserve",
-            Scenario((Ask(15, 1, 0), Ask(9, 1, 1)), 2, 16, 2, 8, False),
-        ),  # a prompt begun, another not admitted
-        (
-            "slai",
-            Scenario((Ask(1, 3, 0), Ask(9, 1, 2)), 2, 10, 6, 2, True),
-        ),  # a prompt preempted for a decode came back first
+    [  # a prompt begun while another was not admitted; a prompt preempted for a decode that came back first
+        ("qoserve", Scenario((Arrival(15, 1, 0), Arrival(9, 1, 1)), 2, 16, 2, 8, False)),
+        ("slai", Scenario((Arrival(1, 3, 0), Arrival(9, 1, 2)), 2, 10, 6, 2, True)),
     ],
-    ids=["qoserve", "slai"],
 )
 def test_schedules_that_once_had_no_end(name: str, scenario: Scenario) -> None:
-    history = play(_policy([f"policy={name}"])[0], scenario)
-    assert (history.error, history.endless) == (None, "")
+    assert play(_policy([f"policy={name}"])[0], scenario).ending is Ending.COMPLETE
 
 
-class Twice:
-    """Names a request twice once two are there."""
+class Planned(Orca):
+    """Plans by a function of the view and of Orca's plan."""
 
-    def plan(self, view: View) -> Plan:
-        plan = Orca().plan(view)
-        return Plan([*plan, *plan]) if len(plan) > 1 else plan
-
-
-class Forever:
-    """Asks to be woken for ever."""
+    def __init__(self, plan: Callable[[View, Plan], Plan]) -> None:
+        self.change = plan
 
     def plan(self, view: View) -> Plan:
-        return Plan(wake_at=view.now + 1)
+        return self.change(view, super().plan(view))
 
 
-class DecodesTheVictim:
-    """Preempts the newest request and names it beside the decodes."""
-
-    def plan(self, view: View) -> Plan:
-        plan = Orca().plan(view)
-        plan.preempt = [request for request in plan.requests if request in view.running][1:]
-        return plan
-
-
-class AssignsWakeTime:
-    def plan(self, view: View) -> Plan:
-        plan = view.plan()
-        plan.wake_at = view.now + 1
-        return plan.build()
+def preempt_all(view: View, plan: Plan) -> Plan:
+    builder = view.plan()
+    for request in list(view.running):
+        builder.preempt(request)
+    for request in view.waiting:
+        builder.add(request, 1)
+    return builder.build()
 
 
-class Greedy:
+def take_all(view: View, plan: Plan) -> Plan:
     """Takes whatever is ready, whether or not it fits."""
-
-    def plan(self, view: View) -> Plan:
-        return Plan((request, request.num_ready) for request in [*view.running, *view.waiting][: view.limits.max_batch])
+    return Plan((request, request.num_ready) for request in [*view.running, *view.waiting][: view.limits.max_batch])
 
 
-class Restless:
-    """Preempts whatever runs."""
-
-    def plan(self, view: View) -> Plan:
-        plan = view.plan()
-        for request in list(view.running):
-            plan.preempt(request)
-        for request in view.waiting:
-            plan.add(request, 1)
-        return plan.build()
+def forget_decodes(view: View, plan: Plan) -> Plan:
+    return Plan((request, request.num_ready) for request in list(view.waiting)[: view.limits.max_batch])
 
 
-class Forgetful:
-    """Never computes a second token."""
-
-    def plan(self, view: View) -> Plan:
-        plan = view.plan()
-        for request in view.waiting:
-            plan.add(request)
-        return plan.build()
-
-
-class Hesitant(Orca):
-    """Lets every second chance pass."""
-
-    def plan(self, view: View) -> Plan:
-        return Plan(wake_at=view.now + 1) if round(view.now) % 2 == 0 and not view.num_in_flight else super().plan(view)
-
-
-class Dice(Orca):
-    """Draws who comes first, without a seed of its own."""
-
-    def plan(self, view: View) -> Plan:
-        plan = super().plan(view)
-        return Plan(random.sample(list(plan), len(plan)))
-
-
-class Raising(Orca):
-    def plan(self, view: View) -> Plan:
-        return super().plan(view) if len(view.waiting) < 2 else {}["nothing"]
+def hesitate(view: View, plan: Plan) -> Plan:
+    return Plan(wake_at=view.now + 1) if round(view.now) % 2 == 0 and not view.num_in_flight else plan
 
 
 @pytest.mark.parametrize(
-    ("policy", "name", "says", "num_requests"),
+    ("plan", "name", "why", "num_requests"),
     [
-        (Twice(), "legal", "rule: a request is named once in a plan", 2),
-        (
-            DecodesTheVictim(),
-            "legal",
-            "(it is preempted or rejected, and named again); rule: a request is named once",
-            2,
-        ),
-        (
-            AssignsWakeTime(),
-            "legal",
-            "a PlanBuilder has no attribute wake_at; give build(wake_at=...) (test_check.py:",
-            1,
-        ),
-        (Greedy(), "kv", "rule: the KV blocks that a plan takes must be free", 2),
-        (Restless(), "ends", "requests are planned and preempted again and again, and none ends", 1),
-        (Forever(), "ends", "policy Forever, iteration 0: 50 empty plans in a row with 1 waiting and 0 running", 1),
-        (Forgetful(), "ends", "policy Forgetful, iteration 1: empty plan with 0 waiting and 1 running", 1),
-        (Hesitant(), "work_conserving", "nothing is computed, although any waiting request would fit", 1),
-        (Dice(), "deterministic", "a second run decides", 3),
-        (Raising(), "legal", "policy Raising, iteration 0: plan() raised KeyError: 'nothing'", 2),
+        (lambda view, plan: Plan([*plan, *plan]), "legal", "rule: a request is named once in a plan", 1),
+        (lambda view, plan: plan if len(plan) < 2 else {}["nothing"], "legal", "plan() raised KeyError: 'nothing'", 2),
+        (take_all, "kv", "rule: the KV blocks that a plan takes must be free", 2),
+        (preempt_all, "ends", "requests are planned and preempted again and again, and none ends", 1),
+        (lambda view, plan: Plan(wake_at=view.now + 1), "ends", "50 empty plans in a row with 1 waiting", 1),
+        (forget_decodes, "ends", "iteration 1: empty plan with 0 waiting and 1 running", 1),
+        (hesitate, "work_conserving", "nothing is computed, although any waiting request would fit", 1),
     ],
-    ids=lambda value: type(value).__name__ if hasattr(value, "plan") else None,
 )
-def test_the_smallest_schedule_that_denies_a_property_is_found(
-    policy: Policy, name: str, says: str, num_requests: int
+def test_the_smallest_schedule_that_violates_a_property_is_found(
+    plan: Callable[[View, Plan], Plan], name: str, why: str, num_requests: int
 ) -> None:
-    asked = [prop for prop in PROPERTIES if prop.name == name]
-    counterexample = search(policy, asked, CHUNK, num_random=0)[name]
+    counterexample = search(Planned(plan), [BY_NAME[name]], CHUNK, num_random=0)[name]
     assert counterexample is not None
-    assert says in counterexample.violation.why
-    assert len(counterexample.history.scenario.asks) == num_requests
+    assert why in counterexample.violation.why
+    assert len(counterexample.history.scenario.arrivals) == num_requests
+
+
+def test_a_policy_that_draws_without_a_seed_is_not_deterministic() -> None:
+    policy = Planned(lambda view, plan: Plan(random.sample(list(plan), len(plan))))
+    three = [scenario for scenario in few_scenarios(CHUNK) if len(scenario.arrivals) == 3]
+    counterexample = search(policy, [BY_NAME["deterministic"]], CHUNK, num_random=0, tiny=three)["deterministic"]
+    assert counterexample is not None
+    [first, again] = counterexample.history.decisions, counterexample.history.second_run or []
+    index = counterexample.violation.decision
+    assert first[:index] == again[:index] and first[index] != again[index]
 
 
 class ShortestFirst:
@@ -218,53 +157,44 @@ class ShortestFirst:
 
 
 def test_a_deadlock_of_half_computed_prompts_is_found() -> None:
-    found = search(ShortestFirst(), PROPERTIES[:3], CHUNK, num_random=0, tiny=tight_scenarios(CHUNK))["ends"]
-    assert found is not None
-    assert "empty plan with 0 waiting and 2 running requests, nothing in flight" in found.violation.why
-    assert found.history.scenario in tiny_scenarios(CHUNK)
-
-
-def test_a_policy_that_waits_ends_with_more_patience() -> None:
-    class Late(Orca):
-        """Begins after a minute."""
-
-        def plan(self, view: View) -> Plan:
-            return super().plan(view) if view.now >= 60 else Plan(wake_at=view.now + 1)
-
-    asked = [prop for prop in PROPERTIES if prop.name == "ends"]
-    few = list(islice(tiny_scenarios(CHUNK), 3))
-    for empty_plans, ends in ((60, True), (59, False)):
-        found = search(Late(), asked, CHUNK, num_random=0, tiny=few, patience=Patience(empty_plans=empty_plans))
-        assert (found["ends"] is None) is ends
-
-
-def test_a_denial_by_a_random_scenario_is_shrunk() -> None:
-    class BadAtFive(Orca):
-        """Stumbles over prompts of 13 tokens and more."""
-
-        def plan(self, view: View) -> Plan:
-            plan = super().plan(view)
-            assert all(count <= 12 for count in plan.num_tokens)
-            return plan
-
-    counterexample = search(BadAtFive(), PROPERTIES[:1], CHUNK, num_random=100, tiny=[])["legal"]
+    counterexample = search(ShortestFirst(), NEEDED, CHUNK, num_random=0, tiny=tight_scenarios(CHUNK))["ends"]
     assert counterexample is not None
-    assert counterexample.history.scenario.asks == (Ask(13, 1, 0),)
+    assert "empty plan with 0 waiting and 2 running requests, nothing in flight" in counterexample.violation.why
+    assert counterexample.history.scenario in tiny_scenarios(CHUNK)
+
+
+@pytest.mark.parametrize(("empty_plans", "ends"), [(60, True), (59, False)])
+def test_a_policy_that_waits_ends_with_more_patience(empty_plans: int, ends: bool) -> None:
+    late = Planned(lambda view, plan: plan if view.now >= 60 else Plan(wake_at=view.now + 1))
+    few, patience = list(islice(tiny_scenarios(CHUNK), 3)), Patience(empty_plans=empty_plans)
+    verdicts = search(late, [BY_NAME["ends"]], CHUNK, num_random=0, tiny=few, patience=patience)
+    assert (verdicts["ends"] is None) is ends
+
+
+def test_a_random_counterexample_is_shrunk() -> None:
+    """The policy fails with prompts of 13 tokens and more."""
+
+    def plan_short(view: View, plan: Plan) -> Plan:
+        assert all(count <= 12 for count in plan.num_tokens)
+        return plan
+
+    counterexample = search(Planned(plan_short), NEEDED[:1], CHUNK, num_random=100, tiny=[])["legal"]
+    assert counterexample is not None
+    assert counterexample.history.scenario.arrivals == (Arrival(13, 1, 0),)
 
 
 def test_shortest_job_first_starves_a_longer_output() -> None:
     """Beside a stream of outputs of 2 tokens, one of 3 waits for all of them."""
-    streams = [scenario for scenario in tiny_scenarios(CHUNK) if len(scenario.asks) > 3]
-    found = search(LengthOrder(TileAligned(CHUNK), Predictor()), PROPERTIES, CHUNK, num_random=0, tiny=streams)
-    assert lacking(found) == {"fair"} and found["fair"] is not None
-    assert found["fair"].history.scenario.asks[1].output == 3
+    streams = [scenario for scenario in tiny_scenarios(CHUNK) if len(scenario.arrivals) > 3]
+    verdicts = search(LengthOrder(TileAligned(CHUNK), Predictor()), PROPERTIES, CHUNK, num_random=0, tiny=streams)
+    assert lacking(verdicts) == {"fair"} and verdicts["fair"] is not None
+    assert verdicts["fair"].history.scenario.arrivals[1].output == 3
 
 
 def test_prefill_first_stalls_as_its_paper_says() -> None:
     """The smallest schedule: a second prompt arrives while the first request decodes."""
-    asked = [prop for prop in PROPERTIES if prop.name == "stall_free"]
-    found = search(PrefillFirst(), asked, CHUNK, num_random=0)
-    assert text(found, asked).splitlines()[2:] == [
+    properties = [BY_NAME["stall_free"]]
+    assert describe(search(PrefillFirst(), properties, CHUNK, num_random=0), properties).splitlines()[2:] == [
         "    batch=2 max_tokens=4 kv_tokens=4 block_size=2 runtime=sync",
         "    request 0: 1 prompt and 2 new tokens, from iteration 0 on",
         "    request 1: 1 prompt and 1 new tokens, from iteration 1 on",
@@ -275,36 +205,32 @@ def test_prefill_first_stalls_as_its_paper_says() -> None:
 
 def test_a_scenario_is_served_by_a_fresh_copy() -> None:
     policy = RequestLevel()
-    scenario = Scenario((Ask(3, 2, 0), Ask(3, 2, 0)), 2, 10, 10, 1, asynchronous=False)
+    scenario = Scenario((Arrival(3, 2, 0), Arrival(3, 2, 0)), 2, 10, 10, 1, asynchronous=False)
     assert play(policy, scenario).decisions == play(policy, scenario).decisions
     assert policy._prompts_left == []
 
 
 def test_a_policy_that_cannot_be_copied_is_refused() -> None:
-    class Open(Orca):
-        def __init__(self) -> None:
-            self.lines = (line for line in "ab")
-
-    with pytest.raises(ConfigError, match="policy Open cannot be copied"):
-        search(Open(), PROPERTIES, CHUNK, num_random=0)
-
-
-def test_a_function_over_the_original_is_refused_in_copies() -> None:
     class Ranked(Orca):
         def __init__(self, over_self: bool) -> None:
             self.served = 0
             self.rank = (lambda request: self.served) if over_self else (lambda request: 0)
 
-    said = (
-        "policy Ranked: self.rank is a function over self, which in a copy still reads the original's attributes; make"
-    )
-    with pytest.raises(ConfigError, match=said):
-        search(Ranked(over_self=True), PROPERTIES, CHUNK, num_random=0)
+    class Open(Orca):
+        def __init__(self) -> None:
+            self.lines = (line for line in "ab")
+
+    for policy, problem in (
+        (Open(), "Open cannot be copied"),
+        (Ranked(True), r"Ranked: self\.rank is a function over"),
+    ):
+        with pytest.raises(ConfigError, match=f"policy {problem}"):
+            search(policy, PROPERTIES, CHUNK, num_random=0)
     assert copy_policy(Ranked(over_self=False)).served == 0
 
 
 class Late(Orca):
-    """Computes nothing for the newest request once it has waited, or run, for 5 s."""
+    """Computes nothing for the newest request once it has waited, or run, for 5 s: longer than any scenario takes."""
 
     steady = True
 
@@ -317,31 +243,24 @@ class Late(Orca):
 
 
 def test_a_rule_in_seconds_is_not_steady() -> None:
-    """The iterations of all workloads together last less than 5 s, so that no plan of them shows it."""
-    steady = [prop for prop in PROPERTIES if prop.name == "steady"]
-    found = search(Late(), steady, CHUNK, num_random=0, tiny=few_scenarios(CHUNK))["steady"]
-    assert (
-        found is not None
-        and "is followed by nothing if 900 s pass, and nothing else has changed" in found.violation.why
-    )
+    verdicts = search(Late(), [BY_NAME["steady"]], CHUNK, num_random=0, tiny=few_scenarios(CHUNK))
+    assert verdicts["steady"] is not None and "only 900 s have passed" in verdicts["steady"].violation.why
 
 
-def check_mine(module: str, code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, num: int | None = None) -> int:
-    """The status of a check of the class `Mine` in a module outside the repository, on few workloads, or the first `num` of them."""
-    (folder / f"{module}.py").write_text(code)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr("experiments.check.search.tiny_scenarios", lambda chunk: few_scenarios(chunk)[:num])
-    return main(["policy=external", f"policy._target_={module}.Mine", "random=0"])
+# -- the command ------------------------------------------------------------------------------------------------------
 
-
-UNCOPIED = """
+MINE = """
+from cbatch import ConfigError
 from policies.orca import Orca
 
 class Mine(Orca):
+    {}
+"""
+
+UNCOPIED = """
     def __init__(self):
         self.served = 0
         self.rank = lambda request: self.served
-        self.lines = (line for line in "ab")
 
     def plan(self, view):
         self.served += self.rank(None) == self.served
@@ -349,94 +268,63 @@ class Mine(Orca):
             raise ValueError("served another workload before")
         return super().plan(view)
 """
-
-
-def test_a_policy_that_cannot_be_copied_is_built_anew_for_each_workload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check_mine("uncopied", UNCOPIED, tmp_path, monkeypatch, num=100) == 0
-    assert "legal            yes" in capsys.readouterr().out
-
-
-MINE = """
-from policies.orca import Orca
-
-class Mine(Orca):
+CROWDED = """
     def plan(self, view):
         plan = super().plan(view)
         if len(plan) > 1:
             raise ValueError("too many")
         return plan
 """
-
-
-def test_the_command_judges_policies_from_outside(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check_mine("mine_to_check", MINE, tmp_path, monkeypatch) == 1
-    printed = capsys.readouterr().out
-    head = printed.splitlines()[0]
-    assert head.startswith("Mine with chunk=4, ")
-    assert head.endswith(" workloads: prompts of 1 to 31 tokens, outputs of 1 to 12, about 1 ms per iteration")
-    assert "legal            NO   every plan keeps the rules" in printed
-    assert "plan() raised ValueError: too many" in printed
-    assert "kv               yes" in printed
-
-
-RAISES_FIRST = """
-from policies.orca import Orca
-
-class Mine(Orca):
+CLOSED = """
     def on_arrival(self, request):
         raise ValueError("nobody may come in")
 """
-
-
-def test_what_no_run_could_show_is_not_said_to_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check_mine("raises_first", RAISES_FIRST, tmp_path, monkeypatch, num=50) == 1
-    printed = capsys.readouterr().out
-    assert "legal            NO   every plan keeps the rules" in printed
-    assert "ends             -    every run ends" in printed and " yes " not in printed
-    assert printed.endswith("\n-: not tested, as no run reached its end\n")
-
-
 PICKY = """
-from cbatch import ConfigError
-from policies.orca import Orca
-
-class Mine(Orca):
     def check(self, limits):
-        if limits.max_tokens < LEAST:
-            raise ConfigError(f"give LEAST tokens, not {limits.max_tokens}")
+        if limits.max_tokens < {least}:
+            raise ConfigError(f"give more than {{limits.max_tokens}} tokens")
 """
 
 
-@pytest.mark.parametrize("least", [8, 800])
-def test_workloads_that_a_policy_refuses_are_left_out_and_counted(
-    least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "body", "status", "verdicts"),
+    [
+        ("uncopied", UNCOPIED, 0, {"legal": "yes", "ends": "yes"}),  # built anew for each workload
+        ("crowded", CROWDED, 1, {"legal": "NO", "kv": "yes", "ends": "yes"}),
+        ("closed", CLOSED, 1, {"legal": "NO", "kv": "-", "ends": "-"}),  # no run shows whether runs end
+        ("picky", PICKY.format(least=8), 0, {"legal": "yes"}),
+        ("refusing", PICKY.format(least=800), 2, {}),
+    ],
+)
+def test_the_command_judges_a_policy_from_outside(
+    name: str,
+    body: str,
+    status: int,
+    verdicts: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """They say nothing of the policy; one that takes none has no verdict."""
-    monkeypatch.setattr("experiments.check.__main__._PAUSE", 0.0)
-    status = check_mine(f"picky_{least}", PICKY.replace("LEAST", str(least)), tmp_path, monkeypatch)
-    printed, progress = capsys.readouterr()
-    tried = few_scenarios(CHUNK)
-    refused = sum(scenario.max_tokens < least for scenario in tried)
-    said = (
-        f'its check refuses {refused:,} of {len(tried):,} workloads, the first time with "give {least} tokens, not 4"'
-    )
-    assert status == (0 if refused < len(tried) else 2)
-    assert said in (printed if status == 0 else progress)
-    assert ("legal            yes" in printed) is (status == 0)
-    assert "\n500 workloads so far\n" in progress, "in a pipe, too, one sees that it goes on"
+    (tmp_path / f"{name}_to_check.py").write_text(MINE.format(body))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    scenarios = few_scenarios(CHUNK)[::5]
+    monkeypatch.setattr("experiments.check.search.tiny_scenarios", lambda chunk: scenarios)
+    assert main(["policy=external", f"policy._target_={name}_to_check.Mine", "random=0"]) == status
+    printed, error = capsys.readouterr()
+    words = [line.split() for line in printed.splitlines()]
+    found = {line[0]: line[1] for line in words if line and line[0] in NAMES}
+    assert {key: found[key] for key in verdicts} == verdicts
+    refused = sum(scenario.max_tokens < 8 for scenario in scenarios)
+    assert f"Mine with chunk=4, {len(scenarios) - refused * (name == 'picky'):,} workloads: " in printed or status == 2
+    assert (f"refuses {refused:,} of {len(scenarios):,} workloads" in printed) is (name == "picky")
+    assert (f"refuses {len(scenarios):,} of {len(scenarios):,} workloads" in error) is (name == "refusing")
 
 
 @pytest.mark.parametrize("chunk", [1, CHUNK])
 def test_no_workload_is_larger_than_the_verdict_says(chunk: int) -> None:
-    asks = [ask for scenario in islice(tiny_scenarios(chunk), 0, None, 3) for ask in scenario.asks]
-    assert describe_sizes(chunk).startswith(f"prompts of 1 to {max(ask.prompt for ask in asks)} tokens, ")
-    assert max(ask.output for ask in asks) <= 12
+    arrivals = [arrival for scenario in islice(tiny_scenarios(chunk), 0, None, 3) for arrival in scenario.arrivals]
+    assert describe_sizes(chunk).startswith(f"prompts of 1 to {max(arrival.prompt for arrival in arrivals)} tokens, ")
+    assert max(arrival.output for arrival in arrivals) <= 12
     assert 1e-3 < EVEN_COST.predict(BatchShape(num_decodes=8 * chunk)) < 2e-3
 
 
@@ -448,46 +336,26 @@ def test_the_status_tells_whether_what_is_required_holds(
     assert main(["policy=orca", f"require={require}", "random=0"]) == status
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("policy=orka", "error: policy=orka: no such policy; did you mean orca?"),
-        ("policy=orca require=stalfree", "error: require=stalfree: no such property; did you mean stall_free?"),
-        ("policy=orca random=many", "error: random=many: give a whole number"),
-        ("policy=orca policy=sarathi", "error: policy: is given twice, as orca and as sarathi; give it once\n"),
-        ("chunk=0", "error: chunk=0: give a whole number of tokens"),
-        ("policy=external", "error: policy._target_: has no value"),
-        ("policy.chunk=3", "error: policy.chunk: no such key"),
-        ("policy=orca batch=8", "error: batch: has no effect on a check, which takes policy, chunking, predictor, "),
-    ],
-)
-def test_mistakes_are_told_in_one_line(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+MISTAKES = """policy=orka; policy=orca require=stalfree; policy=orca random=many; policy=orca policy=sarathi; chunk=0;
+policy=external; policy.chunk=3; policy=orca batch=8; table=none.md; table=none.md policy=orca"""
+
+
+@pytest.mark.parametrize("arguments", MISTAKES.split(";"))
+def test_a_mistake_is_one_line_that_names_the_key(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments.split()) == 2
     printed = capsys.readouterr().err
-    assert printed.startswith(message)
-    assert printed.count("\n") == 1
+    assert printed.startswith("error: ") and printed.count("\n") == 1
+    assert arguments.split()[-1].partition("=")[0] in printed
 
 
-def test_names_of_properties_are_different() -> None:
-    assert len(set(NAMES)) == len(PROPERTIES) and {"legal", "kv", "ends"} == NEEDED
-
-
-def test_the_table_has_a_row_for_each_policy_and_says_no_where_a_schedule_denies(tmp_path: Path) -> None:
-    found = search(PrefillFirst(), PROPERTIES, CHUNK, num_random=0, tiny=few_scenarios(CHUNK)[::5])
-    head, _, row = table_of({"prefill_first": found}).splitlines()
-    verdicts = dict(zip(head.replace("`", "").split("|"), row.replace("`", "").split("|"), strict=True))
-    stripped = {name.strip(): verdict.strip() for name, verdict in verdicts.items()}
-    assert {name for name, verdict in stripped.items() if verdict == "no"} == {"stall_free", "bounded_tbt"}
+def test_the_table_has_a_row_for_each_policy_and_says_no_where_a_schedule_violates() -> None:
+    verdicts = search(PrefillFirst(), PROPERTIES, CHUNK, num_random=0, tiny=few_scenarios(CHUNK)[::3])
+    head, _, row = (
+        [cell.strip(" `") for cell in line.split("|")]
+        for line in tabulate_verdicts({"prefill_first": verdicts}).splitlines()
+    )
+    assert {name for name, verdict in zip(head, row, strict=True) if verdict == "no"} == {"stall_free", "bounded_tbt"}
     page = ROOT / "docs" / "policies.md"
-    written = page.read_text().partition(BEGIN)[2].partition("<!-- end -->")[0]
+    written = page.read_text().partition(BEGIN)[2].partition(END)[0]
     assert [line.split("`")[1] for line in written.strip().splitlines()[2:]] == policy_names()
-    assert all(f"`{prop.name}`" in written for prop in PROPERTIES)
-
-
-def test_a_file_without_a_place_for_the_table_is_refused_at_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([f"table={tmp_path / 'none.md'}"]) == 2
-    assert main([f"table={tmp_path / 'none.md'}", "policy=orca"]) == 2
-    first, second = capsys.readouterr().err.splitlines()
-    assert "needs the lines '<!-- begin:" in first and "leave out policy=orca" in second
+    assert all(f"`{name}`" in written for name in NAMES)

@@ -371,7 +371,7 @@ def test_a_policy_that_says_it_is_steady_and_is_not_fails_the_check(monkeypatch:
     steady = [prop for prop in PROPERTIES if prop.name == "steady"]
     found = search(Boastful(), steady, 4, num_random=0)
     assert found["steady"] is not None and "although nothing has changed" in found["steady"].violation.why
-    assert len(found["steady"].history.scenario.asks) == 2
+    assert len(found["steady"].history.scenario.arrivals) == 2
     monkeypatch.setattr(check, "search", lambda *args, **kwargs: {**dict.fromkeys(NAMES), **found})
     policies = f"policy._target_={__name__}."
     assert check.main(["policy=external", f"{policies}Boastful"]) == 1
