@@ -27,7 +27,6 @@ from policies.orca import Orca
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
 OTHER = ModelSpec("some-13b", "llama", 40, 5120, 40, 40, 128, 13824, 32000, 4096)
 
-STORED = RESULTS / "h200"
 """What other commands measured on the same kind of GPU, in runs that no profile was made from."""
 
 
@@ -36,7 +35,7 @@ CARDS = 1.03
 
 
 def measured(tokens: int) -> float:
-    return float(json.loads((RESULTS / "tiles.json").read_text())["times"][str(tokens)]["median"]) / 1e3
+    return float(json.loads((RESULTS / "h200" / "tiles.json").read_text())["times"][str(tokens)]["median"]) / 1e3
 
 
 @pytest.mark.parametrize("tokens", [1, 128, 192, 256, 384, 512, 768, 1024])
