@@ -1,10 +1,11 @@
-"""Reads the shape of a model from the JSON files of a local checkpoint folder, without loading torch.
+"""Reads the shape and the vocabulary of a model from a local checkpoint folder, without loading torch.
 
 `cbatch.runtime.weights` loads the weights.
 """
 
 import json
-from functools import partial
+from collections.abc import Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,42 @@ def stop_tokens_of(path: str | Path) -> tuple[int, ...]:
             if stop is not None:
                 return tuple(stop) if isinstance(stop, list) else (stop,)
     return ()
+
+
+class Vocabulary:
+    """What a workload needs to generate prompts.
+
+    size: token ids are 0 to size - 1.
+    stop_tokens: ids that end a request; none for a model with random weights.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        """Raises ModelError if the checkpoint's files are missing or malformed."""
+        self.size = spec.vocab_size
+        self.stop_tokens: tuple[int, ...] = () if spec.path is None else stop_tokens_of(spec.path)
+        self._name, self._path = spec.name, spec.path
+
+    def encode(self, text: str) -> list[int]:
+        """Raises ModelError if the model has no tokenizer."""
+        return list(self._tokenizer.encode(text))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Raises ModelError if the model has no tokenizer."""
+        return str(self._tokenizer.decode(list(ids)))
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        """Loaded at the first use: most workloads are token ids."""
+        give = "give prompts as token ids"
+        if self._path is None:
+            raise ModelError(f"model {self._name} has random weights and no tokenizer; {give}, or set model.path")
+        from transformers import AutoTokenizer
+
+        try:
+            return AutoTokenizer.from_pretrained(self._path, local_files_only=True)
+        except Exception as error:
+            why = f"its tokenizer cannot be loaded ({' '.join(str(error).split())})"
+            raise ModelError(f"model.path={self._path}: {why}; add the tokenizer's files, or {give}") from error
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from math import inf
 from typing import Any, cast
 
 from cbatch.cost import CostModel
-from cbatch.engine_view import EngineView
 from cbatch.errors import PolicyError, StallError, WorkloadError
 from cbatch.executor import Executor, Turn
 from cbatch.kv import BlockPool, CountingPool
@@ -24,13 +23,13 @@ from cbatch.leap import blocks_used, entered, num_repeats, repeats
 from cbatch.limits import Limits
 from cbatch.plan import Plan
 from cbatch.plan_check import check_plan
-from cbatch.policy import Policy, is_steady
-from cbatch.policy_calls import call_at, check_policy, ignore, optional_method
+from cbatch.policy import Policy, call_at, check_policy, ignore, is_steady, optional_method
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import Request, Status
 from cbatch.request_table import RequestTable
 from cbatch.stall import PATIENCE, Patience, StallWatch, describe_empty, describe_shortage
 from cbatch.state import State
+from cbatch.view import EngineView
 
 
 class Engine:

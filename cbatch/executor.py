@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from cbatch.cost import BatchShape
 from cbatch.kv import BlockPool
-from cbatch.request import Request
-from cbatch.request_table import ONE, Ints, RequestTable
+from cbatch.request import Ints, Request
+from cbatch.request_table import ONE, RequestTable
 
 Tokens = NDArray[np.int32]
 

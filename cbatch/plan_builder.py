@@ -9,7 +9,6 @@ from cbatch.kv import blocks_lacking
 from cbatch.plan import Plan, Refusal
 from cbatch.request import Request
 from cbatch.resources import Resources
-from cbatch.set_by_call import SetByCall
 
 _FROM_VIEW = ("_block_size", "_kv", "_limits", "_view")
 _IN_PLAN = ("_bulk", "_decodes", "_named", "_num_tokens", "_padding", "_plan", "_refusal")
@@ -23,10 +22,6 @@ class PlanBuilder:
     """
 
     __slots__ = (*_FROM_VIEW, *_IN_PLAN, *_LEFT)
-
-    note = SetByCall("build(note)")
-    reserve = SetByCall("add(request, reserve=...)")
-    wake_at = SetByCall("build(wake_at=...)")
 
     def __init__(self, view: Resources) -> None:
         limits, kv = view.limits, view.kv

@@ -1,16 +1,204 @@
-"""The engine's check of a plan: the rules of `plan_rules` over its own arrays, a whole batch at a time.
+"""The rules that every plan must keep, and the engine's check of them.
 
-It only detects that a plan is illegal; `Rules.check` then finds the rule that is broken.
+A plan that breaks a rule is an error that names the policy; it is never repaired. `Rules.check` finds the rule that is
+broken, over the public view, request by request. `check_plan` only detects that a plan is illegal, over the engine's own
+arrays, a whole batch at a time.
 """
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import accumulate
+from math import isfinite
+from numbers import Integral, Real
+from typing import NoReturn, TypeVar
 
 import numpy as np
 
-from cbatch.engine_view import EngineView
+from cbatch.errors import PlanError
 from cbatch.plan import Plan
-from cbatch.plan_rules import Rules
-from cbatch.request import Request, Status
-from cbatch.request_table import ONE, Counters, Ints
+from cbatch.plan_builder import PlanBuilder
+from cbatch.request import Ints, Request, Status
+from cbatch.request_table import ONE, Counters
 from cbatch.state import CheckedPlan, State
+from cbatch.view import EngineView, View
+
+T = TypeVar("T")
+
+_KINDS = {"requests": list, "num_tokens": list, "preempt": list, "reject": list, "reserve": dict, "note": str}
+_ALL_KINDS = tuple(_KINDS.values())
+
+
+def check_rules(plan: Plan, view: View, policy_name: str) -> None:
+    """Checks a plan against the view that it was made from; raises PlanError naming policy, iteration, rule, request."""
+    rules = Rules(plan, view, policy_name)
+    rules.enforce(rules.check)
+
+
+class Rules:
+    """The rules that every plan must keep, over the public view."""
+
+    def __init__(self, plan: Plan, view: View, policy_name: str) -> None:
+        self.plan, self.view, self.policy_name = plan, view, policy_name
+
+    @property
+    def _where(self) -> str:
+        return f"policy {self.policy_name}, iteration {self.view.iteration}"
+
+    def enforce(self, check: Callable[[], T]) -> T:
+        """Returns what a check of the plan returns.
+
+        If the check raises anything but a PlanError, `Rules.check` finds the rule that is broken.
+        """
+        try:
+            self._check_form()
+            return check()
+        except PlanError:
+            raise
+        except Exception as error:
+            if check != self.check:
+                self.enforce(self.check)
+            what = f"the plan cannot be checked ({type(error).__name__}: {error})"
+            remedy = "see cbatch.Plan for what its fields hold, and change only the policy's own state"
+            raise PlanError(f"{self._where}: {what}; {remedy}") from error
+
+    def check(self) -> None:
+        """Checks every rule, request by request."""
+        self.check_departures()
+        num_newcomers = self._check_members()
+        if self.plan.requests:
+            self._check_counts()
+            self.check_limits(num_newcomers, sum(self.plan.num_tokens))
+        self._check_blocks()
+
+    def check_departures(self) -> None:
+        plan, view = self.plan, self.view
+        rejected = [request for request, _ in plan.reject]
+        for request in plan.preempt:
+            if request not in view.running:
+                self._fail("only a running request can be preempted", request, f"it is {self._standing(request)}")
+        for request in rejected:
+            if not self._waits(request):
+                self._fail("only a waiting request can be rejected", request, f"it is {self._standing(request)}")
+        departing = [*plan.preempt, *rejected]
+        for request in departing:
+            if departing.count(request) > 1 or request in plan.requests:
+                self._fail("a request is named once in a plan", request, "it is preempted or rejected, and named again")
+
+    def _check_members(self) -> int:
+        """Every request runs or waits, and the plan names it once. Returns how many wait."""
+        requests, running = self.plan.requests, self.view.running
+        count = Counter(requests)
+        if len(count) < len(requests):
+            twice = next(request for request in requests if count[request] > 1)
+            self._fail("a request is named once in a plan", twice, f"it is named {count[twice]} times")
+        newcomers = [request for request in requests if request not in running]
+        for request in newcomers:
+            if not self._waits(request):
+                rule = "a planned request is waiting, or running with tokens left"
+                self._fail(rule, request, f"it is {self._standing(request)}")
+        return len(newcomers)
+
+    def _check_counts(self) -> None:
+        requests, counts = self.plan.requests, self.plan.num_tokens
+        if np.array(counts).dtype != np.int64:
+            self._fail("token counts are whole numbers", requests[0], f"got {counts}")
+        for request, count in zip(requests, counts, strict=True):
+            if not 1 <= count <= request.num_ready:
+                rule = "a request computes at least 1 token and no more than are ready"
+                self._fail(rule, request, f"{count} planned, {request.num_ready} ready")
+
+    def check_limits(self, num_newcomers: int, num_tokens: int) -> None:
+        """Check the totals of a plan that computes something."""
+        plan, limits = self.plan, self.view.limits
+        if len(plan.requests) > limits.max_batch:
+            rule = f"an iteration holds at most max_batch={limits.max_batch} requests"
+            self._fail(rule, plan.requests[limits.max_batch], f"{len(plan.requests)} planned")
+        if num_tokens > limits.max_tokens:
+            rule = f"an iteration holds at most max_tokens={limits.max_tokens} tokens"
+            self._fail(rule, plan.requests[-1], f"{num_tokens} planned")
+        if num_newcomers:
+            surplus = num_newcomers - self.view.num_places - len(plan.preempt)
+            if surplus > 0:
+                rule = f"at most {limits.max_running} requests are admitted at once"
+                self._fail(rule, plan.requests[-1], f"{limits.max_running + surplus} with this plan")
+        if plan.pad_to is not None and not num_tokens <= plan.pad_to <= limits.max_tokens:
+            found = f"pad_to={plan.pad_to}, {num_tokens} planned, max_tokens={limits.max_tokens}"
+            self._fail("pad_to lies between the tokens planned and max_tokens", plan.requests[0], found)
+
+    def _check_blocks(self) -> None:
+        """The blocks that the plan takes are free, or come free at once by its own preemptions."""
+        kv = self.view.kv
+        reserved = self.reserved_tokens()
+        lacking = (
+            kv.num_lacking(request, max(request.num_computed + count, reserved.get(place, 0)))
+            for place, (request, count) in enumerate(self.plan)
+        )
+        taken = list(accumulate(lacking))
+        free = kv.num_free + self.blocks_coming_free()
+        if taken and taken[-1] > free:
+            place = next(place for place, total in enumerate(taken) if total > free)
+            found = f"{taken[-1]} blocks planned, {free} free"
+            self._fail("the KV blocks that a plan takes must be free", self.plan.requests[place], found)
+
+    def reserved_tokens(self) -> dict[int, int]:
+        """Tokens that the plan reserves, by the request's place in it."""
+        places: dict[int, int] = {}
+        for request, num_tokens in self.plan.reserve.items():
+            if request not in self.plan.requests:
+                self._fail("a reservation belongs to a planned request", request, "it is not in the plan")
+            if not isinstance(num_tokens, int | np.integer):
+                self._fail("a request reserves a whole number of tokens", request, f"{num_tokens!r} reserved")
+            if num_tokens > request.max_tokens:
+                rule = "a request reserves no more KV cache than its longest length"
+                self._fail(rule, request, f"{num_tokens} tokens reserved, {request.max_tokens} at most")
+            places[self.plan.requests.index(request)] = int(num_tokens)
+        return places
+
+    def blocks_coming_free(self) -> int:
+        """Blocks that the plan's own preemptions free at once."""
+        return sum(self.view.kv.freed_by_preempting(request).now for request in self.plan.preempt)
+
+    def _waits(self, request: Request) -> bool:
+        return self.view.is_waiting(request) and request in self.view.waiting
+
+    def _standing(self, request: Request) -> str:
+        if self._waits(request):
+            return "waiting"
+        if request in self.view.running:
+            return "running"
+        ended = {Status.RUNNING: "running with its last token in flight", Status.FINISHED: "finished"}
+        return ended.get(request.status, "not of this run, or has not arrived")
+
+    def _fail(self, rule: str, request: Request, found: str) -> NoReturn:
+        raise PlanError(f"{self._where}, request {request.id}: illegal plan ({found}); rule: {rule}")
+
+    def _check_form(self) -> None:
+        """Raises PlanError if it is not a `Plan`, or a field holds a value of the wrong kind."""
+        plan = self.plan
+        if not isinstance(plan, Plan):
+            remedy = "return plan.build()" if isinstance(plan, PlanBuilder) else "return a Plan, Plan() to wait"
+            problem = f"plan() returned {type(plan).__name__}, not a cbatch.Plan"
+            raise PlanError(f"{self._where}: {problem}; {remedy}")
+        columns = type(plan.requests), type(plan.num_tokens), type(plan.preempt), type(plan.reject)
+        usual = (*columns, type(plan.reserve), type(plan.note)) == _ALL_KINDS and plan.wake_at is plan.pad_to is None
+        if not usual or len(plan.requests) != len(plan.num_tokens):
+            self._check_each_field()
+
+    def _check_each_field(self) -> None:
+        plan = self.plan
+        for name, kind in _KINDS.items():
+            if not isinstance(getattr(plan, name), kind):
+                self._refuse(name, f"not a {kind.__name__}")
+        if len(plan.requests) != len(plan.num_tokens):
+            self._refuse("num_tokens", f"of {len(plan.num_tokens)} counts for {len(plan.requests)} requests")
+        if plan.pad_to is not None and (not isinstance(plan.pad_to, Integral) or isinstance(plan.pad_to, bool)):
+            self._refuse("pad_to", "not a whole number or None")
+        if plan.wake_at is not None and not (isinstance(plan.wake_at, Real) and isfinite(plan.wake_at)):
+            self._refuse("wake_at", "not a time in seconds or None")
+
+    def _refuse(self, name: str, problem: str) -> NoReturn:
+        found = f"{name} is a {type(getattr(self.plan, name)).__name__}, {problem}"
+        raise PlanError(f"{self._where}: malformed plan ({found}); see cbatch.Plan for what each field holds")
 
 
 class _IllegalError(Exception):
@@ -18,7 +206,7 @@ class _IllegalError(Exception):
 
 
 def check_plan(plan: Plan, state: State, view: EngineView, policy_name: str) -> CheckedPlan:
-    """Check a plan before anything is changed; raises PlanError as `check_rules`."""
+    """Checks a plan before anything is changed; raises PlanError as `check_rules`."""
     rules = Rules(plan, view, policy_name)
     return rules.enforce(lambda: _check(plan, state, rules))
 

@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.executor import CopyTimes, StageSpans, Step, StepResult
-from cbatch.request import Request
-from cbatch.request_table import Ints
+from cbatch.request import Ints, Request
 
 
 class StepRecord(NamedTuple):

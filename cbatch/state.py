@@ -14,9 +14,8 @@ from sortedcontainers import SortedKeyList
 from cbatch.executor import Step, Tokens
 from cbatch.kv import BlockPool
 from cbatch.plan import Plan
-from cbatch.request import FinishReason, Request, Status, spec_of
-from cbatch.request_set import RequestSet
-from cbatch.request_table import NEVER, NONE, ONE, ZERO, Counters, Ints, RequestTable
+from cbatch.request import NEVER, FinishReason, Ints, Request, Status, spec_of
+from cbatch.request_table import NONE, ONE, ZERO, Counters, RequestSet, RequestTable
 
 
 class CheckedPlan(NamedTuple):

@@ -1,16 +1,25 @@
 """What a policy sees of the host that serves its requests.
 
-`View` and `KVView` (in `resources`) are abstract: `engine_view` implements them over this package's engine; another serving
-system can implement them over its own state, and the same policies run there.
+`View` and `KVView` (in `resources`) are abstract. `EngineView` and `EngineKVView` implement them over this package's engine;
+another serving system can implement them over its own state, and the same policies run there.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
+from itertools import compress
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cbatch.cost import CostModel
+from cbatch.limits import Limits
 from cbatch.plan_builder import PlanBuilder
-from cbatch.request import Request, Requests
-from cbatch.resources import Resources
+from cbatch.record import InFlight, RunRecord
+from cbatch.request import Ints, Request, Requests, Status
+from cbatch.resources import Freed, KVView, Resources
+from cbatch.state import State
 
 
 class View(Resources):
@@ -49,3 +58,91 @@ class View(Resources):
     def plan(self) -> PlanBuilder:
         """A fresh, empty plan for this iteration."""
         return PlanBuilder(self)
+
+
+def _read_only(path: str) -> Any:
+    """A read-only attribute that returns an attribute of the engine's state."""
+    return property(attrgetter(path))
+
+
+class EngineKVView(KVView):
+    block_size: int = _read_only("_pool.block_size")
+    num_blocks: int = _read_only("_pool.num_blocks")
+    num_free: int = _read_only("_pool.num_free")
+    num_retiring: int = _read_only("_pool.num_retiring")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._pool = state.pool
+
+    def num_held(self, request: Request) -> int:
+        return self._pool.held_by(request.row) if request.table is not None else 0
+
+    def freed_by_preempting(self, request: Request) -> Freed:
+        held = self.num_held(request)
+        return Freed(held, 0) if self._state.in_flight_until(request) is None else Freed(0, held)
+
+
+class EngineView(View):
+    iteration: int = _read_only("_state.iteration")
+
+    def __init__(
+        self, state: State, limits: Limits, cost: CostModel, in_flight: Iterable[InFlight], record: RunRecord
+    ) -> None:
+        """in_flight, record: the iterations in flight, oldest first, and those that have ended."""
+        self.now = 0.0
+        self.limits, self.kv, self.cost = limits, EngineKVView(state), cost
+        self.waiting: Sequence[Request] = state.waiting
+        self.running: Requests = state.running
+        self.decoding: Requests = state.decoding
+        self.prefilling: Requests = state.prefilling
+        self._state = state
+        self._in_flight, self._record = in_flight, record
+
+    @property
+    def num_in_flight(self) -> int:
+        return self._state.iteration - self._state.num_ended
+
+    @property
+    def predicted_end(self) -> float:
+        num_stages = self.limits.num_stages
+        free_at = end = 0.0  # when the first stage can begin an iteration, and the last one has ended
+        if self._record.steps:
+            last = self._record.steps[-1]
+            free_at, end = last.started + (last.ended - last.started) / num_stages, last.ended
+        for step, _, (_, launched_at), _ in self._in_flight:
+            seconds = self.cost.predict(step.shape())  # of the busiest stage
+            start = max(free_at, launched_at)
+            free_at, end = start + seconds, max(start + num_stages * seconds, end + seconds)
+        return max(end, self.now)
+
+    def is_in_flight(self, request: Request) -> bool:
+        return self._state.in_flight_until(request) is not None
+
+    def is_waiting(self, request: Request) -> bool:
+        return request.status is Status.WAITING
+
+    def ready_decodes(self, at_most: int, without: Set[Request] = frozenset()) -> tuple[list[Request], int]:
+        requests, rows = self._ready_decodes()
+        if without:
+            others = [request not in without for request in requests]
+            rows, requests = rows[others], list(compress(requests, others))
+        if len(rows) > at_most:
+            rows, requests = rows[:at_most], requests[:at_most]
+        return requests, len(self._lack_a_block(rows).nonzero()[0])
+
+    def decode_blocks(self) -> Mapping[Request, int]:
+        requests, rows = self._ready_decodes()
+        return dict(zip(requests, self._lack_a_block(rows).tolist(), strict=True))
+
+    def _ready_decodes(self) -> tuple[list[Request], Ints]:
+        """Decodes with a token ready, and their rows; neither is to be changed."""
+        requests, rows = self._state.decoding.members, self._state.decoding.rows
+        if self.limits.num_stages > 1:  # some wait for a token that is still deeper in the pipeline
+            ready = self._state.table.ready(rows) > 0
+            rows, requests = rows[ready], list(compress(requests, ready.tolist()))
+        return requests, rows
+
+    def _lack_a_block(self, rows: Ints) -> NDArray[np.bool_]:
+        """Whether the next token of each row needs a block."""
+        return self._state.table.computed[rows] >= self._state.pool.room[rows]

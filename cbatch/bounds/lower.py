@@ -1,7 +1,7 @@
 """Lower bounds of a set of requests: what no policy can beat, preemptive or not, even if it knows the future."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
@@ -24,7 +24,6 @@ class _Charges(NamedTuple):
     """Seconds charged to a request, whose sum over the members of an iteration is at most its time.
 
     member: for each iteration. token, score, context: as in `Minorant`. held: for each token in the KV cache in each iteration.
-    decode: for each further token, on top of `token`.
     """
 
     member: float
@@ -32,7 +31,6 @@ class _Charges(NamedTuple):
     score: float
     context: float
     held: float
-    decode: float = 0.0
 
 
 class Bounds:
@@ -125,7 +123,7 @@ class Bounds:
         size = np.arange(1, int(last.max()) + 1, dtype=float)  # tokens in the KV cache when a token is sampled
         passes = np.ceil(size / self._limits.max_tokens)
         whole = charges.member * passes + charges.token * size + charges.score * size * (size + 1) / 2
-        decode = charges.member + charges.token + charges.decode + charges.context * size
+        decode = charges.member + charges.token + charges.context * size
         until = np.concatenate(([0.0], np.cumsum(np.minimum(whole, decode) + charges.held * size)))
         first = whole[prompt - 1] + charges.held * prompt
         return first / machines, (until[last] - until[prompt]) / machines
@@ -164,35 +162,6 @@ class Bounds:
         work = [(prompt + np.where(self._asks_all, decodes, 0.0))[asked] for prompt, decodes in self.work]
         return len(asked) / max(float(np.sort(each)[:kept].sum()) for each in work)
 
-    def rate_with_gap(self, gap: float) -> float:
-        """B4: as `rate`, where no gap between two tokens of a request may exceed `gap` seconds.
-
-        Proof. An iteration with a decode lies within a gap, so that it takes at most `gap` and has at most n tokens, those with
-        fixed + per_token * n <= gap. Its decodes may each be charged 1/n of the fixed part and its other tokens 1/max_tokens.
-        Valid for a limit on every gap, not on a percentile.
-        """
-        if (self.output == 1).all():
-            return self.rate
-        lines = [each for each in self._minorants if not each.per_request]
-        room = [(gap - each.fixed) / each.per_token * (1 + 1e-9) for each in lines if each.per_token]
-        most, whole = int(min([self._limits.max_tokens, *room])), self._limits.max_tokens
-        if most < 1 or any(each.fixed > gap for each in lines):
-            return 0.0
-        work = [
-            self._work(
-                _Charges(0.0, each.per_token + each.fixed / whole, *slopes, 0.0, each.fixed * (1 / most - 1 / whole)),
-                self._replicas,
-            )
-            for each in lines
-            if (slopes := (each.per_score, each.per_context))
-        ]
-        return min(self.rate, *(1 / float(_both(each).mean()) for each in work))
-
-    @property
-    def srpt_latency(self) -> float:
-        """B5: mean latency. Proof. On the relaxed machine, shortest remaining processing time is optimal (see `srpt`)."""
-        return max(float(srpt(self.arrival, _both(work)).mean()) for work in self.work) - float(self.arrival.mean())
-
     @cached_property
     def ends(self) -> Floats:
         """When the k-th request ends, at the earliest, for k = 1, 2, ... (B6).
@@ -200,23 +169,15 @@ class Bounds:
         Proof. Both are order statistics that any schedule's k-th end cannot precede: the k-th end under shortest remaining
         processing time, for every w, and the k-th smallest of arrival plus `service`.
         """
-        return self._order_statistics(self.service, _both)
+        ends = np.sort(self.arrival + self.service)
+        for work in self.work:
+            ends = np.maximum(ends, srpt(self.arrival, _both(work)))
+        return ends
 
     @property
     def latency(self) -> float:
-        """B6: mean latency, from arrival to last token: the mean of `ends` less the mean arrival. Never below B5."""
+        """B6: mean latency, from arrival to last token: the mean of `ends` less the mean arrival."""
         return float(self.ends.mean() - self.arrival.mean())
-
-    @property
-    def ttft(self) -> float:
-        """Mean time to first token: as B6, on the work and the own time of prompts alone."""
-        ends = self._order_statistics(self.prefill, lambda work: work[0])
-        return float(ends.mean() - self.arrival.mean())
-
-    @property
-    def decode_latency(self) -> float:
-        """B7: mean latency where decodes dominate. Proof. After its first token, a request needs its further steps one by one."""
-        return self.ttft + float((self.service - self.prefill).mean())
 
     @property
     def violations(self) -> int:
@@ -240,12 +201,6 @@ class Bounds:
             if np.isfinite(limit)
         ]
         return int(hopeless.sum()) + max(late)
-
-    def _order_statistics(self, own: Floats, of: Callable[[tuple[Floats, Floats]], Floats]) -> Floats:
-        found = np.sort(self.arrival + own)
-        for work in self.work:
-            found = np.maximum(found, srpt(self.arrival, of(work)))
-        return found
 
 
 def _both(work: tuple[Floats, Floats]) -> Floats:

@@ -18,7 +18,7 @@ from cbatch.executor import Executor, Step, StepResult
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.plan_rules import check_rules
+from cbatch.plan_check import check_rules
 from cbatch.policy import Policy
 from cbatch.replay.decisions import Decided, Decision, StepEnd, look, read
 from cbatch.request import Request

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from cbatch.cost import BatchShape, CostModel
 from cbatch.kv import blocks_for
-from cbatch.policy import Policy
-from cbatch.policy_calls import call, optional_method
+from cbatch.policy import Policy, call, optional_method
 from cbatch.record import StepRecord
 from cbatch.replay.counterfactual import Comparison, Recorded, Report, ask
 from cbatch.replay.decisions import Decision, Ids, Seen, StepEnd

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
+from cbatch.checkpoint import Vocabulary
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
@@ -21,7 +22,6 @@ from cbatch.runtime.slots import make_slots
 from cbatch.runtime.streams import Streams, ThreadStream, stream_names
 from cbatch.runtime.weights import load_model
 from cbatch.topology import share_of, split_ranks
-from cbatch.vocabulary import Vocabulary
 
 CPU = torch.device("cpu")
 

@@ -20,11 +20,11 @@ from functools import cached_property, partial
 from time import perf_counter, sleep
 from typing import NamedTuple
 
+from cbatch.checkpoint import Vocabulary
 from cbatch.executor import CopyTimes, Step, StepResult
 from cbatch.runtime.iteration import Iteration
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams
-from cbatch.vocabulary import Vocabulary
 
 
 class InFlight(NamedTuple):

@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
+from cbatch.checkpoint import Vocabulary
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
@@ -30,7 +31,6 @@ from cbatch.runtime.slots import Devices, Slot, make_slots
 from cbatch.runtime.streams import Streams
 from cbatch.runtime.weights import load_model, move_stages
 from cbatch.topology import share_of, split_ranks
-from cbatch.vocabulary import Vocabulary
 
 BLOCK_SIZE = 128
 """Default tokens of a KV block: flash-attn-4's tile."""

@@ -3,7 +3,7 @@
 from numbers import Integral
 
 from cbatch.plan import Plan
-from cbatch.plan_rules import Rules
+from cbatch.plan_check import Rules
 from cbatch.request import Request
 from cbatch.vllm.view import VllmView
 
@@ -13,7 +13,7 @@ class _IllegalError(Exception):
 
 
 def check_plan(plan: Plan, view: VllmView, policy_name: str) -> None:
-    """Raises PlanError as `cbatch.plan_rules.check_rules`."""
+    """Raises PlanError as `cbatch.plan_check.check_rules`."""
     rules = Rules(plan, view, policy_name)
     rules.enforce(lambda: _check(plan, view, rules))
 

@@ -9,8 +9,7 @@ from typing import Any
 from cbatch.errors import CbatchError, StallError
 from cbatch.limits import Limits
 from cbatch.plan import Plan
-from cbatch.policy import is_steady
-from cbatch.policy_calls import call_at, check_policy, ignore, optional_method
+from cbatch.policy import call_at, check_policy, ignore, is_steady, optional_method
 from cbatch.record import StepRecord
 from cbatch.request import Request, Status
 from cbatch.stall import describe_shortage

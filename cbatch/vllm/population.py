@@ -6,7 +6,7 @@ from typing import Any
 from sortedcontainers import SortedKeyList
 
 from cbatch.request import FinishReason, Status
-from cbatch.request_set import RequestSet
+from cbatch.request_table import RequestSet
 from cbatch.vllm.request import ServedRequest, served
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from logging import getLogger
 from typing import Any, cast
 
-from cbatch.request import FinishReason, Request, Status
-from cbatch.request_spec import SLO, RequestSpec
+from cbatch.request import SLO, FinishReason, Request, RequestSpec, Status
 
 _log = getLogger("vllm.cbatch")  # vLLM formats and shows the loggers below its own
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from cbatch import BatchShape, Request, Server, Step, StepResult
 from cbatch.kv import BlockPool
-from cbatch.request_table import NEVER, RequestTable
+from cbatch.request import NEVER
+from cbatch.request_table import RequestTable
 
 WARM_UP_SECONDS = 0.1
 """Prompts draw all the power that the GPU is allowed, and its clock follows: in this time it covers at least two

@@ -7,7 +7,7 @@ from typing import Any
 from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Policy, Request, Server
 from cbatch.checkpoint import spec_from_checkpoint
 from cbatch.cluster import Cluster, ReplicatedServer
-from cbatch.policy_calls import check_policy
+from cbatch.policy import check_policy
 from cbatch.results.service import NO_CLIENT
 from cbatch.sim import Profile, ProfileCost
 from cbatch.validation import nearest

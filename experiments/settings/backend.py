@@ -55,7 +55,7 @@ class Backend(ABC):
 
     def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
         """Returns the model's vocabulary; None in simulation, which has no tokens."""
-        from cbatch.vocabulary import Vocabulary
+        from cbatch.checkpoint import Vocabulary
 
         return Vocabulary(spec)
 

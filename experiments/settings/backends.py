@@ -9,9 +9,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, get_args
 
 from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec, Server
-from cbatch.cluster import Executors, ReplicatedServer
+from cbatch.cluster import Executors, LiveCluster, ReplicatedServer
 from cbatch.kv import blocks_for
-from cbatch.live_cluster import LiveCluster
 from cbatch.model import split_layers
 from cbatch.runtime.options import AttentionName, LastLayer, Options, ProductsName
 from cbatch.sim import HostTime, Profile, ProfileCost, SimExecutor

@@ -28,7 +28,7 @@ def _modules(folder: str, names: str) -> set[str]:
 
 
 KERNELS = {"cbatch/runtime/fast"} | _modules("cbatch/runtime", "graphs model sampling")
-HOST = _modules("cbatch", "engine engine_view plan_builder plan_check state")
+HOST = _modules("cbatch", "engine view plan_builder plan_check state")
 LOOP = KERNELS | HOST | _modules("cbatch/runtime", "batch executor iteration")
 PREDICTED = _modules(
     "cbatch/sim", "attention cost executor interpolation links op_counts power profile roofline stages"

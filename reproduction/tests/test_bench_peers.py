@@ -16,7 +16,7 @@ from places import RESULTS, ROOT
 from transformers import AutoConfig
 
 from cbatch import CbatchError, Request
-from cbatch.vocabulary import Vocabulary
+from cbatch.checkpoint import Vocabulary
 from experiments.bench import pd, trace
 from experiments.settings.presets import load_spec
 from reproduction.bench import measured, performance, summary

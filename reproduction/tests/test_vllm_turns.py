@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cbatch import Limits, Request
-from cbatch.policy_calls import check_policy
+from cbatch.policy import check_policy
 from experiments.settings.presets import load_spec
 
 

@@ -8,9 +8,8 @@ from schedules import UnitCost
 from tiny_models import LLAMA, LONGEST_OUTPUT, greedy_references, make_executor
 
 from cbatch import Engine, Limits, Plan, Policy, Request, View
-from cbatch.cluster import RoundRobin, Router
+from cbatch.cluster import LiveCluster, RoundRobin, Router
 from cbatch.errors import PolicyError
-from cbatch.live_cluster import LiveCluster
 from policies.orca import Orca
 
 LIMITS = Limits(max_batch=3, max_tokens=64, max_request_tokens=64)

@@ -10,8 +10,7 @@ from plain_view import PlainHost
 from schedules import UnitCost
 
 from cbatch import Engine, Limits, Plan, PlanError, Policy, Request, View
-from cbatch.plan_check import check_plan
-from cbatch.plan_rules import check_rules
+from cbatch.plan_check import check_plan, check_rules
 from cbatch.replay.decisions import read
 from cbatch.sim.executor import SimExecutor
 

@@ -13,8 +13,7 @@ from test_gpu_tokens import AMPLE, KV, POLICIES, SCARCE, expected_of, serve
 from tiny_models import LONGEST_OUTPUT, greedy_references
 
 from cbatch import Server
-from cbatch.cluster import ReplicatedServer, RoundRobin
-from cbatch.live_cluster import LiveCluster
+from cbatch.cluster import LiveCluster, ReplicatedServer, RoundRobin
 from cbatch.model import ModelSpec
 from cbatch.runtime import gpu
 from cbatch.runtime.options import Options

@@ -14,7 +14,7 @@ from tiny_models import LONGEST_OUTPUT, Reference, greedy_references, plain_mode
 from cbatch import Limits, Policy, Server
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
-from cbatch.request_spec import Sampling
+from cbatch.request import Sampling
 from cbatch.runtime import gpu
 from cbatch.runtime.options import Options
 from policies.chunking import Fixed, TileAligned

@@ -10,7 +10,7 @@ import pytest
 from cbatch import BatchShape, Limits
 from cbatch.replay.counterfactual import Recorded
 from cbatch.replay.decisions import Decided, Decision, Seen, StepEnd
-from cbatch.request_spec import RequestSpec
+from cbatch.request import RequestSpec
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
 from experiments.profile.__main__ import main as profile

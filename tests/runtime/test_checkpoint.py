@@ -14,11 +14,10 @@ from tiny_models import CPU, LLAMA, QWEN3
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cbatch.checkpoint import spec_from_checkpoint, stop_tokens_of
+from cbatch.checkpoint import Vocabulary, spec_from_checkpoint, stop_tokens_of
 from cbatch.errors import ModelError
 from cbatch.model import ModelSpec
 from cbatch.runtime.weights import load_model
-from cbatch.vocabulary import Vocabulary
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 

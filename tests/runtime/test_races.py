@@ -18,12 +18,12 @@ from test_tokens import POLICIES
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, greedy_references, paged_weights
 
 from cbatch import Engine
+from cbatch.checkpoint import Vocabulary
 from cbatch.kv import KVSize
 from cbatch.runtime.attention import PagedCache, ReferenceAttention
 from cbatch.runtime.cpu import assemble
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.streams import stream_names
-from cbatch.vocabulary import Vocabulary
 
 
 @pytest.fixture

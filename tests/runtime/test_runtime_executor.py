@@ -14,13 +14,13 @@ from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, Reference, greedy_references, make_executor, stage_models
 
 from cbatch import Engine, Limits, Request
+from cbatch.checkpoint import Vocabulary
 from cbatch.kv import KVSize
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.slots import make_slots
 from cbatch.runtime.streams import Operation, StreamError, Streams, ThreadEvent, ThreadStream, stream_names
-from cbatch.vocabulary import Vocabulary
 from policies.orca import Orca
 
 LIMITS = Limits(max_batch=4, max_tokens=200, max_request_tokens=64)

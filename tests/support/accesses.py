@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from cbatch.executor import Step
 from cbatch.kv import blocks_for
-from cbatch.request_table import NEVER, Ints
+from cbatch.request import NEVER, Ints
 from cbatch.runtime.batch import Fields, Work, host_views
 from cbatch.runtime.slots import Slot, StageSlot
 

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request_table import Ints
+from cbatch.request import Ints
 
 HOST = 0
 """The host's index among the agents."""

@@ -17,7 +17,7 @@ from accesses import Accesses, Declarations, Items
 from happens_before import HOST, WHOLE, Clock, History
 
 from cbatch.executor import Step
-from cbatch.request_table import Ints
+from cbatch.request import Ints
 from cbatch.runtime.batch import Shape, Work
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.slots import Slot

@@ -14,6 +14,7 @@ from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, stage_models
 
 from cbatch import Engine, Limits, Policy, Request, Server, Status
+from cbatch.checkpoint import Vocabulary
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.runtime.attention import ReferenceAttention
@@ -22,7 +23,6 @@ from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration, Iteration
 from cbatch.runtime.slots import Slot, make_slots
 from cbatch.runtime.streams import Streams
-from cbatch.vocabulary import Vocabulary
 
 LONGEST = LONGEST_PROMPT + LONGEST_OUTPUT
 

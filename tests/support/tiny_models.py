@@ -16,6 +16,7 @@ from poison import poisoned
 from transformers import PreTrainedModel
 
 from cbatch import Limits, Request, Sampling
+from cbatch.checkpoint import Vocabulary
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec, split_layers
 from cbatch.runtime.attention import Attention, ReferenceAttention
@@ -25,7 +26,6 @@ from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.weights import load_model
 from cbatch.topology import split_ranks
-from cbatch.vocabulary import Vocabulary
 
 torch.set_num_threads(1)  # the matrices are too small to share
 

@@ -15,7 +15,7 @@ from fuzz_policy import FuzzPolicy
 from test_leaps import STEADY
 
 from cbatch import Limits, Plan, Policy, Request, View
-from cbatch.plan_rules import check_rules
+from cbatch.plan_check import check_rules
 
 STOP = 3
 

@@ -15,7 +15,7 @@ from cbatch import Limits, Request
 from cbatch.replay.counterfactual import Comparison, Recorded
 from cbatch.replay.decisions import Decision, StepEnd
 from cbatch.replay.follow import follow
-from cbatch.request_spec import RequestSpec
+from cbatch.request import RequestSpec
 from experiments.replay import main as replay
 
 

@@ -1,7 +1,7 @@
 """Replicas of one model, each with its own engine, behind a router.
 
 In simulation a request is routed when it arrives, after every replica has been simulated up to that time. Where time is real,
-replicas serve at the same time: `live_cluster`.
+replicas serve at the same time: `live`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -9,103 +9,17 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, groupby
 from operator import index
-from typing import Any, Protocol, SupportsIndex
+from typing import Any, SupportsIndex
 
+from cbatch.cluster.routers import Replica, Router
 from cbatch.engine import Engine
-from cbatch.errors import ConfigError, PolicyError, WorkloadError
+from cbatch.errors import PolicyError, WorkloadError
 from cbatch.executor import Executor
-from cbatch.policy import Policy, copy_policy
-from cbatch.policy_calls import call
+from cbatch.policy import Policy, call, copy_policy
 from cbatch.record import RunRecord
-from cbatch.request import Request, Status
-from cbatch.resources import KVView
+from cbatch.request import Request
 from cbatch.server import Server
 from cbatch.sim.stages import StageAccount
-
-
-class Replica:
-    """What a router sees of a replica: the requests routed to it that have not ended, and its KV cache.
-
-    Counters include the iteration that is being computed when the new request arrives, as policies see them.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.kv: KVView = engine.view.kv
-        self._engine = engine
-        self._requests: list[Request] = []  # unfinished ones, and some that have ended since the last look
-        self._new: list[Request] = []  # routed, and not submitted yet
-        self._outstanding: int | None = None
-
-    @property
-    def requests(self) -> Sequence[Request]:
-        """Those routed to this replica that have not ended, in the order of their arrival."""
-        self._requests = [request for request in self._requests if request.status is not Status.FINISHED]
-        return self._requests
-
-    @property
-    def num_unfinished(self) -> int:
-        return self._engine.num_unfinished + len(self._new)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that hold no KV blocks: not admitted yet, or preempted."""
-        return sum(request.status is not Status.RUNNING for request in self.requests)
-
-    @property
-    def outstanding_tokens(self) -> int:
-        """Tokens of prompts and outputs not computed yet; outputs by their limit, as their true length is hidden."""
-        if self._outstanding is None:
-            self._outstanding = sum(request.max_tokens - request.num_computed for request in self.requests)
-        return self._outstanding
-
-    def take(self, request: Request) -> None:
-        """Routes a request to this replica; for `Cluster`."""
-        if self._outstanding is not None:
-            self._outstanding += request.max_tokens
-        self._requests.append(request)
-        self._new.append(request)
-
-    def submit(self) -> None:
-        """Submits the requests taken; for `Cluster`."""
-        self._engine.submit(self._new)
-        self._new, self._outstanding = [], None
-
-
-class Router(Protocol):
-    def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
-        """Returns the index of the replica for a request that arrives."""
-
-
-class RoundRobin:
-    """Takes the replicas in turn."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
-        chosen = self._next % len(replicas)
-        self._next = chosen + 1
-        return chosen
-
-
-class LeastLoaded:
-    """Chooses the replica with the fewest unfinished requests, the first on a tie."""
-
-    def choose(self, request: Request, replicas: Sequence[Replica]) -> int:
-        return min(range(len(replicas)), key=lambda index: replicas[index].num_unfinished)
-
-
-def make_router(router: str | Router) -> Router:
-    """Returns the router `round_robin` or `least_loaded`, or a router itself; raises ConfigError for anything else."""
-    routers: dict[str, type[Router]] = {"round_robin": RoundRobin, "least_loaded": LeastLoaded}
-    if not isinstance(router, str):
-        if not callable(getattr(router, "choose", None)):
-            raise ConfigError(f"backend.router: {type(router).__name__} has no method choose(request, replicas)")
-        return router
-    if router not in routers:
-        own = "one of yours with backend.router._target_=my_module.MyRouter"
-        raise ConfigError(f"backend.router={router} is unknown; choose {' or '.join(routers)}, or {own}")
-    return routers[router]()
 
 
 class Cluster:

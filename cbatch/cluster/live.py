@@ -13,7 +13,8 @@ from itertools import groupby
 from queue import SimpleQueue
 from threading import Thread
 
-from cbatch.cluster import Cluster, Replica, Router, merge
+from cbatch.cluster.replicas import Cluster, merge
+from cbatch.cluster.routers import Replica, Router
 from cbatch.engine import Engine
 from cbatch.record import RunRecord
 from cbatch.request import Request

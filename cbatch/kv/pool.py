@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cbatch.request_table import ZERO, Ints
+from cbatch.request import Ints
+from cbatch.request_table import ZERO
 
 N = TypeVar("N", int, Ints)
 
