@@ -75,7 +75,7 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
     if settings.stream == "on" and not backend.simulated:
         problem = f"stream=on: real tokens of backend={backend.name} are kept to the end"
         raise ConfigError(f"{problem}; give stream=off, or backend=sim")
-    runtime: Runtime = construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile", "check"))
+    runtime: Runtime = construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile"))
     options = runtime.options(times_copies=settings.timeline)
     spec = make_model(config, chosen)
     cost = backend.cost(settings.hardware, spec, settings.batch)
