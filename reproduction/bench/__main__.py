@@ -19,14 +19,13 @@ BENCHMARKS = {
     "vllm": "vLLM by its own rule and under policies, alternating on one engine: throughput and host time",
     "vllm_serving": "the same as a server, driven by `vllm bench serve` at shares of its capacity",
     "vllm_simulated": "the runs of vllm_serving beside simulations with a profile of vLLM (no GPU needed)",
-    "stale": "which stored results rest on modules that changed since they were measured, from git's history (no GPU needed)",
-    "report": "docs/performance.md, written from what was measured (no GPU needed)",
+    "stale": "commits since each stored result was measured that changed the code (no GPU needed)",
+    "page": "the page of measured speed of one card, and the comparison in the README (no GPU needed)",
 }
 
 MODULES = {
     **{name: f"reproduction.bench.{name}" for name in BENCHMARKS},
     "async": "reproduction.bench.async_loop",
-    "report": "reproduction.bench.performance",
     "vllm": "reproduction.bench.in_vllm.offline",
     "vllm_serving": "reproduction.bench.in_vllm.serving",
     "vllm_simulated": "reproduction.bench.in_vllm.simulated",

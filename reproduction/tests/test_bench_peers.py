@@ -1,4 +1,4 @@
-"""Measuring other engines: the same work as ours, what is written, and how it enters documents. A fake engine stands in."""
+"""Measuring other engines: the same work as ours, what is written, A fake engine stands in."""
 
 import csv
 import json
@@ -12,17 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from places import RESULTS, ROOT
+from places import ROOT
 from transformers import AutoConfig
 
 from cbatch import CbatchError, Request
 from cbatch.checkpoint import Vocabulary
 from experiments.bench import pd, trace
 from experiments.settings.presets import load_spec
-from reproduction.bench import measured, performance, summary
-from reproduction.bench.__main__ import main as bench
 from reproduction.bench.peers import __main__ as command
-from reproduction.bench.peers import measure, rows, vllm_engine
+from reproduction.bench.peers import measure, vllm_engine
 from reproduction.bench.peers.cases import CASES, requests_of
 
 
@@ -264,115 +262,3 @@ def test_the_package_needs_no_hydra_and_leaves_transformers_for_later() -> None:
     code = "import sys, reproduction.bench.peers.__main__; print({'hydra', 'omegaconf', 'triton', 'transformers'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "set()"
-
-
-HAND = {
-    "date": "2026-01-01",
-    "setting": "greedy",
-    "note": "Theirs.",
-    "copy_bandwidth": "4 TB/s",
-    "decode": {
-        "2048 new": {
-            "engines": {"vLLM 1, sync": 7.0, "vLLM 1, async": 6.0},
-            "seconds": {"vLLM 1, async": 12.0},
-            "active_share": {"vLLM 1, sync": 0.5, "vLLM 1, async": 0.75},
-        }
-    },
-    "trace": {"engines": {"vLLM 1, batch 128, 2048 tokens an iteration": 100}},
-}
-
-
-def stored(folder: Path, section: list[str], row: str, median: float, batch: int = 256, budget: int = 2048) -> None:
-    """A file as the command writes it."""
-    value = {"median": median, "min": median - 1, "max": median + 1, "repeats": 3}
-    file = {
-        "command": "measure it",
-        "hardware": "NVIDIA H200",
-        "driver": "580",
-        "date": "2026-02-02",
-        "commit": "0123456789abcdef",
-        "versions": {"vllm": "1"},
-        "engine": {"name": "vLLM"},
-        "section": section,
-        "row": row,
-        "batch": batch,
-        "budget": budget,
-        "figures": {"value": value, "seconds": value},
-    }
-    path = folder / "peers" / f"{len(list(folder.rglob('*')))}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(file))
-
-
-def test_measured_figures_take_the_place_of_those_by_hand(tmp_path: Path) -> None:
-    (tmp_path / "peers.json").write_text(json.dumps(HAND))
-    stored(tmp_path, ["decode", "2048 new"], "vLLM 1, async", 5.0)
-    stored(tmp_path, ["pd"], "vLLM 1, 256 tokens an iteration", 90.0)
-    found = rows.read(tmp_path)
-    engines = found["decode"]["2048 new"]["engines"]
-    assert {name: figures["median"] for name, figures in engines.items()} == {"vLLM 1, sync": 7.0, "vLLM 1, async": 5.0}
-    assert found["decode"]["2048 new"]["seconds"] == {"vLLM 1, async": 5.0}
-    assert found["decode"]["2048 new"]["active_share"] == {"vLLM 1, sync": 0.5}
-    assert [figures["measured"] for figures in engines.values()] == ["2026-01-01, by hand", "2026-02-02, 0123456789ab"]
-    assert list(found["pd"]["engines"]) == ["vLLM 1, 256 tokens an iteration"]
-    page = performance.text(measured.read(tmp_path))
-    cells = {
-        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:4]]
-        for line in page.splitlines()
-        if "|" in line
-    }
-    assert cells["vLLM 1, async"] == ["5.00", "4.00 to 6.00"]
-    assert cells["vLLM 1, batch 128, 2048 tokens an iteration"][0] == "100"
-    assert "vLLM: `measure it`; NVIDIA H200, driver 580; 2026-02-02, 0123456789ab; vllm 1." in page
-
-
-def test_readmes_table_holds_vllm_at_our_batch_and_its_best_run(tmp_path: Path) -> None:
-    (tmp_path / "peers.json").write_text(json.dumps(HAND))
-    stored(tmp_path, ["trace"], "vLLM 1, batch 256, 2048 tokens an iteration", 250.0)
-    stored(tmp_path, ["trace"], "vLLM 1, batch 256, 8192 tokens an iteration", 240.0, budget=8192)
-    stored(tmp_path, ["decode", "2048 new"], "vLLM 1, async, again", 6.5, batch=32, budget=8192)
-    for batch, speed in ((128, 120), (256, 260)):
-        figures = {
-            f"sarathi_serve, {budget} tokens": {"tokens_per_second": {"median": speed - budget / 1000}}
-            for budget in (1024, 2048)
-        }
-        stamp = {"command": "ours", "hardware": "NVIDIA H200", "date": "2026-02-02", "versions": {}}
-        name = "trace" if batch == 128 else f"trace-{batch}"
-        (tmp_path / f"{name}.json").write_text(json.dumps({**stamp, "batch": batch, "figures": figures}))
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{summary.BEGIN}\nold\n{summary.END}\nafter\n")
-    assert bench(["report", f"results={tmp_path}", f"docs={tmp_path}", f"readme={readme}"]) == 0
-    lines = readme.read_text().splitlines()
-    assert (lines[0], lines[-1], "old" in lines) == ("before", "after", False)
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "Azure" in line]
-    assert [line[1:] for line in cells] == [
-        [
-            "119 tokens/s (128; 1,024)‡",
-            "100 (128; 2,048)†",
-            "250 (256; 2,048)",
-        ],  # batch 128: by hand; its best is at 256
-        ["259 tokens/s (256; 1,024)‡", "250 (256; 2,048)", "250 (256; 2,048)"],
-    ]
-    decode = next(line for line in lines if "2,048 new" in line)
-    assert [cell.strip() for cell in decode.strip("|").split("|")[1:]] == [
-        "not measured",
-        "6.50 (32; 8,192)",
-        "6.00 (32; -)†",
-    ]
-    assert lines[-3] == (
-        "Measured on one NVIDIA H200 each: 2026-02-02, 0123456789ab; † 2026-01-01, by hand; ‡ 2026-02-02, commit not recorded. "
-        "In parentheses: most requests and most tokens in an iteration; -: not recorded."
-    )
-    assert "| vLLM 1, same batch |" in " ".join(" ".join(lines).split())
-    readme.write_text("no marks")
-    assert bench(["report", f"results={tmp_path}", f"docs={tmp_path}", f"readme={readme}"]) == 2
-
-
-def test_readmes_table_is_that_of_the_results() -> None:
-    table = summary.table(measured.read(RESULTS / "h200"))
-    assert f"{summary.BEGIN}\n{table}\n{summary.END}" in (ROOT / "README.md").read_text()
-
-
-def test_the_page_is_that_of_the_results() -> None:
-    page = performance.text(measured.read(RESULTS / "h200"))
-    assert page == (ROOT / "docs" / "performance.md").read_text()

@@ -36,7 +36,7 @@ ELSEWHERE = {
     r"make |pip ": "installs packages",
     r"python -m (vidur|pytest)": "another program",
     r"python -m experiments\.bench": "minutes on a GPU",
-    r"python -m experiments\.paper": "minutes; see test_paper",
+    r"python -m reproduction\.": "minutes, or a GPU; see reproduction/tests",
     r"python -m experiments\.profile model=(?!tiny)": "needs a GPU",
     r"python -m experiments\.profile engine=vllm": "of what vLLM decided; see test_profile_recorded",
     r"python -m experiments\.run backend=cuda": "needs GPUs",
@@ -192,20 +192,6 @@ def test_the_files_of_requests_that_are_shown_can_be_read(tmp_path: Path) -> Non
     assert {request.num_prompt_tokens for request in served} == {100, 900}
 
 
-@pytest.mark.parametrize("pattern", ELSEWHERE)
-def test_every_exception_is_still_needed(pattern: str) -> None:
-    lines = [line for document in DOCUMENTS for block in blocks(document) for line in block.commands]
-    assert any(re.match(pattern, line) for line in lines)
-
-
-def test_the_documents_show_policies() -> None:
-    assert {name.partition(":")[0] for name in POLICIES} == {
-        "README.md",
-        "writing-a-policy.md",
-        "01_write_a_policy.ipynb",
-    }
-
-
 def violated(source: str, name: str) -> set[str]:
     """The properties needed of every policy that this one lacks."""
     scope: dict[str, type[Policy]] = {}
@@ -218,12 +204,3 @@ def violated(source: str, name: str) -> set[str]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_shown_anywhere_is_legal_and_ends(policy: str) -> None:
     assert violated(POLICIES[policy], policy.partition(":")[2]) == set()
-
-
-def test_the_policy_that_the_readme_once_showed_is_found_to_deadlock() -> None:
-    """It reserved nothing, so that half-computed prompts held the whole KV cache, and stopped at the first that did not fit."""
-    source = POLICIES["README.md:ShortestFirst"]
-    begin, end = source.index("            if plan.num_tokens <"), source.index("        return plan.build()")
-    full = "plan.num_tokens >= self.budget or not plan.add(request, self.budget - plan.num_tokens)"
-    once = f"{source[:begin]}            if {full}:\n                break\n{source[end:]}"
-    assert violated(once, "ShortestFirst") == {"ends"}

@@ -30,7 +30,7 @@ class Case(NamedTuple):
 class Work(NamedTuple):
     """How the speed of a piece of work is stated.
 
-    section: its table of docs/performance.md, as keys of peers.json. row: its row there, after the engine's name.
+    section: its table of the page (`bench.page`), as keys of peers.json. row: its row there, after the engine's name.
     Both are formatted with a case's fields, and `loop`: sync or async.
     """
 

@@ -1,0 +1,238 @@
+"""Writes the page of measured speed, from the results files of one card: ours, and other engines' on the same work.
+
+    python -m reproduction.bench page [results=reproduction/results/h200] [readme=README.md]
+
+Writes results/README.md, a row for every stored figure; with `readme`, the short comparison between two marks of that file.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tabulate import tabulate
+
+from cbatch import ConfigError
+from experiments.store.provenance import around_marks, write_text
+from reproduction import RESULTS
+
+Json = dict[str, Any]
+
+BEGIN, END = "<!-- begin: written by `python -m reproduction.bench page` -->", "<!-- end -->"
+INTRODUCTION = """# Speed on an {hardware}
+
+Written by `python -m reproduction.bench page` from the files in this folder. Figures are medians of the runs that a command repeats.
+Runs of cbatch are timed from the first plan to the last token, runs of other engines from the submission of all requests to the last token. Cards
+differ by a few percent and commits by their kernels: compare rows of one date and commit.
+
+Rows "by hand" are other engines on the same work and a GPU of the same kind ({setting}). vLLM's rows with a commit use `FLASH_ATTN`
+version 3, no FlashInfer sampler, `gpu_memory_utilization` 0.9 and no prefix caching. The row of transformers uses PyTorch's attention, with which it
+captures no graphs and does not run ahead.
+
+Of copy speed: the time in which a copy on the device reads the weights and the KV cache at {copy_bandwidth}, over the measured time. The copy is a
+yardstick, not a bound. Device active: the share of the run in which an iteration computes."""
+
+FORMS = {
+    "active_share": ("device active", "{:.2%}"),
+    "kernel_share": ("kernels run", "{:.1%}"),
+    "build_seconds": ("built in [s]", "{:.1f}"),
+    "capture_seconds": ("captures, of it [s]", "{:.1f}"),
+    "warm_up_seconds": ("first request [s]", "{:.1f}"),
+    "bytes_bound": ("at copy speed", "{:.1f}"),
+    "chunks_alone": ("its chunk alone", "{:.1f}"),
+}
+"""Heading and format of further columns, by the figure's name in results files."""
+
+
+class Section(NamedTuple):
+    """A table. files: pattern of the results files. key: the figure's name in them. peers: the section of peers.json.
+
+    less: a smaller figure is faster. columns: further figures, see `FORMS`.
+    """
+
+    title: str
+    files: str
+    key: str
+    unit: str
+    peers: str = ""
+    less: bool = False
+    columns: tuple[str, ...] = ("active_share",)
+
+
+TOKENS = "prompt and output tokens/s"
+BUILT = ("build_seconds", "capture_seconds", "warm_up_seconds")
+SECTIONS = (
+    Section(
+        "Decoding in a batch: llama-3.1-8b, 32 requests, 256 prompt tokens",
+        "async*.json",
+        "ms_per_iteration",
+        "ms per iteration",
+        "decode",
+        less=True,
+        columns=("active_share", "kernel_share"),
+    ),
+    Section(
+        "One request: llama-2-7b, 32 prompt and 512 new tokens",
+        "graphs*.json",
+        "output_tokens_per_second",
+        "output tokens/s",
+        "one_request",
+        columns=BUILT,
+    ),
+    Section(
+        "Prompts and decodes: llama-13b, 144 requests of 1,024 tokens, batch 18",
+        "pd*.json",
+        "tokens_per_second",
+        TOKENS,
+        "pd",
+    ),
+    Section(
+        "A trace, queued at once: llama-3.1-8b, 512 requests of the Azure conversation trace",
+        "trace*.json",
+        "tokens_per_second",
+        TOKENS,
+        "trace",
+    ),
+    Section(
+        "Attention of decodes, one layer",
+        "attention-*.json",
+        "time",
+        "us per layer",
+        columns=("bytes_bound", "chunks_alone"),
+    ),
+)
+
+COMPARED = (
+    ("Llama-3.1-8B, 32 requests, 2,048 new tokens", "ms per iteration", "async-2048/2048 new/async/ms_per_iteration", "decode-2048"),
+    ("LLaMA-2-7B, one request", "tokens/s", "graphs-1/fused, graphs/output_tokens_per_second", "one"),
+    ("LLaMA-13B, batch 18, P:D 14", "tokens/s", "pd-256/14/sarathi, 256 tokens/tokens_per_second", "pd-256"),
+    ("Azure trace, batch 128", "tokens/s", "trace-128/sarathi_serve, 1024 tokens/tokens_per_second", "trace-128-2048"),
+    ("Azure trace, batch 256", "tokens/s", "trace-256/sarathi_serve, 1024 tokens/tokens_per_second", "trace-256-2048"),
+)  # fmt: skip
+"""Equal batch, one card, one session: the work, the unit, our figure (file and keys), and vLLM's file."""
+
+
+def main(results: str = f"{RESULTS}/h200", readme: str = "") -> None:
+    """Writes the page and, if `readme` is given, the comparison in that file; prints the paths."""
+    folder = Path(results)
+    if not any(folder.glob("*.json")):
+        raise ConfigError(f"results={results}: no results there; run a benchmark first: python -m reproduction.bench")
+    print(write_text(folder / "README.md", text(folder)))
+    if readme:
+        before, after = around_marks("readme", Path(readme), BEGIN, END)
+        print(write_text(Path(readme), f"{before}\n{comparison(folder)}\n{after}"))
+
+
+def text(folder: Path) -> str:
+    peers = _load(folder / "peers.json")
+    parts = [INTRODUCTION.format_map({"hardware": "unknown card", "setting": "", "copy_bandwidth": "?", **peers})]
+    for section in SECTIONS:
+        files = [_load(path) for path in sorted(folder.glob(section.files))]
+        theirs = [_load(path) for path in sorted(folder.glob("peers/*.json"))]
+        theirs = [file for file in theirs if section.peers and file["section"][0] == section.peers]
+        bounds = peers.get(section.peers, {})
+        rows = [*_by_hand(bounds, peers), *map(_peer, theirs), *(row for file in files for row in _ours(file, section))]
+        if rows:
+            sources = [f"* {source(file)}" for file in (*theirs, *files)]
+            parts += [f"## {section.title}", _table(rows, section, bounds), "\n".join(dict.fromkeys(sources))]
+    return "\n\n".join(parts) + "\n"
+
+
+def comparison(folder: Path) -> str:
+    """Returns the table of `COMPARED`: cbatch, vLLM, and the ratio of their speeds."""
+    rows = []
+    for work, unit, ours, name in COMPARED:
+        file, *keys = ours.split("/")
+        mine, theirs = _load(folder / f"{file}.json")["figures"], _load(folder / "peers" / f"vllm-{name}.json")
+        for key in keys:
+            mine = mine[key]
+        value, other = mine["median"], theirs["figures"]["value"]["median"]
+        faster = other / value if unit.startswith("ms") else value / other
+        rows.append((f"{work} [{unit}]", number(value), number(other), f"{faster:.2f}x"))
+    return _markdown(rows, ("", "cbatch", f"vLLM {theirs['engine']['version']}", "faster"))
+
+
+def _ours(file: Json, section: Section) -> Iterator[tuple[str, Json, Json, str]]:
+    """Yields (name, figure, further figures, when it was measured) of every way in a results file."""
+    before = (
+        [file["model"]] if section.key == "time" else [f"batch {file['batch']}"] if section.peers == "trace" else []
+    )
+    for names, found in _leaves(file["figures"], section.key):
+        further = {name: _median(found[name]) for name in section.columns if found.get(name) is not None}
+        yield "**cbatch, " + ", ".join([*before, *names]) + "**", found[section.key], further, stamp(file)
+
+
+def _leaves(figures: Json, key: str, names: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Json]]:
+    """Yields the dictionaries that have the key, with the names on the way to each."""
+    for name, found in figures.items():
+        if isinstance(found, dict):
+            if key in found:
+                yield (*names, name), found
+            else:
+                yield from _leaves(found, key, (*names, name))
+
+
+def _peer(file: Json) -> tuple[str, Json, Json, str]:
+    return ", ".join([*file["section"][1:], file["row"]]), file["figures"]["value"], {}, stamp(file)
+
+
+def _by_hand(section: Json, peers: Json) -> Iterator[tuple[str, Json, Json, str]]:
+    for names, found in _leaves({"": section}, "engines"):
+        shares = found.get("active_share", {})
+        for row, value in found["engines"].items():
+            further = {"active_share": shares[row]} if row in shares else {}
+            yield ", ".join(filter(None, [*names, row])), {"median": value}, further, f"{peers['date']}, by hand"
+
+
+def _table(rows: list[tuple[str, Json, Json, str]], section: Section, bounds: Json) -> str:
+    columns = [name for name in section.columns if any(name in further for _, _, further, _ in rows)]
+    copy = _leaves({"": bounds}, "bytes_bound")
+    at_copy_speed = {", ".join(filter(None, names)): found["bytes_bound"] for names, found in copy}
+    shown = []
+    for name, figure, further, measured in sorted(rows, key=lambda row: _work(row[0], at_copy_speed)):
+        value, cells = (
+            figure["median"],
+            [FORMS[key][1].format(further[key]) if key in further else "" for key in columns],
+        )
+        spread = f"{number(figure['min'])} to {number(figure['max'])}" if figure.get("repeats", 1) > 1 else ""
+        bound = at_copy_speed.get(_work(name, at_copy_speed))
+        share = [f"{bound / value if section.less else value / bound:.1%}" if bound else ""] if at_copy_speed else []
+        shown.append((name, number(value), spread, *share, *cells, measured))
+    heads = ("of copy speed",) if at_copy_speed else ()
+    return _markdown(
+        shown, ("", section.unit, "least to greatest", *heads, *(FORMS[key][0] for key in columns), "measured")
+    )
+
+
+def _work(name: str, works: Mapping[str, float]) -> str:
+    """Returns which of these pieces of work a row is about; "" if all rows are about one."""
+    return next((work for work in works if work and work in name), "")
+
+
+def stamp(file: Json) -> str:
+    """Returns date and commit of the run that wrote a results file."""
+    return f"{file['date']}, {file['commit'][:12] if file.get('commit') else 'commit not recorded'}"
+
+
+def source(file: Json) -> str:
+    """Returns how a results file was measured: command, card, date, commit and versions."""
+    card = file["hardware"] + (f", driver {file['driver']}" if "driver" in file else "")
+    packages = ", ".join(f"{name} {version}" for name, version in file["versions"].items())
+    return f"`{file['command']}`; {card}; {stamp(file)}; {packages}"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+
+
+def _median(figure: Any) -> float:
+    return float(figure["median"] if isinstance(figure, dict) else figure)
+
+
+def _markdown(rows: list[Any], heads: tuple[str, ...]) -> str:
+    aligned = ("left", *["right"] * (len(heads) - 1))
+    return tabulate(rows, heads, tablefmt="github", colalign=aligned, disable_numparse=True)
+
+
+def _load(path: Path) -> Json:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
