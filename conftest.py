@@ -52,6 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption("--draw", type=int, default=0, help="another number draws others, of schedules and inputs")
     parser.addoption("--replay", metavar="BLOB", help="a failing schedule again, as its failure printed it")
+    parser.addoption("--golden", default="check", choices=("check", "write"), help="check or write hashes (golden/)")
     parser.addoption("--record", metavar="FOLDER", help="show progress, and write what was found under this folder")
 
 
@@ -79,6 +80,12 @@ def num_repetitions(pytestconfig: pytest.Config) -> int:
 def num_runs(pytestconfig: pytest.Config) -> int:
     number: int = pytestconfig.getoption("--runs")
     return number
+
+
+@pytest.fixture
+def golden(pytestconfig: pytest.Config) -> str:
+    mode: str = pytestconfig.getoption("--golden")
+    return mode
 
 
 @pytest.fixture
