@@ -87,13 +87,12 @@ def columns(path: Path) -> dict[str, list[Any]]:
     return {name: [number(row[place]) for row in rows] for place, name in enumerate(header)}
 
 
-def request_lengths(path: Path) -> dict[str, list[Any]]:
-    """Returns the columns of requests.csv in which there is no time."""
-    return {
-        name: values
-        for name, values in columns(path).items()
-        if name in ("id", "prompt_tokens", "output_tokens", "finish_reason")
-    }
+def request_lengths(path: Path) -> list[Any]:
+    """Returns the columns of requests.csv in which there is no time; which request ends first depends on the clock."""
+    table = columns(path)
+    return sorted(
+        zip(*(table[name] for name in ("id", "prompt_tokens", "output_tokens", "finish_reason")), strict=True)
+    )
 
 
 def plans(path: Path) -> list[Any]:
