@@ -4,6 +4,7 @@ This is the public face that a policy or a program imports; it loads neither tor
 """
 
 from cbatch.cost import BatchShape, CostFunction, CostModel
+from cbatch.described import Described
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError, WorkloadError
 from cbatch.executor import Executor, Step, StepResult
@@ -20,6 +21,17 @@ from cbatch.server import Server
 from cbatch.view import View
 
 __all__ = ["Engine", "Executor", "KVSize", "Limits", "ModelSpec", "RunRecord", "Server", "Step", "StepRecord"]
-__all__ += ["BatchShape", "CostFunction", "CostModel", "KVView", "Plan", "PlanBuilder", "Policy", "Refusal", "View"]
+__all__ += [
+    "BatchShape",
+    "CostFunction",
+    "CostModel",
+    "Described",
+    "KVView",
+    "Plan",
+    "PlanBuilder",
+    "Policy",
+    "Refusal",
+    "View",
+]
 __all__ += ["SLO", "FinishReason", "Request", "RequestSpec", "Sampling", "Status", "StepResult"]
 __all__ += ["CbatchError", "ConfigError", "PlanError", "PolicyError", "WorkloadError", "is_steady"]

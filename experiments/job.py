@@ -26,8 +26,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from cbatch import SLO, ConfigError, FinishReason, Request, RunRecord
 from cbatch.results.summary import summarize
-from experiments.serve import Command, option_name, serve
+from experiments.serve import option_name, serve
 from experiments.settings.error_lines import one_line
+from experiments.settings.identity import identity
+from experiments.settings.settings import Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import CONFIG, SUMMARY, new_run_folder, read_finished
@@ -51,11 +53,13 @@ class ReaderEnded(BaseException):
 class Work(NamedTuple):
     """What a job does in its folder, by default a run.
 
-    read_finished, serve: as `experiments.store.run_folder.read_finished` and `experiments.serve.serve`.
+    read, read_finished, serve: as `experiments.settings.settings.read_settings`, `experiments.store.run_folder.read_finished` and
+    `experiments.serve.serve`.
     text, line: of the summary; of its name and the summary, in a sweep. stem: what the name of a new folder ends with.
     figures: beginnings of the names of its own figures, for `objective`.
     """
 
+    read: Callable[..., Any] = read_settings
     read_finished: Callable[[Path, Mapping[str, Any]], dict[str, Any] | None] = read_finished
     serve: Callable[..., dict[str, Any]] = serve
     text: Callable[[Mapping[str, Any]], str] = run_text
@@ -93,10 +97,10 @@ def run_job(config: DictConfig, work: Work = RUN) -> float | None:
     if objective is not None and not may_exist(str(objective)) and not str(objective).startswith(work.figures):
         raise Refused(no_such_figure(f"objective={objective}", known_figures()))
     try:
-        settings: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+        keys = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        settings = work.read(keys, overrides=_overrides(hydra), choices=dict(hydra.runtime.choices))
         summary = (_run_of_sweep if sweeping else _single_run)(settings, hydra, work)
-        key = settings["objective"]
-        return None if key is None else objective_of(summary, str(key))
+        return None if settings.objective is None else objective_of(summary, settings.objective)
     except BrokenPipeError:
         raise ReaderEnded from None
     except Exception as error:
@@ -192,43 +196,43 @@ def _note_error(path: Path, line: str) -> None:
         raise Refused(f"{problem}; free some space, and run the same command with its sweep=") from error
 
 
-def _single_run(settings: Mapping[str, Any], hydra: HydraConf, work: Work) -> Mapping[str, Any]:
+def _single_run(settings: Settings, hydra: HydraConf, work: Work) -> Mapping[str, Any]:
     if hydra.sweeper.get("params"):
         raise ConfigError(f"experiment={hydra.runtime.choices['experiment']} is a sweep; add -m")
-    if settings["output"] is None:
-        policy = option_name(hydra.runtime.choices, "policy", settings["policy"])
+    if settings.output is None:
+        policy = option_name(hydra.runtime.choices, "policy", settings.composed["policy"])
         stem = Path("runs") / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{_for_a_path(policy)}{work.stem}"
         chosen: AbstractContextManager[Path] = new_run_folder(stem)
     else:
-        chosen = nullcontext(_output_folder(settings["output"]))
+        chosen = nullcontext(_output_folder(settings.output))
     with chosen as folder:
-        if summary := work.read_finished(folder, settings):
-            if (changed := _other_code(summary, settings)) and settings["other_code"] == "rerun":
+        if summary := work.read_finished(folder, identity(settings)):
+            if (changed := _other_code(summary, settings)) and settings.other_code == "rerun":
                 remedy = "give another output=, remove the folder, or keep it with other_code=keep"
                 raise ConfigError(f"{folder} holds this run, made by other code ({changed}); {remedy}")
             print(f"{work.text(summary)}\n\n{folder} holds this run already{_by(changed)}; remove it to run again")
             return summary
         check_free(folder / UNFINISHED)  # before weights are loaded
-        summary = work.serve(settings, folder, _command(hydra), say=partial(print, flush=True))
+        summary = work.serve(settings, folder, say=partial(print, flush=True))
     print(work.text(summary))
     print(f"\nresults: {folder}")
     return summary
 
 
-def _run_of_sweep(settings: Mapping[str, Any], hydra: HydraConf, work: Work) -> Mapping[str, Any]:
+def _run_of_sweep(settings: Settings, hydra: HydraConf, work: Work) -> Mapping[str, Any]:
     folder = _sweep_folder(hydra) / folder_name(hydra.job.override_dirname)
     alone = hydra.runtime.choices["hydra/launcher"] == "basic"  # others share the terminal: no bar can be drawn
     waits = False
     while True:
-        if summary := work.read_finished(folder, settings):
+        if summary := work.read_finished(folder, identity(settings)):
             changed = _other_code(summary, settings)
-            if not changed or settings["other_code"] == "keep":
+            if not changed or settings.other_code == "keep":
                 print(f"{folder.name}: finished before{_by(changed)}", flush=True)
                 return summary
             print(f"{folder.name}: runs again, was made by other code ({changed})", flush=True)
         try:
             check_free(folder / UNFINISHED)
-            summary = work.serve(settings, folder, _command(hydra), replace=True, say=lambda line: None, bar=alone)
+            summary = work.serve(settings, folder, replace=True, say=lambda line: None, bar=alone)
             print(work.line(folder.name, summary), flush=True)
             return summary
         except ClaimedError as error:  # the same run, by another worker, or by one that survived an earlier command
@@ -251,20 +255,19 @@ def _output_folder(output: object) -> Path:
     return folder
 
 
-def _other_code(summary: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+def _other_code(summary: Mapping[str, Any], settings: Settings) -> str:
     """Returns what differs between the code and files that made a run and those of now, in words."""
-    return differences(summary["about"].get("code"), sources_of(settings))
+    return differences(summary["about"].get("code"), sources_of(settings.composed))
 
 
 def _by(changed: str) -> str:
     return f", by other code ({changed})" if changed else ""
 
 
-def _command(hydra: HydraConf) -> Command:
-    own = [
-        f"--config-dir={source.path}" for source in hydra.runtime.config_sources if source.provider == "command-line"
-    ]
-    return Command(hydra.runtime.choices, list(hydra.overrides.task), own)
+def _overrides(hydra: HydraConf) -> list[str]:
+    """Returns the command line of a run, its --config-dir first."""
+    sources = [source.path for source in hydra.runtime.config_sources if source.provider == "command-line"]
+    return [*(f"--config-dir={path}" for path in sources), *hydra.overrides.task]
 
 
 def folder_name(overrides: str) -> str:

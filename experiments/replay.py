@@ -6,12 +6,12 @@ that has changed since the recording is named. The status is that of `diff`: 0 i
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from cbatch import ModelSpec, PlanError
@@ -20,13 +20,12 @@ from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
 from cbatch.replay.follow import follow
 from cbatch.topology import Topology
-from experiments.settings.assemble import make_model, make_policy
-from experiments.settings.backends import Cpu, with_even_stages
-from experiments.settings.choices import with_arguments
+from experiments.settings.backends import Cpu, Cuda, with_even_stages
 from experiments.settings.command_line import check_effects, run, with_search_path
+from experiments.settings.composition import compose_run
 from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.settings.hardware import cost_model
-from experiments.settings.settings import PLANS_BY, Settings, read_settings
+from experiments.settings.settings import PLANS_BY, Keys, Recipe, Settings, read_settings
 from experiments.store.decisions_file import DecisionsFile, read_decisions
 from experiments.store.run_folder import CONFIG, DECISIONS, PROFILE, read_summary
 from experiments.store.sources import differences, sources_of
@@ -47,9 +46,9 @@ def _replay(run_folder: str, *overrides: str) -> int:
     folder = Path(run_folder.removesuffix(f"/{DECISIONS}"))
     file = read_decisions(folder / DECISIONS)
     settings = _settings(folder)
-    policy = make_policy(*_policy_settings(settings, file, overrides), {})
-    hardware = str(folder / PROFILE if (folder / PROFILE).is_file() else settings["hardware"])
-    cost = cost_model(hardware, *_predicted(settings), max_batch=settings["batch"])
+    policy = (_policy(file, overrides) if overrides else settings.policy)()
+    hardware = str(folder / PROFILE if (folder / PROFILE).is_file() else settings.hardware)
+    cost = cost_model(hardware, *_predicted(settings), max_batch=settings.batch)
     found = Differences(type(policy).__name__)
     try:
         # what vLLM has served is followed: our engine does not know its rules
@@ -58,19 +57,19 @@ def _replay(run_folder: str, *overrides: str) -> int:
         print(f"the recorded run ended here: {error}\n")
     print(found.text(folder))
     code = (read_summary(folder) or {"about": {}})["about"].get("code")
-    if code and (changed := differences(code, sources_of(settings))):
+    if code and (changed := differences(code, sources_of(settings.composed))):
         print(f"\nchanged since the recording: {changed}")
     return 1 if found.num_different else 0
 
 
-def _predicted(settings: dict[str, Any]) -> tuple[ModelSpec, Topology]:
-    """The model and the topology that the backend's predictions are of; on a CPU the whole model."""
-    spec, backend = make_model(settings, {}), settings["backend"]
-    if backend["_target_"].endswith(f".{Cpu.__name__}"):
+def _predicted(settings: Settings) -> tuple[ModelSpec, Topology]:
+    """Returns the model and the topology that the backend's predictions are of; on a CPU the whole model."""
+    spec, backend = settings.model, settings.backend
+    if isinstance(backend, Cpu):
         return spec, Topology()
-    if backend.get("layers", "auto") != "auto":
-        spec = with_even_stages(spec, backend["pipeline_stages"], backend["layers"])
-    return spec, Topology(**{key: backend[key] for key in _TOPOLOGY if key in backend})
+    if isinstance(backend, Cuda) and backend.sizes:
+        spec = with_even_stages(spec, backend.pipeline_stages, backend.sizes)
+    return spec, Topology(**{key: getattr(backend, key) for key in _TOPOLOGY if hasattr(backend, key)})
 
 
 class Differences:
@@ -130,35 +129,27 @@ def _some(words: Sequence[str], comma: str = ", ") -> str:
     return comma.join(words[:_SHOWN]) + rest or "none"
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _settings(folder: Path) -> Settings:
     """Returns the run's settings; keys that are newer than the run have their defaults."""
     try:
-        settings = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        keys = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ReplayError(f"{folder / CONFIG}: cannot be read ({error}); give the folder of a run") from error
-    if not isinstance(settings, dict) or not {"policy", "hardware", "model", "backend", "batch"} <= settings.keys():
+    if not isinstance(keys, dict) or not {"policy", "hardware", "model", "backend", "batch"} <= keys.keys():
         raise ReplayError(f"{folder / CONFIG}: does not hold a run's settings; give the folder of a run")
     defaults: Any = OmegaConf.load(CONFIG_FOLDER / "config.yaml")
-    newer = Settings.__dataclass_fields__.keys() - settings.keys()
-    return {**settings, **{key: defaults[key] for key in newer}}
+    newer = {field.name for field in fields(Keys)} - keys.keys()
+    return read_settings({**keys, **{key: defaults[key] for key in newer}})
 
 
-def _policy_settings(
-    settings: Mapping[str, Any], file: DecisionsFile, overrides: Sequence[str]
-) -> tuple[Mapping[str, Any], Settings]:
-    """Returns the run's settings, with the overrides applied to the policy's section."""
-    if not overrides:
-        return settings, read_settings(settings)
+def _policy(file: DecisionsFile, overrides: Sequence[str]) -> Recipe:
+    """Returns the policy that the run's command line describes with these overrides."""
     check_effects(overrides, PLANS_BY, "replay")
     given = {_key(override) for override in overrides}
     own_folder = "hydra.searchpath" in given
     recorded = [override for override in file.overrides if not (own_folder and override.startswith("--config-dir="))]
     before = [override for override in with_search_path(recorded) if _key(override) not in given]
-    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        config = compose("config", [*with_arguments(before), *overrides])
-    section = OmegaConf.to_container(config.policy, resolve=True, throw_on_missing=True)
-    changed = {**settings, "policy": section, "chunk": config.chunk}
-    return changed, read_settings(changed)
+    return compose_run(*before, *overrides).policy
 
 
 def _key(override: str) -> str:

@@ -61,7 +61,7 @@ class Command(NamedTuple):
     table: Callable[[Path], str]
     alone: str = "nothing was written"
     lacks: tuple[str, ...] = ()
-    check: Callable[[dict[str, Any]], object] = lambda settings: read(Metrics, settings["metrics"], "metrics.")
+    check: Callable[[dict[str, Any]], object] = lambda keys: read(Metrics, keys["metrics"], "metrics.")
 
 
 RUN = Command("config", run_job, run_folders, run_table, lacks=("slo:",))

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from operator import attrgetter
 from pathlib import Path
 from shutil import copy
@@ -23,6 +23,8 @@ from cbatch.server import feed
 from experiments.progress import progress
 from experiments.settings.assemble import Run, assemble
 from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
+from experiments.settings.identity import identity
+from experiments.settings.settings import Settings
 from experiments.store.notes import origin_of
 from experiments.store.provenance import commit, now, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results, write_summary
@@ -32,34 +34,14 @@ from experiments.store.text import REFERENCE, flat, name_of
 from experiments.workloads.drawn import Drawn
 
 
-@dataclass(frozen=True)
-class Command:
-    """How a command line put the settings together, for the results.
-
-    choices: option by group, as in {"policy": "sarathi"}. overrides: as in "chunk=256".
-    options: --config-dir=FOLDER, if it was given.
-    """
-
-    choices: Mapping[str, str] = field(default_factory=dict)
-    overrides: Sequence[str] = ()
-    options: Sequence[str] = ()
-
-
 def serve(
-    settings: Mapping[str, Any],
-    folder: Path,
-    command: Command = Command(),  # frozen
-    *,
-    replace: bool = False,
-    say: Callable[[str], None] = print,
-    bar: bool = True,
+    settings: Settings, folder: Path, *, replace: bool = False, say: Callable[[str], None] = print, bar: bool = True
 ) -> dict[str, Any]:
     """Serves the workload and writes the run's folder; returns the summary, as in summary.json.
 
     Where a policy asks for predictions of a CPU that was not measured, measures it and begins again.
 
     Args:
-        settings: every key of conf/config.yaml as plain dictionaries, interpolations resolved.
         replace: overwrite a complete run in this folder.
         say: receives lines about what was chosen automatically, and about what takes long.
         bar: False: no progress bar, whatever the settings say.
@@ -70,25 +52,24 @@ def serve(
     began = time.perf_counter()
     run = assemble(settings, say)
     bounds = bounds_of(run) if run.settings.bounds else None
-    sources = sources_of(settings)
-    _say_chosen(run, command, say)
-    with open_run_folder(folder, settings, lambda: _facts(run), replace=replace):
+    sources = sources_of(settings.composed)
+    _say_chosen(run, say)
+    with open_run_folder(folder, settings.composed, identity(settings), lambda: _facts(run), replace=replace):
         try:
-            record = _run(run, command, folder, say, bar)
+            record = _run(run, folder, say, bar)
         except UnmeasuredError:
             from experiments.profile.command import measure_cpu  # loads torch
 
             say(f"view.cost: measuring this CPU with model={run.spec.name}, once, into {cpu_profile(run.spec)}")
             measure_cpu(run.spec)
             began, run = time.perf_counter(), assemble(settings)
-            _say_chosen(run, command, lambda line: None)
-            record = _run(run, command, folder, say, bar)
+            record = _run(run, folder, say, bar)
         requests = run.streamed.run.served() if run.streamed else collect_served(record)
         figures = figures_of(run, record, requests)
         if bounds is not None:
             figures["regret"] = regret(run.requests, requests, bounds)
         about = {
-            **about_run(run, settings, command),
+            **about_run(run),
             "mean_waiting": requests.mean_waiting,
             "code": sources,
             "wall_seconds": time.perf_counter() - began,
@@ -133,10 +114,10 @@ def bounds_of(run: Run) -> Callable[[Sequence[Request]], Bounds]:
     return bounds
 
 
-def _run(run: Run, command: Command, folder: Path, say: Callable[[str], None], bar: bool) -> RunRecord:
+def _run(run: Run, folder: Path, say: Callable[[str], None], bar: bool) -> RunRecord:
     """Serves the requests to their end. The record of a streamed run is empty."""
     shown = progress(run.settings.progress if bar else "off", len(run.requests), run.backend.simulated, say)
-    with closing(run.server), _decisions_of(run, command, folder), shown as on_step:
+    with closing(run.server), _decisions_of(run, folder), shown as on_step:
         gc.freeze()  # settings and requests outlive the run: the collector need not traverse them
         if run.streams:
             return _stream(run, folder, on_step)
@@ -176,7 +157,7 @@ def _facts(run: Run) -> dict[str, Any]:
     return {"accounts": inventory._asdict(), "accounts_add_up": whole}
 
 
-def _decisions_of(run: Run, command: Command, folder: Path) -> AbstractContextManager[None]:
+def _decisions_of(run: Run, folder: Path) -> AbstractContextManager[None]:
     """Writes the run's decisions inside the `with` if `decisions=true`."""
     if not run.settings.decisions:
         return nullcontext()
@@ -186,8 +167,7 @@ def _decisions_of(run: Run, command: Command, folder: Path) -> AbstractContextMa
 
     if run.settings.hardware == CPU and (measured := cpu_profile(run.spec)).is_file():
         copy(measured, folder / PROFILE)  # for a replay on another machine
-    given = [*command.options, *command.overrides]
-    return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, given)
+    return write_decisions(folder / DECISIONS, run.engine.engines[0], run.requests, run.settings.overrides)
 
 
 def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
@@ -200,34 +180,33 @@ def _decoder(run: Run) -> Callable[[Sequence[int]], str] | None:
     return decode
 
 
-def _say_chosen(run: Run, command: Command, say: Callable[[str], None]) -> None:
-    stated = {override.partition("=")[0] for override in command.overrides}
-    if run.backend.name == "cpu" and "model" in command.choices and "model" not in stated:
-        run.chosen.setdefault("model", f"{run.spec.name} (the default of backend=cpu)")
+def _say_chosen(run: Run, say: Callable[[str], None]) -> None:
     if run.chosen:
         say("chosen: " + ", ".join(f"{key}={value}" for key, value in run.chosen.items()))
 
 
-def about_run(run: Run, settings: Mapping[str, Any], command: Command) -> dict[str, Any]:
+def about_run(run: Run) -> dict[str, Any]:
     """Returns the origin of the figures: what was chosen, the hardware, the versions."""
-    policy, choices = settings["policy"], command.choices
+    settings, choices = run.settings.composed, run.settings.choices
+    policy = settings["policy"]
     chunks = policy.get("chunking") is not None
     own = {} if policy.get("chunking") != settings["chunking"] else choices
     chunking = option_name(own, "chunking", policy["chunking"]) if chunks else None
     if run.chosen.get("chunking") is not None:
         chunking = "pd_aware"
     return {
+        "identity": identity(run.settings),
         "policy": option_name(choices, "policy", policy),
         "policy_target": policy["_target_"],
         "chunking": chunking,
         "chunk": _chunk(settings, choices),
         "workload": option_name(choices, "workload", settings["workload"]),
         "model": run.spec.name,
-        "runtime": choices.get("runtime", "async" if settings["runtime"]["asynchronous"] else "sync"),
+        "runtime": run.settings.runtime.name,
         "backend": run.backend.name,
         "simulated": run.backend.simulated,
         "hardware": run.backend.hardware(run.cost.profile),
-        "execution": run.backend.facts(run.engine.executor, run.cost, settings["runtime"]["asynchronous"])
+        "execution": run.backend.facts(run.engine.executor, run.cost, run.settings.runtime.asynchronous)
         | _stages(run.engine.record),
         "limits": {
             "batch": run.limits.max_batch,
@@ -238,7 +217,7 @@ def about_run(run: Run, settings: Mapping[str, Any], command: Command) -> dict[s
         "chosen": run.chosen,
         "requests": len(run.requests),
         "output_lengths_known": run.totals.lengths_known,  # to policies, by `max_new_tokens`
-        "overrides": list(command.overrides),
+        "overrides": list(run.settings.overrides),
         "date": now(),
         "commit": commit(),
         "versions": versions(),

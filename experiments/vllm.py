@@ -22,9 +22,8 @@ from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter, make_scheduler
 from cbatch.vllm.settings import Mode
 from experiments.check.scenario import Arrival, Scenario, play
-from experiments.settings.assemble import make_model, make_policy
 from experiments.settings.command_line import check_given_once, values_by_key
-from experiments.settings.composition import compose_run
+from experiments.settings.composition import compose_keys
 from experiments.settings.error_lines import one_line
 from experiments.settings.hardware import cost_model
 from experiments.settings.settings import GROUPS, read_settings
@@ -86,15 +85,14 @@ def make_adapter(overrides: Sequence[str], tensor_parallel: int = 1) -> Adapter:
     if "policy" not in given:
         raise ConfigError("policy: is missing; give policy=NAME")
     settings = read_settings(config)
-    policy = make_policy(config, settings, {})
-    if "model" not in given and _predicts(lambda: make_policy(config, settings, {})):
+    if "model" not in given and _predicts(settings.policy):
         raise ConfigError("model: is missing; the policy predicts iterations: give model=NAME and hardware=NAME")
     batch = settings.batch if "batch" in given else None
     recorder = None if keys.record is None else _recorder(Path(keys.record), config, overrides)
-    adapter = Adapter(policy, keys.mode, batch=batch, patience=settings.patience, recorder=recorder)
+    adapter = Adapter(settings.policy(), keys.mode, batch=batch, patience=settings.patience, recorder=recorder)
     if "model" not in given:
         return adapter
-    cost = cost_model(settings.hardware, make_model(config, {}), Topology(tensor_parallel), max_batch=batch)
+    cost = cost_model(settings.hardware, settings.model, Topology(tensor_parallel), max_batch=batch)
     return replace(adapter, cost=cost, tile=cost.profile.ceilings.tile)
 
 
@@ -118,7 +116,8 @@ def predictions(overrides: Sequence[str], batch: int) -> ProfileCost:
     given, _, config = _compose(overrides)
     if "model" not in given:
         raise ConfigError("model: is missing; give model=NAME, and hardware=NAME of a profile")
-    return cost_model(read_settings(config).hardware, make_model(config, {}), max_batch=batch)
+    settings = read_settings(config)
+    return cost_model(settings.hardware, settings.model, max_batch=batch)
 
 
 def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Keys, dict[str, Any]]:
@@ -132,7 +131,7 @@ def _compose(overrides: Sequence[str]) -> tuple[Mapping[str, Sequence[str]], Key
             raise ConfigError(f"{key}: no such key; did you mean vllm.{key}?")
         if (first := key.partition(".")[0].partition("@")[0]) not in _KEYS:
             raise ConfigError(f"{key}: is decided by vLLM, or unknown; {nearest(first, _KEYS)}")
-    config = dict(compose_run(*overrides, name="vllm"))
+    config = compose_keys(*overrides, name="vllm")
     return given, read(Keys, config.pop("vllm"), "vllm."), config
 
 

@@ -5,14 +5,14 @@ decodes come prompts of the least relative slack, with the largest chunks that k
 at most one is long (longer than the target alone), with no more than a share 1 - slack of it. docs/policies/lars.md: where this differs.
 """
 
-from cbatch import BatchShape, ConfigError, Plan, PlanBuilder, Request, View
+from cbatch import BatchShape, ConfigError, Described, Plan, PlanBuilder, Request, View
 from policies.chunking.target_time import largest_chunk
 from policies.shared.falling_queue import FallingQueue
 
 NEAREST = 64  # waiting requests that a plan considers
 
 
-class LARS:
+class LARS(Described):
     steady = False  # said anew with each plan: while nobody waits
 
     def __init__(self, target: float = 0.1, ttft: float = 10.0) -> None:

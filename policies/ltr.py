@@ -11,12 +11,12 @@ from it: what is swapped to host memory there is recomputed here. Ties: arrival.
 
 from collections import OrderedDict
 
-from cbatch import ConfigError, Plan, Refusal, Request, View
+from cbatch import ConfigError, Described, Plan, Refusal, Request, View
 from policies.predictors import Predictor
 from policies.shared.waiting import WaitingQueue
 
 
-class LTR:
+class LTR(Described):
     steady = False  # said anew with each plan: while nobody waits
 
     def __init__(self, predictor: Predictor, starvation: float = 200, period: int = 10) -> None:

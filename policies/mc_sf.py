@@ -9,19 +9,19 @@ Differs from the paper: outputs longer than predicted, and blocks of several tok
 running request is preempted. Ties: arrival.
 """
 
-from cbatch import ConfigError, Plan, Request, View
+from cbatch import ConfigError, Described, Plan, Request, View
 from policies.predictors import Predictor
 from policies.shared.future_memory import most_held
 from policies.shared.waiting import WaitingQueue
 
 
-class McSf:
+class McSf(Described):
     steady = False  # said anew with each plan: while nobody waits
 
     def __init__(self, predictor: Predictor, order: str = "shortest") -> None:
         if order not in ("shortest", "arrival"):
             raise ConfigError(f"policy.order={order}: choose shortest (MC-SF) or arrival (MC-Benchmark)")
-        self.predictor = predictor
+        self.predictor, self.order = predictor, order
         self._queue = WaitingQueue(predictor.output if order == "shortest" else lambda request: request.id)
 
     def plan(self, view: View) -> Plan:

@@ -9,13 +9,13 @@ of queue 0. Source: the code (LLMServe/FastServe, fastserve/scheduler.py). docs/
 
 from collections import OrderedDict
 
-from cbatch import BatchShape, ConfigError, Plan, Request, StepRecord, View
+from cbatch import BatchShape, ConfigError, Described, Plan, Request, StepRecord, View
 from policies.shared.quanta import Quanta
 from policies.shared.step_times import shape_of
 from policies.shared.waiting import WaitingQueue
 
 
-class MLFQ:
+class MLFQ(Described):
     steady = False  # said anew with each plan: while one request is alone
 
     def __init__(self, quantum: float = 0.01, skip_join: bool = True, promote_after: float = 3.0) -> None:

@@ -8,10 +8,10 @@ Differs from the paper: attention of several requests runs in one kernel, where 
 ("selective batching"); iterations in flight are the engine's matter, not the policy's. Orca's code is not public.
 """
 
-from cbatch import Plan, View
+from cbatch import Described, Plan, View
 
 
-class Orca:
+class Orca(Described):
     steady = True
 
     def plan(self, view: View) -> Plan:

@@ -15,7 +15,7 @@ Source: the paper and the code (ModelTC/lightllm, future_past_router); docs/poli
 from collections.abc import Sequence
 from random import Random
 
-from cbatch import ConfigError, Plan, Request, View
+from cbatch import ConfigError, Described, Plan, Request, View
 from policies.predictors import Oracle
 from policies.shared.future_memory import EndedLengths, draw_left, most_held
 
@@ -23,7 +23,7 @@ ADMISSIONS = ("past_future", "aggressive", "conservative", "optimum")
 WATERMARK = 0.01
 
 
-class PastFuture:
+class PastFuture(Described):
     steady = False  # said anew with each plan: while nobody waits
 
     def __init__(
@@ -42,7 +42,8 @@ class PastFuture:
         if admission not in ADMISSIONS or window < 1 or not 0 <= reserve < 1 or draws < 1:
             known = ", ".join(ADMISSIONS)
             raise ConfigError(f"policy: need {admission=} in {known}, {window=} and {draws=} >= 1, 0 <= {reserve=} < 1")
-        self.admission, self.reserve, self.draws = admission, reserve, draws
+        self.admission, self.window, self.reserve, self.draws = admission, window, reserve, draws
+        self.seed, self.history = seed, history
         self._random, self._oracle, self._ended = Random(seed), Oracle(), EndedLengths(window, history)
 
     def plan(self, view: View) -> Plan:

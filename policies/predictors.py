@@ -11,12 +11,14 @@ from math import exp, pi, sqrt
 from random import Random
 from weakref import WeakKeyDictionary
 
-from cbatch import ConfigError, Request
+from cbatch import ConfigError, Described, Request
 from cbatch.request import spec_of
 
 
-class Predictor:
+class Predictor(Described):
     """Without a model: the workload's `predicted_new_tokens`, or the limit that the client gave (`predictor=none`)."""
+
+    inlined = True  # has no arguments: it is not printed
 
     def output(self, request: Request) -> float:
         """Predicted output tokens in all, as far as the request has come now; at least one more than it has."""
@@ -129,6 +131,7 @@ class History(Predictor):
     """The mean output of the last `window` requests that ended; before any has, the limit."""
 
     def __init__(self, window: int = 200) -> None:
+        self.window = window
         self._ended: deque[int] = deque(maxlen=window)
 
     def observe(self, request: Request) -> None:

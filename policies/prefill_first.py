@@ -8,10 +8,10 @@ and not refused; decodes go on as long as the blocks that they need are free, wh
 running request; and preempted requests are always recomputed, never swapped.
 """
 
-from cbatch import ConfigError, Plan, View
+from cbatch import ConfigError, Described, Plan, View
 
 
-class PrefillFirst:
+class PrefillFirst(Described):
     steady = True
 
     def __init__(self, watermark: float = 0.01) -> None:

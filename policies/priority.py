@@ -36,7 +36,7 @@ class Priority(VllmV1):
     def waiting(self, view: View) -> Iterable[Request]:
         return self._queue.in_order(view)
 
-    def victim(self, running: list[Request], view: View) -> Request:
+    def next_victim(self, running: list[Request], view: View) -> Request:
         return max(running, key=lambda request: (self._urgency(request), request.arrival_time, request.id))
 
     def _urgency(self, request: Request) -> int:

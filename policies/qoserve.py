@@ -8,7 +8,7 @@ code (microsoft/sarathi-serve, niyama_asplos2026, deadline_scheduler.py). docs/p
 
 from heapq import merge
 
-from cbatch import ConfigError, Limits, Plan, Request, StepRecord, View
+from cbatch import ConfigError, Described, Limits, Plan, Request, StepRecord, View
 from policies.chunking import ChunkSelector
 from policies.predictors import Predictor
 from policies.shared.deadlines import deadline, misses
@@ -19,7 +19,7 @@ ORDERS = ("hybrid", "edf", "srpf", "fcfs")
 SMOOTHING, FIRST_RATE = 0.995, 8500.0  # prompt tokens per second
 
 
-class QoServe:
+class QoServe(Described):
     steady = False  # said anew with each plan: while nobody waits
 
     def __init__(

@@ -12,10 +12,10 @@ what it costs.
 
 from itertools import islice
 
-from cbatch import Plan, Request, View
+from cbatch import Described, Plan, Request, View
 
 
-class RequestLevel:
+class RequestLevel(Described):
     steady = True
 
     def __init__(self) -> None:

@@ -9,11 +9,11 @@ Differs from the paper: a prompt's last chunk is what is left of it, so the last
 
 from itertools import chain, islice
 
-from cbatch import Limits, Plan, Request, View, is_steady
+from cbatch import Described, Limits, Plan, Request, View, is_steady
 from policies.chunking import ChunkSelector
 
 
-class Sarathi:
+class Sarathi(Described):
     def __init__(self, chunking: ChunkSelector) -> None:
         self.chunking = chunking
 

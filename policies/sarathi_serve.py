@@ -12,11 +12,11 @@ tokens. The last chunk of a prompt is not aligned to tiles.
 from collections.abc import Iterable
 from itertools import chain
 
-from cbatch import Limits, Plan, PlanBuilder, Request, View, is_steady
+from cbatch import Described, Limits, Plan, PlanBuilder, Request, View, is_steady
 from policies.chunking import ChunkSelector
 
 
-class SarathiServe:
+class SarathiServe(Described):
     def __init__(self, chunking: ChunkSelector) -> None:
         self.chunking = chunking
 

@@ -7,7 +7,7 @@ shortest first; then other decodes. Where a decode finds no KV block, the prompt
 slai_scheduler.py); docs/policies/slai.md says where this differs.
 """
 
-from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, StepRecord, View
+from cbatch import ConfigError, Described, Plan, PlanBuilder, Refusal, Request, StepRecord, View
 from policies.chunking.budget import check_budget
 from policies.shared.deadlines import LastTimes
 from policies.shared.step_times import StepTimes
@@ -16,7 +16,7 @@ from policies.shared.waiting import WaitingQueue
 MOST_CRITICAL, CROWDED, EARLY, LATE = 128, 0.96, 10.0, 5.0
 
 
-class Slai:
+class Slai(Described):
     def __init__(
         self,
         budget: int = 512,
@@ -29,7 +29,7 @@ class Slai:
         check_budget(budget)
         if order not in {"spf", "fcfs"} or budget < 1 or not tbt > 0:
             raise ConfigError(f"policy: {order=} must be spf or fcfs, {budget=} at least 1, {tbt=} above 0")
-        self.budget, self.order, self.offset, self.by_priority = budget, order, offset, by_priority
+        self.budget, self.order, self.offset, self.tbt, self.by_priority = budget, order, offset, tbt, by_priority
         self._queue, self._last, self._times = WaitingQueue(self._urgency), LastTimes(tbt), StepTimes()
         self._served: dict[Request, int] = {}  # iteration of the last chunk
 

@@ -12,6 +12,7 @@ Ties among victims: the newest admitted.
 """
 
 from collections.abc import Iterable
+from math import inf
 
 from cbatch import ConfigError, Plan, PlanBuilder, Request, View, is_steady
 from policies.chunking import ChunkSelector
@@ -69,3 +70,12 @@ class Trail(SarathiServe):
         for place, request in enumerate(view.running):
             if request.num_new_tokens <= self.c * self._first[request]:
                 yield self.predictor.remaining(request), place, request
+
+
+class Srpt(Trail):
+    """Preempts at any time: c = inf."""
+
+    steady = False  # said anew with each plan, as in Trail
+
+    def __init__(self, chunking: ChunkSelector, predictor: Predictor, c: float = inf, margin: float = 0.0) -> None:
+        super().__init__(chunking, predictor, c, margin)

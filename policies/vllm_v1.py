@@ -14,13 +14,13 @@ Of the RFC and the PR only the abstracts were read. docs/policies/vllm_v1.md say
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
-from cbatch import ConfigError, Plan, PlanBuilder, Refusal, Request, View
+from cbatch import ConfigError, Described, Plan, PlanBuilder, Refusal, Request, View
 from policies.chunking.budget import check_budget
 
 VICTIMS = ("last", "lcf", "cost")
 
 
-class VllmV1:
+class VllmV1(Described):
     steady = True
 
     def __init__(self, budget: int, long_prefill: int = 0, victim: str = "last") -> None:
@@ -28,7 +28,8 @@ class VllmV1:
         check_budget(budget)
         if budget < 1 or long_prefill < 0 or victim not in VICTIMS:
             raise ConfigError(f"policy: need {budget=} >= 1, {long_prefill=} >= 0, {victim=} in {', '.join(VICTIMS)}")
-        self.budget, self.long_prefill, self.rule = budget, long_prefill or budget, victim
+        self.budget, self.long_prefill, self.victim = budget, long_prefill, victim
+        self._most_of_one = long_prefill or budget
         self._num_tokens_at_admission: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
 
     def plan(self, view: View) -> Plan:
@@ -40,18 +41,18 @@ class VllmV1:
             for request in self.waiting(view):
                 if not (tokens := self._tokens(request, plan)) or not plan.add(request, tokens, whole=True):
                     break
-                if self.rule == "cost":
+                if self.victim == "cost":
                     self._num_tokens_at_admission[request] = request.num_tokens
         return plan.build()
 
     def waiting(self, view: View) -> Iterable[Request]:
         return view.waiting
 
-    def victim(self, running: list[Request], view: View) -> Request:
+    def next_victim(self, running: list[Request], view: View) -> Request:
         """The next to be preempted of these, which are in the order of admission."""
-        if self.rule == "lcf":
+        if self.victim == "lcf":
             return min(reversed(running), key=lambda request: request.num_computed)
-        if self.rule == "cost":
+        if self.victim == "cost":
             known = self._num_tokens_at_admission
             if generated := [request for request in reversed(running) if request.num_tokens > known.get(request, 0)]:
                 return max(generated, key=lambda request: self._reclaimed(request, view))
@@ -69,14 +70,14 @@ class VllmV1:
             if plan.refusal is not Refusal.BLOCKS or plan.wait_for_blocks(request, tokens):
                 break
             preempted = {*plan.plan.preempt}
-            victim = self.victim([other for other in view.running if other not in preempted], view)
+            victim = self.next_victim([other for other in view.running if other not in preempted], view)
             plan.preempt(victim)
             if victim is request:
                 return False
         return True
 
     def _tokens(self, request: Request, plan: PlanBuilder) -> int:
-        return min(request.num_ready, self.budget - plan.num_tokens, self.long_prefill)
+        return min(request.num_ready, self.budget - plan.num_tokens, self._most_of_one)
 
     def _reclaimed(self, request: Request, view: View) -> float:
         progress = 1 - request.num_new_tokens / request.max_new_tokens

@@ -10,12 +10,12 @@ Running requests are never preempted: their limit is reserved at admission. Ties
 paper's algorithm from secondary notes, the code (Ying1123/VTC-artifact) directly. Differs as docs/policies/vtc.md says.
 """
 
-from cbatch import ConfigError, Plan, Request, View
+from cbatch import ConfigError, Described, Plan, Request, View
 from policies.predictors import Predictor
 from policies.shared.clients import RateLimit, clients_by
 
 
-class VTC:
+class VTC(Described):
     steady = False  # said anew with each plan: while nobody waits, if sums of charges do not depend on their grouping
 
     def __init__(
@@ -35,13 +35,13 @@ class VTC:
         charge_first: charge first output tokens, as the paper's definition does. rpm: requests of a client that are let in
         within 60 s; others are rejected. None: all.
         """
-        weights = weights or {}
-        all_weights = (prompt_weight, output_weight, *weights.values())
+        all_weights = (prompt_weight, output_weight, *(weights or {}).values())
         if not all(isinstance(one, int | float) and one > 0 for one in all_weights):
             raise ConfigError(f"policy.{weights=}, {prompt_weight=}, {output_weight=}: weights must be above 0")
         self.predictor, self.predict, self.charge_first = predictor, predict, charge_first
         self.prompt_weight, self.output_weight, self._limit = prompt_weight, output_weight, RateLimit(rpm)
-        self._clients = clients_by(order, weights, lift, quantum)
+        self.lift, self.weights, self.order, self.quantum, self.rpm = lift, weights or None, order, quantum, rpm
+        self._clients = clients_by(order, weights or {}, lift, quantum)
         self._exact = not (weights or predict) and all(float(one).is_integer() for one in (*all_weights, quantum))
         self.counters = self._clients.counters
         self._arrived: list[Request] = []  # since the last plan

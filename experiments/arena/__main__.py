@@ -14,10 +14,10 @@ from omegaconf import DictConfig
 from cbatch import ConfigError
 from cbatch.validation import Switch, parse
 from experiments.arena import markdown, web
-from experiments.arena.cell import CELL, Keys, cell_line, measure
+from experiments.arena.cell import CELL, Cell, CellKeys, cell_line, measure
 from experiments.arena.rows import read_board
 from experiments.capacity.__main__ import COMMAND as OF_CAPACITY
-from experiments.capacity.command import split
+from experiments.capacity.command import read_simulated
 from experiments.capacity.folder import CAPACITY
 from experiments.job import Work, run_job
 from experiments.run import Command, main
@@ -25,7 +25,8 @@ from experiments.settings.command_line import HELP
 from experiments.store.provenance import write_text
 from experiments.sweep import sweep_folder
 
-_WORK = Work(CELL.read_finished, measure, str, cell_line, "_arena", ("cell.",))
+_READ = partial(read_simulated, Cell, CellKeys)
+_WORK = Work(_READ, CELL.read_finished, measure, str, cell_line, "_arena", ("cell.",))
 _OF_CELLS, _OF_CAPACITY = ("load=", "replications=", "requests="), ("accuracy=", "attainment=", "cores=", "definition=")
 _SLOS = "slo=strict,relaxed"
 _TITLE = "Arena of scheduling policies"
@@ -40,7 +41,7 @@ def _count(root: Path) -> str:
     return f"{number} cell{'' if number == 1 else 's'}"
 
 
-COMMAND = Command("arena", _job, CELL.folders, _count, check=partial(split, Keys))
+COMMAND = Command("arena", _job, CELL.folders, _count, check=_READ)
 
 
 def arena(arguments: list[str]) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from cbatch import SLO, KVSize, Limits, Plan, Policy, Request, RequestSpec, Server, View
 from cbatch.sim import ProfileCost, SimExecutor, load_profile
 from experiments.bench.sim import SPEC
-from experiments.settings.composition import policy_names, policy_of
+from experiments.settings.composition import compose_run, policy_names
 
 RUNNING, WAITING = 256, (10_000, 100_000)
 WARM_UP, REPEATS, PLANS = 100, 3, 100
@@ -69,7 +69,10 @@ def _asks(count: int) -> list[RequestSpec]:
 
 def _once(name: str, asked: Sequence[RequestSpec]) -> dict[str, float]:
     """Returns the median of a plan, the least of `REPEATS` measurements in one run, and the mean of all plans."""
-    policy, profile = Timed(policy_of(f"policy={name}", *KEYS, *OWN_KEYS.get(name, ()))[0]), load_profile("h200")
+    policy, profile = (
+        Timed(compose_run(f"policy={name}", *KEYS, *OWN_KEYS.get(name, ())).policy()),
+        load_profile("h200"),
+    )
     cost = ProfileCost(profile, SPEC)
     server = Server(
         SimExecutor(cost, profile.host(asynchronous=True)), Limits(RUNNING, 8192, 1024), cost, KVSize(RUNNING * 64, 16)

@@ -8,13 +8,14 @@ from functools import partial
 
 from omegaconf import DictConfig
 
-from experiments.capacity.command import Keys, measure, split
+from experiments.capacity.command import Search, SearchKeys, measure, read_simulated
 from experiments.capacity.folder import CAPACITY
 from experiments.capacity.report import capacity_line, capacity_table, capacity_text
 from experiments.job import Work, run_job
 from experiments.run import Command, main
 
-_WORK = Work(CAPACITY.read_finished, measure, capacity_text, capacity_line, "_capacity", ("capacity.",))
+_READ = partial(read_simulated, Search, SearchKeys)
+_WORK = Work(_READ, CAPACITY.read_finished, measure, capacity_text, capacity_line, "_capacity", ("capacity.",))
 
 
 def _job(config: DictConfig) -> float | None:
@@ -27,7 +28,7 @@ COMMAND = Command(
     CAPACITY.folders,
     capacity_table,
     alone="simulations that ended are kept if output=FOLDER was given; the same command goes on from them",
-    check=partial(split, Keys),
+    check=_READ,
 )
 
 if __name__ == "__main__":

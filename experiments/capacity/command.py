@@ -7,14 +7,13 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from inspect import get_annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from cbatch import SLO, ConfigError
-from cbatch.validation import Give, positive, read, whole
+from cbatch.validation import Give, positive, whole
 from experiments.capacity.definitions import Criterion, Rule
 from experiments.capacity.estimate import Shares, alone, by_replication
 from experiments.capacity.folder import CAPACITY, Simulations, open_simulations
@@ -27,25 +26,26 @@ from experiments.capacity.replications import (
     replicate,
     simulate,
 )
-from experiments.capacity.search import LEAST, Found, Search, Wanted, shares_of
-from experiments.serve import Command, about_run
+from experiments.capacity.search import LEAST, Found, Wanted, shares_of
+from experiments.capacity.search import Search as CapacitySearch
+from experiments.serve import about_run
 from experiments.settings.assemble import assemble
-from experiments.settings.backends import Simulated
-from experiments.settings.construct import construct
+from experiments.settings.identity import identity
+from experiments.settings.settings import Keys, Settings, read_as
 from experiments.store.intervals import CONFIDENCE
 from experiments.store.sources import sources_of
 
 _REQUESTS, _PIECES = 2000, 20
 FEWEST_REQUESTS, _MOST_REQUESTS = 20, 1_000_000
-T = TypeVar("T")
+S = TypeVar("S", bound=Settings)
 REQUESTS = f"auto, or a whole number from {FEWEST_REQUESTS} to {_MOST_REQUESTS}"
 
 Share = Annotated[float, Field(gt=0, lt=1, strict=True), Give("a share between 0 and 1, as in 0.99")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keys:
-    """The keys of conf/capacity.yaml."""
+class SearchKeys(Keys):
+    """The root keys with those of conf/capacity.yaml."""
 
     slo: SLO
     definition: Literal["joint", "sarathi_serve", "vidur", "distserve", "qoserve"]
@@ -55,15 +55,16 @@ class Keys:
     accuracy: Annotated[float, positive("0.03 for ±3%")]
     cores: Annotated[Literal["auto"] | Annotated[int, whole(1, 1024)], Give("auto, or a whole number from 1 to 1024")]
 
+    without_effect = (*Keys.without_effect, "cores")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(SearchKeys, Settings):
+    """The settings of a search."""
+
 
 def measure(
-    settings: Mapping[str, Any],
-    folder: Path,
-    command: Command = Command(),  # noqa: B008 - frozen
-    *,
-    replace: bool = False,
-    say: Callable[[str], None] = print,
-    bar: bool = True,
+    settings: Search, folder: Path, *, replace: bool = False, say: Callable[[str], None] = print, bar: bool = True
 ) -> dict[str, Any]:
     """Searches a capacity and writes its folder; returns what capacity.json holds. The arguments are those of `serve`.
 
@@ -71,57 +72,55 @@ def measure(
         CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be found.
     """
     began = time.perf_counter()
-    keys, run_settings = split(Keys, settings)
-    rule = Rule(keys.definition, keys.slo, keys.attainment, bool(run_settings["workload"].get("tiers")))
-    wanted = _wanted(keys, run_settings["workload"], rule)
-    if run_settings["bounds"] and keys.definition != "joint":
+    rule = Rule(settings.definition, settings.slo, settings.attainment, bool(getattr(settings.workload, "tiers", None)))
+    wanted = _wanted(settings, rule)
+    if settings.bounds and settings.definition != "joint":
         problem = (
-            f"definition={keys.definition} does not ask for all objectives of the same requests, as the bound does"
+            f"definition={settings.definition} does not ask for all objectives of the same requests, as the bound does"
         )
         raise ConfigError(f"bounds=true: {problem}; give definition=joint, or bounds=false")
-    natural_rate(run_settings["workload"], wanted.requests)  # it has one
-    run = assemble(replicate(run_settings, 0, 1.0, wanted.requests))
-    code = sources_of(run_settings)
-    about = {**about_run(run, run_settings, command), "slo": slo_name(command), "code": code}
-    with open_simulations(folder, settings, code) as simulations, _pool(keys, bar) as pool:
+    natural_rate(settings.workload, wanted.requests)  # it has one
+    run = assemble(replicate(settings, 0, 1.0, wanted.requests))
+    code = sources_of(settings.composed)
+    about = {**about_run(run), "identity": identity(settings), "slo": slo_name(settings), "code": code}
+    with open_simulations(folder, settings, code) as simulations, _pool(settings.cores, bar) as pool:
         if simulations.resumed:
             say(f"{simulations.resumed} simulations of an earlier search are kept")
-        work = partial(simulate, run_settings, rule)
-        search = Search(wanted, partial(_simulate, pool, work, simulations), say)
+        work = partial(simulate, settings, rule)
+        search = CapacitySearch(wanted, partial(_simulate, pool, work, simulations), say)
         found = search.run()
         about["wall_seconds"] = time.perf_counter() - began
         about["execution"]["iterations_outside_measured_range"] = sum(each.outside for each in search.outcomes)
         simulated = shares_of(search.outcomes, rule.criteria)
-        summary = {"about": about, "capacity": figures(found, keys, [*simulations], simulated)}
+        summary = {"about": about, "capacity": figures(found, settings, [*simulations], simulated)}
         summary |= _details(found, rule.criteria)
-        if run_settings["bounds"]:
-            summary["regret"] = _regret(found, run_settings, rule)
-        CAPACITY.write(folder, summary, settings)
+        if settings.bounds:
+            summary["regret"] = _regret(found, settings, rule)
+        CAPACITY.write(folder, summary, settings.composed)
     return summary
 
 
-def split(kind: type[T], settings: Mapping[str, Any]) -> tuple[T, dict[str, Any]]:
-    """The keys of a command that simulates runs, a dataclass, and the settings of a run.
+def read_simulated(kind: type[S], keys: type[Keys], config: Mapping[str, Any], **given: Any) -> S:
+    """Returns the settings of a command that simulates runs; the arguments are those of `read_as`.
 
     Raises:
-        ConfigError: an unknown key, a value out of range, or another backend than a simulated one.
+        ConfigError: as `read_as`; a backend that is not simulated.
     """
-    own = {name: settings[name] for name in get_annotations(kind)}
-    keys, others = read(kind, own), {key: value for key, value in settings.items() if key not in own}
-    if not isinstance(backend := construct("backend", others["backend"], needs=("name",)), Simulated):
-        raise ConfigError(f"backend={backend.name}: this command simulates; give backend=sim")
-    return keys, others
+    settings = read_as(kind, keys, config, **given)
+    if not settings.backend.simulated:
+        raise ConfigError(f"backend={settings.backend.name}: this command simulates; give backend=sim")
+    return settings
 
 
-def slo_name(command: Command) -> str:
-    """The objectives of a command: the name of their file, and the keys that it changes."""
-    changed = [override for override in command.overrides if override.startswith("slo.")]
-    name = command.choices.get("slo", "none")
+def slo_name(settings: Settings) -> str:
+    """Returns the objectives: the name of their file, and the keys that the command line changes."""
+    changed = [override for override in settings.overrides if override.startswith("slo.")]
+    name = settings.choices.get("slo", "none")
     return " ".join(changed if name == "none" and changed else [name, *changed])
 
 
-def _wanted(keys: Keys, workload: Mapping[str, Any], rule: Rule) -> Wanted:
-    definition, recorded = rule.definition, num_recorded(workload)
+def _wanted(keys: Search, rule: Rule) -> Wanted:
+    definition, recorded = rule.definition, num_recorded(keys.workload)
     requests = keys.requests
     if requests == "auto":
         pieces = _REQUESTS if recorded is None else max(recorded // _PIECES, FEWEST_REQUESTS)
@@ -135,14 +134,14 @@ def _wanted(keys: Keys, workload: Mapping[str, Any], rule: Rule) -> Wanted:
         remedy = f"requests={fits}, or a longer trace" if fits >= FEWEST_REQUESTS else longer
         raise ConfigError(f"requests={requests}: {problem}; give {remedy}")
     grows = keys.requests == "auto" and warmup is None
-    queue = queue_of(workload)
+    queue = queue_of(keys.workload)
     return Wanted(rule.criteria, requests, keys.replications, keys.accuracy, warmup, recorded, grows, queue)
 
 
 @contextmanager
-def _pool(keys: Keys, alone: bool) -> Iterator[ProcessPoolExecutor | None]:
+def _pool(wanted: int | str, alone: bool) -> Iterator[ProcessPoolExecutor | None]:
     """Processes that simulate; None for one core: this process. alone: no launcher runs other searches beside this one."""
-    cores = keys.cores if keys.cores != "auto" else (os.cpu_count() or 1) if alone else 1
+    cores = int(wanted) if wanted != "auto" else (os.cpu_count() or 1) if alone else 1
     if cores == 1:
         yield None
         return
@@ -170,7 +169,7 @@ def _simulate(
     return [outcome for outcome in map(simulations.find, keys) if outcome is not None]
 
 
-def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], simulated: Sequence[Shares]) -> dict[str, Any]:
+def figures(found: Found, keys: Search, outcomes: Sequence[Outcome], simulated: Sequence[Shares]) -> dict[str, Any]:
     """What is reported of a capacity. outcomes: all that its folder holds, of the bracket too. simulated: by criterion, as they came."""
     return {
         "requests_per_second": found.rate,
@@ -189,7 +188,7 @@ def figures(found: Found, keys: Keys, outcomes: Sequence[Outcome], simulated: Se
     }
 
 
-def _regret(found: Found, settings: Mapping[str, Any], rule: Rule) -> dict[str, float]:
+def _regret(found: Found, settings: Settings, rule: Rule) -> dict[str, float]:
     """The capacity and its interval over the highest rate that any policy can sustain."""
     bound = highest_rate(settings, rule.criteria[0].level, len(found.shares[0].good), found.requests)
     return {

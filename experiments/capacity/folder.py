@@ -14,12 +14,14 @@ from typing import Any, TextIO
 from cbatch import CbatchError, ConfigError
 from experiments.capacity.replications import Outcome
 from experiments.capacity.search import TooFewError
+from experiments.settings.identity import identity
+from experiments.settings.settings import Settings
 from experiments.store.claim import claimed, make_folder
 from experiments.store.crash_report import UNFINISHED
 from experiments.store.result_file import ResultFile
-from experiments.store.run_folder import PLOTS, WITHOUT_EFFECT
+from experiments.store.run_folder import PLOTS
 
-CAPACITY = ResultFile("capacity.json", frozenset({"capacity"}), without=("cores",))
+CAPACITY = ResultFile("capacity.json", frozenset({"capacity"}))
 SIMULATIONS = "simulations.jsonl"
 
 _EFFORT = ("accuracy", "replications", "cores", "bounds")  # keys that do not affect a simulation
@@ -47,7 +49,7 @@ class Simulations:
 
 
 @contextmanager
-def open_simulations(folder: Path, settings: Mapping[str, Any], code: Mapping[str, Any]) -> Iterator[Simulations]:
+def open_simulations(folder: Path, settings: Settings, code: Mapping[str, Any]) -> Iterator[Simulations]:
     """Claims the folder and opens its simulations, with those made before if settings and code are the same.
 
     Nothing is left of a search that ends before its first simulation, or with an error but `TooFewError`.
@@ -59,13 +61,13 @@ def open_simulations(folder: Path, settings: Mapping[str, Any], code: Mapping[st
     others = {path.name for path in folder.iterdir()} - _FILES if folder.is_dir() else set()
     if any(not name.startswith(".") for name in others):
         raise ConfigError(f"{folder} contains files that do not belong to a search; choose another folder with output=")
-    effective = {key: value for key, value in settings.items() if key not in (*WITHOUT_EFFECT, *_EFFORT)}
-    new, head = not folder.exists(), _plain({"settings": effective, "code": code})
+    simulated = {key: value for key, value in identity(settings).items() if key not in _EFFORT}
+    new, head = not folder.exists(), {"settings": simulated, "code": code}
     path, useless = folder / SIMULATIONS, False
     make_folder(folder)
     try:
         with claimed(folder / UNFINISHED):
-            done = _read(path, head, keep=settings["other_code"] == "keep")
+            done = _read(path, head, keep=settings.other_code == "keep")
             (folder / CAPACITY.name).unlink(missing_ok=True)
             with path.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in chain([head], done.values()))
@@ -95,9 +97,3 @@ def _read(path: Path, head: Mapping[str, Any], keep: bool) -> dict[Any, Outcome]
         return {}
     found = [Outcome._make([*line[:4], tuple(map(tuple, line[4])), *line[5:]]) for line in lines[1:]]
     return {outcome[:4]: outcome for outcome in found}
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """As JSON returns them."""
-    plain: dict[str, Any] = json.loads(json.dumps(values))
-    return plain

@@ -5,9 +5,9 @@ every policy. Of a recorded trace it is the k-th piece, as there is nothing to d
 the drift of the rate over hours is taken out; bursts, lengths and their order stay as recorded.
 """
 
-import json
+import pickle
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -21,10 +21,9 @@ from experiments.capacity.definitions import Count, Rule, select
 from experiments.capacity.estimate import Floats
 from experiments.serve import bounds_of
 from experiments.settings.assemble import assemble
-from experiments.settings.construct import construct
+from experiments.settings.settings import Settings
 from experiments.workloads import OpenLoop, TraceReplay, Vocabulary, Workload
 
-Section = Mapping[str, Any]
 _NUM_FOR_RATE = 4  # replications whose mean rate is that of a random workload
 
 
@@ -47,20 +46,21 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Replication:
-    """A workload, for `assemble`: replication `number` of the one that `section` describes, in JSON.
+    """A workload, for `assemble`: replication `number` of another.
 
     rate: mean requests per second. num_requests: its length.
     """
 
-    section: str
+    workload: Workload
     number: int
     rate: float
     num_requests: int
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
-        specs = _replication(self.section, self.number, self.num_requests)
-        recorded = isinstance(_workload(self.section), TraceReplay)
-        natural = _mean_rate([specs], self.section) if recorded else _natural_rate(self.section, self.num_requests)
+        pickled = pickle.dumps(self.workload)
+        specs = _replication(pickled, self.number, self.num_requests)
+        recorded = isinstance(self.workload, TraceReplay)
+        natural = _mean_rate([specs], pickled) if recorded else _natural_rate(pickled, self.num_requests)
         factor, begin = natural / self.rate, specs[0].arrival_time
         return [
             Request.from_spec(replace(spec, id=id_, arrival_time=(spec.arrival_time - begin) * factor))
@@ -70,97 +70,96 @@ class Replication:
 
 @dataclass(frozen=True)
 class Together:
-    """A workload, for `assemble`: the requests of several replications at one request per second each, in JSON as in `Replication`."""
+    """A workload, for `assemble`: the requests of several replications at one request per second each."""
 
-    section: str
+    workload: Workload
     replications: int
     num_requests: int
 
     def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
+        pickled = pickle.dumps(self.workload)
         specs = chain.from_iterable(
-            _replication(self.section, number, self.num_requests) for number in range(self.replications)
+            _replication(pickled, number, self.num_requests) for number in range(self.replications)
         )
         return [Request.from_spec(replace(spec, id=id_)) for id_, spec in enumerate(specs)]
 
 
-def num_recorded(workload: Section) -> int | None:
+def num_recorded(workload: Workload) -> int | None:
     """How many requests a recorded trace has; None for a random workload."""
-    section = json.dumps(workload)
-    return len(_drawn(section, None, None)) if isinstance(_workload(section), TraceReplay) else None
+    return len(_drawn(pickle.dumps(workload), None, None)) if isinstance(workload, TraceReplay) else None
 
 
-def natural_rate(workload: Section, num_requests: int) -> float:
+def natural_rate(workload: Workload, num_requests: int) -> float:
     """Mean requests per second of a workload as its settings stand.
 
     Raises:
         ConfigError: all of its requests arrive together.
     """
-    return _natural_rate(json.dumps(workload), num_requests)
+    return _natural_rate(pickle.dumps(workload), num_requests)
 
 
-def queue_of(workload: Section) -> Draw | None:
+def queue_of(workload: Workload) -> Draw | None:
     """What draws the replications of a workload for `Control`; None where only whole requests can be drawn."""
-    section = json.dumps(workload)
-    drawn = _workload(section)
-    if not isinstance(drawn, OpenLoop):
+    if not isinstance(workload, OpenLoop):
         return None
+    pickled = pickle.dumps(workload)
 
     def draw(number: int, requests: int) -> tuple[Floats, Floats]:
-        trace = replace(drawn, seed=drawn.seed + number, num_requests=requests).trace()
+        trace = replace(workload, seed=workload.seed + number, num_requests=requests).trace()
         assert trace.arrival_time is not None, "of an open loop"
         work = (trace.prompt_tokens + trace.output_tokens).astype(float)
-        return (trace.arrival_time - trace.arrival_time[0]) * _natural_rate(section, requests), work
+        return (trace.arrival_time - trace.arrival_time[0]) * _natural_rate(pickled, requests), work
 
     return draw
 
 
 @lru_cache(maxsize=2)
-def _workload(section: str) -> Workload:
-    workload: Workload = construct("workload", json.loads(section), needs=("requests",))
+def _workload(pickled: bytes) -> Workload:
+    workload: Workload = pickle.loads(pickled)
     return workload
 
 
 @lru_cache(maxsize=8)
-def _drawn(section: str, number: int | None, num_requests: int | None) -> Sequence[RequestSpec]:
+def _drawn(pickled: bytes, number: int | None, num_requests: int | None) -> Sequence[RequestSpec]:
     """The requests of a workload with another seed and length; None keeps those of the settings."""
-    workload: Any = _workload(section)
+    workload: Any = _workload(pickled)
     if number is not None:
         workload = replace(workload, seed=workload.seed + number, num_requests=num_requests)
     return [spec_of(request) for request in workload.requests(None)]
 
 
-def _replication(section: str, number: int, num_requests: int) -> Sequence[RequestSpec]:
+def _replication(pickled: bytes, number: int, num_requests: int) -> Sequence[RequestSpec]:
     """What replication `number` asks for."""
-    if not isinstance(_workload(section), TraceReplay):
-        return _drawn(section, number, num_requests)
-    return _drawn(section, None, None)[number * num_requests :][:num_requests]
+    if not isinstance(_workload(pickled), TraceReplay):
+        return _drawn(pickled, number, num_requests)
+    return _drawn(pickled, None, None)[number * num_requests :][:num_requests]
 
 
 @lru_cache(maxsize=2)
-def _natural_rate(section: str, num_requests: int) -> float:
-    workload = _workload(section)
+def _natural_rate(pickled: bytes, num_requests: int) -> float:
+    workload = _workload(pickled)
     if isinstance(workload, OpenLoop) and (rate := getattr(workload.arrivals, "rate", None)):
         return float(rate)
     if isinstance(workload, TraceReplay):
-        drawn = [_drawn(section, None, None)]
+        drawn = [_drawn(pickled, None, None)]
     else:
-        drawn = [_drawn(section, number, num_requests) for number in range(_NUM_FOR_RATE)]
-    return _mean_rate(drawn, section)
+        drawn = [_drawn(pickled, number, num_requests) for number in range(_NUM_FOR_RATE)]
+    return _mean_rate(drawn, pickled)
 
 
-def _mean_rate(replications: Sequence[Sequence[RequestSpec]], section: str) -> float:
+def _mean_rate(replications: Sequence[Sequence[RequestSpec]], pickled: bytes) -> float:
     if not (spans := sum(specs[-1].arrival_time - specs[0].arrival_time for specs in replications)) > 0:
         remedy = "its requests arrive together; choose an open loop or a trace with times, as in workload=open_loop"
-        raise ConfigError(f"workload: {json.loads(section)['_target_']} has no rate; {remedy}")
+        raise ConfigError(f"workload: {_workload(pickled)!r} has no rate; {remedy}")
     return sum(len(specs) - 1 for specs in replications) / spans
 
 
-def replicate(settings: Section, number: int, rate: float, num_requests: int) -> dict[str, Any]:
-    """The settings of the run that serves one replication at one rate."""
-    return _with_workload(settings, Replication, number=number, rate=rate, num_requests=num_requests)
+def replicate(settings: Settings, number: int, rate: float, num_requests: int) -> Settings:
+    """Returns the settings of the run that serves one replication at one rate."""
+    return _with_workload(settings, Replication(settings.workload, number, rate, num_requests))
 
 
-def highest_rate(settings: Section, share: float, replications: int, num_requests: int) -> float:
+def highest_rate(settings: Settings, share: float, replications: int, num_requests: int) -> float:
     """The rate at which this share of a workload's requests can meet their objectives under any policy, at most (B3).
 
     Raises:
@@ -170,21 +169,16 @@ def highest_rate(settings: Section, share: float, replications: int, num_request
     return bounds_of(run)(run.requests).rate_attained(share)
 
 
-def together(settings: Section, replications: int, num_requests: int) -> dict[str, Any]:
-    """The settings of a run with the requests of several replications."""
-    return _with_workload(settings, Together, replications=replications, num_requests=num_requests)
+def together(settings: Settings, replications: int, num_requests: int) -> Settings:
+    """Returns the settings of a run with the requests of several replications."""
+    return _with_workload(settings, Together(settings.workload, replications, num_requests))
 
 
-def _with_workload(settings: Section, kind: type, **arguments: float) -> dict[str, Any]:
-    section = {
-        "_target_": f"{kind.__module__}.{kind.__name__}",
-        "section": json.dumps(settings["workload"]),
-        **arguments,
-    }
-    return {**settings, "workload": section, "timeline": False, "decisions": False, "stream": "off"}
+def _with_workload(settings: Settings, workload: Any) -> Settings:
+    return replace(settings, workload=workload, timeline=False, decisions=False, stream="off")
 
 
-def simulate(settings: Section, rule: Rule, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:
+def simulate(settings: Settings, rule: Rule, number: int, rate: float, num_requests: int, warmup: int) -> Outcome:
     """Serves one replication at one rate to its end. warmup: requests at the beginning, and at the end, that do not count."""
     began = time.process_time()
     run = assemble(replicate(settings, number, rate, num_requests))

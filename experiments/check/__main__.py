@@ -34,7 +34,7 @@ from experiments.check.scenario import SHORT, Ending, History
 from experiments.check.search import describe_sizes, search
 from experiments.check.verdicts import describe, write_table
 from experiments.settings.command_line import check_effects, listed, run
-from experiments.settings.composition import policy_maker
+from experiments.settings.composition import compose_run
 from experiments.settings.settings import PLANS_BY
 
 CHUNK = 4
@@ -133,8 +133,8 @@ def _policy(overrides: Sequence[str]) -> tuple[Callable[[], Policy], int, Patien
     """Returns what builds the policy that the overrides describe, its chunk, and how long it may make no progress."""
     check_effects(overrides, (*PLANS_BY, "patience"), "check")
     defaults = [f"chunk={CHUNK}", f"patience.empty_plans={SHORT.empty_plans}"]
-    build, settings = policy_maker(*defaults, *overrides)  # the last value of a key counts
-    return build, settings.chunk or CHUNK, settings.patience
+    settings = compose_run(*defaults, *overrides)  # the last value of a key counts
+    return settings.policy, settings.chunk or CHUNK, settings.patience
 
 
 if __name__ == "__main__":

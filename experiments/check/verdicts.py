@@ -9,7 +9,7 @@ from tabulate import tabulate
 from experiments.check.properties import PROPERTIES, Property
 from experiments.check.scenario import History
 from experiments.check.search import Counterexample, Verdicts, search, tiny_scenarios
-from experiments.settings.composition import policy_names, policy_of
+from experiments.settings.composition import compose_run, policy_names
 from experiments.store.provenance import around_marks, write_text
 
 BEGIN, END = "<!-- begin: written by `python -m experiments.check table=FILE` -->", "<!-- end -->"
@@ -76,7 +76,7 @@ def tabulate_verdicts(verdicts: Mapping[str, Verdicts]) -> str:
 
 
 def _check(name: str, chunk: int, num_random: int, tick: Callable[[History], object]) -> Verdicts:
-    policy, _ = policy_of(f"policy={name}", f"chunk={chunk}")
+    policy = compose_run(f"policy={name}", f"chunk={chunk}").policy()
     numbered = enumerate(tiny_scenarios(chunk))
     tiny = (scenario for number, scenario in numbered if number % SHARE == 0 or len(scenario.arrivals) > 3)
     return search(policy, PROPERTIES, chunk, num_random=num_random, tiny=tiny, tick=tick)

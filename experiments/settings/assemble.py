@@ -1,11 +1,10 @@
 """From resolved settings to a server, a policy and requests. All automatic choices are made, and noted, here."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Policy, Request, Server
-from cbatch.checkpoint import spec_from_checkpoint
+from cbatch import ConfigError, Engine, KVSize, Limits, ModelSpec, Request, Server
 from cbatch.cluster import Cluster, ReplicatedServer
 from cbatch.policy import check_policy
 from cbatch.results.service import NO_CLIENT
@@ -13,11 +12,8 @@ from cbatch.sim import Profile, ProfileCost
 from cbatch.validation import nearest
 from experiments.progress import loading_bars
 from experiments.settings.backend import Backend
-from experiments.settings.backends import Auto, Runtime
-from experiments.settings.construct import construct
-from experiments.settings.settings import Settings, read_settings
+from experiments.settings.settings import Settings
 from experiments.store.streamed import StreamedTables
-from experiments.workloads import Workload
 from experiments.workloads.drawn import Drawn, Totals, totals_of
 
 LARGE = 1e9
@@ -58,35 +54,32 @@ class Run:
     streamed: StreamedTables | None = None
 
 
-def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line: None) -> Run:
-    """Builds a run from a composed configuration, resolved; no weights are loaded before all settings are checked.
+def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None) -> Run:
+    """Builds a run; no weights are loaded before everything else is checked.
 
     say: called with a line before weights are loaded, if that takes long.
 
     Raises:
         CbatchError: a setting, workload, policy, model or profile that cannot be used; the message says which and why.
     """
-    settings = read_settings(config)
-    chosen: dict[str, str] = {}
-    backend = _backend(config, chosen)
+    chosen = dict(settings.chosen)
+    backend, runtime, spec = settings.backend, settings.runtime, settings.model
     if settings.bounds and not backend.simulated:
         problem = f"bounds=true: lower bounds hold for simulated times, not for backend={backend.name}"
         raise ConfigError(f"{problem}; give backend=sim")
     if settings.stream == "on" and not backend.simulated:
         problem = f"stream=on: real tokens of backend={backend.name} are kept to the end"
         raise ConfigError(f"{problem}; give stream=off, or backend=sim")
-    runtime: Runtime = construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile"))
+    backend.check_here()
     options = runtime.options(times_copies=settings.timeline)
-    spec = make_model(config, chosen)
     cost = backend.cost(settings.hardware, spec, settings.batch)
     profile = cost.profile
     here, there = backend.hardware(profile), profile.hardware
     if here not in (there, there.partition(",")[0]):
         chosen["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
-    workload: Workload = construct("workload", config["workload"], needs=("requests",))
-    policy = make_policy(config, settings, chosen)
+    policy = settings.policy()
 
-    requests = workload.requests(backend.vocabulary(spec))
+    requests = settings.workload.requests(backend.vocabulary(spec))
     once = settings.stream == "on" or (settings.stream == "auto" and len(requests) > MANY)
     totals = totals_of(requests.stream() if once and isinstance(requests, Drawn) else requests)
     _check_metrics(settings, totals, len(requests))
@@ -114,42 +107,6 @@ def assemble(config: Mapping[str, Any], say: Callable[[str], None] = lambda line
         server.close()
         raise
     return Run(settings, backend, cost, spec, limits, kv, server, engine, requests, totals, streams, chosen)
-
-
-def _backend(config: Mapping[str, Any], chosen: dict[str, str]) -> Backend:
-    backend: Backend | Auto = construct("backend", config["backend"], needs=("name",))
-    if isinstance(backend, Auto):
-        backend, why = backend.choose()
-        chosen["backend"] = f"{backend.name} ({why})"
-    return backend
-
-
-def make_model(config: Mapping[str, Any], chosen: dict[str, str]) -> ModelSpec:
-    """Builds the model's shape, from its checkpoint if `model.path` names one."""
-    spec: ModelSpec = construct("model", config["model"], needs=ModelSpec.__slots__)
-    if spec.path is not None:
-        spec = replace(spec_from_checkpoint(spec.path), seed=spec.seed)
-        chosen["model"] = f"{spec.name} (of model.path)"
-    return spec
-
-
-def make_policy(config: Mapping[str, Any], settings: Settings, chosen: dict[str, str]) -> Policy:
-    """Builds the policy; with chunk=auto, `PDAware` sizes its chunks unless the chunk selector takes no `chunk`."""
-    if not isinstance(config["policy"], Mapping):
-        return construct("policy", config["policy"])  # type: ignore[no-any-return] # raises ConfigError
-    section = dict(config["policy"])
-    chunking = section.get("chunking")
-    if settings.chunk is None and isinstance(chunking, Mapping) and "chunk" in chunking:
-        section["chunking"] = {"_target_": "policies.chunking.PDAware"}
-        chosen["chunking"] = "pd_aware (chunk=auto)"
-    if isinstance(chunking, str):
-        raise ConfigError(f"policy.chunking={chunking}: is a name; choose the size of chunks with chunking={chunking}")
-    if chunking is None and "chunking" in section and str(section.get("_target_")).startswith("policies."):
-        raise ConfigError("policy.chunking=null: this policy needs one; choose the size of chunks with chunking=NAME")
-    policy: Policy = construct("policy", section)
-    if not callable(getattr(policy, "plan", None)):
-        raise ConfigError(f"policy._target_={section['_target_']} has no method plan(view); see cbatch.Policy")
-    return policy
 
 
 def _check_metrics(settings: Settings, totals: Totals, num_requests: int) -> None:

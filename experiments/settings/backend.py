@@ -41,6 +41,9 @@ class Backend(ABC):
         check(self, "backend.")
         object.__setattr__(self, "router", make_router(self.router))
 
+    def check_here(self) -> None:  # noqa: B027 - a CPU and a simulation are everywhere
+        """Raises ConfigError if this machine is no such place."""
+
     def cost(self, hardware: str, spec: ModelSpec, max_batch: int) -> ProfileCost:
         """Returns the cost model for policies; its topology is the run's."""
         return cost_model(hardware, spec, max_batch=max_batch)

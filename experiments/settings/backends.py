@@ -45,6 +45,11 @@ class Runtime:
     def __post_init__(self) -> None:
         check(self, "runtime.")
 
+    @property
+    def name(self) -> str:
+        """As in conf/runtime."""
+        return "async" if self.asynchronous else "sync"
+
     def options(self, *, times_copies: bool) -> Options:
         """Returns what executors of real tokens need to know of these settings."""
         return Options(compiled=self.compile, graphs=self.graphs, times_copies=times_copies)
@@ -170,8 +175,7 @@ class Cuda(Real):
     name = "cuda"
     block_size = 128  # the page size at which paged attention is fastest
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_here(self) -> None:
         if count_gpus() == 0:
             raise ConfigError("backend=cuda: no GPU found; choose backend=sim or backend=cpu")
 

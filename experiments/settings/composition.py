@@ -3,19 +3,17 @@
 They are those of `experiments.run -m experiment=NAME` and `experiments.run policy=NAME`.
 """
 
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
-from cbatch import ConfigError, Policy
+from cbatch import ConfigError
 from cbatch.validation import nearest
-from experiments.settings.assemble import make_policy
 from experiments.settings.choices import with_arguments
-from experiments.settings.construct import construct
 from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.settings.settings import Settings, read_settings
 from experiments.workloads import Workload
@@ -24,7 +22,7 @@ FOLDER = CONFIG_FOLDER / "experiment"
 
 
 def composed(name: str) -> Mapping[str, Any]:
-    """Every key of one run of the experiment, interpolations resolved; swept keys have their default values.
+    """Returns every key of one run of the experiment, interpolations resolved; swept keys have their default values.
 
     Raises ConfigError if there is no such experiment, as the functions below do.
     """
@@ -45,15 +43,19 @@ def swept_numbers(name: str, key: str) -> list[float]:
 
 def workload(name: str) -> Workload:
     """The workload of the experiment."""
-    built: Workload = construct("workload", composed(name)["workload"], needs=("requests",))
-    return built
+    return read_settings(composed(name)).workload
 
 
-def compose_run(*overrides: str, name: str = "config") -> Mapping[str, Any]:
-    """Every key of a run by the overrides of a command line, interpolations resolved. name: of the file in conf/."""
+def compose_keys(*overrides: str, name: str = "config") -> dict[str, Any]:
+    """Returns every key of a run by the overrides of a command line, interpolations resolved. name: of the file in conf/."""
     with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
         config = compose(name, [*with_arguments(overrides), "sweep=none"])
-    return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[return-value]
+
+
+def compose_run(*overrides: str) -> Settings:
+    """Returns the settings of a run by the overrides of a command line."""
+    return read_settings(compose_keys(*overrides), overrides=overrides)
 
 
 def policy_names() -> list[str]:
@@ -61,23 +63,9 @@ def policy_names() -> list[str]:
     return sorted(path.stem for path in (CONFIG_FOLDER / "policy").glob("*.yaml") if path.stem != "external")
 
 
-def policy_of(*overrides: str) -> tuple[Policy, Settings]:
-    """Builds the policy that these keys of a run describe; returns all settings with it."""
-    make, settings = policy_maker(*overrides)
-    return make(), settings
-
-
-def policy_maker(*overrides: str) -> tuple[Callable[[], Policy], Settings]:
-    """Returns what builds the policy that these keys of a run describe, and all settings."""
-    settings = compose_run(*overrides)
-    OmegaConf.to_container(OmegaConf.create({"policy": settings["policy"]}), throw_on_missing=True)
-    checked = read_settings(settings)
-    return partial(make_policy, settings, checked, {}), checked
-
-
 @cache
 def _all(name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """The keys of a run, and the sweep's parameters."""
+    """Returns the keys of a run, and the sweep's parameters."""
     try:
         with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
             config = compose("config", [f"experiment={name}", "sweep=none"], return_hydra_config=True)
@@ -86,4 +74,5 @@ def _all(name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         raise ConfigError(f"experiment={name}: no such experiment; {nearest(name, known)}") from None
     parameters: Any = OmegaConf.to_container(config.hydra.sweeper.params or OmegaConf.create())
     del config.hydra
-    return OmegaConf.to_container(config, resolve=True), parameters  # type: ignore[return-value]
+    keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    return keys, parameters

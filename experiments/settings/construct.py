@@ -11,9 +11,6 @@ from traceback import extract_tb
 from types import NoneType, UnionType
 from typing import Any, get_args
 
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
-
 from cbatch import CbatchError, ConfigError
 from cbatch.errors import Interruption
 from cbatch.validation import nearest, shorten
@@ -25,58 +22,79 @@ _NOT_THE_USERS = ("<frozen", *_FRAMEWORK, *map(get_path, ("stdlib", "purelib", "
 _PLAIN = {int: "a whole number", float: "a number", bool: "true or false", str: "a name", NoneType: "null"}
 """Types of values on a command line, as errors name them."""
 
-_OWN_KEYS = ("_target_", "_convert_", "_partial_", "_recursive_", "_args_")
+_OWN_KEYS = ("_target_", "_convert_", "_recursive_")  # the latter two, Hydra's, have no effect
 
 _PASSED_ON = ("chunk", "chunking", "predictor", "seed")
 """Keys of a command that a policy's arguments may refer to."""
 
 
-def construct(section: str, config: object, needs: Sequence[str] = ()) -> Any:
+def construct(path: str, section: object, needs: Sequence[str] = ()) -> Any:
     """Builds the object that a section describes, and those within it. needs: attributes that it must have.
 
     Raises:
         ConfigError: as `check_section`; a target that failed, a missing attribute.
         CbatchError: raised by the target.
     """
-    config = check_section(section, config)
-    target = f"{section}._target_={config['_target_']}"
-    try:
-        built = instantiate(dict(config), _convert_="all")
-    except SystemExit as error:
-        raise ConfigError(f"{target}: {_why(error)}; it must not end the process") from error
-    except InstantiationException as error:
-        cause = error.__cause__
-        if isinstance(cause, CbatchError):
-            raise cause from None
-        _check_types(section, config)
-        raise ConfigError(f"{target}: {_why(cause or error)}") from error
-    if section == "policy":
-        _check_types(section, config)
+    checked = check_section(path, section)
+    target, built = f"{path}._target_={checked['_target_']}", call(path, checked, build_arguments(path, checked))
     for name in needs:
         if not hasattr(built, name):
-            problem = f"the object has no {name}, so it is not a {section}"
-            raise ConfigError(f"{target}: {problem}; choose an option with {section}=NAME")
+            problem = f"the object has no {name}, so it is not a {path}"
+            raise ConfigError(f"{target}: {problem}; choose an option with {path}=NAME")
     return built
 
 
-def check_section(section: str, config: object) -> Mapping[str, Any]:
+def build_arguments(path: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a section's target, the objects among them built."""
+    return {key: _built(f"{path}.{key}", value) for key, value in section.items() if key not in _OWN_KEYS}
+
+
+def call(path: str, section: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
+    """Calls a section's target. Raises as `construct`."""
+    target = f"{path}._target_={section['_target_']}"
+    try:
+        built = locate(path, section["_target_"])(**arguments)
+    except CbatchError:
+        raise
+    except SystemExit as error:
+        raise ConfigError(f"{target}: {_why(error)}; it must not end the process") from error
+    except Exception as error:
+        _check_types(path, section)
+        raise ConfigError(f"{target}: {_why(error)}") from error
+    if path.startswith("policy"):
+        _check_types(path, section)
+    return built
+
+
+def _built(path: str, value: object) -> Any:
+    match value:
+        case {"_target_": _}:
+            return construct(path, value)
+        case Mapping():
+            return {key: _built(f"{path}.{key}", item) for key, item in value.items()}
+        case list():
+            return [_built(f"{path}[{place}]", item) for place, item in enumerate(value)]
+    return value
+
+
+def check_section(path: str, section: object) -> Mapping[str, Any]:
     """Returns a section that describes an object, whose targets can be imported and take its keys.
 
     Raises:
         ConfigError: not such a section, a target that cannot be imported, an unknown or a missing argument.
     """
-    if not isinstance(config, Mapping) or not isinstance(config.get("_target_"), str):
-        given = f"{section}={shorten(config)}"
-        raise ConfigError(f"{given}: has no _target_, the class to build; give one, or choose with {section}=NAME")
-    _check(section, config)
-    return config
+    if not isinstance(section, Mapping) or not isinstance(section.get("_target_"), str):
+        given = f"{path}={shorten(section)}"
+        raise ConfigError(f"{given}: has no _target_, the class to build; give one, or choose with {path}=NAME")
+    _check(path, section)
+    return section
 
 
 def _check(path: str, config: Mapping[str, Any]) -> None:
     """Compares the keys of a section, and of the sections in it, with the parameters of their targets."""
     if "_target_" in config:
         target = config["_target_"]
-        parameters = _parameters(_locate(path, target))
+        parameters = _parameters(locate(path, target))
         kinds = [parameter.kind for parameter in parameters.values()]
         for key in config:
             if key not in parameters and key not in _OWN_KEYS and inspect.Parameter.VAR_KEYWORD not in kinds:
@@ -86,7 +104,7 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
         for name, parameter in parameters.items():
             variadic = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
             if parameter.default is parameter.empty and not variadic and name not in config:
-                if path == "policy" and isfunction(_locate(path, target)):
+                if path == "policy" and isfunction(locate(path, target)):
                     raise ConfigError(f"{path}._target_={target}: is a function; give a class with a method plan(view)")
                 passed_on = path == "policy" and name in _PASSED_ON
                 remedy = f"'+{path}.{name}=${{{name}}}'" if passed_on else f"+{path}.{name}=..."
@@ -98,7 +116,7 @@ def _check(path: str, config: Mapping[str, Any]) -> None:
 
 def _check_types(path: str, config: Mapping[str, Any]) -> None:
     """Compares plain values of a section with the annotations of its target's parameters, where these are plain types."""
-    parameters = _parameters(_locate(path, config["_target_"])) if "_target_" in config else {}
+    parameters = _parameters(locate(path, config["_target_"])) if "_target_" in config else {}
     for key, value in config.items():
         if isinstance(value, Mapping):
             _check_types(f"{path}.{key}", value)
@@ -116,7 +134,7 @@ def _check_types(path: str, config: Mapping[str, Any]) -> None:
 def takes(target: object) -> Collection[str]:
     """The names of a target's parameters; none if it cannot be imported."""
     try:
-        return _parameters(_locate("", target))
+        return _parameters(locate("", target))
     except ConfigError:
         return ()
 
@@ -136,7 +154,7 @@ def _parameters(target: Any) -> Mapping[str, inspect.Parameter]:
         return {"arguments": inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)}
 
 
-def _locate(path: str, target: object) -> Any:
+def locate(path: str, target: object) -> Any:
     """Import a class or function."""
     module_name, _, name = str(target).rpartition(".")
     given = f"{path}._target_={target}"

@@ -1,16 +1,25 @@
-"""The root keys of a run, checked: each error names the key, the value and what to give instead."""
+"""The settings of a run as typed values, made once from the keys that Hydra composed; conf/config.yaml explains the keys.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+Each error names the key, the value and what to give instead.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BeforeValidator, WrapValidator
 
-from cbatch import ConfigError
+from cbatch import ConfigError, ModelSpec, Policy
+from cbatch.checkpoint import spec_from_checkpoint
+from cbatch.described import describe
 from cbatch.results.metrics import Objectives
 from cbatch.stall import Patience
 from cbatch.validation import Give, Switch, check_known, positive, read, whole
 from experiments.progress import Setting
+from experiments.settings.backend import Backend
+from experiments.settings.backends import Auto, Runtime
+from experiments.settings.construct import build_arguments, call, check_section, construct, locate
+from experiments.workloads import Workload
 
 GROUPS = ("policy", "chunking", "predictor", "workload", "model", "runtime", "backend", "experiment")
 """Keys whose value is the name of a file in a folder of conf/."""
@@ -60,8 +69,8 @@ class Metrics:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The root keys apart from groups; conf/config.yaml explains them."""
+class Keys:
+    """The root keys apart from groups."""
 
     chunk: Tokens
     batch: Annotated[int, whole(1, MOST_REQUESTS_AT_ONCE)]
@@ -84,22 +93,135 @@ class Settings:
     bounds: Switch = False
     traces: Text
 
+    without_effect: ClassVar[tuple[str, ...]] = (
+        *("objective", "output", "sweep", "other_code", "progress", "stream", "timeline", "decisions"),
+        *("chunk", "traces"),  # are within the objects that read them
+    )
+    """Keys that change no figure."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Makes policies, a new one for each run, as policies keep state. Prints itself as they do: `sarathi(chunk=256)`.
+
+    A policy from outside that says nothing of itself is printed as its class and the arguments that it was given.
+    """
+
+    section: Mapping[str, Any]
+
+    def __call__(self) -> Policy:
+        """Returns a new policy. Raises ConfigError if the section describes none; CbatchError as the policy."""
+        policy: Policy = construct("policy", self.section)
+        if not callable(getattr(policy, "plan", None)):
+            problem = "has no method plan(view); see cbatch.Policy"
+            raise ConfigError(f"policy._target_={self.section['_target_']} {problem}")
+        return policy
+
+    def __repr__(self) -> str:
+        kind, arguments = locate("policy", self.section["_target_"]), build_arguments("policy", self.section)
+        if kind.__module__.startswith("policies.") or "__repr__" in vars(kind):
+            return repr(call("policy", self.section, arguments))
+        return describe(kind.__name__, arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Keys):
+    """Everything that a run is told.
+
+    chosen: what each `auto` of a group was resolved to, and why, by key. composed: all keys as Hydra resolved them, for config.yaml.
+    overrides: of the command line, for the record. choices: the option of each group.
+    """
+
+    policy: Recipe
+    workload: Workload
+    model: ModelSpec
+    runtime: Runtime
+    backend: Backend
+    chosen: Mapping[str, str] = field(compare=False)
+    composed: Mapping[str, Any] = field(compare=False, repr=False)
+    overrides: Sequence[str] = field(default=(), compare=False)
+    choices: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+
+S = TypeVar("S", bound=Settings)
 
 PLANS_BY = ("policy", "chunking", "predictor", "chunk", "seed", "metrics")
 """The keys that describe a policy: its sections in conf/policy take them up."""
 
-ROOT_KEYS = (*Settings.__dataclass_fields__, *GROUPS)
+ROOT_KEYS = (*(found.name for found in fields(Keys)), *GROUPS)
 """All keys of a configuration outside its sections."""
 
 
-def read_settings(config: Mapping[str, Any]) -> Settings:
-    """Reads the root keys of a resolved configuration.
+def read_settings(
+    config: Mapping[str, Any], overrides: Sequence[str] = (), choices: Mapping[str, str] | None = None
+) -> Settings:
+    """Returns the settings of a run that a resolved configuration describes. Arguments and errors are those of `read_as`."""
+    return read_as(Settings, Keys, config, overrides, choices)
+
+
+def read_as(
+    kind: type[S],
+    keys: type[Keys],
+    config: Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    choices: Mapping[str, str] | None = None,
+) -> S:
+    """Returns the settings of a command with root keys of its own.
+
+    kind: of the settings, with the fields of `keys`. config: resolved. overrides, choices: see `Settings`.
 
     Raises:
-        ConfigError: an unknown or missing key, or a value out of range.
+        ConfigError: an unknown or missing key, a value out of range, an object that cannot be built.
+        CbatchError: raised by an object of a group.
     """
-    check_known(config, ROOT_KEYS)
+    names = [found.name for found in fields(keys)]
+    check_known(config, (*names, *GROUPS))
     for key in _SECTIONS:
         if key not in config:
             raise ConfigError(f"{key}: is missing; give {key}=NAME")
-    return read(Settings, {key: value for key, value in config.items() if key not in GROUPS})
+    root = read(keys, {key: config[key] for key in names if key in config})
+    chosen: dict[str, str] = {}
+    return kind(
+        **{name: getattr(root, name) for name in names},
+        backend=_backend(config["backend"], chosen),
+        runtime=construct("runtime", config["runtime"], needs=("asynchronous", "graphs", "compile")),
+        model=_model(config["model"], chosen),
+        workload=construct("workload", config["workload"], needs=("requests",)),
+        policy=_policy(config["policy"], root.chunk, chosen),
+        chosen=chosen,
+        composed=config,
+        overrides=tuple(overrides),
+        choices=choices or {},
+    )
+
+
+def _backend(section: object, chosen: dict[str, str]) -> Backend:
+    backend: Backend | Auto = construct("backend", section, needs=("name",))
+    if isinstance(backend, Auto):
+        backend, why = backend.choose()
+        chosen["backend"] = f"{backend.name} ({why})"
+    return backend
+
+
+def _model(section: object, chosen: dict[str, str]) -> ModelSpec:
+    """Returns the model's shape, that of its checkpoint if `model.path` names one."""
+    spec: ModelSpec = construct("model", section, needs=ModelSpec.__slots__)
+    if spec.path is not None:
+        spec = replace(spec_from_checkpoint(spec.path), seed=spec.seed)
+        chosen["model"] = f"{spec.name} (of model.path)"
+    return spec
+
+
+def _policy(section: object, chunk: int | None, chosen: dict[str, str]) -> Recipe:
+    """With chunk=auto (None), `PDAware` sizes the chunks unless the chunk selector takes no `chunk`."""
+    if not isinstance(section, Mapping):
+        return Recipe(check_section("policy", section))  # raises ConfigError
+    chunking = section.get("chunking")
+    if chunk is None and isinstance(chunking, Mapping) and "chunk" in chunking:
+        section = {**section, "chunking": {"_target_": "policies.chunking.PDAware"}}
+        chosen["chunking"] = "pd_aware (chunk=auto)"
+    if isinstance(chunking, str):
+        raise ConfigError(f"policy.chunking={chunking}: is a name; choose the size of chunks with chunking={chunking}")
+    if chunking is None and "chunking" in section and str(section.get("_target_")).startswith("policies."):
+        raise ConfigError("policy.chunking=null: this policy needs one; choose the size of chunks with chunking=NAME")
+    return Recipe(check_section("policy", section))

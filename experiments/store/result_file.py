@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.store.provenance import write_json
-from experiments.store.run_folder import WITHOUT_EFFECT
 from experiments.store.runs import Run
 from experiments.store.text import flat
 
 
 class ResultFile(NamedTuple):
-    """name: of the file. parts: keys that a whole one has. without: root keys that do not affect it, besides a run's."""
+    """name: of the file. parts: keys that a whole one has."""
 
     name: str
     parts: frozenset[str]
-    without: tuple[str, ...]
 
     def write(self, folder: Path, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
         """Writes the file atomically; its presence means that the result is complete."""
@@ -30,11 +28,10 @@ class ResultFile(NamedTuple):
             return found if {"about", "settings", *self.parts} <= found.keys() else None
         return None
 
-    def read_finished(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The result in a folder, if it is of these settings."""
-        found, other = self.read(folder), {*WITHOUT_EFFECT, *self.without}
-        wanted = json.loads(json.dumps({key: value for key, value in settings.items() if key not in other}))
-        return found if found and {key: found["settings"].get(key) for key in wanted} == wanted else None
+    def read_finished(self, folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns the result in a folder, if it has this identity."""
+        result = self.read(folder)
+        return result if result and result["about"].get("identity") == identity else None
 
     def folders(self, root: Path) -> list[Path]:
         """The folders of finished results in and below a folder."""

@@ -74,17 +74,11 @@ WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decis
 """Root keys that do not affect what a run measures."""
 
 
-def read_finished(folder: Path, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The figures of a complete run of this configuration, with whole tables; None if the folder holds none."""
-    if (summary := read_summary(folder)) is None:
-        return None
-    try:
-        before = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    now = yaml.safe_load(yaml.safe_dump(dict(config)))
-    same = isinstance(before, dict) and _with_effect(before) == _with_effect(now)
-    return summary if same and not damage(folder, summary) else None
+def read_finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the figures of a complete run with this identity and whole tables; None if the folder holds none."""
+    summary = read_summary(folder)
+    same = summary is not None and summary["about"].get("identity") == identity
+    return summary if summary and same and not damage(folder, summary) else None
 
 
 def damage(folder: Path, summary: Mapping[str, Any]) -> str:
@@ -128,9 +122,12 @@ def new_run_folder(stem: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def open_run_folder(folder: Path, config: Mapping[str, Any], facts: Facts = dict, *, replace: bool) -> Iterator[None]:
+def open_run_folder(
+    folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any], facts: Facts = dict, *, replace: bool
+) -> Iterator[None]:
     """Claims the folder and writes config.yaml. A failed run leaves a crash report; an interrupted run leaves nothing.
 
+    identity: what the run depends on, as in `experiments.settings.identity`.
     facts: stored in the crash report. replace: a complete run in this folder may be overwritten.
 
     Raises:
@@ -139,9 +136,9 @@ def open_run_folder(folder: Path, config: Mapping[str, Any], facts: Facts = dict
         CbatchError: as in `report_crashes`.
     """
     missing = _missing(folder)
-    _check_ours(folder, config, replace)
+    _check_ours(folder, identity, replace)
     try:
-        begun = _begin(folder, config, replace)
+        begun = _begin(folder, config, identity, replace)
         with report_crashes(folder, begun, facts):
             try:
                 yield
@@ -173,12 +170,12 @@ def _remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def _begin(folder: Path, config: Mapping[str, Any], replace: bool) -> Claim:
+def _begin(folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any], replace: bool) -> Claim:
     """Claims the folder for a run and empties it."""
     begun = None
     try:
         begun = take(folder / UNFINISHED)
-        _check_ours(folder, config, replace)  # another run may have ended here just now
+        _check_ours(folder, identity, replace)  # another run may have ended here just now
         _remove_files(folder, but=(UNFINISHED,))
         (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         return begun
@@ -232,7 +229,7 @@ def _output(request: Request, decode: Decode | None) -> dict[str, Any]:
     return {"id": request.id, "output": request.output, **text}
 
 
-def _check_ours(folder: Path, config: Mapping[str, Any], replace: bool) -> None:
+def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -243,7 +240,7 @@ def _check_ours(folder: Path, config: Mapping[str, Any], replace: bool) -> None:
     if not replace and (summary := read_summary(folder)) is not None:
         if problem := damage(folder, summary):
             raise ConfigError(problem)
-        what = "this run already" if read_finished(folder, config) else "a complete run with other settings"
+        what = "this run already" if read_finished(folder, identity) else "a complete run with other settings"
         raise ConfigError(f"{folder} contains {what}; {_OTHER_FOLDER}")
 
 
@@ -253,10 +250,6 @@ def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
             (folder / name).unlink(missing_ok=True)
     for path in chain.from_iterable(folder.glob(f"{name}*") for name in _PARTIAL):
         path.unlink(missing_ok=True)
-
-
-def _with_effect(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in WITHOUT_EFFECT}
 
 
 def _without_nan(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 from pydantic import Field
 
-from cbatch import Request, Sampling, WorkloadError
+from cbatch import Described, Request, Sampling, WorkloadError
 from cbatch.request import GREEDY
 from cbatch.validation import Give, check, not_negative, read, whole
 from experiments.workloads.annotate import Annotations, BatchSize, Limit
@@ -50,8 +50,8 @@ def sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Sa
     return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload(ABC):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Workload(Described, ABC):
     """Makes the requests of a run. The same fields give the same requests, whatever the policy.
 
     seed: the draws for request i depend on `seed` and i alone.

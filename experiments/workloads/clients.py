@@ -94,7 +94,7 @@ class Client:
         return times[1 : np.searchsorted(times, total)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Clients(Workload):
     """The requests of all clients within `duration` seconds, in order of arrival.
 

@@ -34,7 +34,7 @@ from experiments.workloads.trace import MOST_TOKENS, Trace
 _Iterations = Annotated[float, Field(ge=0, le=MOST_TOKENS)]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ClosedBatch(Workload):
     """`batch` requests at a time, `num_requests` in all, each of `length` tokens.
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from pydantic import InstanceOf
 
-from cbatch import WorkloadError
+from cbatch import Described, WorkloadError
 from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.workloads.fit import Fit
 from experiments.workloads.histogram import Histogram
@@ -42,8 +42,8 @@ def split(length: Ints, pd_ratio: float | Floats) -> tuple[Ints, Ints]:
     return length - output_tokens, output_tokens
 
 
-@dataclass(frozen=True, kw_only=True)
-class FixedLengths:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FixedLengths(Described):
     """Every request has `length` tokens in all, split at P:D = `pd_ratio`."""
 
     length: Annotated[int, whole(2)]
@@ -57,8 +57,8 @@ class FixedLengths:
         return split(np.full(num, self.length), self.pd_ratio)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriftingLengths:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class DriftingLengths(Described):
     """Every request has `length` tokens in all; P:D takes each of `pd_ratios` in turn, for equal shares of the requests."""
 
     length: Annotated[int, whole(2)]
@@ -76,8 +76,8 @@ class DriftingLengths:
         return split(np.full(num, self.length), np.asarray(self.pd_ratios, dtype=np.float64)[phase])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Range:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class _Range(Described):
     """Total lengths from `min_length` to `max_length` tokens, both included, split at P:D = `pd_ratio`."""
 
     min_length: Annotated[int, whole(2)]
@@ -92,7 +92,7 @@ class _Range:
         check_pd_ratio("lengths.pd_ratio", self.pd_ratio, self.min_length)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class UniformLengths(_Range):
     """Total lengths drawn uniformly from the range."""
 
@@ -100,7 +100,7 @@ class UniformLengths(_Range):
         return split(generator.integers(self.min_length, self.max_length, num, endpoint=True), self.pd_ratio)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ZipfLengths(_Range):
     """Total lengths from the range, the k-th shortest with probability proportional to 1 / k^theta.
 
@@ -116,8 +116,8 @@ class ZipfLengths(_Range):
         return split(Histogram(length, weights).draw(generator, num), self.pd_ratio)
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceLengths(Fit):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TraceLengths(Described, Fit):
     """The lengths of a trace or length table, prompt and output of one row together; its arrival times are not used.
 
     path, format: as of `experiments.workloads.readers.traces.read_trace`. order: "file" takes rows from the first on, "random" draws them with replacement.
@@ -155,8 +155,8 @@ class Part:
     lengths: Annotated[InstanceOf[Lengths], Give("keys of it, as in {_target_: ..., length: 65536, pd_ratio: 100}")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MixedLengths:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class MixedLengths(Described):
     """Each request is of one of several kinds, drawn at random: a share of long contexts, for example (Medha).
 
     parts: the fields of `Part` by name.

@@ -40,7 +40,7 @@ _FIELDS = {field.name for field in fields(PromptLine)} & {field.name for field i
 _FIELDS -= {"prompt", "max_new_tokens"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PromptFile(Workload):
     """The requests of a JSONL file (plain or .gz), in its order; each line is an object with keys of `PromptLine`.
 

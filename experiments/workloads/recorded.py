@@ -13,7 +13,7 @@ from experiments.workloads.fit import Fit
 from experiments.workloads.trace import Format, Trace
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Replay(Workload, Fit):
     """Base of recorded and generated traces.
 
@@ -28,7 +28,7 @@ class Replay(Workload, Fit):
         return self._build(replace(trace, arrival_time=None) if self.queued else trace, vocabulary)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TraceReplay(Replay):
     """Requests as a trace file recorded them.
 

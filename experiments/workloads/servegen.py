@@ -24,7 +24,7 @@ from experiments.workloads.seeds import Stream, generator
 from experiments.workloads.trace import Floats, Ints, Strings, Trace
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ServeGen(Replay):
     """Requests of some ServeGen clients in a range of time, with their client.
 

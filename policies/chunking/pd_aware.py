@@ -29,8 +29,7 @@ class PDAware(ChunkSelector):
             raise ConfigError(f"chunking.pd_ratio={pd_ratio} must be above 0, or null to estimate it")
         if window < 1 or tolerance < 0:
             raise ConfigError(f"chunking.window={window} and chunking.tolerance={tolerance}: need >= 1 and >= 0")
-        self.pd_ratio = pd_ratio
-        self.tolerance = tolerance
+        self.pd_ratio, self.window, self.tolerance = pd_ratio, window, tolerance
         self.total = 0  # tokens of an iteration, decodes included; 0 = not chosen yet
         self._seen: deque[tuple[int, int]] = deque(maxlen=window)  # (prompt, output) tokens of ended requests
         self._chosen_for = (0.0, 0.0)

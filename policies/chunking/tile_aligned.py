@@ -9,6 +9,7 @@ from policies.chunking.fixed import Fixed
 
 class TileAligned(Fixed):
     steady = True
+    inlined = True  # the usual selector: sarathi(chunk=256)
 
     def num_tokens(self, view: View, num_decodes: int) -> int:
         return max(self.chunk - num_decodes, 0)

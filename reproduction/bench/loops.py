@@ -15,7 +15,6 @@ import torch
 from cbatch import Limits, ModelSpec, Policy
 from cbatch.runtime.options import Options
 from experiments.bench.serving import MakeServer, Runs, gpu_server, repeat
-from experiments.settings.assemble import make_model, make_policy
 from experiments.settings.command_line import Count
 from experiments.settings.composition import composed, swept, workload
 from experiments.settings.servers import equal_requests, release_memory
@@ -30,8 +29,8 @@ LOOPS = {"sync": False, "async": True}
 def main(repeats: Count = 3, folder: str = RESULTS) -> None:
     """Measures and prints; writes loops.json after each server. Settings are those of conf/experiment/loops.yaml."""
     config, requests = composed("loops"), workload("loops")
-    settings, spec, lengths = read_settings(config), make_model(config, {}), config["workload"]["lengths"]
-    policy = partial(make_policy, config, settings, {})
+    settings, lengths = read_settings(config), config["workload"]["lengths"]
+    spec, policy = settings.model, settings.policy
     batch, chunk, number = config["batch"], config["chunk"], requests.num_requests
     shortest, longest, ratio = lengths["min_length"], lengths["max_length"], lengths["pd_ratio"]
     stamped: dict[str, Any] = {"model": spec.name, "batch": batch, "chunk": chunk, "requests": number}

@@ -13,7 +13,7 @@ from cbatch.replay.schedule import Schedule
 from cbatch.sim import SimExecutor
 from experiments.plots.schedule import draw_schedule
 from experiments.plots.style import new_figure, print_style
-from experiments.settings.composition import policy_names, policy_of
+from experiments.settings.composition import compose_run, policy_names
 from experiments.store.claim import make_folder
 from experiments.store.provenance import atomic_write
 
@@ -109,4 +109,4 @@ def _requests() -> list[Request]:
 def _policy(name: str) -> Policy:
     """With chunks of `CHUNK` tokens and true output lengths."""
     own = (f"policy.{key}={value}" for key, value in OWN_SETTINGS.get(name, {}).items())
-    return policy_of(f"policy={name}", "chunking=tile_aligned", "predictor=oracle", f"chunk={CHUNK}", *own)[0]
+    return compose_run(f"policy={name}", "chunking=tile_aligned", "predictor=oracle", f"chunk={CHUNK}", *own).policy()

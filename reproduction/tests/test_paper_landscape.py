@@ -18,9 +18,7 @@ from places import RESULTS
 from cbatch import CostFunction, Limits, Request, Server
 from cbatch.kv import KVSize
 from cbatch.sim.executor import SimExecutor
-from experiments.settings.assemble import make_policy
 from experiments.settings.composition import compose_run
-from experiments.settings.settings import read_settings
 from policies.chunking import Fixed, Slack
 from policies.past_future import PastFuture
 from policies.shared.future_memory import draw_left
@@ -149,8 +147,8 @@ def test_the_settings_of_every_run_are_composed_and_make_its_policy(study: str) 
     policies = {}
     for series in served.STUDIES[study].runs:
         config = compose_run(*served.overrides(study, 0.5, series, "folder"))
-        policies[series] = make_policy(config, read_settings(config), {})
-        assert config["workload"]["arrivals"]["rate"] == served.STUDIES[study].capacity / 2
+        policies[series] = config.policy()
+        assert config.workload.arrivals.rate == served.STUDIES[study].capacity / 2
     if study == "TRAIL":
         assert [policies[series].predictor.mae for series in ("c = 0.8", "SRPT", "SJF, MAE 400")] == [33.9, 33.9, 400.0]
     if study == "QoServe":

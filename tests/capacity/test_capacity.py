@@ -7,6 +7,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from in_process import outcome
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from unit_machine import CostOf
 
 from cbatch import SLO, ConfigError, Limits, Request, Server
@@ -43,9 +44,11 @@ from experiments.capacity.report import one_alone
 from experiments.capacity.search import FIRST, LEAST, Found, Search, Wanted
 from experiments.run import main
 from experiments.settings.assemble import assemble
-from experiments.settings.composition import compose_run
+from experiments.settings.composition import compose_keys
 from experiments.settings.construct import construct
 from experiments.settings.error_lines import CONFIG_FOLDER
+from experiments.settings.settings import read_settings
+from experiments.workloads import GammaArrivals, OpenLoop, TraceReplay, UniformLengths, Workload
 from policies.orca import Orca
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -320,17 +323,16 @@ def test_one_request_at_a_time_is_a_queue_with_the_waits_of_lindley() -> None:
 
 # -- replications -----------------------------------------------------------------------------------------------------
 
-OPEN = {
-    "_target_": "experiments.workloads.OpenLoop",
-    "num_requests": 7,
-    "seed": 3,
-    "arrivals": {"_target_": "experiments.workloads.GammaArrivals", "rate": 5.0},
-    "lengths": {"_target_": "experiments.workloads.UniformLengths", "min_length": 20, "max_length": 90, "pd_ratio": 4},
-}
+OPEN = OpenLoop(
+    num_requests=7,
+    seed=3,
+    arrivals=GammaArrivals(rate=5.0),
+    lengths=UniformLengths(min_length=20, max_length=90, pd_ratio=4),
+)
 
 
-def arrivals(section: dict[str, object], number: int, rate: float, num: int) -> tuple[list[float], list[int]]:
-    requests = Replication(json.dumps(section), number, rate, num).requests(None)
+def arrivals(workload: Workload, number: int, rate: float, num: int) -> tuple[list[float], list[int]]:
+    requests = Replication(workload, number, rate, num).requests(None)
     assert [request.id for request in requests] == list(range(num))
     return [request.arrival_time for request in requests], [request.num_prompt_tokens for request in requests]
 
@@ -340,7 +342,7 @@ def test_a_rate_only_stretches_time_and_each_replication_is_drawn_anew() -> None
     assert slow[0] == pytest.approx([4 * time for time in fast[0]])
     assert slow[1] == fast[1] != other[1]
     assert natural_rate(OPEN, 50) == 5.0
-    assert arrivals({**OPEN, "seed": 4}, 0, 1.0, 50) == other, "replication k is the workload with seed + k"
+    assert arrivals(replace(OPEN, seed=4), 0, 1.0, 50) == other, "replication k is the workload with seed + k"
 
 
 def test_replications_of_a_trace_are_its_pieces(tmp_path: Path) -> None:
@@ -348,7 +350,7 @@ def test_replications_of_a_trace_are_its_pieces(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     rows = [f"{time},ann,{tokens},1\n" for time, tokens in zip((0, 1, 3, 6, 10, 15), range(11, 17), strict=True)]
     path.write_text("arrival_s,client,prompt_tokens,output_tokens\n" + "".join(rows))
-    trace = {"_target_": "experiments.workloads.TraceReplay", "path": str(path), "format": "vtc"}
+    trace = TraceReplay(path=str(path), format="vtc")
     assert num_recorded(trace) == 6
     assert num_recorded(OPEN) is None
     assert natural_rate(trace, 3) == 5 / 15
@@ -485,9 +487,9 @@ def test_too_few_requests_are_refused_as_soon_as_that_is_certain() -> None:
 
 @pytest.mark.parametrize("key", ["requests", "cores"])
 def test_what_may_be_auto_may_be_a_number(key: str) -> None:
-    settings = dict(compose_run("workload=open_loop", f"{key}=many", name="capacity"))
+    keys = compose_keys("workload=open_loop", f"{key}=many", name="capacity")
     with pytest.raises(ConfigError, match=f"^{key}=many: give auto, or a whole number from "):
-        searching.split(searching.Keys, settings)
+        searching.read_simulated(searching.Search, searching.SearchKeys, keys)
 
 
 def test_named_objectives_are_those_of_the_requests() -> None:
@@ -580,11 +582,11 @@ def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: p
     assert Path("found/simulations.jsonl").read_text() == simulated, "nothing is simulated again"
     found = json.loads(Path("found/capacity.json").read_text())
     regret, rate = found["regret"], found["capacity"]["requests_per_second"]
-    settings = {key: found["settings"][key] for key in compose_settings()}
+    settings = read_settings({key: found["settings"][key] for key in compose_settings()})
     requests = [
         request
         for number in range(found["capacity"]["replications"])
-        for request in Replication(json.dumps(settings["workload"]), number, 1.0, 200).requests(None)
+        for request in Replication(settings.workload, number, 1.0, 200).requests(None)
     ]
     built = assemble(replicate(settings, 0, 1.0, 200))
     bounds = Bounds(requests, minorants_of(built.cost, built.limits), built.limits, built.kv.num_tokens)
@@ -597,11 +599,11 @@ def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: p
 
 def test_a_simulation_counts_the_requests_of_its_window(folder: Path) -> None:
     """One request per 10 s is served alone; with TTFT objectives below and above its prefill none or all attain them."""
-    settings = OmegaConf.to_container(compose_settings(), resolve=True)
+    settings = read_settings(compose_settings())
     for limit, good in ((1e-6, 0), (10.0, 8)):
         rule = Rule("joint", SLO(ttft=limit), 0.99)
-        section = {**OPEN, "slo": {"ttft": limit}}
-        found = simulate({**settings, "workload": section}, rule, 0, 0.1, 12, 2)  # type: ignore[dict-item]
+        workload = replace(OPEN, slo={"ttft": limit})
+        found = simulate(replace(settings, workload=workload), rule, 0, 0.1, 12, 2)
         assert found.counts == ((good, 8),)
         assert found[:4] == (0.1, 0, 12, 2)
         assert 0 < found.in_system < 0.1
@@ -618,19 +620,17 @@ def test_a_simulation_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch, p
         return run
 
     monkeypatch.setattr("experiments.capacity.replications.assemble", assemble_and_watch)
-    settings = OmegaConf.to_container(compose_settings(policy), resolve=True)
-    section = {**OPEN, "slo": {"ttft": 1.0}}
+    settings = replace(read_settings(compose_settings(policy)), workload=replace(OPEN, slo={"ttft": 1.0}))
     gc.disable()
     try:
-        simulate({**settings, "workload": section}, Rule("joint", SLO(ttft=1.0), 0.99), 0, 1.0, 20, 2)  # type: ignore[dict-item]
+        simulate(settings, Rule("joint", SLO(ttft=1.0), 0.99), 0, 1.0, 20, 2)
         assert [state() for state in states] == [None]
     finally:
         gc.enable()
 
 
-def compose_settings(policy: str = "orca") -> DictConfig:
-    with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-        return compose("config", [f"policy={policy}", "backend=sim", "sweep=none"])
+def compose_settings(policy: str = "orca") -> dict[str, Any]:
+    return compose_keys(f"policy={policy}", "backend=sim")
 
 
 @pytest.mark.parametrize(
@@ -640,7 +640,7 @@ def compose_settings(policy: str = "orca") -> DictConfig:
         ("definition", "distserve", "definition=distserve: needs an objective, give slo.tbt=SECONDS"),
         ("definition", "orca", "definition=orca: give joint, sarathi_serve, vidur, distserve or qoserve"),
         ("attainment", "1", "attainment=1: give a share between 0 and 1"),
-        ("workload", "closed", "workload: experiments.workloads.ClosedBatch has no rate"),
+        ("workload", "closed", "workload: closed_batch"),
         ("backend", "cpu", "backend=cpu: this command simulates; give backend=sim"),
         ("slo", "strictest", "slo=strictest: no such slo; did you mean strict"),
         ("slo.tpot", "1", "slo.tpot: no such key of slo=none; "),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from commands import QUICK, command, summary
@@ -19,6 +19,7 @@ from cbatch.errors import ConfigError, PolicyError, WorkloadError
 from cbatch.results.metrics import collect_served
 from cbatch.sim.executor import SimExecutor
 from experiments.settings.assemble import assemble
+from experiments.settings.settings import read_settings
 from policies.orca import Orca
 
 
@@ -211,7 +212,8 @@ def test_the_command_line_spreads_a_model(settings: list[str], num_gpus: int, nu
         config = compose(
             "config", ["sweep=test", "backend=sim", "workload=open_loop", "workload.num_requests=20", *settings]
         )
-    run = assemble(cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True)))
+    keys: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    run = assemble(read_settings(keys))
     assert run.limits.num_stages == num_stages
     record = run.engine.run()
     assert len(record.requests) == 20

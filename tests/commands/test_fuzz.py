@@ -42,6 +42,7 @@ from experiments.replay import main as replay
 from experiments.run import main as run
 from experiments.settings.assemble import assemble
 from experiments.settings.error_lines import one_line
+from experiments.settings.settings import read_settings
 from experiments.store.run_folder import CONFIG, DECISIONS, REQUESTS, STEPS, SUMMARY, TOKENS
 
 
@@ -142,7 +143,7 @@ def test_option_files(fuzz: Fuzz, folder: Path) -> None:
 
 def test_settings(fuzz: Fuzz, folder: Path) -> None:
     def serve(config: Any) -> None:
-        made = assemble(config)
+        made = assemble(read_settings(config))
         try:
             made.engine.run()
         finally:

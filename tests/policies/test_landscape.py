@@ -10,7 +10,7 @@ import pytest
 from unit_machine import golden
 
 from cbatch import SLO, BatchShape, ConfigError, Request
-from experiments.settings.composition import policy_of
+from experiments.settings.composition import compose_run
 from policies.chunking import Fixed, Slack, TileAligned
 from policies.lars import LARS
 from policies.length_order import LengthOrder
@@ -378,9 +378,9 @@ def test_settings_out_of_range_are_refused(make: Callable[[], object], says: str
 )
 def test_values_of_a_wrong_kind_are_refused_by_their_key(key: str, says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
-        policy_of(*key.split())
+        compose_run(*key.split()).policy()
 
 
 def test_whole_numbers_are_numbers_and_lists_are_not_judged() -> None:
-    policy, _ = policy_of("policy=past_future", "policy.reserve=0", "+policy.history=[3,5]")
+    policy = compose_run("policy=past_future", "policy.reserve=0", "+policy.history=[3,5]").policy()
     assert isinstance(policy, PastFuture) and policy._ended.ascending == [3, 5]

@@ -122,7 +122,7 @@ def test_an_empty_claim_is_being_written_unless_it_is_old(tmp_path: Path, conten
 def test_what_a_process_left_that_was_killed_when_it_claimed_is_removed(tmp_path: Path) -> None:
     for name in (".unfinished.json.0123abcd.json", ".summary.json.0123abcd.json"):
         (tmp_path / name).write_text("{")
-    with open_run_folder(tmp_path, {}, replace=False):
+    with open_run_folder(tmp_path, {}, {}, replace=False):
         assert {path.name for path in tmp_path.iterdir()} == {"unfinished.json", "config.yaml"}
 
 
@@ -227,7 +227,7 @@ def test_no_folder_is_made_below_a_file(tmp_path: Path) -> None:
 @pytest.fixture
 def busy(tmp_path: Path) -> Iterator[Path]:
     """A folder to which this process writes a run."""
-    with open_run_folder(tmp_path / "out", {}, replace=False):
+    with open_run_folder(tmp_path / "out", {}, {}, replace=False):
         yield tmp_path / "out"
 
 

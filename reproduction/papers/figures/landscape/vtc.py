@@ -8,7 +8,6 @@ time between two tokens there (Llama-2-7B on an A10G), and the KV cache is as la
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,6 @@ from cbatch.results.service import OUTPUT_WEIGHT, PROMPT_WEIGHT, WINDOW_SECONDS,
 from experiments.plots.parts import mark_printed
 from experiments.plots.style import line_style, new_figure
 from experiments.settings.composition import compose_run
-from experiments.settings.construct import construct
 from policies.past_future import PastFuture
 from policies.predictors import Oracle, Predictor
 from policies.vtc import VTC
@@ -96,10 +94,7 @@ def run(suite: str, policy: str, path: str) -> Figures:
 def requests_of(suite: str, path: str) -> list[Request]:
     """The requests of a published workload."""
     options = [f"workload.path={path}"] if suite == REAL else []
-    config = compose_run(f"workload=vtc_{suite}", *options)
-    workload: Any = construct("workload", config["workload"], needs=("requests",))
-    made: list[Request] = workload.requests(None)
-    return made
+    return list(compose_run(f"workload=vtc_{suite}", *options).workload.requests(None))
 
 
 def limited(requests: Sequence[Request], most: int) -> list[Request]:

@@ -1,0 +1,73 @@
+"""Lets an object print itself as the command line describes it: `sarathi(chunk=256)`, `trail(c=0.5, chunk=256)`."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from inspect import signature
+from typing import Any
+
+
+class Described:
+    """Prints an object as its name and the arguments that differ from their defaults.
+
+    The class keeps each argument in an attribute of the same name. A seed is not printed: runs that differ in seeds alone are
+    replications of one thing. `inlined = True` in its own class, not in those derived from it, prints the arguments of an object in
+    place of the object where it is an argument itself.
+    """
+
+    def __repr__(self) -> str:
+        return describe(name_of_class(type(self)), arguments_of(self))
+
+
+def describe(name: str, arguments: Mapping[str, Any]) -> str:
+    """Returns `name(argument=value, ...)`, or the name alone."""
+    shown = ", ".join(filter(None, (_argument(key, value) for key, value in arguments.items())))
+    return f"{name}({shown})" if shown else name
+
+
+def arguments_of(described: Described) -> dict[str, Any]:
+    """Returns the arguments that differ from their defaults, without seeds."""
+    kind = type(described)
+    made: dict[str, Any] = {}
+    if is_dataclass(kind):
+        made = {field.name: field.default_factory for field in fields(kind)}
+    arguments = {}
+    for key, parameter in signature(kind).parameters.items():
+        factory = made.get(key, MISSING)
+        default = parameter.default if factory is MISSING else factory()
+        value = getattr(described, key, default)
+        if key != "seed" and value != default and repr(value) != repr(default):
+            arguments[key] = value
+    return arguments
+
+
+def name_of_class(kind: type) -> str:
+    """Returns the name of a class in lower case, with the underscores of a module of the same name: tile_aligned, qoserve."""
+    module = kind.__module__.rpartition(".")[2]
+    if module.replace("_", "") == kind.__name__.lower():
+        return module
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", kind.__name__).lower()
+
+
+def text_of(value: object) -> str:
+    """Returns a value as a command line gives it; of a path the last part, of an object without a text of its own the class."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        case str():
+            return value.rstrip("/").rpartition("/")[2]
+        case Mapping():
+            return "{" + ", ".join(f"{key}: {text_of(item)}" for key, item in value.items()) + "}"
+        case Sequence():
+            return "[" + ",".join(map(text_of, value)) + "]"
+    return type(value).__name__ if type(value).__repr__ is object.__repr__ else repr(value)
+
+
+def _argument(key: str, value: object) -> str:
+    if isinstance(value, Described) and vars(type(value)).get("inlined"):
+        return ", ".join(_argument(*inner) for inner in arguments_of(value).items())
+    return f"{key}={text_of(value)}"
