@@ -31,7 +31,6 @@ from experiments.settings.error_lines import one_line
 from experiments.settings.identity import identity
 from experiments.settings.settings import Settings, read_settings
 from experiments.store.claim import ClaimedError, check_free
-from experiments.store.crash_report import UNFINISHED
 from experiments.store.run_folder import CONFIG, SUMMARY, new_run_folder, read_finished
 from experiments.store.runs import ERRORS
 from experiments.store.sources import differences, sources_of
@@ -212,7 +211,7 @@ def _single_run(settings: Settings, hydra: HydraConf, work: Work) -> Mapping[str
                 raise ConfigError(f"{folder} holds this run, made by other code ({changed}); {remedy}")
             print(f"{work.text(summary)}\n\n{folder} holds this run already{_by(changed)}; remove it to run again")
             return summary
-        check_free(folder / UNFINISHED)  # before weights are loaded
+        check_free(folder)  # before weights are loaded
         summary = work.serve(settings, folder, say=partial(print, flush=True))
     print(work.text(summary))
     print(f"\nresults: {folder}")
@@ -231,13 +230,11 @@ def _run_of_sweep(settings: Settings, hydra: HydraConf, work: Work) -> Mapping[s
                 return summary
             print(f"{folder.name}: runs again, was made by other code ({changed})", flush=True)
         try:
-            check_free(folder / UNFINISHED)
+            check_free(folder)
             summary = work.serve(settings, folder, replace=True, say=lambda line: None, bar=alone)
             print(work.line(folder.name, summary), flush=True)
             return summary
         except ClaimedError as error:  # the same run, by another worker, or by one that survived an earlier command
-            if not error.visible:
-                raise
             if not waits:
                 print(f"{folder.name}: waits for {error.who}, which runs it", flush=True)
             waits = True

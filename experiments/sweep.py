@@ -11,8 +11,7 @@ import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from cbatch import ConfigError
-from experiments.store.claim import claimed, make_new_folder
-from experiments.store.crash_report import UNFINISHED
+from experiments.store.claim import LOCK, UNFINISHED, claimed, make_new_folder
 from experiments.store.run_folder import CONFIG
 from experiments.store.runs import ERRORS, label_seeds, read_runs
 from experiments.store.selection import drop_repeats, omitted_text
@@ -20,6 +19,10 @@ from experiments.store.text import sweep_text
 
 OPTIMUM = "optimization_results.yaml"
 """File in which `hydra-optuna-sweeper` leaves the best settings."""
+
+
+_OF_HYDRA = "multirun.yaml"
+"""File that Hydra writes to the folder of a sweep."""
 
 
 @contextmanager
@@ -36,11 +39,21 @@ def claimed_sweep(arguments: list[str]) -> Iterator[str]:
     if name is None:
         name = make_new_folder(sweep_folder(f"{datetime.now():%Y-%m-%d_%H-%M-%S}")).name
         sys.argv.append(f"sweep={name}")
-    with claimed(sweep_folder(name) / UNFINISHED):
-        try:
-            yield name
-        finally:
-            _remove_unused(sweep_folder(name))
+    folder = sweep_folder(name)
+    try:
+        with claimed(folder):
+            try:
+                yield name
+            finally:
+                if {path.name for path in folder.iterdir()} <= {
+                    _OF_HYDRA,
+                    UNFINISHED,
+                    LOCK,
+                }:  # it ended before its first run
+                    (folder / _OF_HYDRA).unlink(missing_ok=True)
+    finally:
+        with suppress(OSError):  # not empty
+            os.removedirs(folder)
 
 
 def _name_of_sweep(arguments: list[str]) -> str | None:
@@ -101,15 +114,6 @@ def _best(sweep: str) -> str:
     found = yaml.safe_load(file.read_text(encoding="utf-8"))
     settings = " ".join(f"{key}={value}" for key, value in found["best_params"].items())
     return f"best: {settings} ({found['best_value']:g})\n"
-
-
-def _remove_unused(folder: Path) -> None:
-    """Removes the folder of a sweep that ended before its first run, and the parents that it leaves empty."""
-    with suppress(OSError):
-        if {path.name for path in folder.iterdir()} <= {"multirun.yaml", UNFINISHED}:
-            for path in folder.iterdir():
-                path.unlink()
-            os.removedirs(folder)
 
 
 def sweep_folder(sweep: str) -> Path:

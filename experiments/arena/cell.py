@@ -24,8 +24,7 @@ from experiments.serve import about_run, bounds_of, figures_of
 from experiments.settings.assemble import assemble
 from experiments.settings.identity import identity
 from experiments.settings.settings import Keys, Recipe, Settings
-from experiments.store.claim import claimed, make_folder
-from experiments.store.crash_report import UNFINISHED
+from experiments.store.claim import claimed
 from experiments.store.result_file import ResultFile
 from experiments.store.sources import sources_of
 from experiments.store.text import flat, format_number, format_share
@@ -79,8 +78,7 @@ def measure(
     began = time.perf_counter(), time.process_time()
     requests = _num_requests(settings)
     highest, bounds = _machine(_without_policy(settings), settings.replications, requests)
-    make_folder(folder)
-    with claimed(folder / UNFINISHED):
+    with claimed(folder):
         rate = settings.load * highest
         values: dict[str, list[float]] = {}
         outside = 0

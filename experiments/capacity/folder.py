@@ -16,8 +16,7 @@ from experiments.capacity.replications import Outcome
 from experiments.capacity.search import TooFewError
 from experiments.settings.identity import identity
 from experiments.settings.settings import Settings
-from experiments.store.claim import claimed, make_folder
-from experiments.store.crash_report import UNFINISHED
+from experiments.store.claim import LOCK, UNFINISHED, claimed
 from experiments.store.result_file import ResultFile
 from experiments.store.run_folder import PLOTS
 
@@ -25,7 +24,7 @@ CAPACITY = ResultFile("capacity.json", frozenset({"capacity"}))
 SIMULATIONS = "simulations.jsonl"
 
 _EFFORT = ("accuracy", "replications", "cores", "bounds")  # keys that do not affect a simulation
-_FILES = {CAPACITY.name, SIMULATIONS, UNFINISHED, PLOTS}
+_FILES = {CAPACITY.name, SIMULATIONS, UNFINISHED, LOCK, PLOTS}
 
 
 class Simulations:
@@ -64,9 +63,8 @@ def open_simulations(folder: Path, settings: Settings, code: Mapping[str, Any]) 
     simulated = {key: value for key, value in identity(settings).items() if key not in _EFFORT}
     new, head = not folder.exists(), {"settings": simulated, "code": code}
     path, useless = folder / SIMULATIONS, False
-    make_folder(folder)
     try:
-        with claimed(folder / UNFINISHED):
+        with claimed(folder):
             done = _read(path, head, keep=settings.other_code == "keep")
             (folder / CAPACITY.name).unlink(missing_ok=True)
             with path.open("w", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
 """`unfinished.json`: the state of a run that is not complete, whatever ends it.
 
-    begun        the claim of the process (`experiments.store.claim`); if it no longer exists, it was killed, perhaps for lack
+    begun        the claim of the process (`experiments.store.claim`); if the process has ended, it was killed, perhaps for lack
                  of memory
     failed       the error with its traceback, and the state of all requests and KV blocks
     terminated   the same after SIGTERM, which job schedulers send at the time limit
@@ -8,22 +8,19 @@
 It is removed when the run is complete and has a `summary.json`.
 """
 
-import json
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from cbatch import CbatchError
 from cbatch.errors import Interruption, ResultsError
-from experiments.store.claim import Claim, has_ended, release
+from experiments.store.claim import UNFINISHED, read_state
 from experiments.store.provenance import now, write_json
-
-UNFINISHED = "unfinished.json"
 
 Facts = Callable[[], Mapping[str, Any]]
 """Facts about a run to store with its error, at the time of the error."""
@@ -34,42 +31,35 @@ class TerminatedError(Interruption):
 
 
 @contextmanager
-def report_crashes(folder: Path, begun: Claim, facts: Facts) -> Iterator[None]:
-    """Ends the claim of a run's folder: `unfinished.json` is removed, or says failed or terminated after an error.
+def report_crashes(folder: Path, begun: Mapping[str, Any], facts: Facts) -> Iterator[None]:
+    """Has `unfinished.json` say failed or terminated after an error. begun: the claim.
 
     Raises:
         ResultsError: the folder can no longer be written.
         CbatchError: in place of any other exception; it names the file, which has the traceback.
         TerminatedError: SIGTERM was received.
     """
-    file = folder / UNFINISHED
     try:
         with sigterm_raises():
             yield
-        release(file, begun)
     except KeyboardInterrupt:
-        release(file, begun)
         raise
     except BaseException as error:
         status = "terminated" if isinstance(error, TerminatedError) else "failed"
-        try:
+        with suppress(OSError):  # the disk may be what failed
             report = {**begun, "status": status, "ended": now(), "error": _message(error), **facts()}
             lines = "".join(traceback.format_exception(error)).splitlines()
-            write_json(file, {**report, "traceback": lines})
-        except OSError:  # the disk may be what failed
-            release(file, begun)
+            write_json(folder / UNFINISHED, {**report, "traceback": lines})
         named = _named(error, folder)
         raise named from (None if named is error else error)
 
 
 def was_killed(folder: Path, since: datetime) -> bool:
-    """Whether a run began in this folder at `since` or later on this machine, and ended without a report."""
-    try:
-        said = json.loads((folder / UNFINISHED).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """Whether a run began in this folder at `since` or later, and its end was not reported (it may still be running)."""
+    state = read_state(folder)
+    if state.get("status") != "begun":
         return False
-    recent = datetime.fromisoformat(said["begun"]) >= since.astimezone().replace(microsecond=0)  # as stored
-    return recent and said["status"] == "begun" and has_ended(said)
+    return datetime.fromisoformat(state["begun"]) >= since.astimezone().replace(microsecond=0)  # as stored
 
 
 def _named(error: BaseException, folder: Path) -> BaseException:

@@ -20,7 +20,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -33,8 +33,8 @@ from cbatch import ConfigError, Request, RunRecord, StepRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
-from experiments.store.claim import Claim, ClaimedError, claimed, make_new_folder, release, take
-from experiments.store.crash_report import UNFINISHED, Facts, report_crashes, was_killed
+from experiments.store.claim import LOCK, UNFINISHED, ClaimedError, claimed, make_new_folder
+from experiments.store.crash_report import Facts, report_crashes, was_killed
 from experiments.store.csv_tables import (
     EXTRA,
     REQUEST_COLUMNS,
@@ -138,24 +138,38 @@ def open_run_folder(
     missing = _missing(folder)
     _check_ours(folder, identity, replace)
     try:
-        begun = _begin(folder, config, identity, replace)
-        with report_crashes(folder, begun, facts):
+        with _begun(folder, config, identity, replace) as claim, report_crashes(folder, claim, facts):
             try:
                 yield
             except BaseException as error:  # partial results may have filled the disk
-                kept = () if isinstance(error, KeyboardInterrupt) else (CONFIG, DECISIONS, UNFINISHED)
-                _remove_files(folder, but=kept)
+                _remove_files(folder, but=() if isinstance(error, KeyboardInterrupt) else (CONFIG, DECISIONS))
                 raise
     finally:
         _remove_empty(missing)
+
+
+@contextmanager
+def _begun(
+    folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any], replace: bool
+) -> Iterator[dict[str, Any]]:
+    """Claims the folder for a run, empties it and writes config.yaml."""
+    with ExitStack() as held:
+        try:
+            claim = held.enter_context(claimed(folder))
+            _check_ours(folder, identity, replace)  # another run may have ended here just now
+            _remove_files(folder)
+            (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{folder} cannot be written ({error.strerror}); {_OTHER_FOLDER}") from error
+        yield claim
 
 
 def remove_killed(root: Path, since: datetime) -> None:
     """Removes the files of runs that began at `since` or later and were killed, as launchers do after Ctrl-C."""
     for folder in [path for path in root.glob("*") if path.is_dir()]:
         if was_killed(folder, since) and read_summary(folder) is None:
-            with suppress(ClaimedError), claimed(folder / UNFINISHED):
-                _remove_files(folder, but=(UNFINISHED,))
+            with suppress(ClaimedError), claimed(folder):
+                _remove_files(folder)
         _remove_empty([folder])
 
 
@@ -168,23 +182,6 @@ def _remove_empty(folders: Iterable[Path]) -> None:
     with suppress(OSError):  # not empty
         for folder in folders:
             folder.rmdir()
-
-
-def _begin(folder: Path, config: Mapping[str, Any], identity: Mapping[str, Any], replace: bool) -> Claim:
-    """Claims the folder for a run and empties it."""
-    begun = None
-    try:
-        begun = take(folder / UNFINISHED)
-        _check_ours(folder, identity, replace)  # another run may have ended here just now
-        _remove_files(folder, but=(UNFINISHED,))
-        (folder / CONFIG).write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-        return begun
-    except BaseException as error:
-        if begun is not None:
-            release(folder / UNFINISHED, begun)
-        if isinstance(error, OSError):
-            raise ConfigError(f"{folder} cannot be written ({error.strerror}); {_OTHER_FOLDER}") from error
-        raise
 
 
 def write_results(
@@ -234,7 +231,7 @@ def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> Non
         return
     if not folder.is_dir():
         raise ConfigError(f"{folder} is a file; {_OTHER_FOLDER}")
-    names = {path.name for path in folder.iterdir()} - {*FILES, PLOTS}
+    names = {path.name for path in folder.iterdir()} - {*FILES, PLOTS, LOCK}
     if not all(name.startswith(_PARTIAL) for name in names):
         raise ConfigError(f"{folder} contains files that do not belong to a run; {_OTHER_FOLDER}")
     if not replace and (summary := read_summary(folder)) is not None:
@@ -246,7 +243,7 @@ def _check_ours(folder: Path, identity: Mapping[str, Any], replace: bool) -> Non
 
 def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
     for name in (SUMMARY, *FILES):  # first the one that says that the others are complete
-        if name not in but:
+        if name not in (UNFINISHED, *but):
             (folder / name).unlink(missing_ok=True)
     for path in chain.from_iterable(folder.glob(f"{name}*") for name in _PARTIAL):
         path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cbatch import ConfigError
-from experiments.store.crash_report import UNFINISHED
+from experiments.store.claim import UNFINISHED
 from experiments.store.run_folder import CONFIG, WITHOUT_EFFECT, read_summary
 from experiments.store.runs import ERRORS, Run, named_options, read_runs
 from experiments.store.text import name_of
