@@ -2,45 +2,65 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
+from typing import Any
 
 from cbatch import ConfigError
 from experiments.settings.command_line import check_name, keyword_arguments, listed, run
 from experiments.settings.this_machine import count_gpus
 
-BENCHMARKS = {
-    "host": "host time of an iteration against running and waiting requests, and of a plan by policy (no GPU needed)",
-    "sim": "simulated iterations per second (no GPU needed)",
-    "graphs": "batches of 1 to 64: operation by operation, compiled, and with captured graphs",
-    "pd": "throughput against the ratio of prompt to output tokens, by policy",
-    "trace": "throughput on a recorded trace, by policy",
-}
 
-WITHOUT_GPU = "(no GPU needed)"
+@dataclass(frozen=True)
+class Benchmark:
+    """A benchmark that a command line can name.
+
+    module: its function `main` measures. presets: values of options that the command line may change.
+    """
+
+    about: str
+    module: str
+    needs_gpu: bool = True
+    presets: Mapping[str, Any] = field(default_factory=dict)
+
+
+BENCHMARKS = {
+    "serve": Benchmark(
+        "throughput of policies with real tokens: on a GPU, or on a CPU with settings='backend=cpu model=tiny'",
+        "experiments.bench.serve",
+        needs_gpu=False,
+    ),
+    "host": Benchmark(
+        "host time of an iteration against running and waiting requests, and of a plan by policy",
+        "experiments.bench.host",
+        needs_gpu=False,
+    ),
+    "sim": Benchmark("simulated iterations per second", "experiments.bench.sim", needs_gpu=False),
+}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-    return run_benchmark(
-        arguments, BENCHMARKS, {name: f"experiments.bench.{name}" for name in BENCHMARKS}, str(__doc__)
-    )
+    return run_benchmark(arguments, BENCHMARKS, str(__doc__))
 
 
-def run_benchmark(
-    arguments: Sequence[str], benchmarks: Mapping[str, str], modules: Mapping[str, str], usage: str
-) -> int:
-    """Runs `main` of the module of the benchmark that a command line names; returns the exit status."""
+def run_benchmark(arguments: Sequence[str], benchmarks: Mapping[str, Benchmark], usage: str) -> int:
+    """Runs the benchmark that a command line names; returns the exit status."""
 
-    def bench(name: str, *options: str) -> None:
-        check_name("benchmark", name, benchmarks)
-        if WITHOUT_GPU not in benchmarks[name] and count_gpus() == 0:
-            others = [other for other, what in benchmarks.items() if WITHOUT_GPU in what]
-            raise ConfigError(f"benchmark {name} needs a GPU and finds none; these need none: {', '.join(others)}")
-        benchmark = import_module(modules[name]).main
-        benchmark(**keyword_arguments(benchmark, options, name))
+    def measure(name: str, *options: str) -> None:
+        check_name("benchmark", name, {known: each.about for known, each in benchmarks.items()})
+        chosen = benchmarks[name]
+        if chosen.needs_gpu and count_gpus() == 0:
+            others = ", ".join(other for other, each in benchmarks.items() if not each.needs_gpu)
+            raise ConfigError(f"benchmark {name} needs a GPU and finds none; these need none: {others}")
+        function = import_module(chosen.module).main
+        function(**{**chosen.presets, **keyword_arguments(function, options, name)})
 
-    interrupted = "interrupted; files already written are complete"
-    return run(bench, arguments, lambda: f"{usage}\n{listed(benchmarks)}", interrupted=interrupted)
+    def describe() -> str:
+        texts = {name: each.about + ("" if each.needs_gpu else " (no GPU needed)") for name, each in benchmarks.items()}
+        return f"{usage}\n{listed(texts)}"
+
+    return run(measure, arguments, describe, interrupted="interrupted; files already written are complete")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cbatch import Limits, ModelSpec, Policy, Request, RunRecord, Server
-from cbatch.runtime.options import LastLayer, Options, ProductsName
+from cbatch.runtime.options import Options
 from experiments.settings.backends import Cuda
 from experiments.settings.servers import real_server
 from experiments.store.benchmark_file import spread
@@ -16,21 +16,9 @@ from policies.chunking import TileAligned
 MakeServer = Callable[[ModelSpec, Limits, Options], Server[Any]]
 
 
-def gpu_server(
-    spec: ModelSpec,
-    limits: Limits,
-    options: Options = Options(),
-    *,
-    products: ProductsName = "cublas",
-    last_layer: LastLayer = "all",
-) -> Server[Any]:
+def gpu_server(spec: ModelSpec, limits: Limits, options: Options = Options()) -> Server[Any]:
     """Builds a server on the GPU with as much KV cache as its largest batch can use, if there is room."""
-    return real_server(Cuda(products=products, last_layer=last_layer), spec, limits, options)
-
-
-def named_ways(products: ProductsName, last_layer: LastLayer) -> list[str]:
-    """What is not the default, as rows and files name it."""
-    return [name for name, default in ((products, "cublas"), (last_layer, "all")) if name != default]
+    return real_server(Cuda(), spec, limits, options)
 
 
 def chunked(policy: type, name: str, *chunks: int, **settings: Any) -> dict[str, Callable[[], Policy]]:
@@ -97,9 +85,9 @@ def repeat(
     requests: Callable[[], Sequence[Request]],
     repeats: int,
     *,
-    asynchronous: bool = True,
+    asynchronous: bool | None = None,
 ) -> Runs:
-    """Serves the requests several times, each time with a new policy."""
+    """Serves the requests several times, each time with a new policy. asynchronous: None: as the server is set up."""
     served, before = [], _num_eager(server)
     for _ in range(repeats):
         used = policy()

@@ -3,38 +3,96 @@
 import sys
 from collections.abc import Sequence
 
-from experiments.bench.__main__ import run_benchmark
+from experiments.bench.__main__ import Benchmark, run_benchmark
+from reproduction import RESULTS
+from reproduction.stored import BENCH
+
+HERE = "reproduction.bench"
+SERVE = "experiments.bench.serve"
+OURS = {"folder": RESULTS, "command": BENCH}
 
 BENCHMARKS = {
-    "coverage": "how often the intervals of capacities and means cover the truth, on queues that are known (no GPU needed)",
-    "vidur": "a whole simulated run as one process, on a workload that Vidur was timed on (no GPU needed)",
-    "million": "a million requests of ServeGen through one policy: time and memory of one process (no GPU needed)",
-    "attention": "attention of decodes against the bytes that it reads, for even and uneven contexts",
-    "tiles": "time of an iteration against its tokens",
-    "async": "the asynchronous loop against the synchronous one",
-    "loops": "both loops with no graphs, graphs of decodes, and graphs of all iterations, on mixed traffic",
-    "graph_memory": "device memory of captured graphs: one shared pool, or one each",
-    "pipeline": "throughput and bubbles of pipeline stages, a GPU each, by policy, and of one GPU; simulated, hardware=h200 (no GPU needed)",
-    "tensor": "throughput and decode iterations of tensor parallelism, a GPU for each rank; simulated, hardware=h200 (no GPU needed)",
-    "vllm": "vLLM by its own rule and under policies, alternating on one engine: throughput and host time",
-    "vllm_serving": "the same as a server, driven by `vllm bench serve` at shares of its capacity",
-    "vllm_simulated": "the runs of vllm_serving beside simulations with a profile of vLLM (no GPU needed)",
-    "stale": "commits since each stored result was measured that changed the code (no GPU needed)",
-    "page": "the page of measured speed of one card, and the comparison in the README (no GPU needed)",
-}
-
-MODULES = {
-    **{name: f"reproduction.bench.{name}" for name in BENCHMARKS},
-    "async": "reproduction.bench.async_loop",
-    "vllm": "reproduction.bench.in_vllm.offline",
-    "vllm_serving": "reproduction.bench.in_vllm.serving",
-    "vllm_simulated": "reproduction.bench.in_vllm.simulated",
+    "pd": Benchmark(
+        "throughput at P:D 14, by policy: the closed batch of SARATHI (arXiv 2308.16369, 5.1)",
+        SERVE,
+        presets={
+            **OURS,
+            "name": "pd",
+            "settings": "model=llama-13b batch=18 max_tokens=18432 workload.num_requests=144",
+            "policies": "policy=request_level;policy=orca;policy=sarathi chunk=128;policy=sarathi chunk=256;"
+            "policy=sarathi chunk=384;policy=sarathi chunk=512;policy=sarathi chunk=auto",
+        },
+    ),
+    "trace": Benchmark(
+        "throughput on the first requests of a recorded trace, path=FILE, queued at once, by policy",
+        SERVE,
+        presets={
+            **OURS,
+            "name": "trace-128",
+            "settings": "batch=128 max_tokens=16384 workload=azure_conv workload.queued=true workload.num_requests=512",
+            "policies": "policy=sarathi_serve chunk=1024;policy=longest_first chunk=1024;"
+            "policy=longest_first policy.per_prompt_token=true chunk=1024;policy=prefill_first;policy=orca",
+        },
+    ),
+    "coverage": Benchmark(
+        "how often the intervals of capacities and means cover the truth, on queues that are known",
+        f"{HERE}.coverage",
+        needs_gpu=False,
+    ),
+    "vidur": Benchmark(
+        "a whole simulated run as one process, on a workload that Vidur was timed on", f"{HERE}.vidur", needs_gpu=False
+    ),
+    "million": Benchmark(
+        "a million requests of ServeGen through one policy: time and memory of one process",
+        f"{HERE}.million",
+        needs_gpu=False,
+    ),
+    "attention": Benchmark(
+        "attention of decodes against the bytes that it reads, for even and uneven contexts", f"{HERE}.attention"
+    ),
+    "tiles": Benchmark("time of an iteration against its tokens", f"{HERE}.tiles"),
+    "async": Benchmark("the asynchronous loop against the synchronous one", f"{HERE}.async_loop"),
+    "loops": Benchmark(
+        "both loops with no graphs, graphs of decodes, and graphs of all iterations, on mixed traffic", f"{HERE}.loops"
+    ),
+    "graph_memory": Benchmark("device memory of captured graphs: one shared pool, or one each", f"{HERE}.graph_memory"),
+    "pipeline": Benchmark(
+        "throughput and bubbles of pipeline stages, a GPU each, by policy, and of one GPU; simulated, hardware=h200",
+        f"{HERE}.pipeline",
+        needs_gpu=False,
+    ),
+    "tensor": Benchmark(
+        "throughput and decode iterations of tensor parallelism, a GPU for each rank; simulated, hardware=h200",
+        f"{HERE}.tensor",
+        needs_gpu=False,
+    ),
+    "vllm": Benchmark(
+        "vLLM by its own rule and under policies, alternating on one engine: throughput and host time",
+        f"{HERE}.in_vllm.offline",
+    ),
+    "vllm_serving": Benchmark(
+        "the same as a server, driven by `vllm bench serve` at shares of its capacity", f"{HERE}.in_vllm.serving"
+    ),
+    "vllm_simulated": Benchmark(
+        "the runs of vllm_serving beside simulations with a profile of vLLM",
+        f"{HERE}.in_vllm.simulated",
+        needs_gpu=False,
+    ),
+    "stale": Benchmark(
+        "commits since each stored result was measured that changed the code", f"{HERE}.stale", needs_gpu=False
+    ),
+    "page": Benchmark(
+        "the page of measured speed of one card, and the comparison in the README", f"{HERE}.page", needs_gpu=False
+    ),
+    "graphs": Benchmark(
+        "batches of 1 to 64: operation by operation, compiled, and with captured graphs", f"{HERE}.graphs"
+    ),
 }
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
-    return run_benchmark(arguments, BENCHMARKS, MODULES, str(__doc__))
+    return run_benchmark(arguments, BENCHMARKS, str(__doc__))
 
 
 if __name__ == "__main__":

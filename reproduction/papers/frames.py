@@ -44,7 +44,7 @@ def pivot(data: pd.DataFrame, index: str | list[str], columns: str = "series", v
 
 
 def read_benchmark(name: str, folder: Path = FOLDER) -> dict[str, Any] | None:
-    """The results file of `python -m experiments.bench NAME`; None if there is none."""
+    """The results file of `python -m reproduction.bench NAME`; None if there is none."""
     path = folder / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
@@ -73,4 +73,4 @@ def load_benchmark(
 def explain_missing(name: str) -> str:
     """Why a figure has nothing to draw, and what would change that."""
     missing = f"left out: {_H200 / name}.json is neither in this folder nor in a checkout of cbatch"
-    return f"{missing}; run there, or measure on a GPU with python -m experiments.bench {name}"
+    return f"{missing}; run there, or measure on a GPU with python -m reproduction.bench {name}"

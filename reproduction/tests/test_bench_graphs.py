@@ -11,16 +11,15 @@ from tiny_models import LLAMA
 from cbatch import ConfigError, Limits
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.graphs import GraphedIteration
-from experiments.bench import graphs
-from experiments.bench.graphs import Asked
 from experiments.settings.backends import GRAPHS
 from experiments.settings.servers import equal_requests
 from experiments.workloads import AllAtOnce, OpenLoop, UniformLengths
 from policies.chunking import TileAligned
 from policies.orca import Orca
 from policies.sarathi_serve import SarathiServe
-from reproduction.bench import graph_memory, loops
+from reproduction.bench import graph_memory, graphs, loops
 from reproduction.bench.__main__ import BENCHMARKS
+from reproduction.bench.graphs import Asked
 
 
 def test_a_way_is_measured_batch_by_batch() -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,10 +14,12 @@ import pytest
 from places import ROOT
 from transformers import AutoConfig
 
-from cbatch import CbatchError, Request
+from cbatch import CbatchError
 from cbatch.checkpoint import Vocabulary
-from experiments.bench import pd, trace
+from experiments.settings.composition import compose_run
+from experiments.settings.construct import construct
 from experiments.settings.presets import load_spec
+from reproduction.bench.__main__ import BENCHMARKS
 from reproduction.bench.peers import __main__ as command
 from reproduction.bench.peers import measure, vllm_engine
 from reproduction.bench.peers.cases import CASES, requests_of
@@ -39,49 +40,17 @@ def trace_file(tmp_path: Path) -> Path:
     return path
 
 
-class OurServer:
-    """Keeps what a benchmark of ours serves."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        iteration = SimpleNamespace(num_eager=0, num_replayed=0)
-        self.executor = SimpleNamespace(vocabulary=vocabulary, needs_tokens=True, iteration=iteration)
-        self.served: list[list[Request]] = []
-
-    def serve(self, policy: object, requests: Sequence[Request], *, asynchronous: bool = True) -> SimpleNamespace:
-        self.served.append(list(requests))
-        step = SimpleNamespace(planned_at=0, launched_at=0, started=0, ended=1, received_at=1, done_at=1)
-        return SimpleNamespace(steps=[step], requests=[])
-
-
-def same(theirs: Sequence[Request], ours: Sequence[Request]) -> bool:
-    return [(request.prompt, request.max_new_tokens) for request in theirs] == [
-        (request.prompt, request.max_new_tokens) for request in ours
-    ]
-
-
-@pytest.mark.parametrize("name", ["trace-256-2048", "pd-256"])
-def test_peers_serve_the_requests_that_our_benchmark_serves(
-    name: str, trace_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = CASES[name]
+@pytest.mark.parametrize(("name", "benchmark"), [("trace-128-2048", "trace"), ("pd-256", "pd")])
+def test_peers_serve_the_requests_that_our_benchmark_serves(name: str, benchmark: str, trace_file: Path) -> None:
+    case, settings = CASES[name], BENCHMARKS[benchmark].presets["settings"].split()
+    config = compose_run(*settings, *([f"workload.path={trace_file}"] if benchmark == "trace" else []))
     spec = load_spec(case.model)
-    server = OurServer(Vocabulary(spec))
-    limits = []
-    module: Any = {"trace": trace, "pd": pd}[case.work]
-
-    def gpu_server(spec: object, given: object, **_: object) -> OurServer:
-        limits.append(given)
-        return server
-
-    monkeypatch.setattr(module, "gpu_server", gpu_server)
-    monkeypatch.setattr(module.torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    if case.work == "trace":
-        trace.main(path=str(trace_file), batch=case.batch, policies="orca", folder=str(tmp_path))
-        assert json.loads((tmp_path / "h200/trace-256.json").read_text())["batch"] == 256
-    else:
-        pd.main(ratios=(14,), policies="orca", folder=str(tmp_path))
-    assert same(requests_of(case, spec, str(trace_file)), server.served[-1])
-    assert limits[0].max_running == case.batch
+    ours = construct("workload", config["workload"]).requests(Vocabulary(spec))
+    theirs = requests_of(case, spec, str(trace_file))
+    assert [(each.prompt, each.max_new_tokens) for each in theirs] == [
+        (each.prompt, each.max_new_tokens) for each in ours
+    ]
+    assert (config["model"]["name"], config["batch"]) == (case.model, case.batch)
 
 
 def test_lengths_are_those_that_the_works_name(trace_file: Path) -> None:

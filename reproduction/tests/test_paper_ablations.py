@@ -222,7 +222,7 @@ def test_a_benchmark_that_was_not_run_is_named(module: Any, name: str, monkeypat
     assert line.startswith(
         f"left out: results/h200/{name}.json is neither in this folder nor in a checkout of cbatch; "
     )
-    assert line.endswith(f"python -m experiments.bench {name}")
+    assert line.endswith(f"python -m reproduction.bench {name}")
 
 
 def test_a_file_is_read_where_there_is_one(tmp_path: Path) -> None:

@@ -10,15 +10,23 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from experiments.bench.__main__ import run_benchmark
+from experiments.bench.__main__ import Benchmark, run_benchmark
 from experiments.plots.style import save
 from experiments.settings.command_line import keyword_arguments, run
 from experiments.store.run_folder import PLOTS
 from reproduction.validation import bubbles, lanes
 
 COMPARISONS = {
-    "fidelity": "simulated runs against real ones, by policy; for kept ones, measured=FILE (no GPU needed)",
-    "capacity": "capacities with real tokens beside simulated ones, by policy; for kept runs, measured=FILE (no GPU needed)",
+    "fidelity": Benchmark(
+        "simulated runs against real ones, by policy; measured=FILE of kept runs needs no GPU",
+        "reproduction.validation.fidelity",
+        needs_gpu=False,
+    ),
+    "capacity": Benchmark(
+        "capacities with real tokens beside simulated ones, by policy; measured=FILE of kept runs needs no GPU",
+        "reproduction.validation.capacity",
+        needs_gpu=False,
+    ),
 }
 DRAWN: dict[str, Callable[..., Figure]] = {"bubbles": bubbles.draw, "lanes": lanes.draw}
 
@@ -27,9 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns its exit status."""
     if arguments and arguments[0] in DRAWN:
         return run(_draw, arguments, lambda: str(__doc__))
-    return run_benchmark(
-        arguments, COMPARISONS, {name: f"reproduction.validation.{name}" for name in COMPARISONS}, str(__doc__)
-    )
+    return run_benchmark(arguments, COMPARISONS, str(__doc__))
 
 
 def _draw(name: str, where: str, *options: str) -> None:

@@ -1,13 +1,11 @@
 """How commands read their lines and end: options by a function's parameters, mistakes in one line, one status for each end."""
 
-import inspect
 import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 
@@ -206,21 +204,3 @@ def test_an_unknown_benchmark_is_told_with_the_nearest(capsys: pytest.CaptureFix
     error = capsys.readouterr().err
     assert error.startswith("error: benchmark hots: no such benchmark; did you mean host? known: ")
     assert error.count("\n") == 1
-
-
-def text_of(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-@pytest.mark.parametrize("module", [f"experiments.bench.{name}" for name in bench.BENCHMARKS])
-def test_defaults_can_be_given_as_options(module: str) -> None:
-    function = import_module(module).main
-    defaults = {key: parameter.default for key, parameter in inspect.signature(function).parameters.items()}
-    given = {
-        key: "x" if value is inspect.Parameter.empty else value
-        for key, value in defaults.items()
-        if value not in ((), None)
-    }
-    assert keyword_arguments(function, [f"{key}={text_of(value)}" for key, value in given.items()], "it") == given

@@ -1,7 +1,7 @@
 """CUDA graphs and torch.compile against the batch size: where the gain of Fireworks AI's post (August 2023) ends.
 
 The post serves one request: LLaMA-2-7B, batch 1, on an A100-80GB, 30 tokens/s without graphs and 69 with them. A larger
-batch gives the device more to do for the same launches. Measured by `python -m experiments.bench graphs`.
+batch gives the device more to do for the same launches. Measured by `python -m reproduction.bench graphs`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

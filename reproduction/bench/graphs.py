@@ -25,8 +25,10 @@ from experiments.bench.serving import MakeServer, gpu_server, summarize
 from experiments.settings.command_line import Count
 from experiments.settings.presets import load_spec
 from experiments.settings.servers import equal_requests, release_memory
-from experiments.store.benchmark_file import spread, write
+from experiments.store.benchmark_file import spread
 from policies.orca import Orca
+from reproduction import RESULTS
+from reproduction.stored import write
 
 WARM_UP_TOKENS = 16
 SETTLE_TOKENS = 8
@@ -74,7 +76,7 @@ def main(
     new: Count = 512,
     window: Count = 64,
     ways: str = "",
-    folder: str = "results",
+    folder: str = RESULTS,
 ) -> None:
     """Measures, prints and writes graphs.json. `ways` are names separated by ";"; empty: all."""
     spec = load_spec(model)
