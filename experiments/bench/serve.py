@@ -17,11 +17,9 @@ from cbatch import ConfigError, Server
 from experiments.bench.serving import compare
 from experiments.settings.assemble import assemble
 from experiments.settings.command_line import Count
-from experiments.settings.composition import compose_run, policy_maker
-from experiments.settings.construct import construct
+from experiments.settings.composition import compose_run
 from experiments.settings.servers import equal_requests
 from experiments.store.benchmark_file import BENCH, write
-from experiments.workloads import Workload
 from policies.orca import Orca
 
 WARM_UP_PROMPT, WARM_UP_TOKENS = 64, 16
@@ -48,21 +46,20 @@ def main(
         ConfigError: no GPU, or several replicas.
     """
     shared = ["backend=cuda", "timeline=false", *shlex.split(settings), *([f"workload.path={path}"] if path else [])]
-    makers = {policy: policy_maker(*shared, *shlex.split(policy))[0] for policy in policies.split(";")}
-    config = compose_run(*shared)
-    workload: Workload = construct("workload", config["workload"], needs=("requests",))
-    run = assemble(config, print)
+    makers = {policy: compose_run(*shared, *shlex.split(policy)).policy for policy in policies.split(";")}
+    chosen = compose_run(*shared)
+    run = assemble(chosen, print)
     if not isinstance(run.server, Server):
         raise ConfigError("serve: measures one server; leave out backend.replicas=")
     vocabulary, hardware = run.backend.vocabulary(run.spec), run.backend.hardware(run.cost.profile)
     stamped: dict[str, Any] = {"model": run.spec.name, "batch": run.limits.max_batch, "requests": len(run.requests)}
-    stamped |= {"chosen": run.chosen, "figures": {}}
+    stamped |= {"workload": repr(chosen.workload), "chosen": run.chosen, "figures": {}}
     print(f"{run.spec.name}, batch {run.limits.max_batch}, {len(run.requests)} requests on {hardware}", flush=True)
     with closing(run.server):
         prompt = min(WARM_UP_PROMPT, run.limits.max_request_tokens - WARM_UP_TOKENS)
         warm_up = equal_requests(run.limits.max_batch, prompt, WARM_UP_TOKENS, run.spec.vocab_size)
         run.server.serve(Orca(), warm_up)
-        for policy, runs in compare(run.server, makers, lambda: workload.requests(vocabulary), repeats):
+        for policy, runs in compare(run.server, makers, lambda: chosen.workload.requests(vocabulary), repeats):
             figures = {**runs.figures(), "seconds": runs.spread("seconds"), "iterations": runs.served[0].iterations}
             stamped["figures"][policy] = {**figures, "eager": runs.eager}
             print(f"  {policy}: {runs.spread('tokens_per_second')['median']:.0f} tokens/s", flush=True)

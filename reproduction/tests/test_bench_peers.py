@@ -17,7 +17,6 @@ from transformers import AutoConfig
 from cbatch import CbatchError
 from cbatch.checkpoint import Vocabulary
 from experiments.settings.composition import compose_run
-from experiments.settings.construct import construct
 from experiments.settings.presets import load_spec
 from reproduction.bench.__main__ import BENCHMARKS
 from reproduction.bench.peers import __main__ as command
@@ -42,15 +41,15 @@ def trace_file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("name", "benchmark"), [("trace-128-2048", "trace"), ("pd-256", "pd")])
 def test_peers_serve_the_requests_that_our_benchmark_serves(name: str, benchmark: str, trace_file: Path) -> None:
-    case, settings = CASES[name], BENCHMARKS[benchmark].presets["settings"].split()
-    config = compose_run(*settings, *([f"workload.path={trace_file}"] if benchmark == "trace" else []))
+    case, preset = CASES[name], BENCHMARKS[benchmark].presets["settings"].split()
+    settings = compose_run(*preset, *([f"workload.path={trace_file}"] if benchmark == "trace" else []))
     spec = load_spec(case.model)
-    ours = construct("workload", config["workload"]).requests(Vocabulary(spec))
+    ours = settings.workload.requests(Vocabulary(spec))
     theirs = requests_of(case, spec, str(trace_file))
     assert [(each.prompt, each.max_new_tokens) for each in theirs] == [
         (each.prompt, each.max_new_tokens) for each in ours
     ]
-    assert (config["model"]["name"], config["batch"]) == (case.model, case.batch)
+    assert (settings.model.name, settings.batch) == (case.model, case.batch)
 
 
 def test_lengths_are_those_that_the_works_name(trace_file: Path) -> None:
