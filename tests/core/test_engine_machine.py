@@ -1,0 +1,266 @@
+"""The engine against a plain model: any arrivals and plans, legal or not, in any order, sync and async, with and without tokens."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from plain_engine import PlainEngine
+
+from cbatch import Engine, Executor, Limits, Plan, PlanError, Request, RequestSpec, Status, Step, StepResult, View
+from cbatch.cost import NO_COST
+from cbatch.errors import WorkloadError
+from cbatch.plan_check import check_rules
+from cbatch.request import FinishReason
+from cbatch.results.conservation import take_inventory
+
+STOP, OTHER = 1, 7
+SMALL = st.integers(0, 12)
+
+
+class Handle(NamedTuple):
+    step: Step
+    tokens: Any
+
+
+class Told:
+    """Plans what it is told, and writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.next = Plan()
+        self.heard: list[tuple[str, Any]] = []
+
+    def plan(self, view: View) -> Plan:
+        return self.next
+
+    def on_arrival(self, request: Request) -> None:
+        self.heard.append(("arrival", request.id))
+
+    def on_tokens(self, requests: list[Request]) -> None:
+        self.heard.append(("tokens", [request.id for request in requests]))
+
+    def on_finish(self, request: Request) -> None:
+        self.heard.append(("finish", request.id))
+
+
+class Clockwork(Executor):
+    """Computes an iteration in a second; a request that stops generates `STOP` in its time."""
+
+    def __init__(self, machine: "EngineMachine", num_stages: int, needs_tokens: bool) -> None:
+        self.machine, self.num_stages, self.needs_tokens, self.time = machine, num_stages, needs_tokens, 0.0
+
+    def launch(self, step: Step) -> Handle:
+        self.machine.check_step(step)
+        new = [self.machine.model.requests[request.id] for request in step.requests]
+        stops = [plain.ends_after == plain.total - plain.prompt for plain in new]
+        return Handle(step, np.where(stops, STOP, OTHER).astype(np.int32) if self.needs_tokens else None)
+
+    def wait(self, in_flight: Handle) -> StepResult:
+        self.time += 1
+        return StepResult(in_flight.tokens, self.time - 1, self.time)
+
+    def now(self) -> float:
+        return self.time
+
+    def sleep_until(self, time: float) -> None:
+        self.time = time
+
+
+class EngineMachine(RuleBasedStateMachine):
+    @initialize(data=st.data())
+    def build(self, data: st.DataObject) -> None:
+        draw = data.draw
+        num_stages, batch = draw(st.sampled_from([1, 1, 2, 3])), draw(st.integers(1, 4))
+        most = batch + draw(st.integers(0, 3))
+        limits = Limits(batch, draw(st.integers(3, 12)), 40, tile=1, num_stages=num_stages, max_running=most)
+        size = {"num_blocks": draw(st.integers(3, 12)), "block_size": draw(st.integers(1, 4))}
+        self.tokens = draw(st.booleans())
+        self.policy, self.executor = Told(), Clockwork(self, num_stages, self.tokens)
+        asynchronous = draw(st.booleans())
+        self.depth = num_stages if asynchronous else num_stages - 1
+        self.engine = Engine(self.policy, self.executor, limits, NO_COST, asynchronous=asynchronous, **size)
+        self.model = PlainEngine(limits, **size, carries=self.tokens or num_stages > 1)
+        self.requests: list[Request] = []
+
+    @rule(prompt=st.integers(1, 10), limit=st.integers(1, 6), ends_after=st.none() | st.integers(1, 6))
+    def arrive(self, prompt: int, limit: int, ends_after: int | None) -> None:
+        assume(len(self.requests) < 9)
+        id_, ends = len(self.requests), ends_after if ends_after is not None and ends_after < limit else None
+        end = {"prompt": [OTHER] * prompt, "stop_tokens": (STOP,)} if self.tokens else {"true_new_tokens": ends}
+        request = Request.from_spec(RequestSpec(id_, prompt, limit, arrival_time=self.executor.time, **end))  # type: ignore[arg-type]
+        if prompt + limit > self.engine.state.pool.num_tokens:
+            with pytest.raises(WorkloadError):
+                self.engine.submit([request])
+            return
+        self.requests.append(request)
+        self.engine.submit([request])
+        self.engine._arrivals()
+        self.model.arrive(id_, prompt, limit, ends)
+        assert self.policy.heard.pop() == ("arrival", id_)
+
+    @rule(data=st.data())
+    def build_a_plan(self, data: st.DataObject) -> None:
+        """The builder makes no plan that a rule refuses, whatever it is asked for."""
+        builder = self.engine.view.plan()
+        for _ in range(data.draw(st.integers(1, 6))):
+            request = data.draw(st.sampled_from(self.requests)) if self.requests else None
+            match data.draw(st.sampled_from(["decodes", "preempting", "pad", "add", "add", "preempt", "reject"])):
+                case "decodes" | "preempting" as how:
+                    builder.add_decodes(at_most=data.draw(st.none() | SMALL), preempt_newest=how == "preempting")
+                case "pad":
+                    builder.pad_to(data.draw(SMALL))
+                case "add" if request is not None:
+                    before = builder.num_tokens, builder.free_blocks
+                    tokens, whole = data.draw(st.none() | SMALL), data.draw(st.booleans())
+                    assume(not whole or (tokens or 0) <= self.model.limits.max_tokens >= request.num_ready)
+                    granted = builder.add(request, tokens, reserve=data.draw(st.just(0) | SMALL), whole=whole)
+                    assert builder.num_tokens == before[0] + granted
+                    assert (builder.refusal is None) == (granted > 0)
+                case "preempt" | "reject" as how if request is not None:
+                    try:
+                        builder.preempt(request) if how == "preempt" else builder.reject(request, "why")
+                    except PlanError:
+                        allowed = self.model.running if how == "preempt" else self.model.waiting
+                        departed = [*builder.plan.preempt, *(gone for gone, _ in builder.plan.reject)]
+                        assert request.id not in allowed or request in departed
+        plan = builder.build()
+        assert self.model.is_legal(**self.described(plan)), f"the builder made an illegal plan: {self.described(plan)}"
+        self.turn(plan)
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data())
+    def write_a_plan(self, data: st.DataObject) -> None:
+        """A plan by hand, often illegal, is refused by the rules, by the engine and by the model alike."""
+        some = st.lists(st.sampled_from(self.requests), max_size=3, unique=data.draw(st.booleans()))
+        plan = Plan()
+        for request in data.draw(some):
+            plan.requests.append(request)
+            plan.num_tokens.append(data.draw(st.sampled_from([1, max(request.num_ready, 1)]) | SMALL))
+        plan.preempt = data.draw(st.just([]) | some)
+        plan.reject = [(request, "why") for request in data.draw(st.just([]) | some)]
+        plan.reserve = data.draw(st.just({}) | st.dictionaries(st.sampled_from(plan.requests or self.requests), SMALL))
+        plan.pad_to = data.draw(st.none() | SMALL)
+        self.turn(plan)
+
+    @precondition(lambda self: self.model.flying)
+    @rule()
+    def wait(self) -> None:
+        self.turn(Plan())
+
+    @precondition(lambda self: self.requests and not self.model.flying)
+    @rule(seconds=st.integers(1, 3))
+    def sleep(self, seconds: int) -> None:
+        assume(self.model.waiting or self.model.running)
+        self.turn(Plan(wake_at=self.executor.time + seconds))
+        assert self.executor.time == self.engine.view.now + seconds
+
+    def turn(self, plan: Plan) -> None:
+        """One turn of the engine with this plan, and of the model if the plan is legal."""
+        described, model = self.described(plan), self.model
+        legal = model.is_legal(**described)
+        self.policy.next = plan
+        if not legal:
+            with pytest.raises(PlanError) as by_rules:
+                check_rules(plan, self.engine.view, "Told")
+            with pytest.raises(PlanError) as by_engine:
+                self.engine.step()
+            assert str(by_rules.value) == str(by_engine.value)
+            return
+        check_rules(plan, self.engine.view, "Told")
+        if not (len(plan) or plan.preempt or plan.reject or model.flying or plan.wake_at):
+            return  # it would wait for ever
+        for id_ in described["preempt"]:
+            model.preempt(id_)
+        for id_ in described["reject"]:
+            model.end(id_, "rejected")
+        expected: list[tuple[str, Any]] = [("finish", id_) for id_ in described["reject"]]
+        self.planned, self.reserved = described["entries"], described["reserve"]
+        flying = len(model.flying) + bool(len(plan))
+        ended = len(model.ended)
+        self.policy.heard.clear()
+        self.landing = (flying > self.depth) if len(plan) else flying > 0
+        self.engine.step()
+        if self.landing:
+            receivers = model.land()
+            expected += [("tokens", receivers)] if receivers else []
+            expected += [("finish", id_) for id_, _ in model.ended[ended:]]
+            assert self.engine.record.receivers[-1].tolist() == receivers
+        key = lambda event: (event[0] != "tokens", str(event))  # noqa: E731 - ends of one iteration come in any order
+        assert sorted(self.policy.heard, key=key) == sorted(expected, key=key)
+
+    def check_step(self, step: Step) -> None:
+        """What the executor is handed is what the model computes, with the places of tokens to carry over."""
+        model = self.model
+        start = [model.requests[id_].computed for id_, _ in self.planned]
+        ends = [first + tokens for first, (_, tokens) in zip(start, self.planned, strict=True)]
+        carry = [model.carried_from(id_, end) for (id_, _), end in zip(self.planned, ends, strict=True)]
+        decodes = sum(model.requests[id_].decodes for id_, _ in self.planned)
+        model.launch(self.planned, self.reserved)
+        assert step.index == model.iteration - 1
+        assert [request.id for request in step.requests] == [id_ for id_, _ in self.planned]
+        assert (step.start.tolist(), step.num_tokens.tolist()) == (start, [tokens for _, tokens in self.planned])
+        assert [step.requests[place].id for place in step.sampled] == model.flying[step.index][1]
+        assert (step.num_batch_tokens, step.num_decode_tokens) == (sum(step.num_tokens), decodes)
+        assert step.pad_to == (self.policy.next.pad_to or step.num_batch_tokens)
+        if model.carries:
+            assert step.carry.tolist() == carry
+
+    @staticmethod
+    def described(plan: Plan) -> dict[str, Any]:
+        """A plan by ids."""
+        return {
+            "entries": [(request.id, tokens) for request, tokens in plan],
+            "preempt": [request.id for request in plan.preempt],
+            "reject": [request.id for request, _ in plan.reject],
+            "reserve": {request.id: tokens for request, tokens in plan.reserve.items()},
+            "pad_to": plan.pad_to,
+        }
+
+    @invariant()
+    def the_view_is_the_model(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        view, model = self.engine.view, self.model
+        assert [request.id for request in view.waiting] == model.waiting
+        assert [request.id for request in view.running] == model.running
+        assert sorted(request.id for request in view.decoding) == sorted(model.of_running(True))
+        assert sorted(request.id for request in view.prefilling) == sorted(model.of_running(False))
+        assert (view.iteration, view.num_in_flight) == (model.iteration, len(model.flying))
+        assert (view.kv.num_free, view.kv.num_retiring) == (model.num_free, sum(model.retiring.values()))
+        for request, plain in zip(self.requests, model.requests.values(), strict=True):
+            assert (request.status is Status.FINISHED) == (plain.status is Status.FINISHED)
+            if plain.status is not Status.FINISHED:
+                seen = (request.num_known, request.num_tokens, request.num_computed)
+                assert seen == (plain.known, plain.total, plain.computed), request
+                assert (request.num_ready, view.kv.num_held(request)) == (model.ready(request.id), plain.held)
+                assert view.is_in_flight(request) == model.flies(plain)
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        inventory, model = take_inventory([self.engine], self.requests), self.model
+        assert (inventory.num_requests, inventory.num_blocks) == (len(self.requests), model.num_blocks)
+        assert self.engine.num_unfinished == len(self.requests) - len(model.ended)
+        assert self.engine.state.num_overshoot_tokens == model.num_overshoot
+        ends = {request.id: request for request in self.engine.record.requests}
+        assert len(self.engine.record.requests) == len(ends)
+        assert {id_: FinishReason(why) for id_, why in model.ended} == {
+            id_: request.finish_reason for id_, request in ends.items()
+        }
+        for id_, request in ends.items():
+            output = model.requests[id_].known - request.num_prompt_tokens
+            assert request.num_output_tokens == output
+            if self.tokens:
+                stops = request.finish_reason is FinishReason.STOP
+                assert request.output == [*[OTHER] * (output - stops), *[STOP] * stops]
+                tables = self.engine.state.pool.tables
+                held = [tables[row, :count] for row, count in enumerate(self.engine.state.pool.held.tolist())]
+                blocks = np.concatenate(held)
+                assert len(set(blocks.tolist())) == len(blocks), "a block is held twice"
+
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(max_examples=60, stateful_step_count=30)
