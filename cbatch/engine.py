@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any, cast
 
+from cbatch.arrivals import Arrivals, Recorded
 from cbatch.cost import CostModel
 from cbatch.errors import PolicyError, StallError, WorkloadError
 from cbatch.executor import Executor, Turn
@@ -46,6 +47,7 @@ class Engine:
         block_size: int,
         asynchronous: bool = True,
         patience: Patience = PATIENCE,
+        arrivals: Arrivals | None = None,
     ) -> None:
         """
         Args:
@@ -53,6 +55,7 @@ class Engine:
             asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one
                 fewer.
             patience: how long to go on without a token while requests wait or run.
+            arrivals: the requests to serve; None: those that are submitted.
         """
         self.policy = policy
         self.policy_name = type(policy).__name__
@@ -66,14 +69,13 @@ class Engine:
         self.record = RunRecord()
         self._in_flight: deque[InFlight] = deque()
         self.view = EngineView(self.state, limits, cost, self._in_flight, self.record)
-        self.num_unfinished = 0
+        self.arrivals: Arrivals = arrivals or Recorded()
         self._stall_watch = StallWatch(patience)
         self._latest: InFlight | None = None  # the latest turn's iteration, if its plan is of decodes alone
         self._num_preempted = 0  # since the last launch; a plan may preempt and compute nothing
         self.asynchronous = asynchronous
         self._depth = executor.num_stages if asynchronous else executor.num_stages - 1
-        self._pending: deque[Request] = deque()  # not arrived yet, in arrival order
-        self._next_submission = inf
+        self._until = inf  # seconds; further requests may be submitted then
         self._on_arrival, self._on_tokens, self._on_step, self._on_finish = (
             optional_method(policy, name) for name in ("on_arrival", "on_tokens", "on_step", "on_finish")
         )
@@ -84,29 +86,33 @@ class Engine:
         return [self]
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Queue requests for their arrival times; raises WorkloadError as `check_fits`."""
+        """Queues requests for their arrival times; raises WorkloadError as `check_fits`."""
+        assert isinstance(self.arrivals, Recorded), "an engine with other arrivals gets its requests from them"
         new = list(requests)
         for request in new:
             self.check_fits(request)
-        self._pending = deque(sorted([*self._pending, *new], key=lambda r: (r.arrival_time, r.arrival_iteration, r.id)))
-        self.num_unfinished += len(new)
+        self.arrivals.add(new)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that are known and have not ended, arrived or not."""
+        return self.arrivals.num_unfinished
 
     def run(self, on_step: Callable[["Engine"], None] = lambda engine: None) -> RunRecord:
-        """Serve until every request has ended. `on_step`, for progress bars, is called after each turn or leap over several."""
+        """Serves until every request has ended. `on_step`, for progress bars, is called after each turn or leap over several."""
         turn = self._turn()
-        while self.num_unfinished or self._in_flight:
+        while self.arrivals.num_unfinished or self._in_flight:
             turn()
             on_step(self)
         assert self.state.pool.num_used == 0, "every KV block is free when nothing runs"
         return self.record
 
-    def run_until(self, time: float, on_step: Callable[["Engine"], None] = lambda engine: None) -> None:
-        """Serve until `time`, when more requests may be submitted, or until every request has ended; `on_step` as in `run`."""
-        self._next_submission, turn = time, self._turn()
-        while self.num_unfinished and self.executor.now() < time:
+    def run_until(self, time: float) -> None:
+        """Serves until `time`, when more requests may be submitted, or until every request has ended."""
+        self._until, turn = time, self._turn()
+        while self.arrivals.num_unfinished and self.executor.now() < time:
             turn()
-            on_step(self)
-        self._next_submission = inf
+        self._until = inf
 
     def _turn(self) -> Callable[[], None]:
         """Returns `step`, or what leaps over turns where the policy may be steady and nothing observes single tokens."""
@@ -134,7 +140,7 @@ class Engine:
 
     def _launch_next(self) -> InFlight | None:
         """Plan the next iteration and hand it to the device. Returns None if the policy plans nothing."""
-        planned_at = self._arrivals()
+        planned_at = self._take_arrivals()
         plan = self._call(self.policy.plan, self.view)
         self._latest = None
         checked = check_plan(plan, self.state, self.view, self.policy_name)
@@ -217,16 +223,16 @@ class Engine:
         else:
             self._check_progress(received_at)
 
-    def _arrivals(self) -> float:
-        """Move the requests that have arrived to the waiting queue; returns the time."""
+    def _take_arrivals(self) -> float:
+        """Moves the requests that have arrived to the waiting queue; returns the time."""
         now = self.view.now = self.executor.now()
-        pending, iteration = self._pending, self.state.iteration
-        while pending and pending[0].arrival_time <= now and pending[0].arrival_iteration <= iteration:
-            self._arrive(pending.popleft())
+        if self.arrivals.next() <= now:
+            for request in self.arrivals.due(now, self.state.iteration):
+                self._arrive(request)
         return now
 
     def _next_arrival(self) -> float:
-        return min(self._pending[0].arrival_time if self._pending else inf, self._next_submission)
+        return min(self.arrivals.next(), self._until)
 
     def _arrive(self, request: Request) -> None:
         self.state.arrive(request)
@@ -237,7 +243,7 @@ class Engine:
 
         `wake_at` is ignored while no request waits or runs.
         """
-        state, now, pending = self.state, self.view.now, self._pending
+        state, now = self.state, self.view.now
         arrival, wake_at = self._next_arrival(), inf
         if plan.wake_at is not None and plan.wake_at > now and (state.waiting or state.running):
             self._stall_watch.note_empty_plan()
@@ -247,8 +253,8 @@ class Engine:
             self.executor.sleep_until(time)
             if arrival <= (now := self.executor.now()):
                 self._stall_watch.note_progress(now)
-                if pending and pending[0].arrival_time <= now:
-                    self._arrive(pending.popleft())  # it waits for an iteration, and none would come
+                for request in self.arrivals.due(now, None):
+                    self._arrive(request)
         elif self.num_unfinished:
             if not (state.waiting or state.running):
                 lost = f"{self.num_unfinished} requests are gone from view.waiting, which a policy must not change"
@@ -268,7 +274,7 @@ class Engine:
         return f"{len(self.state.waiting)} waiting and {len(self.state.running)} running requests"
 
     def _ended(self, request: Request) -> None:
-        self.num_unfinished -= 1
+        self.arrivals.ended(request)
         self.record.requests.append(request)
         self._call(self._on_finish, request)
 

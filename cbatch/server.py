@@ -5,12 +5,11 @@ The policy is chosen per call, so that several can be compared on one executor.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Generic, TypeVar
 
+from cbatch.arrivals import Stream
 from cbatch.cost import CostModel
 from cbatch.engine import Engine
-from cbatch.errors import WorkloadError
 from cbatch.executor import Executor
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
@@ -86,31 +85,16 @@ class Server(Generic[E_co]):
         Args:
             requests: in the order of their arrival times; made when they are about to arrive.
             take: called with the results since the last call, which are then forgotten (`RunRecord.take`).
-            at_once: requests that are submitted together; iterations after which results are taken.
+            at_once: iterations after which results are taken.
 
         Raises:
             WorkloadError: as `engine`; a request that arrives before an earlier one, or by iteration.
         """
-
         engine = self.engine(policy, asynchronous=asynchronous)
-        feed(engine, requests, lambda engine: engine.record.drain(take, at_once), at_once)
+        engine.arrivals = Stream(requests, engine.check_fits)
+        engine.run(lambda engine: engine.record.drain(take, at_once))
         take(engine.record.take())
 
     def close(self) -> None:
         """Closes the executor; its threads and memory are released."""
         self.executor.close()
-
-
-def feed(engine: Engine, requests: Iterable[Request], on_step: Callable[[Engine], None], at_once: int = 1000) -> None:
-    """Serves requests to their end, submitted when they are about to arrive; arguments and errors as of `Server.serve_stream`."""
-    arrival, left = 0.0, iter(requests)
-    while some := list(islice(left, at_once)):
-        for request in some:
-            if request.arrival_time < arrival or request.arrival_iteration:
-                problem = f"request {request.id} arrives by iteration, or before an earlier one"
-                raise WorkloadError(f"{problem}; order a stream by arrival time")
-            arrival = request.arrival_time
-        engine.run_until(some[0].arrival_time, on_step)
-        engine.submit(some)
-        del request, some  # or requests that end would stay in memory until the next ones come
-    engine.run(on_step)

@@ -12,6 +12,7 @@ from shutil import copy
 from typing import Any
 
 from cbatch import ConfigError, Engine, Request, RunRecord
+from cbatch.arrivals import Stream
 from cbatch.bounds import Bounds, minorants_of
 from cbatch.request import Status
 from cbatch.results.conservation import take_inventory
@@ -19,7 +20,6 @@ from cbatch.results.metrics import Asked, Served, collect_served
 from cbatch.results.regret import regret
 from cbatch.results.stages import account_stages
 from cbatch.results.summary import summarize
-from cbatch.server import feed
 from experiments.progress import progress
 from experiments.settings.assemble import Run, assemble
 from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
@@ -138,7 +138,8 @@ def _stream(run: Run, folder: Path, on_step: Callable[[Engine, int], None]) -> R
 
         drawn, by_arrival = run.requests, attrgetter("arrival_time", "id")
         requests = drawn.stream() if isinstance(drawn, Drawn) else sorted(drawn, key=by_arrival)
-        feed(engine, tables.watch(requests), show_and_drain)
+        engine.arrivals = Stream(tables.watch(requests), engine.check_fits)
+        engine.run(show_and_drain)
         tables.take(engine.record.take())
     return RunRecord()
 

@@ -25,10 +25,9 @@ from cbatch.kv import KVSize
 from cbatch.results.metrics import Objectives, collect_served, statistics
 from cbatch.results.streamed import counted_statistics
 from cbatch.results.summary import summarize
-from cbatch.server import feed
 from cbatch.sim.executor import SimExecutor
 from cbatch.topology import Topology
-from experiments import run, serve
+from experiments import run
 from experiments.settings import assemble
 from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, write_csv
 from experiments.store.streamed import StreamedTables
@@ -123,7 +122,7 @@ def test_a_streamed_run_leaves_the_folder_of_a_run_without_tokens_and_timeline(t
 def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At most 2 x 40 are submitted and have not arrived, or have ended and are not written; a few run."""
+    """One is about to arrive, a few run, and those that end within 40 iterations are not written yet."""
     made, held, begin, take = WeakSet[Request](), list[int](), Request._begin, StreamedTables.take
 
     def note_made(request: Request, spec: RequestSpec) -> None:
@@ -136,11 +135,11 @@ def test_a_streamed_run_holds_only_requests_that_are_about_to_arrive_or_have_not
 
     monkeypatch.setattr(Request, "_begin", note_made)
     monkeypatch.setattr(StreamedTables, "take", note_held)
-    monkeypatch.setattr(serve, "feed", partial(feed, at_once=40))
+    monkeypatch.setattr(RunRecord, "drain", partialmethod(RunRecord.drain, at_once=40))
     short = ("workload.lengths.min_length=30", "workload.lengths.max_length=60", "workload.arrivals.rate=20")
     done = a_run(tmp_path / "run", *short, "stream=on", "workload.num_requests=1200")
     assert done.complaint == "" and len(load_requests(tmp_path / "run")) == 1200
-    assert len(held) > 5 and max(held) < 400
+    assert len(held) > 5 and max(held) < 200
 
 
 class Failing(Orca):
@@ -152,7 +151,6 @@ class Failing(Orca):
 
 def test_the_accounts_of_a_streamed_run_that_failed_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that are yet to be made count as pending, those that are written as served."""
-    monkeypatch.setattr(serve, "feed", partial(feed, at_once=2))
     monkeypatch.setattr(RunRecord, "drain", partialmethod(RunRecord.drain, at_once=2))
     short = ("workload.lengths.max_length=300", "workload.arrivals.rate=40", f"policy={__name__}.Failing")
     a_run(tmp_path / "run", *short, "stream=on")

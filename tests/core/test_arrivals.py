@@ -1,0 +1,63 @@
+"""Who arrives when: requests recorded before, made as they arrive, or known only when another one has ended."""
+
+from collections.abc import Sequence
+from math import inf
+
+import pytest
+from schedules import make_engine
+
+from cbatch import Limits, Request, WorkloadError
+from cbatch.arrivals import Recorded, Stream
+from policies.orca import Orca
+
+LIMITS = Limits(max_batch=2, max_tokens=20, max_request_tokens=100)
+
+
+def ids(requests: Sequence[Request]) -> list[int]:
+    return [request.id for request in requests]
+
+
+def test_recorded_requests_arrive_by_time_and_iteration() -> None:
+    arrivals = Recorded()
+    arrivals.add([Request(0, 4, 1, arrival_time=2.0), Request(1, 4, 1, arrival_iteration=3)])
+    arrivals.add([Request(2, 4, 1, arrival_iteration=5), Request(3, 4, 1)])
+    assert arrivals.next() == 0.0 and ids(arrivals.due(1.0, 0)) == [3]
+    assert ids(arrivals.due(1.0, 2)) == [] and ids(arrivals.due(1.0, 3)) == [1]
+    assert ids(arrivals.due(1.0, None)) == [2], "no iteration would come"
+    assert arrivals.next() == 2.0 and ids(arrivals.due(1.0, None)) == [] and ids(arrivals.due(2.0, 9)) == [0]
+    assert arrivals.next() == inf and arrivals.num_unfinished == 4
+
+
+def test_a_stream_makes_one_request_ahead_and_checks_it() -> None:
+    made: list[int] = []
+
+    def requests():  # type: ignore[no-untyped-def]
+        for id_ in range(3):
+            made.append(id_)
+            yield Request(id_, 4, 1, arrival_time=float(id_))
+
+    checked: list[Request] = []
+    arrivals = Stream(requests(), checked.append)
+    assert made == [0] and arrivals.next() == 0.0 and arrivals.num_unfinished == 1
+    assert ids(arrivals.due(1.0, 0)) == [0, 1] and made == ids(checked) == [0, 1, 2]
+    with pytest.raises(WorkloadError, match="request 1 arrives by iteration, or before an earlier one"):
+        Stream([Request(0, 4, 1, arrival_time=1.0), Request(1, 4, 1)], checked.append).due(1.0, 0)
+
+
+class Session(Recorded):
+    """Each request but the last is followed by another, a second after its end."""
+
+    def ended(self, request: Request) -> None:
+        super().ended(request)
+        if request.id < 2:
+            assert request.finished_at is not None
+            self.add([Request(request.id + 1, 4, 2, arrival_time=request.finished_at + 1)])
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_request_may_follow_the_end_of_another(asynchronous: bool) -> None:
+    """Two tokens take two seconds, in iterations of one."""
+    engine = make_engine(Orca(), LIMITS, asynchronous=asynchronous)
+    engine.arrivals = Session()
+    engine.submit([Request(0, 4, 2)])
+    assert [(one.arrival_time, one.finished_at) for one in engine.run().requests] == [(0, 2), (3, 5), (6, 8)]
