@@ -21,33 +21,11 @@ PAUSES: dict[str, Any] = {"batch": 2, "limits": {"max_running": 8}}
 # -- slai -------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("order", "third"), [("spf", "A1 C2 B1"), ("fcfs", "A1 B3")])
-def test_waiting_prompts_by_length_or_by_arrival(order: str, third: str) -> None:
-    found = golden(Slai(4, order=order, tbt=9), "A 9/1 @0, B 4/1 @1, C 2/1 @2", tokens=4)
-    assert found.schedule.split(" | ")[:3] == ["A4", "A4", third]
-
-
-def test_the_earlier_arrival_counts_not_the_earlier_number() -> None:
-    found = golden(Slai(4, order="fcfs", tbt=9), "A 9/1 @0, C 4/1 @2, B 4/1 @1", tokens=4)
-    assert found.schedule.split(" | ")[:3] == ["A4", "A4", "A1 B3"]
-
-
-@pytest.mark.parametrize(("by_priority", "schedule"), [(True, "B4 | C2 A2 | A1"), (False, "C2 A2 | A1 B3 | B1")])
-def test_paying_requests_first_if_asked_to(by_priority: bool, schedule: str) -> None:
-    policy, priority = Slai(4, tbt=9, by_priority=by_priority), {"A": 0, "B": 5, "C": 0}
-    assert golden(policy, "A 3/1 @0, B 4/1 @0, C 2/1 @0", tokens=4, priority=priority).schedule == schedule
-
-
 def test_at_most_128_decodes_come_before_the_prompts() -> None:
     """Of 130 tokens the prompt, of 9, gets the two that 128 of the 129 decodes leave."""
     decodes = ", ".join(f"d{number} 1/2 @0" for number in range(129))
     found = golden(Slai(130, tbt=0.5, offset=1), f"{decodes}, P 9/1 @0.5", batch=200)
     assert found.schedule.split(" | ")[1].split()[-2:] == ["d1271", "P2"]
-
-
-def test_decodes_that_can_wait_get_what_the_budget_leaves() -> None:
-    found = golden(Slai(3, tbt=9, offset=0), "A 5/2 @0, B 2/2 @0", tokens=10)
-    assert found.schedule == "B2 A1 | A3 | A1 B1 | A1"
 
 
 def test_prompts_under_way_come_in_the_order_of_their_last_chunk() -> None:
@@ -68,18 +46,6 @@ def test_prompts_under_way_come_in_the_order_of_their_last_chunk() -> None:
     )
     policy.plan(view)
     assert served == [a, b]
-
-
-def test_a_decode_whose_time_has_come_preempts_the_last_prompt_else_itself() -> None:
-    """B's prompt reserves 7 of 9 tokens; A must decode at 2 s. Below, B has decoded already: A, which comes first, goes."""
-    found = golden(Slai(4, tbt=1, offset=0), "A 2/6 @0, B 7/1 @1", memory=9, tokens=4)
-    assert found.schedule == "A2 | B4 | A1 pre B | A1 | A1 | A1 | A1 | B4 | B3"
-    found = golden(Slai(4, tbt=9, offset=0), "A 3/1 @2, B 7/2 @1", memory=10, tokens=3, asynchronous=True)
-    assert found.schedule == "B3 | B3 | B1 A2 | B1 pre A | A3", (
-        "A's blocks, in flight, come free for B's decode, not for A"
-    )
-    found = golden(Slai(8, tbt=1, offset=0), "A 2/6 @0, B 5/2 @1", memory=8, tokens=8)
-    assert found.schedule == "A2 | B5 A1 | B1 pre A | A4 | A1 | A1 | A1"
 
 
 def test_times_are_seconds_and_not_iterations() -> None:
@@ -124,34 +90,7 @@ def test_slai_needs_an_objective_above_0() -> None:
         Slai(tbt=0)
 
 
-def test_of_equal_times_the_earlier_submitted_decodes_first() -> None:
-    """Also where the other one, whose prompt is shorter, was admitted before it."""
-    assert golden(Slai(8, tbt=5, offset=0), "A 2/2 @0, B 1/2 @0").schedule == "B1 A2 | A1 B1"
-    found = golden(Slai(1, tbt=5, offset=0), "A 1/2 @0, B 1/2 @0, C 1/2 @0")
-    assert found.schedule == "A1 | B1 | C1 | A1 | B1 | C1"
-
-
 # -- qoserve ------------------------------------------------------------------------------------------------------------------
-
-
-def test_what_has_no_room_blocks_those_behind_it() -> None:
-    """A reserves 7 of 20 tokens, B would 18; C would fit and waits."""
-    slos = {name: SLO(ttft=seconds) for name, seconds in (("A", 10.0), ("B", 20.0), ("C", 30.0))}
-    found = golden(QoServe(Fixed(20), Oracle(), "edf"), "A 5/2 @0, B 9/9 @0, C 1/1 @0", memory=20, slo=slos)
-    assert found.schedule.startswith("A5 | A1 | B9 C1 | ")
-
-
-def test_prompts_that_have_begun_share_the_chunk_where_the_next_has_no_room() -> None:
-    """B overtakes A at 1 s; at 2 s W, which is due first, would need 29 of the 40 tokens, and A and B hold 35."""
-    slos = {name: SLO(ttft=seconds) for name, seconds in (("A", 90.0), ("B", 60.0), ("W", 30.0))}
-    requests = "A 20/1 @0, B 13/1 @1, W 9/20 @2"
-    found = golden(QoServe(Fixed(10), Oracle(), "edf"), requests, memory=40, slo=slos)
-    assert found.schedule.startswith("A10 | B10 | B3 A7 | A3 | W9 | ")
-
-
-def test_first_come_first_served_ignores_deadlines() -> None:
-    slos = {"A": SLO(ttft=9), "B": SLO(ttft=2)}
-    assert golden(QoServe(Fixed(4), Oracle(), "fcfs"), "A 5/1 @0, B 2/1 @0.0", slo=slos).schedule == "A4 | A1 B2"
 
 
 def test_the_throughput_of_prompts_is_smoothed() -> None:

@@ -24,46 +24,6 @@ def golden(text: str) -> str:
     return dedent(text).strip()
 
 
-def test_request_level_runs_a_batch_to_its_last_request() -> None:
-    """Request 3 waits for request 2, although places fall free after the second and third iteration."""
-    found, _ = schedule(RequestLevel(), LENGTHS)
-    assert found == golden("""
-        0:6 1:4 2:5
-        0:1 1:1 2:1
-        0:1 2:1
-        2:1
-        3:3
-        3:1
-    """)
-
-
-def test_request_level_computes_the_prompts_of_a_large_batch_before_its_first_decode() -> None:
-    found, _ = schedule(RequestLevel(), [(6, 2), (6, 2), (6, 2)], max_tokens=13)
-    assert found == golden("""
-        0:6 1:6
-        2:6
-        0:1 1:1 2:1
-    """)
-
-
-def test_request_level_batch_is_what_the_cache_holds() -> None:
-    """8 blocks of 4: two requests of 3 blocks each fit with their outputs, the third does not."""
-    found, _ = schedule(RequestLevel(), [(6, 4), (6, 4), (6, 4)], num_blocks=8)
-    assert found.splitlines()[0] == "0:6 1:6"
-    assert found.splitlines()[4] == "2:6"
-
-
-def test_orca_admits_at_every_iteration_and_mixes_whole_prompts_with_decodes() -> None:
-    """Request 3 joins as soon as request 1 has left."""
-    found, _ = schedule(Orca(), LENGTHS)
-    assert found == golden("""
-        0:6 1:4 2:5
-        0:1 1:1 2:1
-        0:1 2:1 3:3
-        2:1 3:1
-    """)
-
-
 def test_orca_reserves_the_maximum_length() -> None:
     """5 blocks of 4: request 0 holds 3 (9 tokens) from the start, so that request 1 with 2 blocks fits and 2 does not."""
     found, record = schedule(Orca(), [(6, 3), (4, 2), (5, 4)], num_blocks=5)
@@ -77,18 +37,6 @@ def test_orca_reserves_the_maximum_length() -> None:
         2:1
     """)
     assert record.steps[0].kv_blocks_used == 5
-
-
-def test_prefill_first_stalls_decodes_while_a_prompt_waits() -> None:
-    """Iteration 3 computes the prompt of request 3 alone; requests 0 and 2 wait for it."""
-    found, _ = schedule(PrefillFirst(watermark=0.0), LENGTHS)
-    assert found == golden("""
-        0:6 1:4 2:5
-        0:1 1:1 2:1
-        3:3
-        0:1 2:1 3:1
-        2:1
-    """)
 
 
 @pytest.mark.parametrize("make", [lambda: PrefillFirst(watermark=0.0), lambda: SarathiServe(TileAligned(16))])
@@ -125,63 +73,6 @@ def test_prefill_first_leaves_one_percent_unless_told_otherwise(prompt: int, sec
     assert schedule(PrefillFirst(), requests, num_blocks=100, max_tokens=1000)[0].splitlines()[1] == second
 
 
-def test_prefill_first_computes_whole_prompts() -> None:
-    """The second would fit into the first iteration in part."""
-    found, _ = schedule(PrefillFirst(), [(60, 2), (60, 2)], max_tokens=100)
-    assert found.splitlines() == ["0:60", "1:60", "0:1 1:1"]
-
-
-def test_prefill_first_waives_the_watermark_while_nothing_runs() -> None:
-    """Nine of 10 blocks for one prompt, which could not be served otherwise."""
-    assert schedule(PrefillFirst(0.5), [(36, 1)], num_blocks=10)[0] == "0:36"
-
-
-def test_sarathi_fills_an_iteration_with_one_chunk_and_all_decodes() -> None:
-    """Chunk 4 beside up to 2 decodes; one prompt at a time."""
-    found, _ = schedule(Sarathi(Fixed(4)), LENGTHS)
-    assert found == golden("""
-        0:4
-        0:2
-        0:1 1:4
-        0:1 1:1 2:4
-        2:1
-        2:1 3:3
-        2:1 3:1
-        2:1
-    """)
-
-
-def test_sarathi_tile_aligned_counts_decodes_into_the_tile() -> None:
-    """Totals are 4 wherever the prompt has tokens enough: 4, then 1 + 3, 2 + 2."""
-    found, _ = schedule(Sarathi(TileAligned(4)), [(4, 4), (6, 4), (6, 2)])
-    assert found == golden("""
-        0:4
-        0:1 1:3
-        0:1 1:3
-        0:1 1:1 2:2
-        1:1 2:3
-        1:1 2:1
-        2:1
-    """)
-
-
-def test_sarathi_serve_shares_the_budget_among_prompts() -> None:
-    """Budget 8 a step, decodes first; the end of one prompt and the start of the next share an iteration."""
-    found, _ = schedule(SarathiServe(TileAligned(8)), LENGTHS)
-    assert found == golden("""
-        0:6 1:2
-        0:1 1:2 2:5
-        0:1 1:1 2:1
-        2:1 3:3
-        2:1 3:1
-    """)
-
-
-def test_sarathi_serve_uses_the_last_token_of_its_budget() -> None:
-    found, _ = schedule(SarathiServe(TileAligned(4)), [(1, 3), (1, 3), (1, 3), (3, 1)], batch=4)
-    assert found.splitlines() == ["0:1 1:1 2:1 3:1", "0:1 1:1 2:1 3:1", "0:1 1:1 2:1 3:1"]
-
-
 def test_sarathi_serve_allocates_a_prompt_at_its_admission() -> None:
     """5 blocks of 4: request 0 holds the 4 of its prompt from the first chunk on, so that request 1 with 2 has to wait."""
     found, record = schedule(SarathiServe(TileAligned(12)), [(16, 2), (8, 1)], num_blocks=5)
@@ -194,29 +85,6 @@ def test_sarathi_reserves_the_maximum_length_with_the_first_chunk() -> None:
     found, record = schedule(Sarathi(Fixed(4)), [(16, 2), (8, 1)], num_blocks=7)
     assert found.splitlines() == [*["0:4"] * 4, "0:1", "1:4", "1:4"]
     assert [step.kv_blocks_used for step in record.steps] == [5, 5, 5, 5, 5, 3, 3]
-
-
-def test_sarathi_serve_never_stalls_a_decode() -> None:
-    """However long the prompts that wait, each running request gets a token in every iteration."""
-    found, _ = schedule(SarathiServe(TileAligned(8)), [(3, 8), (60, 2), (60, 2)])
-    with_request_0 = [line for line in found.splitlines() if line.startswith("0:")]
-    assert with_request_0 == found.splitlines()[:8]
-
-
-def test_longest_first_admits_the_longest_output_first_and_keeps_the_batch_full() -> None:
-    """2 places. First come, first served would end after 8 iterations, with request 3 alone for the last 4 of them."""
-    lengths = [(2, 2), (2, 3), (2, 2), (2, 5)]
-    found, _ = schedule(LongestFirst(TileAligned(4)), lengths, batch=2)
-    assert found == golden("""
-        3:2 1:2
-        3:1 1:1
-        3:1 1:1
-        3:1 0:2
-        3:1 0:1
-        2:2
-        2:1
-    """)
-    assert len(schedule(SarathiServe(TileAligned(4)), lengths, batch=2)[1].steps) == 8
 
 
 @pytest.mark.parametrize(
@@ -262,13 +130,6 @@ def test_longest_first_completes_a_prompt_that_it_has_begun() -> None:
 
 
 POLICIES = [RequestLevel, Orca, PrefillFirst, lambda: Sarathi(TileAligned(8)), lambda: SarathiServe(TileAligned(8))]
-
-
-@pytest.mark.parametrize("make", POLICIES)
-def test_ends_by_length_are_planned_alike_sync_and_async(make: type[Policy]) -> None:
-    """Predicted counters: with lengths known and memory ample, asynchrony changes no plan."""
-    lengths = [(5 + 7 * i % 11, 1 + 5 * i % 7) for i in range(20)]
-    assert schedule(make(), lengths)[0] == schedule(make(), lengths, asynchronous=True)[0]
 
 
 @pytest.mark.parametrize("make", POLICIES)
@@ -328,18 +189,6 @@ def test_three_quarters_of_eight_places_are_six_decodes() -> None:
     filling = Filling(16, 8, share=0.75)
     assert [filling.num_tokens(view, decodes) for decodes in (0, 5, 6, 8, 9)] == [16, 11, 2, 0, 0]
     assert (Filling(9).full, Filling(2).full) == (4, 1), "half of the chunk"
-
-
-def test_chunks_are_large_until_the_batch_is_full_of_decodes() -> None:
-    """Three of four places are the share: 8 tokens in all, then 4 as long as three decode, then 8 again."""
-    found, _ = schedule(SarathiServe(Filling(8, 4, share=0.75)), [(2, 4), (2, 4), (2, 4), (12, 1)], batch=4)
-    assert found == golden("""
-        0:2 1:2 2:2 3:2
-        0:1 1:1 2:1 3:1
-        0:1 1:1 2:1 3:1
-        0:1 1:1 2:1 3:1
-        3:7
-    """)
 
 
 def test_a_prompt_longer_than_an_iteration_is_refused_by_whole_prompt_policies() -> None:

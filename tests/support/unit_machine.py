@@ -83,7 +83,7 @@ def golden(
     """Serves the requests. batch, tokens: of an iteration. memory: blocks of KV cache, each of `block` tokens."""
     made = asked(requests, **fields)
     written = _Written(policy, {request: name for name, request in made.items()})
-    within = Limits(batch, tokens, AMPLE, tile=1, **(limits or {}))
+    within = Limits(batch, tokens, AMPLE, **{"tile": 1, **(limits or {})})
     cost = CostOf(seconds)
     engine = Server(SimExecutor(cost), within, cost, KVSize(memory, block), asynchronous).engine(written)
     engine.submit(made.values())
