@@ -1,7 +1,7 @@
 """`python -m experiments.bench NAME [key=value ...]`: run one benchmark, print its table, write its results file."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -15,13 +15,17 @@ from experiments.settings.this_machine import count_gpus
 class Benchmark:
     """A benchmark that a command line can name.
 
-    module: its function `main` measures. presets: values of options that the command line may change.
+    module: its function `main` measures, or in `module:name` another one. presets: values of options that the command line may change.
     """
 
     about: str
     module: str
     needs_gpu: bool = True
     presets: Mapping[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Callable[..., object]:
+        module, _, name = self.module.partition(":")
+        return getattr(import_module(module), name or "main")  # type: ignore[no-any-return]
 
 
 BENCHMARKS = {
@@ -53,7 +57,7 @@ def run_benchmark(arguments: Sequence[str], benchmarks: Mapping[str, Benchmark],
         if chosen.needs_gpu and count_gpus() == 0:
             others = ", ".join(other for other, each in benchmarks.items() if not each.needs_gpu)
             raise ConfigError(f"benchmark {name} needs a GPU and finds none; these need none: {others}")
-        function = import_module(chosen.module).main
+        function = chosen.load()
         function(**{**chosen.presets, **keyword_arguments(function, options, name)})
 
     def describe() -> str:

@@ -40,11 +40,13 @@ BENCHMARKS = {
         needs_gpu=False,
     ),
     "vidur": Benchmark(
-        "a whole simulated run as one process, on a workload that Vidur was timed on", f"{HERE}.vidur", needs_gpu=False
+        "a whole simulated run as one process, on a workload that Vidur was timed on",
+        f"{HERE}.process:vidur",
+        needs_gpu=False,
     ),
     "million": Benchmark(
         "a million requests of ServeGen through one policy: time and memory of one process",
-        f"{HERE}.million",
+        f"{HERE}.process:million",
         needs_gpu=False,
     ),
     "attention": Benchmark(

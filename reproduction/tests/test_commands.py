@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +16,8 @@ from reproduction.validation import __main__ as validation
 
 NEED_TRITON = {"attention", "tiles"}
 BENCHMARKS = {**of_users.BENCHMARKS, **bench.BENCHMARKS, **validation.COMPARISONS}
-MODULES = {each.module for name, each in BENCHMARKS.items() if name not in NEED_TRITON}
+FUNCTIONS = {name: each.load for name, each in BENCHMARKS.items() if name not in NEED_TRITON}
+FUNCTIONS |= {name: partial(getattr, import_module(f"reproduction.papers.{name}"), "main") for name in papers.COMMANDS}
 
 
 def text_of(value: Any) -> str:
@@ -24,9 +26,9 @@ def text_of(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-@pytest.mark.parametrize("module", sorted(MODULES | {f"reproduction.papers.{name}" for name in papers.COMMANDS}))
-def test_defaults_can_be_given_as_options(module: str) -> None:
-    function = import_module(module).main
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_defaults_can_be_given_as_options(name: str) -> None:
+    function = FUNCTIONS[name]()
     defaults = {key: parameter.default for key, parameter in inspect.signature(function).parameters.items()}
     options = {
         key: "x" if value is inspect.Parameter.empty else value
@@ -38,9 +40,8 @@ def test_defaults_can_be_given_as_options(module: str) -> None:
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_presets_are_options(name: str) -> None:
-    benchmark = BENCHMARKS[name]
-    if name not in NEED_TRITON:
-        assert benchmark.presets.keys() <= inspect.signature(import_module(benchmark.module).main).parameters.keys()
+    if presets := BENCHMARKS[name].presets:
+        assert presets.keys() <= inspect.signature(BENCHMARKS[name].load()).parameters.keys()
 
 
 @pytest.mark.parametrize("main", [bench.main, papers.main, validation.main])

@@ -5,7 +5,7 @@ import json
 import random
 import tracemalloc
 from collections.abc import Iterator
-from functools import partial, partialmethod
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from in_process import Outcome, outcome
 from small_cluster import make_cost
 from test_leaps import Choosy, draw_requests
-from test_traces import LENGTHS
 
 from cbatch import ConfigError, Limits, Plan, Policy, Request, RequestSpec, RunRecord, Server, StepRecord, View
 from cbatch.errors import WorkloadError
@@ -32,14 +31,11 @@ from experiments.settings import assemble
 from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, write_csv
 from experiments.store.streamed import StreamedTables
 from experiments.store.tables import load, load_requests, time_between_tokens
-from experiments.workloads import ServeGen
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst
 from policies.sarathi_serve import SarathiServe
-from reproduction.bench import __main__ as command
-from reproduction.bench import million
 
 
 def make_server(asynchronous: bool = True) -> Server[SimExecutor]:
@@ -224,21 +220,3 @@ def test_a_record_is_taken_piece_by_piece() -> None:
     assert [step.iteration for piece in pieces for step in piece.steps] == list(range(6))
     assert [receivers.tolist() for piece in pieces for receivers in piece.receivers] == [[0]] * 6
     assert [request.id for piece in pieces for request in piece.requests] == [0]
-
-
-def test_the_benchmark_writes_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "t.csv").write_text(
-        "client,window_start_s,rate_req_per_s,iat_cv,arrival_family,arg1,arg2\n7,0,0.5,1.0,Gamma,1.0,2.0\n"
-    )
-    (tmp_path / "d.jsonl").write_text(json.dumps({"client": 7, "dataset": {"0": LENGTHS}}) + "\n")
-    bench = partial(million.main, str(tmp_path / "t.csv"), str(tmp_path / "d.jsonl"), num_requests=40)
-    bench(folder=str(tmp_path), policy="orca", rate=0.4)
-    assert "generated_tokens" in capsys.readouterr().out
-    written = json.loads((tmp_path / "cpu" / "million.json").read_text())
-    trace = ServeGen(path=str(tmp_path / "t.csv"), dataset=str(tmp_path / "d.jsonl"), duration=1305.0, rate=0.4).trace()
-    assert written["figures"]["requests"] == 40
-    assert written["figures"]["generated_tokens"] == trace.first(40).output_tokens.sum()
-    assert written["seconds"]["ttft_seconds"]["p50"] > 0
-    capsys.readouterr()
-    assert command.main(["million", "trace=t.csv", "dataset=d.jsonl", "rate=0"]) == 2
-    assert capsys.readouterr().err.startswith("error: million: rate=0")

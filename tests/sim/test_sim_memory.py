@@ -1,22 +1,16 @@
-"""Apart from its results, the memory of a simulation does not grow with simulated time; a run is one small process."""
+"""Apart from its results, the memory of a simulation does not grow with simulated time."""
 
 import gc
-import subprocess
-import sys
 import tracemalloc
-from pathlib import Path
 
 import pytest
 from small_cluster import make_cost
-from test_sim_importers import vidur
 
 from cbatch import Engine, Limits, Request
-from cbatch.errors import ConfigError
 from cbatch.sim.executor import SimExecutor
 from cbatch.topology import Topology
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
-from reproduction.bench.vidur import measured
 
 
 def bytes_beside_results(engine: Engine, num_requests: int) -> int:
@@ -51,32 +45,3 @@ def test_memory_does_not_grow_with_simulated_time(topology: Topology) -> None:
     finally:
         tracemalloc.stop()
     assert max(grown) < 20_000, f"{grown} bytes after 100 and 800 requests of some 20 iterations each"
-
-
-MEASURE = """
-import sys
-from reproduction.bench.vidur import measured
-process, summary = measured(sys.argv[1:])
-print(summary["run"]["requests"], process.cpu, process.memory)
-"""
-
-
-def test_a_process_is_measured_and_its_errors_are_told(tmp_path: Path) -> None:
-    """Measured from a small process: a child counts the memory of its parent as its own until it starts its program."""
-    setting = [
-        "backend=sim",
-        "backend.tensor_parallel=2",
-        f"hardware={vidur(tmp_path)}",
-        "workload.num_requests=4",
-        "workload.length=64",
-        "progress=off",
-        "timeline=false",
-        "chunk=256",
-        "batch=4",
-    ]
-    told = subprocess.run([sys.executable, "-c", MEASURE, *setting], capture_output=True, text=True, check=True)
-    num_requests, cpu, memory = map(float, told.stdout.split())
-    assert num_requests == 4
-    assert 0 < cpu < 60 and 20 < memory < 400
-    with pytest.raises(ConfigError, match=r"backend.tensor_parallel|tensor_parallel=3"):
-        measured([*setting, "backend.tensor_parallel=3"])
