@@ -13,11 +13,11 @@ from cbatch.limits import Limits
 from cbatch.model import Layers, ModelSpec, Rank, split_layers
 from cbatch.runtime.attention import Attention, PagedCache, ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
+from cbatch.runtime.gpu.ranks import Meetings
+from cbatch.runtime.gpu.shards import ShardedModel, shard
 from cbatch.runtime.iteration import EagerIteration
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
-from cbatch.runtime.ranks import Meetings
-from cbatch.runtime.shards import ShardedModel, shard
 from cbatch.runtime.slots import make_slots
 from cbatch.runtime.streams import Streams, ThreadStream, stream_names
 from cbatch.runtime.weights import load_model

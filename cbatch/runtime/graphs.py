@@ -21,8 +21,8 @@ from cbatch.errors import CapacityError, ModelError
 from cbatch.executor import Step
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.batch import Bounds, Shape, Work, host_views, pack_dummies
+from cbatch.runtime.gpu.ranks import finish
 from cbatch.runtime.iteration import EagerIteration
-from cbatch.runtime.ranks import finish
 from cbatch.runtime.slots import RankSlot, StageSlot
 
 TOKENS_PER_CHUNK, MIN_CHUNKS = 32, 4

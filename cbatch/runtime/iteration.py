@@ -13,7 +13,7 @@ from cbatch.executor import Step
 from cbatch.model import Layers
 from cbatch.runtime.batch import Bounds, Fields, Shape, Work, device_views
 from cbatch.runtime.carry import carry_over
-from cbatch.runtime.ranks import Steps, lockstep
+from cbatch.runtime.gpu.ranks import Steps, lockstep
 from cbatch.runtime.sampling import sample
 from cbatch.runtime.slots import RankSlot, StageSlot
 

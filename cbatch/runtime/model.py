@@ -17,8 +17,8 @@ from transformers import PreTrainedModel
 from cbatch.model import Layers
 from cbatch.runtime.attention import Attention, PagedCache
 from cbatch.runtime.batch import Bounds, Fields
+from cbatch.runtime.gpu.ranks import Steps
 from cbatch.runtime.iteration import Send, copy
-from cbatch.runtime.ranks import Steps
 from cbatch.runtime.sampling import greedy
 
 ATTENTION_NAME = "cbatch_paged"

@@ -12,11 +12,11 @@ import torch
 
 from cbatch import Limits, ModelSpec
 from cbatch.model import Layers
-from cbatch.runtime.devices import choose_devices, synchronize
-from cbatch.runtime.fast.exchange import Meeting, push
 from cbatch.runtime.fast.fused_model import exchanges_of
 from cbatch.runtime.fast.fused_ops import add_norm
-from cbatch.runtime.fast.peers import send
+from cbatch.runtime.gpu.devices import choose_devices, synchronize
+from cbatch.runtime.gpu.exchange import Meeting, push
+from cbatch.runtime.gpu.peers import send
 from experiments.profile.transfers import Curve
 
 TOKENS = (1, 8, 32, 64, 256, 1024, 4096, 16384)

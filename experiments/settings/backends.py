@@ -199,14 +199,14 @@ class Cuda(Real):
         return torch.cuda.get_device_name()
 
     def kv_tokens(self, spec: ModelSpec, profile: Profile, limits: Limits, block_size: int) -> tuple[int, str]:
-        from cbatch.runtime import gpu
+        from cbatch.runtime.gpu import build as gpu
 
         num_tokens = gpu.kv_tokens_beside(spec, limits, self._with_own(Options()))
         return num_tokens, "beside weights and iterations in the free memory"
 
     def check_fits(self, spec: ModelSpec, limits: Limits, kv: KVSize) -> None:
-        from cbatch.runtime import gpu
-        from cbatch.runtime.devices import check_number
+        from cbatch.runtime.gpu import build as gpu
+        from cbatch.runtime.gpu.devices import check_number
 
         check_number(self.pipeline_stages, self.tensor_parallel, self.replicas)
         gpu.check_fits(spec, limits, kv, self._with_own(Options()))
@@ -214,7 +214,7 @@ class Cuda(Real):
     def executor(
         self, spec: ModelSpec, cost: ProfileCost, limits: Limits, kv: KVSize, options: Options, asynchronous: bool
     ) -> Executor:
-        from cbatch.runtime import gpu
+        from cbatch.runtime.gpu import build as gpu
 
         return gpu.build(spec, limits, kv, self._with_own(options))
 

@@ -68,7 +68,7 @@ def main(
     folder: str = RESULTS,
 ) -> None:
     """Measures, prints and writes graph_memory.json."""
-    from cbatch.runtime import gpu  # its kernels are written in Triton, which machines without a GPU lack
+    from cbatch.runtime.gpu import build as gpu  # its kernels are written in Triton, which machines without a GPU lack
 
     spec, limits = load_spec(model), Limits(batch, max_tokens, length)
     executor = gpu.build(spec, limits, KVSize(limits.max_batch, gpu.BLOCK_SIZE), Options(graphs="off"))

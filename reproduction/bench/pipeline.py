@@ -10,7 +10,7 @@ import torch
 from cbatch import ConfigError, KVSize, Limits, ModelSpec, Policy, Request, Server
 from cbatch.kv import blocks_for
 from cbatch.results.stages import account_stages
-from cbatch.runtime.devices import choose_devices
+from cbatch.runtime.gpu.devices import choose_devices
 from cbatch.runtime.options import Options
 from cbatch.sim import load_profile
 from cbatch.sim.stages import StageAccount

@@ -10,8 +10,8 @@ from gpu_models import BLOCK_SIZE, CUDA, LARGE, TINY_LLAMA
 from cbatch import Limits
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
-from cbatch.runtime import gpu
 from cbatch.runtime.fast.attention.choice import choose_attention
+from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import Options
 from experiments.settings.servers import release_memory
 
@@ -69,14 +69,14 @@ FAILING_CAPTURE = """
 from cbatch import Limits
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
-from cbatch.runtime import gpu
-from cbatch.runtime.iteration import EagerIteration
+from cbatch.runtime.gpu import build as gpu
+from cbatch.runtime.fast.fused_model import FusedModel
 
-def look(self, index, logits, out):
+def look(self, logits, out):
     yield
     out[:] = int(logits.argmax())  # reads the device: no capture allows that
 
-EagerIteration._choose = look
+FusedModel.choose = look
 gpu.build(ModelSpec("small", "llama", 1, 64, 4, 2, 16, 128, 96, 512, "float32"), Limits(4, 256, 64), KVSize(9, 16))
 """
 

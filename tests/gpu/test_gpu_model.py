@@ -13,9 +13,9 @@ from cbatch.runtime.batch import Bounds
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FusedModel
 from cbatch.runtime.fast.quack_gemm import check_quack
+from cbatch.runtime.gpu.ranks import finish
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import LastLayer
-from cbatch.runtime.ranks import finish
 from cbatch.runtime.weights import load_model
 
 BLOCK_SIZE, WIDTH, LENGTH = 128, 4, 512

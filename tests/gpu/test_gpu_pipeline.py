@@ -17,10 +17,10 @@ from cbatch import Limits, Request, Server
 from cbatch.errors import CapacityError
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
-from cbatch.runtime import gpu
-from cbatch.runtime.devices import CudaClock, choose_devices
 from cbatch.runtime.fast.argmax import argmax
-from cbatch.runtime.fast.peers import send
+from cbatch.runtime.gpu import build as gpu
+from cbatch.runtime.gpu.devices import CudaClock, choose_devices
+from cbatch.runtime.gpu.peers import send
 from cbatch.runtime.options import Options
 from policies.chunking import TileAligned
 from policies.sarathi import Sarathi

@@ -15,8 +15,8 @@ from schedules import UnitCost
 
 from cbatch import Limits, Policy, Request, Server, Step
 from cbatch.kv import KVSize
-from cbatch.runtime import gpu
 from cbatch.runtime.batch import Shape, Work
+from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.graphs import GraphedIteration
 from cbatch.runtime.slots import StageSlot
 from policies.chunking import Fixed, TileAligned

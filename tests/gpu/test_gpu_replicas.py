@@ -15,7 +15,7 @@ from tiny_models import LONGEST_OUTPUT, greedy_references
 from cbatch import Server
 from cbatch.cluster import LiveCluster, ReplicatedServer, RoundRobin
 from cbatch.model import ModelSpec
-from cbatch.runtime import gpu
+from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import Options
 from experiments.profile.links import TOKENS, link_times
 

@@ -16,16 +16,16 @@ from cbatch import Limits, Request, Server
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.model import Layers, ModelSpec
-from cbatch.runtime import gpu
-from cbatch.runtime.devices import choose_devices, synchronize
 from cbatch.runtime.fast import fused_model
 from cbatch.runtime.fast.argmax import choose_share, search_share
-from cbatch.runtime.fast.exchange import Exchange
 from cbatch.runtime.fast.fused_model import exchanges_of
 from cbatch.runtime.fast.fused_ops import add_norm
 from cbatch.runtime.fast.linear import Product
+from cbatch.runtime.gpu import build as gpu
+from cbatch.runtime.gpu.devices import choose_devices, synchronize
+from cbatch.runtime.gpu.exchange import Exchange
+from cbatch.runtime.gpu.ranks import Steps, finish, lockstep
 from cbatch.runtime.options import LastLayer, Options
-from cbatch.runtime.ranks import Steps, finish, lockstep
 from reproduction.bench.async_loop import kernel_shares
 from reproduction.bench.tensor import TRACED
 

@@ -15,7 +15,7 @@ from cbatch import Limits, Policy, Server
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
 from cbatch.request import Sampling
-from cbatch.runtime import gpu
+from cbatch.runtime.gpu import build as gpu
 from cbatch.runtime.options import Options
 from policies.chunking import Fixed, TileAligned
 from policies.orca import Orca

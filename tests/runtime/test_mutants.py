@@ -20,7 +20,7 @@ from rig import Rig, stress
 
 from cbatch.runtime import slots as slots_module
 from cbatch.runtime.batch import Bounds, Work
-from cbatch.runtime.ranks import finish
+from cbatch.runtime.gpu.ranks import finish
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams, stream_names
 

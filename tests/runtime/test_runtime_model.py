@@ -16,7 +16,7 @@ from cbatch.errors import CapacityError, ConfigError, ModelError
 from cbatch.kv import KVSize
 from cbatch.model import Layers, ModelSpec
 from cbatch.runtime import cpu
-from cbatch.runtime.memory import kv_tokens_that_fit
+from cbatch.runtime.gpu.memory import kv_tokens_that_fit
 from cbatch.runtime.options import Options
 from cbatch.runtime.weights import load_model
 from experiments.settings.presets import load_spec

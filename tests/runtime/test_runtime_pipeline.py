@@ -15,8 +15,8 @@ from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.model import Layers, split_layers
 from cbatch.runtime import cpu
-from cbatch.runtime.devices import choose_devices
-from cbatch.runtime.memory import SPARE, check_memory, kv_tokens_that_fit, needs
+from cbatch.runtime.gpu.devices import choose_devices
+from cbatch.runtime.gpu.memory import SPARE, check_memory, kv_tokens_that_fit, needs
 from cbatch.runtime.options import Options
 from experiments.settings.presets import load_spec
 from policies.chunking import Fixed

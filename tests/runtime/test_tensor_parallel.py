@@ -26,11 +26,11 @@ from cbatch.model import ModelSpec, Rank, split_layers
 from cbatch.runtime import cpu
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import Bounds, Shape, device_views
-from cbatch.runtime.devices import check_number, choose_devices
-from cbatch.runtime.memory import SPARE, check_memory, kv_tokens_that_fit, needs
+from cbatch.runtime.gpu.devices import check_number, choose_devices
+from cbatch.runtime.gpu.memory import SPARE, check_memory, kv_tokens_that_fit, needs
+from cbatch.runtime.gpu.ranks import Steps, finish, lockstep
+from cbatch.runtime.gpu.shards import draw_shard, shard
 from cbatch.runtime.options import Options
-from cbatch.runtime.ranks import Steps, finish, lockstep
-from cbatch.runtime.shards import draw_shard, shard
 from cbatch.topology import share_of, split_ranks
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe

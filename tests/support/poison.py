@@ -12,8 +12,8 @@ import torch
 from cbatch.executor import Step, StepResult
 from cbatch.runtime.batch import Work
 from cbatch.runtime.executor import StreamExecutor
+from cbatch.runtime.gpu.ranks import Steps
 from cbatch.runtime.iteration import EagerIteration, Model, Send, copy
-from cbatch.runtime.ranks import Steps
 from cbatch.runtime.slots import StageSlot
 
 E = TypeVar("E", bound=StreamExecutor)

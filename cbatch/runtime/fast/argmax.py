@@ -6,7 +6,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.model import Rank
-from cbatch.runtime.fast.exchange import (
+from cbatch.runtime.gpu.exchange import (
     COUNTS,
     Awaited,
     Exchange,

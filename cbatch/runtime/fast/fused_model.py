@@ -19,13 +19,13 @@ from cbatch.model import Layers, ModelSpec, Rank
 from cbatch.runtime.attention import Attention, PagedCache
 from cbatch.runtime.batch import Bounds, Fields
 from cbatch.runtime.fast.argmax import CHUNK, argmax, choose_share, search_share
-from cbatch.runtime.fast.exchange import Exchange, Meeting, connect
 from cbatch.runtime.fast.fused_ops import add_norm, rotate_and_store
 from cbatch.runtime.fast.linear import Product
-from cbatch.runtime.fast.peers import send
-from cbatch.runtime.memory import box_rows
+from cbatch.runtime.gpu.exchange import Exchange, Meeting, connect
+from cbatch.runtime.gpu.memory import box_rows
+from cbatch.runtime.gpu.peers import send
+from cbatch.runtime.gpu.ranks import Steps, finish
 from cbatch.runtime.options import LastLayer
-from cbatch.runtime.ranks import Steps, finish
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from cbatch.runtime.fast.exchange import COUNTS, Awaited, Meeting, add_parts, wait_for_others
+from cbatch.runtime.gpu.exchange import COUNTS, Awaited, Meeting, add_parts, wait_for_others
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_signals"], do_not_specialize_on_alignment=COUNTS)

@@ -3,10 +3,10 @@
 import torch
 from torch.nn.functional import linear
 
-from cbatch.runtime.fast.exchange import Meeting, push
 from cbatch.runtime.fast.fused_ops import gate
 from cbatch.runtime.fast.quack_gemm import quack_product
 from cbatch.runtime.fast.small_batch_gemm import FEW_ROWS, MAX_ROWS, Tiling, small_batch_product, tiling_for
+from cbatch.runtime.gpu.exchange import Meeting, push
 
 
 class Product:

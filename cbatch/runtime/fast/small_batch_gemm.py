@@ -27,7 +27,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from cbatch.model import Rank
-from cbatch.runtime.fast.exchange import Meeting, store_for_others, tell_others
+from cbatch.runtime.gpu.exchange import Meeting, store_for_others, tell_others
 
 FEW_ROWS = 64
 """Most rows for one warp group; with more, the rows of a step take as much room as its weights."""

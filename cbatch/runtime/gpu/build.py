@@ -14,19 +14,19 @@ from cbatch.limits import Limits
 from cbatch.model import Layers, ModelSpec, Rank, split_layers
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.cpu import check_positions
-from cbatch.runtime.devices import CudaStream, choose_devices, free_memory, make_streams, synchronize
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.fast.argmax import argmax
 from cbatch.runtime.fast.attention.choice import choose_attention
 from cbatch.runtime.fast.fused_model import FAMILIES, FusedModel, can_fuse, exchanges_of
 from cbatch.runtime.fast.graph_shapes import MeasuredGraphs, default_shapes
-from cbatch.runtime.fast.peers import send
 from cbatch.runtime.fast.quack_gemm import check_quack
+from cbatch.runtime.gpu.devices import CudaStream, choose_devices, free_memory, make_streams, synchronize
+from cbatch.runtime.gpu.memory import TOO_LARGE, check_memory, kv_tokens_that_fit
+from cbatch.runtime.gpu.peers import send
+from cbatch.runtime.gpu.shards import draw_shard, shard
 from cbatch.runtime.iteration import EagerIteration, Send, copy
-from cbatch.runtime.memory import TOO_LARGE, check_memory, kv_tokens_that_fit
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.options import Options
-from cbatch.runtime.shards import draw_shard, shard
 from cbatch.runtime.slots import Devices, Slot, make_slots
 from cbatch.runtime.streams import Streams
 from cbatch.runtime.weights import load_model, move_stages

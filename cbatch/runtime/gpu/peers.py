@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from cbatch.runtime.fast.exchange import COUNTS, Awaited, Meeting, add_parts, wait_for_others
+from cbatch.runtime.gpu.exchange import COUNTS, Awaited, Meeting, add_parts, wait_for_others
 
 BLOCK = 1024
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 
 from cbatch.model import Layers, ModelSpec, Rank
 from cbatch.runtime.attention import Attention, PagedCache
+from cbatch.runtime.gpu.ranks import Meetings, Steps
 from cbatch.runtime.model import PagedCall, PagedModel
-from cbatch.runtime.ranks import Meetings, Steps
 from cbatch.runtime.weights import load_skeleton, transformers_config
 
 BY_OUTPUTS = ("q_proj", "query_key_value", "gate_proj", "up_proj", "dense_h_to_4h", "lm_head", "embed_out")
