@@ -4,7 +4,6 @@ A workload is a frozen dataclass, built by Hydra from `conf/workload/`. The same
 the policy, the executor or the machine. Nothing here loads torch, pandas or Hydra.
 """
 
-from experiments.workloads.arrivals import AllAtOnce, Arrivals, GammaArrivals
 from experiments.workloads.base import Vocabulary, Workload, sampling
 from experiments.workloads.clients import Clients
 from experiments.workloads.closed import ClosedBatch
@@ -17,7 +16,7 @@ from experiments.workloads.lengths import (
     UniformLengths,
     ZipfLengths,
 )
-from experiments.workloads.open_loop import OpenLoop
+from experiments.workloads.open_loop import AllAtOnce, Arrivals, GammaArrivals, OpenLoop
 from experiments.workloads.prompts import PromptFile
 from experiments.workloads.recorded import TraceReplay
 from experiments.workloads.servegen import ServeGen

@@ -13,8 +13,7 @@ from pydantic import Field
 from cbatch import SLO, WorkloadError
 from cbatch.request import NO_SLO
 from cbatch.validation import Give, not_negative
-from experiments.workloads.histogram import Histogram
-from experiments.workloads.seeds import Stream, generator
+from experiments.workloads.seeds import Histogram, Stream, generator
 from experiments.workloads.trace import MOST_TOKENS, Column, Ints
 
 Limit = Annotated[

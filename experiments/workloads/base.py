@@ -1,4 +1,4 @@
-"""What every workload shares: the common fields, and the step from columns to requests."""
+"""The base class of workloads: common fields, and the step from columns to requests."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,11 @@ from experiments.workloads.seeds import Stream, request_seeds
 from experiments.workloads.trace import Column, Trace
 
 MOST_REQUESTS = 10_000_000
-"""In one run; each takes about a kilobyte, unless the run is streamed."""
+"""The most requests of a run; each takes about a kilobyte, unless the run is streamed."""
 
 
 class Vocabulary(Protocol):
-    """What a workload needs to know about a model's tokens."""
+    """The tokens of a model."""
 
     @property
     def size(self) -> int:
@@ -32,12 +32,12 @@ class Vocabulary(Protocol):
         """End-of-sequence tokens; may be empty."""
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text. Raises a CbatchError where the model has no tokenizer."""
+        """Returns the token ids of a text. Raises a CbatchError if the model has no tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingKeys:
-    """How a request samples; the defaults are greedy, without top-k and top-p."""
+    """Sampling of a request; the defaults are greedy, without top-k and top-p."""
 
     temperature: Annotated[float, not_negative("0 is greedy")] = 0.0
     top_k: Annotated[int, whole(0)] = 0
@@ -45,7 +45,7 @@ class SamplingKeys:
 
 
 def sampling(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0) -> Sampling:
-    """How every request of a workload samples (see `SamplingKeys`). Raises WorkloadError for a value out of range."""
+    """Returns the sampling of all requests (see `SamplingKeys`). Raises WorkloadError for a value out of range."""
     check(SamplingKeys(temperature=temperature, top_k=top_k, top_p=top_p), "workload.sampling.", WorkloadError)
     return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
 
@@ -83,18 +83,18 @@ class Workload(Described, ABC):
         """Returns requests in order of arrival, with ids 0, 1, ...; without a vocabulary prompts stay None."""
 
     def _annotations(self) -> Annotations:
-        given = {field.name: getattr(self, field.name) for field in fields(Annotations)}
-        return read(Annotations, {name: value for name, value in given.items() if value is not None}, "workload.")
+        values = {field.name: getattr(self, field.name) for field in fields(Annotations)}
+        return read(Annotations, {name: value for name, value in values.items() if value is not None}, "workload.")
 
     def _build(self, trace: Trace, vocabulary: Vocabulary | None, prompts: Sequence[list[int]] | None = None) -> Drawn:
-        """Requests from columns. What the trace has is kept; without `prompts`, token ids are drawn uniformly."""
+        """Makes requests from columns; values of the trace win. Without `prompts`, token ids are drawn uniformly."""
         columns: dict[str, Column | Sequence[Any]] = {"num_prompt_tokens": trace.prompt_tokens}
         columns |= self._annotations().columns(trace.output_tokens, self.seed)
         if trace.arrival_time is not None:
             columns["arrival_time"] = trace.arrival_time
-        for name, own in trace.fields.items():
+        for name, column in trace.fields.items():
             others = columns.get(name)
-            columns[name] = own if others is None else np.where(own == None, others, own)  # noqa: E711 - of each
+            columns[name] = column if others is None else np.where(column == None, others, column)  # noqa: E711 - of each row
         if vocabulary is not None:
             columns["prompt"] = list(prompts or self._random_prompts(trace.prompt_tokens.tolist(), vocabulary.size))
         seeds = request_seeds(self.seed, Stream.SAMPLING, len(trace))

@@ -1,4 +1,4 @@
-"""The requests of a workload, made from columns when they are needed: all at once, or one after another for a long stream."""
+"""Requests made from columns when they are needed: all at once, or one after another for a long stream."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ _AT_ONCE = 1000  # rows that are turned into Python objects together
 
 @dataclass(frozen=True, eq=False)
 class Drawn(Sequence[Request]):
-    """A sequence of requests, made when one of them is first asked for; `stream` makes others and keeps none.
+    """A sequence of requests, made at the first access; `stream` makes new ones and keeps none.
 
     columns: fields of `RequestSpec` by name, [requests]; None stands for the default. sampling, stop_tokens: of every request.
     seeds: of their sampling, where `sampling` is no column.
@@ -46,15 +46,15 @@ class Drawn(Sequence[Request]):
         return iter(self._made)
 
     def stream(self) -> Iterator[Request]:
-        """Makes each request as it is asked for."""
+        """Yields each request as it is made; keeps none."""
         for begin in range(0, len(self), _AT_ONCE):
             part = slice(begin, begin + _AT_ONCE)
             values = {name: _listed(column[part]) for name, column in self.columns.items()}
             if "sampling" not in values:
                 values["sampling"] = [replace(self.sampling, seed=seed) for seed in self.seeds[part].tolist()]
             for id_, row in enumerate(zip(*values.values(), strict=True), begin):
-                given = {name: value for name, value in zip(values, row, strict=True) if value is not None}
-                yield Request(id_, stop_tokens=self.stop_tokens, **given)
+                stated = {name: value for name, value in zip(values, row, strict=True) if value is not None}
+                yield Request(id_, stop_tokens=self.stop_tokens, **stated)
 
 
 def _listed(column: NDArray[Any] | Sequence[Any]) -> Sequence[Any]:
@@ -63,11 +63,11 @@ def _listed(column: NDArray[Any] | Sequence[Any]) -> Sequence[Any]:
 
 @dataclass(eq=False)
 class Totals:
-    """What a run needs to know of all its requests before it serves them.
+    """Facts about all requests of a run, needed before the run serves any.
 
-    longest: the request of the most tokens. longest_prompt, new_tokens: tokens; the latter of all requests. clients: None stands for
-    requests that name none. extra: names of attributes of their own, in the order in which they occur. lengths_known: whether
-    `max_new_tokens` is every request's true length. by_iteration: whether some arrive by iteration.
+    longest: the request with the most tokens. longest_prompt: tokens. new_tokens: the sum of `max_new_tokens`. clients: None stands
+    for requests without a client. extra: the keys of `Request.extra`, in order of occurrence. lengths_known: `max_new_tokens` is
+    every request's true length. by_iteration: some requests arrive by iteration.
     """
 
     longest: Request
@@ -80,7 +80,7 @@ class Totals:
 
 
 def totals_of(requests: Iterable[Request]) -> Totals:
-    """Looks at each request once, and holds none but the longest; there is at least one."""
+    """Looks once at each of at least one request, and holds none but the longest."""
     others = iter(requests)
     totals = Totals(first := next(others))
     for request in chain([first], others):

@@ -1,4 +1,4 @@
-"""How long the requests of an open loop are: prompt and output tokens."""
+"""Length distributions: prompt and output tokens of the requests of an open loop."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,11 @@ from pydantic import InstanceOf
 
 from cbatch import Described, WorkloadError
 from cbatch.validation import Give, check, not_negative, positive, read, whole
-from experiments.workloads.fit import Fit
-from experiments.workloads.histogram import Histogram
-from experiments.workloads.trace import Floats, Format, Ints, Trace
+from experiments.workloads.seeds import Histogram
+from experiments.workloads.trace import Fit, Floats, Format, Ints, Trace
 
 LONGEST = 10_000_000
-"""Tokens of a request; beyond any model's positions."""
+"""Most tokens of a request; beyond any model's positions."""
 
 PDRatio = Annotated[float, positive("prefill tokens / decode tokens")]
 
@@ -25,11 +24,11 @@ class Lengths(Protocol):
     """A length distribution."""
 
     def draw(self, generator: np.random.Generator, num: int, /) -> tuple[Ints, Ints]:
-        """Prompt tokens and output tokens, [num] each, at least 1."""
+        """Draws prompt tokens and output tokens, [num] each, at least 1."""
 
 
 def check_pd_ratio(key: str, pd_ratio: float, shortest: int) -> None:
-    """Raise WorkloadError unless requests of `shortest` tokens can have this P:D with a token of each kind."""
+    """Raises WorkloadError unless requests of `shortest` tokens can have this P:D with a token of each kind."""
     most = shortest - 1
     if not 1 / most <= pd_ratio <= most:
         allowed = f"requests of {shortest} tokens allow {1 / most:.4g} to {most}"
@@ -37,7 +36,7 @@ def check_pd_ratio(key: str, pd_ratio: float, shortest: int) -> None:
 
 
 def split(length: Ints, pd_ratio: float | Floats) -> tuple[Ints, Ints]:
-    """Prompt and output tokens that sum to `length`, in the ratio P:D as closely as whole tokens allow."""
+    """Returns prompt and output tokens that sum to `length`, in the ratio P:D as closely as whole tokens allow."""
     output_tokens = np.floor(length / (1 + pd_ratio) + 0.5).astype(np.int64)
     return length - output_tokens, output_tokens
 

@@ -9,8 +9,7 @@ import numpy as np
 from cbatch import Request, WorkloadError
 from cbatch.validation import Give, not_negative, positive
 from experiments.workloads.base import Vocabulary, Workload
-from experiments.workloads.fit import Fit
-from experiments.workloads.trace import Format, Trace
+from experiments.workloads.trace import Fit, Format, Trace
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -1,4 +1,4 @@
-"""Where randomness comes from: one stream for each purpose, and one seed for each request.
+"""Random numbers: one stream for each purpose, one seed for each request, and draws from a discrete distribution.
 
 Streams are independent, so drawing other lengths does not move the arrivals, and every draw is a prefix of a longer
 one, so the first requests stay the same when more are asked for.
@@ -9,9 +9,11 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.workloads.trace import Floats, Ints
+
 
 class Stream(IntEnum):
-    """What random numbers are drawn for. The values are part of every seed: never reorder them."""
+    """Purposes of random numbers. The values are part of every seed: never reorder them."""
 
     ARRIVALS = 0
     LENGTHS = 1
@@ -24,11 +26,24 @@ class Stream(IntEnum):
 
 
 def generator(seed: int, stream: Stream, *key: int) -> np.random.Generator:
-    """The generator of one stream; `key` (each at least 0) tells apart the parts of a stream, such as clients."""
+    """Returns the generator of one stream. key: of a part of the stream, such as a client; numbers of at least 0."""
     return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(stream, *key)))
 
 
 def request_seeds(seed: int, stream: Stream, num_requests: int) -> NDArray[np.uint64]:
-    """A seed for each request, [num_requests], from 0 to 2^63 - 1: number i depends on `seed`, `stream` and i alone."""
+    """Returns a seed for each request, [num_requests], from 0 to 2^63 - 1; number i depends on `seed`, `stream` and i alone."""
     words = np.random.SeedSequence(seed, spawn_key=(stream,)).generate_state(num_requests, np.uint64)
     return words >> np.uint64(1)  # fits a signed 64-bit integer
+
+
+class Histogram:
+    """A discrete distribution: integer values [bins] and their weights [bins], none negative; the sum need not be 1."""
+
+    def __init__(self, values: Ints, weights: Floats) -> None:
+        self.values = values
+        cumulative = np.cumsum(weights)
+        self._cumulative = cumulative / cumulative[-1]
+
+    def draw(self, generator: np.random.Generator, num: int) -> Ints:
+        """Draws values independently, [num]; a draw is a prefix of any longer draw from the same generator state."""
+        return self.values[np.searchsorted(self._cumulative, generator.random(num), side="right")]

@@ -1,13 +1,14 @@
-"""Requests as columns: what a trace file, a generator or a length distribution says of them, without tokens."""
+"""Requests as columns, without tokens: from a trace file, a generator or a length distribution."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbatch import WorkloadError
+from cbatch.validation import positive, whole
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -15,7 +16,7 @@ Strings = NDArray[np.str_]
 Column = NDArray[Any]
 
 Format = Literal["auto", "azure", "mooncake", "lengths", "vtc", "decisions"]
-"""Of a trace file, see `experiments.workloads.readers.traces`."""
+"""Of a trace file; see `experiments.workloads.readers.traces`."""
 
 MOST_TOKENS = 2**31 - 1
 """No length is greater: sums and 32-bit columns stay in range."""
@@ -43,11 +44,11 @@ class Trace:
         return len(self.prompt_tokens)
 
     def where(self, row: int) -> str:
-        """Names a row in a message."""
+        """Names a row for a message."""
         return f"{self.source}, row {row + 1}" if self.line is None else f"{self.source}, line {self.line[row]}"
 
     def select(self, rows: slice | NDArray[np.bool_]) -> "Trace":
-        """The rows named by a slice or a mask, in their order, with times from the first of them."""
+        """Returns the rows of a slice or a mask, in their order, with times from the first of these rows."""
         times = None if self.arrival_time is None else self.arrival_time[rows]
         return Trace(
             source=self.source,
@@ -59,8 +60,76 @@ class Trace:
         )
 
     def first(self, num_requests: int | None) -> "Trace":
-        """The first rows; None keeps all. Raises WorkloadError if there are fewer."""
+        """Returns the first rows; None keeps all. Raises WorkloadError if there are fewer."""
         if num_requests is not None and num_requests > len(self):
-            found = f"{len(self)} requests are usable; ask for at most {len(self)}"
-            raise WorkloadError(f"{self.source}: workload.num_requests={num_requests}, but {found}")
+            usable = f"{len(self)} requests are usable; ask for at most {len(self)}"
+            raise WorkloadError(f"{self.source}: workload.num_requests={num_requests}, but {usable}")
         return self.select(slice(num_requests))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Fields of every workload that takes lengths from a file.
+
+    length_scale: multiplies prompt and output lengths, rounded, at least 1 token each. For small models.
+    max_length: most tokens of prompt and output together, after scaling; None for no limit.
+    too_long: for a longer request, "error" raises, "drop" leaves it out, "clip" shortens the prompt, as a server that
+        truncates prompts does, and the output only once the prompt is down to 1 token.
+    """
+
+    length_scale: Annotated[float, positive("1 keeps the lengths of the trace")] = 1.0
+    max_length: Annotated[int, whole(2)] | None = None
+    too_long: Literal["error", "clip", "drop"] = "error"
+
+    def fit(self, trace: Trace, num_requests: int | None = None) -> Trace:
+        """Returns the first requests of a trace that are not dropped, with lengths that fit; None takes all.
+
+        Raises:
+            WorkloadError: a request is too long, or there are fewer requests than asked for.
+        """
+        if self.length_scale != 1:
+            columns = trace.prompt_tokens, trace.output_tokens
+            prompts, outputs = (_scale(tokens, self.length_scale) for tokens in columns)
+            trace = replace(trace, prompt_tokens=prompts, output_tokens=outputs)
+        if self.max_length is None:
+            return trace.first(num_requests)
+        if self.too_long == "drop":
+            return _drop(trace, self.max_length).first(num_requests)
+        trace = trace.first(num_requests)
+        return _clip(trace, self.max_length) if self.too_long == "clip" else _check(trace, self.max_length)
+
+
+def _scale(tokens: Ints, scale: float) -> Ints:
+    scaled: Ints = np.clip(np.floor(tokens * float(scale) + 0.5), 1, MOST_TOKENS).astype(np.int64)
+    return scaled
+
+
+def _clip(trace: Trace, max_length: int) -> Trace:
+    output_tokens = np.minimum(trace.output_tokens, max_length - 1)
+    prompt_tokens = np.minimum(trace.prompt_tokens, max_length - output_tokens)
+    fields = dict(trace.fields)
+    if "prefix_hashes" in fields:
+        shares = prompt_tokens / trace.prompt_tokens
+        fields["prefix_hashes"] = fields["prefix_hashes"].copy()
+        for row in np.flatnonzero(shares < 1):
+            hashes = fields["prefix_hashes"][row]
+            fields["prefix_hashes"][row] = hashes[: int(np.ceil(len(hashes) * shares[row]))]
+    return replace(trace, prompt_tokens=prompt_tokens, output_tokens=output_tokens, fields=fields)
+
+
+def _drop(trace: Trace, max_length: int) -> Trace:
+    fits = trace.prompt_tokens + trace.output_tokens <= max_length
+    if not fits.any():
+        remedy = "raise it, lower length_scale, or set too_long=clip"
+        raise WorkloadError(f"{trace.source}: every request exceeds max_length={max_length}; {remedy}")
+    return trace.select(fits)
+
+
+def _check(trace: Trace, max_length: int) -> Trace:
+    too_long = trace.prompt_tokens + trace.output_tokens > max_length
+    if not too_long.any():
+        return trace
+    row = int(np.argmax(too_long))
+    lengths = f"{trace.prompt_tokens[row]} prompt + {trace.output_tokens[row]} output tokens"
+    remedy = "raise it, lower length_scale, or set too_long to clip or drop"
+    raise WorkloadError(f"{trace.where(row)}: {lengths} exceed max_length={max_length}; {remedy}")

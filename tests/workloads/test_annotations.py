@@ -21,8 +21,8 @@ from cbatch.request import Request, spec_of
 from experiments.workloads import TraceReplay
 from experiments.workloads.annotate import Annotations
 from experiments.workloads.drawn import totals_of
-from experiments.workloads.fit import Fit
 from experiments.workloads.readers.traces import read_trace
+from experiments.workloads.trace import Fit
 
 TIERS: dict[str, Any] = {
     "gold": {"share": 0.2, "priority": 2, "slo": {"ttft": 0.5, "tbt": 0.05}},

@@ -37,11 +37,10 @@ from experiments.workloads import (
     ZipfLengths,
     sampling,
 )
-from experiments.workloads.fit import Fit
 from experiments.workloads.lengths import Lengths, split
 from experiments.workloads.prompts import PromptLine
 from experiments.workloads.seeds import Stream, generator, request_seeds
-from experiments.workloads.trace import Trace
+from experiments.workloads.trace import Fit, Trace
 from policies.orca import Orca
 
 
@@ -580,10 +579,6 @@ BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
     (
         lambda: TraceLengths(path="t.csv", order="sorted"),  # type: ignore[arg-type]
         "lengths.order=sorted: give file or random",
-    ),
-    (
-        lambda: OpenLoop(arrivals=AllAtOnce(), lengths=zipf()),
-        "num_requests=None: give a whole number from 1 to 10000000",
     ),
     (lambda: PromptFile(path="p", max_new_tokens=0), "max_new_tokens=0: give a whole number from 1 to 2147483647"),
     (

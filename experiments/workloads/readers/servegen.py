@@ -16,8 +16,8 @@ from functools import partial
 import numpy as np
 
 from cbatch import WorkloadError
-from experiments.workloads.histogram import Histogram
 from experiments.workloads.readers.source import at_line, read_text
+from experiments.workloads.seeds import Histogram
 from experiments.workloads.trace import Floats, Ints, Strings
 
 WINDOW_SECONDS = 600
