@@ -3,14 +3,15 @@
 A module is hashed once per process, after its import: later edits of its file do not affect the run.
 """
 
+import ast
 import hashlib
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache
-from importlib.util import find_spec
-from modulefinder import ModuleFinder
+from importlib.util import find_spec, resolve_name
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -88,18 +89,52 @@ def _modules(targets: Iterable[str]) -> Iterator[tuple[str, str]]:
 
     Imports are looked up in the source, as a policy may import where it plans.
     """
-    places = [place for place in sys.path if not any(Path(place).resolve().is_relative_to(path) for path in _INSTALLED)]
-    finder = ModuleFinder(places, excludes=["cbatch", "experiments"])
-    for name in {target.rpartition(".")[0] for target in targets} - {""}:
-        with suppress(ImportError, SyntaxError):
-            finder.import_hook(name)
-        if name not in finder.modules and name.partition(".")[0] not in finder.excludes:
-            with suppress(ImportError, ValueError, OSError):  # of an installed package
-                if (spec := find_spec(name)) and spec.origin:
-                    yield name, _module_digest(name, Path(spec.origin))
-    for name, module in finder.modules.items():
-        if file := getattr(module, "__file__", None):
-            yield name, _module_digest(name, Path(file))
+    named = {target.rpartition(".")[0] for target in targets}
+    to_do, seen = [*chain.from_iterable(map(_with_packages, named))], {""}
+    while to_do:
+        name = to_do.pop()
+        file = None if name in seen else _file_of(name)
+        seen.add(name)
+        if file is not None and (name in named or not _is_installed(file)):
+            yield name, _module_digest(name, file)
+            if not _is_installed(file):
+                to_do += _imported(name, file)
+
+
+def _file_of(name: str) -> Path | None:
+    """Returns the file of a module; None for the framework's, for a package without a file, and for what is not there."""
+    top = name.partition(".")[0]
+    if top in ("cbatch", "experiments") or top in sys.stdlib_module_names:
+        return None
+    with suppress(ImportError, ValueError, AttributeError):
+        spec = find_spec(name)
+        return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
+    return None
+
+
+def _is_installed(file: Path) -> bool:
+    return any(file.resolve().is_relative_to(folder) for folder in _INSTALLED)
+
+
+def _imported(name: str, file: Path) -> Iterator[str]:
+    """Yields the names of modules that a module may import, and of the packages that these are in."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            relative = "." * node.level + (node.module or "")
+            base = resolve_name(relative, package) if node.level else relative
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        for full_name in names:
+            yield from _with_packages(full_name)
+
+
+def _with_packages(name: str) -> Iterator[str]:
+    """Yields the names of the packages that a module is in, and its own."""
+    parts = name.split(".")
+    yield from (".".join(parts[:number]) for number in range(1, len(parts) + 1))
 
 
 def _module_digest(name: str, file: Path) -> str:

@@ -54,6 +54,21 @@ def test_a_result_of_a_built_in_policy_names_that_policy(folder: Path) -> None:
     assert names("policy=orca", cwd=folder) == {"policies", "policies.orca", "profile h200"}
 
 
+def test_modules_of_packages_without_a_file_of_their_own_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {
+        "parcel/policy.py": "import parcel.parts.sizes\nfrom parcel.parts import more",
+        "parcel/parts/sizes.py": "",
+        "parcel/parts/more.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = sources_of({"policy": {"_target_": "parcel.policy.Mine"}})["own"]
+    assert {*own} == {"parcel.policy", "parcel.parts.sizes", "parcel.parts.more"}
+
+
 def test_the_framework_and_its_commit_are_in_every_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CBATCH_COMMIT", "abc + changes")
     assert command("run", *QUICK, "output=out", cwd=folder).returncode == 0
