@@ -106,7 +106,10 @@ def _file_of(name: str) -> Path | None:
     top = name.partition(".")[0]
     if top in ("cbatch", "experiments") or top in sys.stdlib_module_names:
         return None
+    package = name.rpartition(".")[0]
     with suppress(ImportError, ValueError, AttributeError):
+        if package and getattr(find_spec(package), "submodule_search_locations", None) is None:
+            return None  # a name in a module, which find_spec would import
         spec = find_spec(name)
         return Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
     return None
