@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -531,71 +532,55 @@ def replay(**changes: Any) -> TraceReplay:
     return TraceReplay(path="t.csv", **changes)
 
 
-CV = "give a number from 0.001 (regular) over 1 (Poisson) to 1000"
-PD = "give a finite number above 0 (prefill tokens / decode tokens)"
-STAGGER = "give 0, even, or a number of iterations of at least 0"
-BAD_SETTINGS: list[tuple[Callable[[], object], str]] = [
-    (lambda: closed(seed=-1), "seed=-1: give a whole number, at least 0"),
-    (lambda: closed(seed=0.5), "seed=0.5: give a whole number, at least 0"),
-    (lambda: closed(num_requests=0), "num_requests=0: give a whole number from 1 to 10000000"),
-    (lambda: closed(length=1), "length=1: give a whole number, at least 2"),
-    (lambda: closed(batch=0), "batch=0: give a whole number, at least 1"),
-    (lambda: closed(batch=True), "batch=True: give a whole number, at least 1"),
-    (lambda: closed(pd_ratio=0), f"pd_ratio=0: {PD}"),
-    (lambda: closed(pd_ratio=-1), f"pd_ratio=-1: {PD}"),
-    (lambda: closed(pd_ratio=math.nan), f"pd_ratio=nan: {PD}"),
-    (lambda: closed(pd_ratio="1:2"), f"pd_ratio=1:2: {PD}"),
-    (
-        lambda: closed(pd_ratio=10),
-        ("pd_ratio=10: requests of 10 tokens allow 0.1111 to 9; give a ratio in that range or longer requests"),
-    ),
-    (
-        lambda: closed(pd_ratio=0.1),
-        ("pd_ratio=0.1: requests of 10 tokens allow 0.1111 to 9; give a ratio in that range or longer requests"),
-    ),
-    (lambda: closed(stagger=-1), f"stagger=-1: {STAGGER}"),
-    (lambda: closed(stagger="odd"), f"stagger=odd: {STAGGER}"),
-    (lambda: closed(stagger=math.inf), f"stagger=inf: {STAGGER}"),
-    (lambda: sampling(temperature=-1), "sampling.temperature=-1: give a finite number, at least 0 (0 is greedy)"),
-    (lambda: sampling(top_k=-1), "sampling.top_k=-1: give a whole number, at least 0"),
-    (lambda: sampling(top_p=0), "sampling.top_p=0: give a number above 0, at most 1"),
-    (lambda: GammaArrivals(rate=0), "arrivals.rate=0: give a finite number above 0 (requests per second)"),
-    (lambda: GammaArrivals(rate=math.nan), "arrivals.rate=nan: give a finite number above 0 (requests per second)"),
-    (lambda: GammaArrivals(rate=1, cv=0), f"arrivals.cv=0: {CV}"),
-    (lambda: GammaArrivals(rate=1, cv=-1), f"arrivals.cv=-1: {CV}"),
-    (lambda: FixedLengths(length=1, pd_ratio=1), "lengths.length=1: give a whole number, at least 2"),
-    (
-        lambda: FixedLengths(length=4, pd_ratio=4),
-        ("lengths.pd_ratio=4: requests of 4 tokens allow 0.3333 to 3; give a ratio in that range or longer requests"),
-    ),
-    (lambda: DriftingLengths(length=1, pd_ratios=[1]), "lengths.length=1: give a whole number, at least 2"),
-    (lambda: DriftingLengths(length=4, pd_ratios=[]), "lengths.pd_ratios=[]: give a list of ratios, as in [50,5,14]"),
-    (lambda: DriftingLengths(length=4, pd_ratios=[2, 0]), f"lengths.pd_ratios[1]=0: {PD}"),
-    (lambda: uniform(min_length=1), "lengths.min_length=1: give a whole number, at least 2"),
-    (lambda: zipf(theta=-1), "lengths.theta=-1: give a finite number, at least 0 (0 is uniform)"),
-    (lambda: zipf(max_length=2.5), "lengths.max_length=2.5: give a whole number from 2 to 10000000"),
-    (lambda: zipf(max_length=3), "lengths.max_length=3: give at least lengths.min_length=4"),
-    (lambda: zipf(pd_ratio=0), f"lengths.pd_ratio=0: {PD}"),
-    (
-        lambda: TraceLengths(path="t.csv", order="sorted"),  # type: ignore[arg-type]
-        "lengths.order=sorted: give file or random",
-    ),
-    (lambda: PromptFile(path="p", max_new_tokens=0), "max_new_tokens=0: give a whole number from 1 to 2147483647"),
-    (
-        lambda: PromptFile(path="p", pad_outputs=2),
-        "pad_outputs: the output lengths of prompts are unknown; leave it out",
-    ),
-    (lambda: replay(start=-1), "start=-1: give a finite number, at least 0 (seconds into the trace)"),
-    (lambda: replay(speed=0), "speed=0: give a finite number above 0 (1 replays in real time, 2 twice as fast)"),
-    (lambda: replay(length_scale=0), "length_scale=0: give a finite number above 0 (1 keeps the lengths of the trace)"),
-    (lambda: replay(max_length=1), "max_length=1: give a whole number, at least 2"),
-    (lambda: replay(too_long="cut"), "too_long=cut: give error, clip or drop"),  # type: ignore[arg-type]
+def fixed(**changes: Any) -> FixedLengths:
+    return FixedLengths(**{"length": 4, "pd_ratio": 1, **changes})
+
+
+def drifting(**changes: Any) -> DriftingLengths:
+    return DriftingLengths(**{"length": 4, "pd_ratios": [1], **changes})
+
+
+def gamma(**changes: Any) -> GammaArrivals:
+    return GammaArrivals(**{"rate": 1, **changes})
+
+
+BAD_SETTINGS: list[
+    tuple[Callable[..., object], str, dict[str, list[Any]]]
+] = [  # what is built, its section, bad values
+    (closed, "", {"seed": [-1, 0.5], "num_requests": [0], "length": [1], "batch": [0, True]}),
+    (closed, "", {"pd_ratio": [0, -1, math.nan, "1:2", 10, 0.1], "stagger": [-1, "odd", math.inf]}),
+    (sampling, "sampling.", {"temperature": [-1], "top_k": [-1], "top_p": [0]}),
+    (gamma, "arrivals.", {"rate": [0, math.nan], "cv": [0, -1]}),
+    (fixed, "lengths.", {"length": [1], "pd_ratio": [4]}),
+    (drifting, "lengths.", {"length": [1], "pd_ratios": [[]]}),
+    (uniform, "lengths.", {"min_length": [1]}),
+    (zipf, "lengths.", {"theta": [-1], "max_length": [2.5, 3], "pd_ratio": [0]}),
+    (partial(TraceLengths, path="t.csv"), "lengths.", {"order": ["sorted"]}),
+    (partial(PromptFile, path="p"), "", {"max_new_tokens": [0]}),
+    (replay, "", {"start": [-1], "speed": [0], "length_scale": [0], "max_length": [1], "too_long": ["cut"]}),
 ]
 
 
-@pytest.mark.parametrize(("action", "problem"), BAD_SETTINGS)
-def test_bad_settings(action: Callable[[], object], problem: str) -> None:
-    assert message(action) == f"workload.{problem}"
+@pytest.mark.parametrize(
+    ("make", "section", "key", "value"),
+    [
+        (make, section, key, value)
+        for make, section, bad in BAD_SETTINGS
+        for key, values in bad.items()
+        for value in values
+    ],
+)
+def test_bad_settings_are_named_with_a_remedy(make: Callable[..., object], section: str, key: str, value: Any) -> None:
+    refusal = message(lambda: make(**{key: value}))
+    assert refusal.startswith(f"workload.{section}{key}={value}: ")
+    assert "give " in refusal
+
+
+def test_bad_settings_in_a_list_or_without_remedy() -> None:
+    assert message(lambda: drifting(pd_ratios=[2, 0])).startswith("workload.lengths.pd_ratios[1]=0: ")
+    assert message(lambda: PromptFile(path="p", pad_outputs=2)).startswith(
+        "workload.pad_outputs: the output lengths of"
+    )
 
 
 # -- configuration ----------------------------------------------------------------------------------------------------
