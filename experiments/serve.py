@@ -25,11 +25,11 @@ from experiments.settings.assemble import Run, assemble
 from experiments.settings.hardware import CPU, UnmeasuredError, cpu_profile
 from experiments.settings.identity import identity
 from experiments.settings.settings import Settings
+from experiments.store.csv_tables import StreamedTables
 from experiments.store.notes import origin_of
 from experiments.store.provenance import commit, now, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results, write_summary
 from experiments.store.sources import sources_of
-from experiments.store.streamed import StreamedTables
 from experiments.store.text import REFERENCE, flat, name_of
 from experiments.workloads.drawn import Drawn
 

@@ -13,7 +13,7 @@ from cbatch.validation import nearest
 from experiments.progress import loading_bars
 from experiments.settings.backend import Backend
 from experiments.settings.settings import Settings
-from experiments.store.streamed import StreamedTables
+from experiments.store.csv_tables import StreamedTables
 from experiments.workloads.drawn import Drawn, Totals, totals_of
 
 LARGE = 1e9

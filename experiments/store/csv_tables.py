@@ -1,4 +1,4 @@
-"""The CSV tables of a run: their columns and rows, and whether a file still has all of them."""
+"""The CSV tables of a run: their columns and rows, written at once or in pieces, and whether a file still has all rows."""
 
 import csv
 import json
@@ -9,10 +9,13 @@ from io import StringIO
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
+from typing import Self
+from weakref import WeakSet
 
 from cbatch import SLO, FinishReason, Request, RequestSpec, RunRecord, StepRecord
 from cbatch.request import spec_of
 from cbatch.results.metrics import Served, arrival_of
+from cbatch.results.streamed import StreamedRun
 
 _NOT_STORED = {"prompt", "sampling", "stop_tokens", "prefix_hashes", "extra"}
 _STORED_ELSEWHERE = {"num_prompt_tokens", "arrival_time", "arrival_iteration", "slo"}
@@ -34,12 +37,61 @@ REQUEST_COLUMNS = (*_SPEC, *_SLO_COLUMNS, *_TIMES, *_OUTCOME, *LATENCY_COLUMNS)
 EXTRA = "extra."
 """Prefix of the columns of `Request.extra` in requests.csv."""
 
+REQUESTS, STEPS = "requests.csv", "steps.csv"
 
-def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]], lines: Iterable[str] = ()) -> None:
-    """lines: rows that are CSV already."""
+
+class RunTables:
+    """requests.csv and steps.csv in a folder; closed at the end of a `with`. extra: keys of `Request.extra` to append."""
+
+    def __init__(self, folder: Path, extra: Sequence[str] = ()) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._extra = extra
+        self._files = [(folder / name).open("w", newline="", encoding="utf-8") for name in (REQUESTS, STEPS)]
+        self._requests, steps = map(csv.writer, self._files)
+        self._requests.writerow((*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra)))
+        steps.writerow(StepRecord._fields)
+
+    def write(self, record: RunRecord, served: Served) -> None:
+        """Appends the rows of a record, or of a piece of one. served: its requests, as `collect_served` returns them."""
+        self._files[1].writelines(step_lines(record.steps))
+        self._requests.writerows(request_rows(record, served, self._extra))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close()
+
+
+class StreamedTables(RunTables):
+    """The tables of a run, written while it goes on: with `stream=on`, and for `Server.serve_stream`.
+
+    run: what a summary needs. num_made, alive: requests that `watch` has passed on, and those of them that are still referenced.
+    Requests that arrive by iteration are not supported.
+    """
+
+    def __init__(self, folder: Path, extra: Sequence[str] = ()) -> None:
+        super().__init__(folder, extra)
+        self.run = StreamedRun()
+        self.num_made, self.alive = 0, WeakSet[Request]()
+
+    def watch(self, requests: Iterable[Request]) -> Iterator[Request]:
+        """Passes requests on, and counts them."""
+        for request in requests:
+            self.num_made += 1
+            self.alive.add(request)
+            yield request
+
+    def take(self, record: RunRecord) -> None:
+        """Appends results that `RunRecord.take` has returned."""
+        self.write(record, self.run.take(record))
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Writes a table of few columns."""
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows(chain([header], rows))
-        file.writelines(lines)
 
 
 def has_rows(path: Path, num_rows: int) -> bool:
@@ -54,7 +106,7 @@ def has_rows(path: Path, num_rows: int) -> bool:
 
 
 def step_lines(steps: Sequence[StepRecord]) -> Iterator[str]:
-    """The steps as lines of CSV; a csv.writer would look at every character.
+    """Yields the steps as lines of CSV; a csv.writer would look at every character.
 
     Most times occur in several columns; each is formatted once.
     """
@@ -70,25 +122,25 @@ def step_lines(steps: Sequence[StepRecord]) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """A field of a row that has others."""
+    """Returns a text as it stands in a row that has other fields."""
     csv.writer(line := StringIO()).writerow(["", text])
     return line.getvalue()[1:-2]
 
 
 def extra_names(requests: Iterable[Request]) -> list[str]:
-    """The names of the requests' own attributes, in the order in which they occur."""
+    """Returns the keys of `Request.extra`, in the order in which they occur."""
     return list(dict.fromkeys(name for request in requests for name in request.extra))
 
 
 def extra_text(value: object) -> str:
-    """A value of `Request.extra` as text that `read_extra` reads back: plain text where that is unambiguous, else JSON."""
+    """Returns a value of `Request.extra` as text for `read_extra`: plain where that is unambiguous, else JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) and read_extra(value) == value else json.dumps(value, default=str)
 
 
 def read_extra(text: str) -> object:
-    """The value behind a text of `extra_text`."""
+    """Returns the value behind a text of `extra_text`."""
     try:
         return json.loads(text) if text else None
     except ValueError:
@@ -96,7 +148,7 @@ def read_extra(text: str) -> object:
 
 
 def request_rows(record: RunRecord, requests: Served, extra: Sequence[str] = ()) -> Iterator[tuple[object, ...]]:
-    """In order of completion; a rejected request has empty times. extra: names of attributes to append."""
+    """Yields the rows of requests.csv, in order of completion; a rejected request has empty times. extra: keys to append."""
     times = zip(*(getattr(requests, name).tolist() for name in (*_TIMES, *_LATENCIES)), strict=True)
     spec, objectives, outcome = attrgetter(*_SPEC), attrgetter(*_OBJECTIVES), attrgetter(*_OUTCOME.values())
     for request in record.requests:

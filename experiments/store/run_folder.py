@@ -29,28 +29,18 @@ from typing import Any
 import numpy as np
 import yaml
 
-from cbatch import ConfigError, Request, RunRecord, StepRecord
+from cbatch import ConfigError, Request, RunRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.metrics import Served
 from cbatch.results.timeline import write_timeline
 from experiments.store.claim import LOCK, UNFINISHED, ClaimedError, claimed, make_new_folder
 from experiments.store.crash_report import Facts, report_crashes, was_killed
-from experiments.store.csv_tables import (
-    EXTRA,
-    REQUEST_COLUMNS,
-    extra_names,
-    has_rows,
-    request_rows,
-    step_lines,
-    write_csv,
-)
+from experiments.store.csv_tables import REQUESTS, STEPS, RunTables, extra_names, has_rows, write_csv
 from experiments.store.provenance import write_json
 
-CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, _ = FILES = (
+CONFIG, SUMMARY, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DECISIONS, PROFILE, *_ = FILES = (
     "config.yaml",
     "summary.json",
-    "requests.csv",
-    "steps.csv",
     "copies.csv",
     "stages.csv",
     "tokens.npz",
@@ -58,6 +48,8 @@ CONFIG, SUMMARY, REQUESTS, STEPS, COPIES, STAGES, TOKENS, OUTPUTS, TIMELINE, DEC
     "timeline.json.gz",
     "decisions.jsonl.gz",
     "profile.json",
+    REQUESTS,
+    STEPS,
     UNFINISHED,
 )
 
@@ -197,15 +189,13 @@ def write_results(
 
     requests: `collect_served(record)`. timeline_title: None omits the timeline. decode: None without a tokenizer.
     """
-    write_csv(folder / STEPS, StepRecord._fields, (), step_lines(record.steps))
+    with RunTables(folder, extra_names(record.requests)) as tables:
+        tables.write(record, requests)
     if record.copies:
         write_csv(folder / COPIES, CopyTimes._fields, record.copies)
     if record.stages:
         times = [f"{name}_{stage}" for stage in range(len(record.stages[0])) for name in ("started", "ended")]
         write_csv(folder / STAGES, times, (chain.from_iterable(spans) for spans in record.stages))
-    extra = extra_names(record.requests)
-    columns = (*REQUEST_COLUMNS, *(f"{EXTRA}{name}" for name in extra))
-    write_csv(folder / REQUESTS, columns, request_rows(record, requests, extra))
     np.savez_compressed(folder / TOKENS, request_id=requests.token_ids.astype(np.int32), time=requests.token_times)
     if any(request.output for request in record.requests):
         in_order = sorted(record.requests, key=lambda request: request.id)

@@ -11,8 +11,8 @@ import pandas as pd
 from cbatch import ConfigError, StepRecord
 from cbatch.executor import CopyTimes
 from cbatch.results.service import NO_CLIENT, Service
-from experiments.store.csv_tables import EXTRA, LATENCY_COLUMNS, read_extra
-from experiments.store.run_folder import COPIES, REQUESTS, STEPS, TOKENS, read_summary
+from experiments.store.csv_tables import EXTRA, LATENCY_COLUMNS, REQUESTS, STEPS, read_extra
+from experiments.store.run_folder import COPIES, TOKENS, read_summary
 from experiments.store.runs import Run, check_whole, label_runs, read_runs, reading, seed_keys
 from experiments.store.text import flat, name_of
 

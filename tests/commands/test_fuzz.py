@@ -43,7 +43,8 @@ from experiments.run import main as run
 from experiments.settings.assemble import assemble
 from experiments.settings.error_lines import one_line
 from experiments.settings.settings import read_settings
-from experiments.store.run_folder import CONFIG, DECISIONS, REQUESTS, STEPS, SUMMARY, TOKENS
+from experiments.store.csv_tables import REQUESTS, STEPS
+from experiments.store.run_folder import CONFIG, DECISIONS, SUMMARY, TOKENS
 
 
 @pytest.fixture(scope="module")

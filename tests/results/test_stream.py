@@ -18,7 +18,7 @@ from in_process import Outcome, outcome
 from small_cluster import make_cost
 from test_leaps import Choosy, draw_requests
 
-from cbatch import ConfigError, Limits, Plan, Policy, Request, RequestSpec, RunRecord, Server, StepRecord, View
+from cbatch import ConfigError, Limits, Plan, Policy, Request, RequestSpec, RunRecord, Server, View
 from cbatch.errors import WorkloadError
 from cbatch.kv import KVSize
 from cbatch.results.metrics import Objectives, collect_served, statistics
@@ -28,8 +28,7 @@ from cbatch.sim.executor import SimExecutor
 from cbatch.topology import Topology
 from experiments import run
 from experiments.settings import assemble
-from experiments.store.csv_tables import REQUEST_COLUMNS, request_rows, write_csv
-from experiments.store.streamed import StreamedTables
+from experiments.store.csv_tables import RunTables, StreamedTables
 from experiments.store.tables import load, load_requests, time_between_tokens
 from policies.chunking import Fixed
 from policies.mlfq import MLFQ
@@ -58,8 +57,8 @@ def test_a_stream_gives_the_tables_and_figures_of_a_run(policy: Policy, asynchro
         if requests[-1].arrival_iteration:
             continue
         record = make_server(asynchronous).serve(policy, requests)
-        write_csv(tmp_path / "steps.csv", StepRecord._fields, record.steps)
-        write_csv(tmp_path / "requests.csv", REQUEST_COLUMNS, request_rows(record, collect_served(record)))
+        with RunTables(tmp_path) as whole:
+            whole.write(record, collect_served(record))
         with StreamedTables(tmp_path / "streamed") as tables:
             make_server(asynchronous).serve_stream(policy, iter(again), tables.take, at_once=3)
         for name in ("steps.csv", "requests.csv"):

@@ -8,14 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from commands import PATIENCE, QUICK, ROOT, command, environment, summary
+from commands import QUICK, command, environment, summary
 
 from cbatch import ConfigError
 from experiments.store.claim import ClaimedError, check_free, claimed, make_new_folder
@@ -148,23 +148,6 @@ def test_no_folder_is_made_below_a_file(tmp_path: Path) -> None:
         make_new_folder(tmp_path / "a" / "run")
 
 
-@pytest.fixture
-def busy(tmp_path: Path) -> Iterator[Path]:
-    """A folder to which this process writes a run."""
-    with open_run_folder(tmp_path / "out", {}, {}, replace=False):
-        yield tmp_path / "out"
-
-
-def test_a_run_into_the_folder_of_one_that_has_not_ended_is_refused(tmp_path: Path, busy: Path) -> None:
-    before = {path.name: path.read_bytes() for path in busy.iterdir()}
-    done = command("run", "output=out", *QUICK, cwd=tmp_path)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: out: is in use since 2")
-    assert line.endswith(f"by process {os.getpid()} on {HERE}; wait for its end, or give another name")
-    assert {path.name: path.read_bytes() for path in busy.iterdir()} == before
-
-
 def test_a_run_that_ended_meanwhile_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same command twice: the second is past its first look at the folder when the first ends."""
     arguments = ("run", "output=out", "progress=off", *QUICK)
@@ -183,16 +166,6 @@ def test_a_run_that_ended_meanwhile_is_not_written_over(tmp_path: Path, monkeypa
     assert not (tmp_path / "out" / "unfinished.json").exists()
 
 
-def test_a_sweep_that_runs_is_left_alone(tmp_path: Path) -> None:
-    folder = tmp_path / "multirun" / "grid"
-    with claimed(folder):
-        (folder / "errors.log").write_text("a run of the first command failed\n")
-        done = command("run", "-m", "sweep=grid", "chunk=128,256", *QUICK, cwd=tmp_path)
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: multirun/grid: is in use since 2")
-        assert {path.name for path in folder.iterdir()} == {".lock", "unfinished.json", "errors.log"}
-
-
 def test_a_run_of_a_sweep_waits_for_a_worker_that_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with equal proposals of a search side by side, or workers that survived the command that started them."""
     folder = tmp_path / "multirun" / "one" / f"chunk=128,{','.join(sorted(QUICK))}"
@@ -204,17 +177,3 @@ def test_a_run_of_a_sweep_waits_for_a_worker_that_runs_it(tmp_path: Path, monkey
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{folder.name}: waits for process {os.getpid()} on {HERE}, which runs it\n")
     assert summary(folder)["about"]["chunk"] == 128
-
-
-def test_commands_at_the_same_moment_and_killed_ones_leave_whole_folders(tmp_path: Path) -> None:
-    """`tests/support/concurrent_runs.py FOLDER 200 20` for 200 pairs and 20 kills."""
-    script = ROOT / "tests" / "support" / "concurrent_runs.py"
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), "4", "3"],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
