@@ -31,7 +31,7 @@ from tabulate import tabulate
 from cbatch import ConfigError
 from cbatch.validation import nearest
 from experiments import run as run_command
-from experiments.capacity.folder import CAPACITY
+from experiments.capacity.folder import RESULT, read_searches
 from experiments.job import known_figures, may_exist, no_such_figure
 from experiments.settings.choices import option_names
 from experiments.settings.command_line import run
@@ -122,8 +122,8 @@ def things_of(folders: Sequence[Path], text: str = "", first: Sequence[str] = ()
     Raises:
         ConfigError: folders of both kinds, no such run, or none of the policy `first[0]`.
     """
-    searches = [found for folder in folders for found in CAPACITY.runs(folder)]
-    runs = {folder: _select(folder, text) for folder in folders if not list(folder.rglob(CAPACITY.name))}
+    searches = [found for folder in folders for found in read_searches(folder)]
+    runs = {folder: _select(folder, text) for folder in folders if not list(folder.rglob(RESULT))}
     if searches and runs:
         one = next(iter(runs.values()))[0]
         raise ConfigError(f"compare: {one.folder} holds runs, {searches[0].folder} a capacity; give one kind")

@@ -11,9 +11,8 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
-from cbatch import ConfigError, Engine, Request, RunRecord
+from cbatch import ConfigError, Engine, RunRecord
 from cbatch.arrivals import Stream
-from cbatch.bounds import Bounds, minorants_of
 from cbatch.request import Status
 from cbatch.results.conservation import take_inventory
 from cbatch.results.metrics import Asked, Served, collect_served
@@ -31,6 +30,7 @@ from experiments.store.provenance import commit, now, versions
 from experiments.store.run_folder import DECISIONS, PROFILE, open_run_folder, write_results, write_summary
 from experiments.store.sources import sources_of
 from experiments.store.text import REFERENCE, flat, name_of
+from experiments.trials.rates import at_load, bounds_of
 from experiments.workloads.drawn import Drawn
 
 
@@ -50,7 +50,8 @@ def serve(
         CbatchError: a setting that cannot be used, or a failure of the policy.
     """
     began = time.perf_counter()
-    run = assemble(settings, say)
+    resolved = at_load(settings)
+    run = assemble(resolved, say)
     bounds = bounds_of(run) if run.settings.bounds else None
     sources = sources_of(settings.composed)
     _say_chosen(run, say)
@@ -62,7 +63,7 @@ def serve(
 
             say(f"view.cost: measuring this CPU with model={run.spec.name}, once, into {cpu_profile(run.spec)}")
             measure_cpu(run.spec)
-            began, run = time.perf_counter(), assemble(settings)
+            began, run = time.perf_counter(), assemble(resolved)
             record = _run(run, folder, say, bar)
         requests = run.streamed.run.served() if run.streamed else collect_served(record)
         figures = figures_of(run, record, requests)
@@ -70,6 +71,8 @@ def serve(
             figures["regret"] = regret(run.requests, requests, bounds)
         about = {
             **about_run(run),
+            "identity": identity(settings),
+            "load": _load(settings, resolved),
             "mean_waiting": requests.mean_waiting,
             "code": sources,
             "wall_seconds": time.perf_counter() - began,
@@ -79,9 +82,16 @@ def serve(
         if run.streamed:
             write_summary(folder, summary)
         else:
-            write_results(folder, record, requests, summary, timeline_title=title, decode=_decoder(run))
+            tables, decode = run.settings.tables, _decoder(run)
+            write_results(folder, record, requests, summary, tables=tables, timeline_title=title, decode=decode)
         gc.unfreeze()
     return summary
+
+
+def _load(settings: Settings, resolved: Settings) -> dict[str, Any] | None:
+    """Returns the load of a run and its rate in requests per second; None without a load."""
+    rate = getattr(resolved.workload, "rate", None)
+    return None if resolved is settings else {"load": settings.workload.load, "rate": rate}
 
 
 def figures_of(run: Run, record: RunRecord, requests: Served | None = None) -> dict[str, Any]:
@@ -101,17 +111,6 @@ def figures_of(run: Run, record: RunRecord, requests: Served | None = None) -> d
         ended=streamed.ended if streamed else None,
         asked=None if streamed else run.requests,
     )
-
-
-def bounds_of(run: Run) -> Callable[[Sequence[Request]], Bounds]:
-    """Returns what computes the lower bounds of some of a run's requests. Raises ConfigError where they are not valid."""
-    lines, replicas = minorants_of(run.cost, run.limits), run.cost.topology.replicas
-
-    def bounds(requests: Sequence[Request]) -> Bounds:
-        return Bounds(requests, lines, run.limits, run.kv.num_tokens, replicas)
-
-    bounds(run.requests)  # raises before anything is served
-    return bounds
 
 
 def _run(run: Run, folder: Path, say: Callable[[str], None], bar: bool) -> RunRecord:

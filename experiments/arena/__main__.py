@@ -1,90 +1,110 @@
 """`python -m experiments.arena key=value ...`: a leaderboard of policies on traces, loads and objectives. `--help` lists all keys.
 
-Every combination of the keys is a cell, simulated as a run of a sweep, so that the same command goes on with it and another one
-adds to it. The pages show all that the folder of the sweep holds.
+The arena is a sweep of ordinary runs with `workload.load=`, one run for each replication: the same command goes on with the
+sweep, and another command adds to it. The pages show all that the folder of the sweep holds.
 """
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated, Any
 
 from omegaconf import DictConfig
 
 from cbatch import ConfigError
-from cbatch.validation import Switch, parse
-from experiments.arena import markdown, web
-from experiments.arena.cell import CELL, Cell, CellKeys, cell_line, measure
-from experiments.arena.rows import read_board
-from experiments.capacity.__main__ import COMMAND as OF_CAPACITY
+from cbatch.validation import Switch, parse, whole
+from experiments.arena import page
+from experiments.arena.board import read_board
+from experiments.capacity.__main__ import COMMAND as CAPACITY
 from experiments.capacity.command import read_simulated
-from experiments.capacity.folder import CAPACITY
+from experiments.capacity.folder import result_folders
 from experiments.job import Work, run_job
 from experiments.run import Command, main
 from experiments.settings.command_line import HELP
+from experiments.settings.settings import Keys, Settings
 from experiments.store.provenance import write_text
+from experiments.store.run_folder import run_folders
 from experiments.sweep import sweep_folder
 
-_READ = partial(read_simulated, Cell, CellKeys)
-_WORK = Work(_READ, CELL.read_finished, measure, str, cell_line, "_arena", ("cell.",))
-_OF_CELLS, _OF_CAPACITY = ("load=", "replications=", "requests="), ("accuracy=", "attainment=", "cores=", "definition=")
-_SLOS = "slo=strict,relaxed"
+_OF_RUNS = ("workload.load=", "workload.num_requests=", "replications=")
+_OF_CAPACITY = ("accuracy=", "attainment=", "cores=", "definition=")
+_OWN = ("-m", "--multirun", "sweep=", "capacity=")
 _TITLE = "Arena of scheduling policies"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ArenaKeys(Keys):
+    """The root keys with those of conf/arena.yaml."""
+
+    slo: Mapping[str, Any]
+
+    without_effect = (*Keys.without_effect, "slo")  # is within the workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArenaSettings(ArenaKeys, Settings):
+    """The settings of a run of the arena."""
+
+
+_READ = partial(read_simulated, ArenaSettings, ArenaKeys)
+
+
 def _job(config: DictConfig) -> float | None:
-    return run_job(config, _WORK)
+    return run_job(config, Work(_READ))
 
 
 def _count(root: Path) -> str:
-    number = len(CELL.folders(root))
-    return f"{number} cell{'' if number == 1 else 's'}"
+    return f"{len(run_folders(root))} runs"
 
 
-COMMAND = Command("arena", _job, CELL.folders, _count, check=_READ)
+COMMAND = Command("arena", _job, run_folders, _count, check=_READ)
 
 
 def arena(arguments: list[str]) -> int:
     """Runs the command line; returns its exit status."""
-    given = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    keys = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
     if HELP & set(arguments):
-        sys.argv[1:] = arguments
-        return main(COMMAND)
+        return _run(COMMAND, arguments)
     try:
-        web.check_plotly()
-        _check_traces(given)
-        searches = parse(Switch, given.get("capacity", "off"), "capacity")
+        _check(keys)
+        searches = parse(Switch, keys.get("capacity", "off"), "capacity")
+        replications = parse(Annotated[int, whole(2, 10_000)], keys.get("replications", "5"), "replications")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    sweep = given.get("sweep", "arena").removesuffix("/cells").removesuffix("/capacity")
-    both = [key for key in arguments if key not in ("-m", "--multirun") and not key.startswith(("sweep=", "capacity="))]
-    both += [] if "experiment" in given else ["experiment=arena"]
-    status = _sweep(COMMAND, [*_without(_OF_CAPACITY, both), f"sweep={sweep}/cells"])
+    sweep = keys.get("sweep", "arena").removesuffix("/runs").removesuffix("/capacity")
+    both = [argument for argument in arguments if not argument.startswith(_OWN)]
+    both += [] if "experiment" in keys else ["experiment=arena"]
+    runs = [argument for argument in both if not argument.startswith((*_OF_CAPACITY, "replications="))]
+    seeds = f"workload.seed={','.join(map(str, range(replications)))}"
+    status = _run(COMMAND, ["-m", *runs, f"workload.replications={replications}", seeds, f"sweep={sweep}/runs"])
     if searches and status in (0, 2):
-        both += [] if "slo" in given else [_SLOS]
-        status = max(status, _sweep(OF_CAPACITY, [*_without(_OF_CELLS, both), f"sweep={sweep}/capacity"]))
+        both += [] if "slo" in keys else ["slo=strict,relaxed"]
+        searched = [argument for argument in both if not argument.startswith(_OF_RUNS)]
+        status = max(status, _run(CAPACITY, ["-m", *searched, f"sweep={sweep}/capacity"]))
     folder = sweep_folder(sweep)
-    if status in (0, 2) and [*CELL.folders(folder), *CAPACITY.folders(folder)]:
+    if status in (0, 2) and [*run_folders(folder), *result_folders(folder)]:
         board = read_board(folder)
-        print(write_text(folder / "arena.md", markdown.page(board, _TITLE)))
-        print(write_text(folder / "arena.html", web.page(board, _TITLE)))
+        print(write_text(folder / "arena.md", page.markdown(board, _TITLE)))
+        print(write_text(folder / "arena.html", page.html(board, _TITLE)))
     return status
 
 
-def _check_traces(given: Mapping[str, str]) -> None:
-    """Raises ConfigError, once and not for every cell, if the folder of traces does not exist."""
-    folder, asked = given.get("traces", "traces"), given.get("workload", "traces/")
-    if "traces/" in asked and not Path(folder).is_dir():
+def _check(keys: Mapping[str, str]) -> None:
+    """Raises ConfigError, once and before hours of simulation, if a library or the folder of traces is missing."""
+    for library in ("plotly", "itables"):
+        if find_spec(library) is None:
+            raise ConfigError(f"{library}, which the page needs, is not installed; pip install -e '.[arena]'")
+    folder = keys.get("traces", "traces")
+    if "traces/" in keys.get("workload", "traces/") and not Path(folder).is_dir():
         raise ConfigError(f"traces={folder}: no such folder; give the one with the published traces, or workload=")
 
 
-def _without(keys: tuple[str, ...], arguments: list[str]) -> list[str]:
-    return [argument for argument in arguments if not argument.startswith(keys)]
-
-
-def _sweep(command: Command, arguments: list[str]) -> int:
-    sys.argv[1:] = ["-m", *arguments]
+def _run(command: Command, arguments: list[str]) -> int:
+    sys.argv[1:] = arguments
     return main(command)
 
 

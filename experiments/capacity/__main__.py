@@ -8,14 +8,14 @@ from functools import partial
 
 from omegaconf import DictConfig
 
-from experiments.capacity.command import Search, SearchKeys, measure, read_simulated
-from experiments.capacity.folder import CAPACITY
+from experiments.capacity.command import SearchKeys, SearchSettings, measure, read_simulated
+from experiments.capacity.folder import read_finished, result_folders
 from experiments.capacity.report import capacity_line, capacity_table, capacity_text
 from experiments.job import Work, run_job
 from experiments.run import Command, main
 
-_READ = partial(read_simulated, Search, SearchKeys)
-_WORK = Work(_READ, CAPACITY.read_finished, measure, capacity_text, capacity_line, "_capacity", ("capacity.",))
+_READ = partial(read_simulated, SearchSettings, SearchKeys)
+_WORK = Work(_READ, read_finished, measure, capacity_text, capacity_line, "_capacity", ("capacity.",))
 
 
 def _job(config: DictConfig) -> float | None:
@@ -25,7 +25,7 @@ def _job(config: DictConfig) -> float | None:
 COMMAND = Command(
     "capacity",
     _job,
-    CAPACITY.folders,
+    result_folders,
     capacity_table,
     alone="simulations that ended are kept if output=FOLDER was given; the same command goes on from them",
     check=_READ,

@@ -1,10 +1,8 @@
-"""One capacity from plain settings: checks them, searches on all cores, writes the folder."""
+"""Searches one capacity: checks the settings, simulates on all cores, writes the folder."""
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -14,31 +12,25 @@ from pydantic import Field
 
 from cbatch import SLO, ConfigError
 from cbatch.validation import Give, positive, whole
-from experiments.capacity.definitions import Criterion, Rule
+from experiments.capacity.control import draw_queue
+from experiments.capacity.definitions import Rule
 from experiments.capacity.estimate import Shares, alone, by_replication
-from experiments.capacity.folder import CAPACITY, Simulations, open_simulations
-from experiments.capacity.replications import (
-    Outcome,
-    highest_rate,
-    natural_rate,
-    num_recorded,
-    queue_of,
-    replicate,
-    simulate,
-)
-from experiments.capacity.search import LEAST, Found, Wanted, shares_of
-from experiments.capacity.search import Search as CapacitySearch
+from experiments.capacity.folder import open_simulations, write_result
+from experiments.capacity.search import LEAST, Found, Search, Wanted, shares_of
+from experiments.capacity.simulation import simulate
 from experiments.serve import about_run
 from experiments.settings.assemble import assemble
 from experiments.settings.identity import identity
 from experiments.settings.settings import Keys, Settings, read_as
 from experiments.store.intervals import CONFIDENCE
 from experiments.store.sources import sources_of
+from experiments.trials.rates import bounds_together, replicate
+from experiments.trials.replications import natural_rate, num_recorded
 
 _REQUESTS, _PIECES = 2000, 20
-FEWEST_REQUESTS, _MOST_REQUESTS = 20, 1_000_000
+_FEWEST_REQUESTS, _MOST_REQUESTS = 20, 1_000_000
+_NUM_REQUESTS = f"auto, or a whole number from {_FEWEST_REQUESTS} to {_MOST_REQUESTS}"
 S = TypeVar("S", bound=Settings)
-REQUESTS = f"auto, or a whole number from {FEWEST_REQUESTS} to {_MOST_REQUESTS}"
 
 Share = Annotated[float, Field(gt=0, lt=1, strict=True), Give("a share between 0 and 1, as in 0.99")]
 
@@ -50,7 +42,7 @@ class SearchKeys(Keys):
     slo: SLO
     definition: Literal["joint", "sarathi_serve", "vidur", "distserve", "qoserve"]
     attainment: Share
-    requests: Annotated[Literal["auto"] | Annotated[int, whole(FEWEST_REQUESTS, _MOST_REQUESTS)], Give(REQUESTS)]
+    requests: Annotated[Literal["auto"] | Annotated[int, whole(_FEWEST_REQUESTS, _MOST_REQUESTS)], Give(_NUM_REQUESTS)]
     replications: Annotated[int, whole(3, 10_000)]
     accuracy: Annotated[float, positive("0.03 for ±3%")]
     cores: Annotated[Literal["auto"] | Annotated[int, whole(1, 1024)], Give("auto, or a whole number from 1 to 1024")]
@@ -59,12 +51,17 @@ class SearchKeys(Keys):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(SearchKeys, Settings):
+class SearchSettings(SearchKeys, Settings):
     """The settings of a search."""
 
 
 def measure(
-    settings: Search, folder: Path, *, replace: bool = False, say: Callable[[str], None] = print, bar: bool = True
+    settings: SearchSettings,
+    folder: Path,
+    *,
+    replace: bool = False,
+    say: Callable[[str], None] = print,
+    bar: bool = True,
 ) -> dict[str, Any]:
     """Searches a capacity and writes its folder; returns what capacity.json holds. The arguments are those of `serve`.
 
@@ -79,24 +76,37 @@ def measure(
             f"definition={settings.definition} does not ask for all objectives of the same requests, as the bound does"
         )
         raise ConfigError(f"bounds=true: {problem}; give definition=joint, or bounds=false")
-    natural_rate(settings.workload, wanted.requests)  # it has one
+    natural_rate(settings.workload, wanted.requests)  # raises if the workload has no rate
     run = assemble(replicate(settings, 0, 1.0, wanted.requests))
-    code = sources_of(settings.composed)
-    about = {**about_run(run), "identity": identity(settings), "slo": slo_name(settings), "code": code}
-    with open_simulations(folder, settings, code) as simulations, _pool(settings.cores, bar) as pool:
+    code, keys = sources_of(settings.composed), identity(settings)
+    about = {**about_run(run), "identity": keys, "slo": slo_name(settings), "code": code}
+    cores = (os.cpu_count() or 1) if bar else 1  # without a bar, a launcher runs other searches beside this one
+    work, others = partial(simulate, settings, rule), settings.other_code == "keep"
+    cores = cores if settings.cores == "auto" else settings.cores
+    with open_simulations(folder, keys, code, work, cores=cores, other_code=others) as simulations:
         if simulations.resumed:
             say(f"{simulations.resumed} simulations of an earlier search are kept")
-        work = partial(simulate, settings, rule)
-        search = CapacitySearch(wanted, partial(_simulate, pool, work, simulations), say)
+        search = Search(wanted, simulations, say)
         found = search.run()
         about["wall_seconds"] = time.perf_counter() - began
-        about["execution"]["iterations_outside_measured_range"] = sum(each.outside for each in search.outcomes)
-        simulated = shares_of(search.outcomes, rule.criteria)
-        summary = {"about": about, "capacity": figures(found, settings, [*simulations], simulated)}
-        summary |= _details(found, rule.criteria)
+        about["execution"]["iterations_outside_measured_range"] = sum(outcome.outside for outcome in search.outcomes)
+        capacity = {
+            **_figures(found, settings),
+            "one_alone": alone(shares_of(search.outcomes, rule.criteria)),
+            "simulations": len(simulations.all()),
+            "cpu_seconds": sum(outcome.seconds for outcome in simulations.all()),
+        }
+        names = [criterion.name for criterion in rule.criteria]
+        curves = {name: _curve(shares) for name, shares in zip(names, found.shares, strict=True)}
+        summary = {
+            "about": about,
+            "capacity": capacity,
+            "curves": curves,
+            "by_replication": by_replication(found.shares),
+        }
         if settings.bounds:
-            summary["regret"] = _regret(found, settings, rule)
-        CAPACITY.write(folder, summary, settings.composed)
+            summary["regret"] = _regret(found, settings)
+        write_result(folder, summary, settings.composed)
     return summary
 
 
@@ -119,58 +129,26 @@ def slo_name(settings: Settings) -> str:
     return " ".join(changed if name == "none" and changed else [name, *changed])
 
 
-def _wanted(keys: Search, rule: Rule) -> Wanted:
-    definition, recorded = rule.definition, num_recorded(keys.workload)
-    requests = keys.requests
+def _wanted(settings: SearchSettings, rule: Rule) -> Wanted:
+    definition, recorded = rule.definition, num_recorded(settings.workload)
+    requests = settings.requests
     if requests == "auto":
-        pieces = _REQUESTS if recorded is None else max(recorded // _PIECES, FEWEST_REQUESTS)
+        pieces = _REQUESTS if recorded is None else max(recorded // _PIECES, _FEWEST_REQUESTS)
         requests = definition.requests or pieces
-    least, warmup = min(LEAST, keys.replications), 0 if definition.all_count else None
+    least, warmup = min(LEAST, settings.replications), 0 if definition.all_count else None
     if recorded is not None and recorded // requests < least:
-        problem = (
-            f"a trace of {recorded} requests makes {recorded // requests} replications, at least {least} are needed"
-        )
-        fits, longer = recorded // least, f"a trace of {least * FEWEST_REQUESTS} requests or more"
-        remedy = f"requests={fits}, or a longer trace" if fits >= FEWEST_REQUESTS else longer
+        held = recorded // requests
+        problem = f"a trace of {recorded} requests makes {held} replications, at least {least} are needed"
+        fits, longer = recorded // least, f"a trace of {least * _FEWEST_REQUESTS} requests or more"
+        remedy = f"requests={fits}, or a longer trace" if fits >= _FEWEST_REQUESTS else longer
         raise ConfigError(f"requests={requests}: {problem}; give {remedy}")
-    grows = keys.requests == "auto" and warmup is None
-    queue = queue_of(keys.workload)
-    return Wanted(rule.criteria, requests, keys.replications, keys.accuracy, warmup, recorded, grows, queue)
+    grows, queue = settings.requests == "auto" and warmup is None, draw_queue(settings.workload)
+    most, accuracy = settings.replications, settings.accuracy
+    return Wanted(rule.criteria, requests, most, accuracy, warmup, recorded, grows, queue)
 
 
-@contextmanager
-def _pool(wanted: int | str, alone: bool) -> Iterator[ProcessPoolExecutor | None]:
-    """Processes that simulate; None for one core: this process. alone: no launcher runs other searches beside this one."""
-    cores = int(wanted) if wanted != "auto" else (os.cpu_count() or 1) if alone else 1
-    if cores == 1:
-        yield None
-        return
-    pool = ProcessPoolExecutor(cores)
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _simulate(
-    pool: ProcessPoolExecutor | None,
-    work: Callable[[int, float, int, int], Outcome],
-    simulations: Simulations,
-    pairs: Sequence[tuple[int, float]],
-    requests: int,
-    warmup: int,
-) -> list[Outcome]:
-    """Simulates what has not been before."""
-    keys = [(rate, number, requests, warmup) for number, rate in pairs]
-    asked = [(number, rate, requests, warmup) for number, rate in pairs]
-    new = [each for each, key in zip(asked, keys, strict=True) if simulations.find(key) is None]
-    for outcome in (pool.map if pool else map)(work, *zip(*new, strict=True)) if new else ():
-        simulations.add(outcome)
-    return [outcome for outcome in map(simulations.find, keys) if outcome is not None]
-
-
-def figures(found: Found, keys: Search, outcomes: Sequence[Outcome], simulated: Sequence[Shares]) -> dict[str, Any]:
-    """What is reported of a capacity. outcomes: all that its folder holds, of the bracket too. simulated: by criterion, as they came."""
+def _figures(found: Found, settings: SearchSettings) -> dict[str, Any]:
+    """Returns the capacity with what it depends on."""
     return {
         "requests_per_second": found.rate,
         "low": found.low,
@@ -179,37 +157,23 @@ def figures(found: Found, keys: Search, outcomes: Sequence[Outcome], simulated: 
         "replications": len(found.shares[0].good),
         "requests": found.requests,
         "warmup_requests": found.warmup,
-        "definition": keys.definition,
-        "attainment": keys.attainment,
-        "slo": asdict(keys.slo),
-        "one_alone": dict(alone(simulated)),
-        "simulations": len(outcomes),
-        "cpu_seconds": sum(outcome.seconds for outcome in outcomes),
+        "definition": settings.definition,
+        "attainment": settings.attainment,
+        "slo": asdict(settings.slo),
     }
 
 
-def _regret(found: Found, settings: Settings, rule: Rule) -> dict[str, float]:
-    """The capacity and its interval over the highest rate that any policy can sustain."""
-    bound = highest_rate(settings, rule.criteria[0].level, len(found.shares[0].good), found.requests)
-    return {
-        "capacity": found.rate / bound,
-        "capacity_low": found.low / bound,
-        "capacity_high": found.high / bound,
-        "rate_bound": bound,
-    }
-
-
-def _details(found: Found, rules: Sequence[Criterion]) -> dict[str, Any]:
-    """The shares at each rate, by criterion, and what a paired comparison needs."""
-    curves = {rule.name: _curve(shares) for rule, shares in zip(rules, found.shares, strict=True)}
-    return {"curves": curves, "by_replication": by_replication(found.shares)}
+def _regret(found: Found, settings: SearchSettings) -> dict[str, float]:
+    """Returns the capacity and its interval over the highest rate that any policy can sustain."""
+    bounds = bounds_together(settings, len(found.shares[0].good), found.requests)
+    bound = bounds.rate_attained(settings.attainment)
+    ends = {"capacity": found.rate, "capacity_low": found.low, "capacity_high": found.high}
+    return {**{name: rate / bound for name, rate in ends.items()}, "rate_bound": bound}
 
 
 def _curve(shares: Shares) -> dict[str, Any]:
+    """Returns the shares of a criterion at each rate."""
     low, high = shares.band()
     columns = {"rate": shares.rates, "share": shares.share(), "low": low, "high": high}
-    return {
-        "level": shares.level,
-        "replications": shares.num_replications.tolist(),
-        **{name: column.tolist() for name, column in columns.items()},
-    }
+    numbers = {"level": shares.level, "replications": shares.num_replications.tolist()}
+    return {**numbers, **{name: column.tolist() for name, column in columns.items()}}

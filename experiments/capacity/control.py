@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.capacity.estimate import Floats, Shares
+from experiments.trials.replications import natural_rate
+from experiments.workloads import OpenLoop, Workload
 
 Draw = Callable[[int, int], tuple[Floats, Floats]]
 """Arrivals at one request per second and work in any unit, [requests] each, of a replication and a number of requests."""
@@ -65,3 +67,17 @@ class Control:
         widened = (left - left.mean()) * np.sqrt(variance / left.var()) if left.any() else left
         adjusted: Floats = asked - (bad.mean() - slope * luck) - widened
         return adjusted
+
+
+def draw_queue(workload: Workload) -> Draw | None:
+    """Returns what draws the replications of a workload for `Control`; None where only whole requests can be drawn."""
+    if not isinstance(workload, OpenLoop):
+        return None
+
+    def draw(number: int, requests: int) -> tuple[Floats, Floats]:
+        trace = replace(workload, seed=workload.seed + number, num_requests=requests).trace()
+        assert trace.arrival_time is not None, "of an open loop"
+        work = (trace.prompt_tokens + trace.output_tokens).astype(float)
+        return (trace.arrival_time - trace.arrival_time[0]) * natural_rate(workload, requests), work
+
+    return draw

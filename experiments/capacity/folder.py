@@ -1,57 +1,110 @@
 """The folder of a capacity search.
 
-simulations.jsonl   settings and code, then a line per simulation, appended as each ends: a search can go on from it
+simulations.jsonl   identity and code, then a line per simulation, appended as each ends: a search can go on from it
 capacity.json       the result and the settings; written last and atomically
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
 from cbatch import CbatchError, ConfigError
-from experiments.capacity.replications import Outcome
 from experiments.capacity.search import TooFewError
-from experiments.settings.identity import identity
-from experiments.settings.settings import Settings
+from experiments.capacity.simulation import Outcome
 from experiments.store.claim import LOCK, UNFINISHED, claimed
-from experiments.store.result_file import ResultFile
+from experiments.store.provenance import write_json
 from experiments.store.run_folder import PLOTS
+from experiments.store.runs import Run
+from experiments.store.text import flat
 
-CAPACITY = ResultFile("capacity.json", frozenset({"capacity"}))
-SIMULATIONS = "simulations.jsonl"
-
+RESULT, SIMULATIONS = "capacity.json", "simulations.jsonl"
 _EFFORT = ("accuracy", "replications", "cores", "bounds")  # keys that do not affect a simulation
-_FILES = {CAPACITY.name, SIMULATIONS, UNFINISHED, LOCK, PLOTS}
+_FILES = {RESULT, SIMULATIONS, UNFINISHED, LOCK, PLOTS}
+
+
+def write_result(folder: Path, summary: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    """Writes capacity.json atomically: its presence means that the result is complete."""
+    write_json(folder / RESULT, {**summary, "settings": dict(settings)})
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """Returns what capacity.json holds; None if there is none."""
+    with suppress(OSError, ValueError):
+        result: dict[str, Any] = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+        return result if {"about", "settings", "capacity"} <= result.keys() else None
+    return None
+
+
+def read_finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns the result in a folder, if it has this identity."""
+    result = read_result(folder)
+    return result if result and result["about"].get("identity") == identity else None
+
+
+def result_folders(root: Path) -> list[Path]:
+    """Returns the folders of finished searches in and below a folder."""
+    return sorted(path.parent for path in root.rglob(RESULT) if read_result(path.parent) is not None)
+
+
+def read_searches(root: Path) -> list[Run]:
+    """Returns the finished searches in and below a folder, which are labelled as runs are."""
+    results = ((folder, read_result(folder)) for folder in result_folders(root))
+    return [Run(folder, dict(flat(result["settings"])), result) for folder, result in results if result is not None]
 
 
 class Simulations:
-    """The simulations of a search: those of earlier processes, and those added now."""
+    """The simulations of a search: those kept by earlier processes, and those made now.
 
-    def __init__(self, file: TextIO, done: Mapping[Any, Outcome]) -> None:
-        self._file, self._done = file, dict(done)
-        self.resumed = len(done)
+    simulate: called with replication, rate, requests and warm-up, in `cores` processes. resumed: number of those kept.
+    """
 
-    def find(self, key: Sequence[float]) -> Outcome | None:
-        """key: rate, replication, requests and warm-up."""
-        return self._done.get(tuple(key))
+    def __init__(
+        self,
+        file: TextIO,
+        kept: Mapping[Any, Outcome],
+        simulate: Callable[..., Outcome],
+        pool: ProcessPoolExecutor | None,
+    ) -> None:
+        self._file, self._outcomes, self._simulate, self._pool = file, dict(kept), simulate, pool
+        self.resumed = len(kept)
 
-    def __iter__(self) -> Iterator[Outcome]:
-        return iter(self._done.values())
+    def __call__(self, pairs: Sequence[tuple[int, float]], requests: int, warmup: int) -> list[Outcome]:
+        """Returns the outcomes for pairs of (replication, rate); simulates those that are not kept."""
+        keys = [(rate, number, requests, warmup) for number, rate in pairs]
+        new = [
+            (number, rate, requests, warmup)
+            for rate, number, *_ in keys
+            if (rate, number, requests, warmup) not in self._outcomes
+        ]
+        for outcome in (self._pool.map if self._pool else map)(self._simulate, *zip(*new, strict=True)) if new else ():
+            self._outcomes[outcome[:4]] = outcome
+            self._file.write(json.dumps(outcome) + "\n")
+            self._file.flush()
+        return [self._outcomes[key] for key in keys]
 
-    def add(self, outcome: Outcome) -> None:
-        self._done[outcome[:4]] = outcome
-        self._file.write(json.dumps(outcome) + "\n")
-        self._file.flush()
+    def all(self) -> list[Outcome]:
+        return list(self._outcomes.values())
 
 
 @contextmanager
-def open_simulations(folder: Path, settings: Settings, code: Mapping[str, Any]) -> Iterator[Simulations]:
-    """Claims the folder and opens its simulations, with those made before if settings and code are the same.
+def open_simulations(
+    folder: Path,
+    identity: Mapping[str, Any],
+    code: Mapping[str, Any],
+    simulate: Callable[..., Outcome],
+    *,
+    cores: int,
+    other_code: bool,
+) -> Iterator[Simulations]:
+    """Claims the folder and opens its simulations, with those kept there if identity and code are the same.
 
-    Nothing is left of a search that ends before its first simulation, or with an error but `TooFewError`.
+    A search that ends before its first simulation, or with an error but `TooFewError`, leaves nothing.
+
+    cores: processes that simulate; 1 is this process. other_code: keep simulations of other code, too.
 
     Raises:
         ConfigError: the folder holds something else, or cannot be written.
@@ -60,18 +113,17 @@ def open_simulations(folder: Path, settings: Settings, code: Mapping[str, Any]) 
     others = {path.name for path in folder.iterdir()} - _FILES if folder.is_dir() else set()
     if any(not name.startswith(".") for name in others):
         raise ConfigError(f"{folder} contains files that do not belong to a search; choose another folder with output=")
-    simulated = {key: value for key, value in identity(settings).items() if key not in _EFFORT}
-    new, head = not folder.exists(), {"settings": simulated, "code": code}
+    effective = {key: value for key, value in identity.items() if key not in _EFFORT}
+    new, head = not folder.exists(), {"settings": effective, "code": code}
     path, useless = folder / SIMULATIONS, False
     try:
-        with claimed(folder):
-            done = _read(path, head, keep=settings.other_code == "keep")
-            (folder / CAPACITY.name).unlink(missing_ok=True)
+        with claimed(folder), _pool(cores) as pool:
+            kept = _read(path, head, other_code)
+            (folder / RESULT).unlink(missing_ok=True)
             with path.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(line) + "\n" for line in chain([head], done.values()))
+                file.writelines(json.dumps(line) + "\n" for line in chain([head], kept.values()))
                 file.flush()
-                simulations = Simulations(file, done)
-                yield simulations
+                yield Simulations(file, kept, simulate, pool)
     except CbatchError as error:
         useless = not isinstance(error, TooFewError)
         raise
@@ -83,15 +135,27 @@ def open_simulations(folder: Path, settings: Settings, code: Mapping[str, Any]) 
                 folder.rmdir()
 
 
-def _read(path: Path, head: Mapping[str, Any], keep: bool) -> dict[Any, Outcome]:
-    """The simulations in a file of the same settings and, unless `keep`, code; a line that was cut off is none."""
+@contextmanager
+def _pool(cores: int) -> Iterator[ProcessPoolExecutor | None]:
+    if cores == 1:
+        yield None
+        return
+    pool = ProcessPoolExecutor(cores)
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _read(path: Path, head: Mapping[str, Any], other_code: bool) -> dict[Any, Outcome]:
+    """Returns the simulations in a file with this head; a line that was cut off is none."""
     if not path.is_file():
         return {}
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError):
             lines.append(json.loads(line))
-    if not lines or any(lines[0].get(key) != head[key] for key in (("settings",) if keep else head)):
+    if not lines or any(lines[0].get(key) != head[key] for key in (("settings",) if other_code else head)):
         return {}
-    found = [Outcome._make([*line[:4], tuple(map(tuple, line[4])), *line[5:]]) for line in lines[1:]]
-    return {outcome[:4]: outcome for outcome in found}
+    outcomes = [Outcome._make([*line[:4], tuple(map(tuple, line[4])), *line[5:]]) for line in lines[1:]]
+    return {outcome[:4]: outcome for outcome in outcomes}

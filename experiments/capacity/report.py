@@ -6,13 +6,12 @@ from typing import Any
 
 from tabulate import tabulate
 
-from experiments.capacity.folder import CAPACITY
+from experiments.capacity.folder import read_searches
 from experiments.store.notes import notes_of
 from experiments.store.runs import label_runs
 from experiments.store.text import format_share, title_of
 
 Summary = Mapping[str, Any]
-"""Replications with violations, for an interval to be relied on."""
 
 
 def capacity_text(summary: Summary) -> str:
@@ -89,7 +88,7 @@ def capacity_line(name: str, summary: Summary) -> str:
 
 def capacity_table(root: Path) -> str:
     """The capacities in and below a folder, the highest first."""
-    runs = CAPACITY.runs(root)
+    runs = read_searches(root)
     rows = [
         (
             run.summary["capacity"]["requests_per_second"],

@@ -17,7 +17,7 @@ from cbatch import ConfigError
 from experiments.capacity.control import Control, Draw
 from experiments.capacity.definitions import Criterion
 from experiments.capacity.estimate import Shares, capacity
-from experiments.capacity.replications import Outcome
+from experiments.capacity.simulation import Outcome
 
 Simulate = Callable[[Sequence[tuple[int, float]], int, int], list[Outcome]]
 """Outcomes for pairs of (replication, rate), for a number of requests and a warm-up."""

@@ -78,6 +78,8 @@ def assemble(settings: Settings, say: Callable[[str], None] = lambda line: None)
     if here not in (there, there.partition(",")[0]):
         chosen["view.cost"] = f"{profile.name} (predictions are for {there}, this is {here})"
     policy = settings.policy()
+    if (load := getattr(settings.workload, "load", None)) is not None:
+        raise ConfigError(f"workload.load={load}: has no effect on this command; leave it out, and give a rate")
 
     requests = settings.workload.requests(backend.vocabulary(spec))
     once = settings.stream == "on" or (settings.stream == "auto" and len(requests) > MANY)

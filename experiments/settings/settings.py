@@ -88,13 +88,14 @@ class Keys:
     other_code: Annotated[Literal["rerun", "keep"], Give("rerun or keep")]
     progress: OnOffAuto
     stream: OnOffAuto = "auto"
+    tables: Switch = True
     timeline: Switch
     decisions: Switch
     bounds: Switch = False
     traces: Text
 
     without_effect: ClassVar[tuple[str, ...]] = (
-        *("objective", "output", "sweep", "other_code", "progress", "stream", "timeline", "decisions"),
+        *("objective", "output", "sweep", "other_code", "progress", "stream", "tables", "timeline", "decisions"),
         *("chunk", "traces"),  # are within the objects that read them
     )
     """Keys that change no figure."""

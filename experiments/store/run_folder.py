@@ -62,7 +62,7 @@ Decode = Callable[[Sequence[int]], str]
 PLOTS = "plots"
 """Subfolder of a run or sweep for the output of `experiments.plot`."""
 
-WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions", "stream", "other_code")
+WITHOUT_EFFECT = ("objective", "output", "sweep", "progress", "timeline", "decisions", "stream", "tables", "other_code")
 """Root keys that do not affect what a run measures."""
 
 
@@ -182,15 +182,20 @@ def write_results(
     requests: Served,
     summary: Mapping[str, Any],
     *,
+    tables: bool = True,
     timeline_title: str | None,
     decode: Decode | None = None,
 ) -> None:
     """Write all files except config.yaml.
 
-    requests: `collect_served(record)`. timeline_title: None omits the timeline. decode: None without a tokenizer.
+    requests: `collect_served(record)`. tables: False writes summary.json alone. timeline_title: None omits the timeline.
+    decode: None without a tokenizer.
     """
-    with RunTables(folder, extra_names(record.requests)) as tables:
-        tables.write(record, requests)
+    if not tables:
+        write_summary(folder, summary)
+        return
+    with RunTables(folder, extra_names(record.requests)) as writer:
+        writer.write(record, requests)
     if record.copies:
         write_csv(folder / COPIES, CopyTimes._fields, record.copies)
     if record.stages:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from cbatch import Described, Request, Sampling, WorkloadError
 from cbatch.request import GREEDY
-from cbatch.validation import Give, check, not_negative, read, whole
+from cbatch.validation import Give, check, not_negative, positive, read, whole
 from experiments.workloads.annotate import Annotations, BatchSize, Limit
 from experiments.workloads.drawn import Drawn
 from experiments.workloads.seeds import Stream, request_seeds
@@ -59,6 +59,7 @@ class Workload(Described, ABC):
     sampling: temperature, top-k and top-p of every request; each request gets its own sampling seed.
     use_stop_tokens: end a request at an end-of-sequence token. No effect in simulation, which has no tokens.
     max_new_tokens, tiers, slo, prediction, pad_outputs: see `Annotations`; None adds nothing.
+    load, replications: see `experiments.trials.rates.at_load`; None keeps the workload's own rate.
 
     Raises:
         WorkloadError: when built, for an unusable setting; by `requests`, for unusable input.
@@ -73,9 +74,13 @@ class Workload(Described, ABC):
     slo: Mapping[str, Any] | None = None
     prediction: Mapping[str, Any] | None = None
     pad_outputs: BatchSize | None = None
+    load: Annotated[float, positive("0.5 for half of the highest rate that any policy can sustain")] | None = None
+    replications: Annotated[int, whole(1, 10_000)] = 1
 
     def __post_init__(self) -> None:
         check(self, "workload.", WorkloadError)
+        if self.replications > 1 and self.load is None:
+            raise WorkloadError(f"workload.replications={self.replications}: are those of a load; give workload.load=")
         self._annotations()
 
     @abstractmethod

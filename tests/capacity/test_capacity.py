@@ -28,27 +28,21 @@ from cbatch.sim.executor import SimExecutor
 from experiments.capacity import __main__ as command
 from experiments.capacity import command as searching
 from experiments.capacity import control
-from experiments.capacity.control import Control
+from experiments.capacity.control import Control, draw_queue
 from experiments.capacity.definitions import Rule, select
 from experiments.capacity.estimate import Shares, alone, by_replication, capacity
-from experiments.capacity.replications import (
-    Outcome,
-    Replication,
-    natural_rate,
-    num_recorded,
-    queue_of,
-    replicate,
-    simulate,
-)
 from experiments.capacity.report import one_alone
 from experiments.capacity.search import FIRST, LEAST, Found, Search, Wanted
+from experiments.capacity.simulation import Outcome, simulate
 from experiments.run import main
 from experiments.settings.assemble import assemble
 from experiments.settings.composition import compose_keys
 from experiments.settings.construct import construct
 from experiments.settings.error_lines import CONFIG_FOLDER
 from experiments.settings.settings import read_settings
-from experiments.workloads import GammaArrivals, OpenLoop, TraceReplay, UniformLengths, Workload
+from experiments.trials.rates import replicate
+from experiments.trials.replications import Replication
+from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, UniformLengths
 from policies.orca import Orca
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -331,35 +325,14 @@ OPEN = OpenLoop(
 )
 
 
-def arrivals(workload: Workload, number: int, rate: float, num: int) -> tuple[list[float], list[int]]:
-    requests = Replication(workload, number, rate, num).requests(None)
-    assert [request.id for request in requests] == list(range(num))
-    return [request.arrival_time for request in requests], [request.num_prompt_tokens for request in requests]
-
-
-def test_a_rate_only_stretches_time_and_each_replication_is_drawn_anew() -> None:
-    slow, fast, other = (arrivals(OPEN, number, rate, 50) for number, rate in ((0, 1.0), (0, 4.0), (1, 1.0)))
-    assert slow[0] == pytest.approx([4 * time for time in fast[0]])
-    assert slow[1] == fast[1] != other[1]
-    assert natural_rate(OPEN, 50) == 5.0
-    assert arrivals(replace(OPEN, seed=4), 0, 1.0, 50) == other, "replication k is the workload with seed + k"
-
-
-def test_replications_of_a_trace_are_its_pieces(tmp_path: Path) -> None:
-    """Arrivals at 0, 1, 3, 6, 10, 15 s: the second piece of three has 2 intervals in 9 s, each at the rate of the search."""
-    path = tmp_path / "trace.csv"
-    rows = [f"{time},ann,{tokens},1\n" for time, tokens in zip((0, 1, 3, 6, 10, 15), range(11, 17), strict=True)]
-    path.write_text("arrival_s,client,prompt_tokens,output_tokens\n" + "".join(rows))
-    trace = TraceReplay(path=str(path), format="vtc")
-    assert num_recorded(trace) == 6
-    assert num_recorded(OPEN) is None
-    assert natural_rate(trace, 3) == 5 / 15
-    assert queue_of(trace) is None, "its requests are given"
-    draw = queue_of(OPEN)
+def test_the_queue_has_the_arrivals_and_work_of_a_replication() -> None:
+    draw = draw_queue(OPEN)
     assert draw is not None
     times, work = draw(1, 4)
-    assert times.tolist() == arrivals(OPEN, 1, 1.0, 4)[0] and (work > 20).all()
-    assert arrivals(trace, 1, 2.0, 3) == (pytest.approx([0.0, 4 / 9, 1.0]), [14, 15, 16])
+    requests = Replication(OPEN, 1, 1.0, 4).requests(None)
+    assert times.tolist() == [request.arrival_time for request in requests]
+    assert work.tolist() == [request.max_tokens for request in requests]
+    assert draw_queue(ClosedBatch(length=8, pd_ratio=1, batch=2)) is None, "its requests can be drawn whole only"
 
 
 # -- the search -------------------------------------------------------------------------------------------------------
@@ -489,7 +462,7 @@ def test_too_few_requests_are_refused_as_soon_as_that_is_certain() -> None:
 def test_what_may_be_auto_may_be_a_number(key: str) -> None:
     keys = compose_keys("workload=open_loop", f"{key}=many", name="capacity")
     with pytest.raises(ConfigError, match=f"^{key}=many: give auto, or a whole number from "):
-        searching.read_simulated(searching.Search, searching.SearchKeys, keys)
+        searching.read_simulated(searching.SearchSettings, searching.SearchKeys, keys)
 
 
 def test_named_objectives_are_those_of_the_requests() -> None:
@@ -619,7 +592,7 @@ def test_a_simulation_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch, p
         states.extend(weakref.ref(engine.state) for engine in run.engine.engines)
         return run
 
-    monkeypatch.setattr("experiments.capacity.replications.assemble", assemble_and_watch)
+    monkeypatch.setattr("experiments.capacity.simulation.assemble", assemble_and_watch)
     settings = replace(read_settings(compose_settings(policy)), workload=replace(OPEN, slo={"ttft": 1.0}))
     gc.disable()
     try:
@@ -682,7 +655,7 @@ def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, mon
     seen: list[tuple[object, ...]] = []
 
     def simulate(settings: Any, rule: Rule, number: int, rate: float, requests: int, warmup: int) -> Outcome:
-        seen.append((settings["model"]["name"], rule.slo))
+        seen.append((settings.model.name, rule.slo))
         strict = 7.0 if rule.slo.tbt == 0.05 else 9.0
         return Curve(lambda rate: 0.01 * (rate / strict) ** 9)([(number, rate)], requests, warmup)[0]
 

@@ -23,7 +23,7 @@ from cbatch import Policy
 from cbatch.runtime.weights import load_model
 from experiments.capacity import command as capacity
 from experiments.capacity import control
-from experiments.capacity.replications import Outcome
+from experiments.capacity.simulation import Outcome
 from experiments.check import search
 from experiments.check.properties import PROPERTIES
 from experiments.settings import backends

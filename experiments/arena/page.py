@@ -1,0 +1,166 @@
+"""The pages of the arena: Markdown, and HTML that needs no network, with curves by plotly and tables by itables."""
+
+from collections.abc import Iterable
+from html import escape
+from typing import Any
+
+import pandas as pd
+
+from experiments.arena.board import ATTAINED, CELL, LATENCY, Board, rank
+from experiments.store.intervals import Mean
+from experiments.store.text import format_mean
+
+READING = (
+    "Load: the request rate over the highest that any policy can sustain (B3). attained: share of the requests that meet all "
+    "of their objectives, mean ± half of the 95% interval over replications; bold, or best: cannot be told apart from the best "
+    "policy of the cell, paired by replication, which is weak evidence with few. latency / bound: mean end-to-end latency over "
+    "what no policy can beat (B6). The ranking's means have no interval."
+)
+_ACROSS = 2  # panels side by side
+_FAR = 10.0  # highest over lowest capacity, from which on their axis is logarithmic
+_HEIGHT = 340  # pixels of a row of panels
+_STYLE = "body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1400px; padding: 0 1rem }"
+
+
+def markdown(board: Board, title: str) -> str:
+    """Returns the Markdown page."""
+    parts = [f"# {title}", READING]
+    if len(board.cells):
+        parts += ["## Ranking", _markdown(_ranking(board.cells))]
+        for (trace, slo), rows in board.cells.groupby(["trace", "slo"]):
+            parts += [f"## {trace}, {slo}", _markdown(_by_load(rows))]
+    if len(board.capacities):
+        parts += ["## Capacities", _markdown(_capacities(board.capacities))]
+    return "\n\n".join([*parts, *board.notes]) + "\n"
+
+
+def html(board: Board, title: str) -> str:
+    """Returns the HTML page, with the code of plotly and of DataTables inside."""
+    from itables import options
+    from itables.javascript import generate_init_offline_itables_html
+
+    tables, figures = [], []
+    if len(board.cells):
+        tables += [("Ranking", rank(board.cells)), ("Cells", board.cells)]
+        figures.append(("Attainment against load", attainment_figure(board)))
+    if len(board.capacities):
+        tables.append(("Capacities", board.capacities))
+        figures.append(("Capacity of each policy", capacity_figure(board)))
+    parts = [(heading, _table(frame)) for heading, frame in tables]
+    for number, (heading, figure) in enumerate(figures):
+        code = figure.to_html(full_html=False, include_plotlyjs=number == 0, config={"displaylogo": False})
+        parts.insert(1 + number, (heading, code))
+    body = "\n".join(f"<h2>{heading}</h2>{code}" for heading, code in parts)
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{_STYLE}</style>'
+    notes = f"<p>{'<br>'.join(map(escape, board.notes))}</p>"
+    scripts = generate_init_offline_itables_html(options.dt_bundle)
+    text = f"{scripts}<h1>{escape(title)}</h1><p>{escape(READING)}</p>{body}{notes}"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{text}</body></html>\n'
+
+
+def attainment_figure(board: Board) -> Any:
+    """Returns a panel per trace and objectives, with a line per policy; of a single load a row per policy, the best on top."""
+    from plotly import express
+
+    cells = board.cells.sort_values([*CELL, "policy"]).fillna({f"{ATTAINED} ±": 0.0})
+    half, mean = cells[f"{ATTAINED} ±"], cells[ATTAINED]
+    cells = cells.assign(
+        panel=cells["trace"] + ", " + cells["slo"], above=half.clip(upper=100 - mean), below=half.clip(upper=mean)
+    )  # intervals within 0 and 100%
+    look: dict[str, Any] = {"facet_col": "panel", "color": "policy", "symbol": "policy", **_panels(cells["panel"])}
+    if cells["load"].nunique() > 1:
+        ends = {"error_y": "above", "error_y_minus": "below"}
+        figure = express.line(cells, "load", ATTAINED, markers=True, **ends, **look)
+    else:
+        ends = {"error_x": "above", "error_x_minus": "below"}
+        order = {"policy": rank(cells)["policy"].tolist()}
+        figure = express.scatter(cells, ATTAINED, "policy", category_orders=order, **ends, **look)
+    return _annotate(figure, [*board.notes, _coinciding(cells)])
+
+
+def capacity_figure(board: Board) -> Any:
+    """Returns a panel per trace, with a row per policy and a point for each of its objectives; the highest capacities on top."""
+    from plotly import express
+
+    rows = board.capacities
+    rows = rows.assign(above=rows["high"] - rows["rate"], below=rows["rate"] - rows["low"])
+    order = {"policy": rows.groupby("policy")["rate"].max().sort_values(ascending=False).index.tolist()}
+    look: dict[str, Any] = {"facet_col": "trace", "color": "slo", "symbol": "slo", **_panels(rows["trace"])}
+    ends = {"error_x": "above", "error_x_minus": "below"}
+    far = bool(rows["rate"].max() > _FAR * rows["rate"].min())
+    labels = {"rate": "capacity [requests/s]"}
+    figure = express.scatter(rows, "rate", "policy", category_orders=order, log_x=far, labels=labels, **ends, **look)
+    return _annotate(figure, board.notes)
+
+
+def _panels(names: Any) -> dict[str, Any]:
+    """Returns the arrangement of panels with these names."""
+    down = -(-names.nunique() // _ACROSS)
+    return {
+        "facet_col_wrap": _ACROSS,
+        "facet_row_spacing": 0.25 / down,
+        "height": _HEIGHT * down + 120,
+        "template": "plotly_white",
+    }
+
+
+def _annotate(figure: Any, notes: Iterable[str]) -> Any:
+    """Titles each panel by its name alone, and writes the notes above all panels."""
+    figure.for_each_annotation(lambda title: title.update(text=title.text.partition("=")[2]))
+    text = "<br>".join(escape(note) for note in notes if note)
+    subtitle = {"text": text, "font": {"size": 11}}
+    figure.update_layout(title={"text": " ", "subtitle": subtitle}, margin_t=80 + 14 * text.count("<br>"))
+    return figure
+
+
+def _coinciding(cells: pd.DataFrame) -> str:
+    """Returns which policies have equal attainments and intervals in all cells."""
+    same: dict[str, list[str]] = {}
+    for policy, rows in cells.groupby("policy"):
+        key = rows[[*CELL, ATTAINED, f"{ATTAINED} ±"]].to_json(double_precision=15, orient="values")
+        same.setdefault(key, []).append(str(policy))
+    return "; ".join(f"{' and '.join(policies)} coincide" for policies in same.values() if len(policies) > 1)
+
+
+def _ranking(cells: pd.DataFrame) -> pd.DataFrame:
+    ranked = rank(cells)
+    best = ranked["best"].map(str) + " of " + ranked["cells"].map(str)
+    means = {ATTAINED: ranked[ATTAINED].map("{:.1f}".format), LATENCY: ranked[LATENCY].map("{:.2f}".format)}
+    return ranked[["policy"]].assign(**means, **{"not told apart from the best in": best})
+
+
+def _by_load(rows: pd.DataFrame) -> pd.DataFrame:
+    """Returns a row per policy, ordered by attainment at the highest load, with two columns per load."""
+    order = rows.sort_values("load", ascending=False, kind="stable")["policy"].drop_duplicates()
+    columns: dict[str, Any] = {"policy": order}
+    for load, cells in rows.groupby("load"):
+        rates = cells["rate"].map("{:.3g}".format).unique()
+        rate = f" ({rates[0]}/s)" if len(rates) == 1 else ""
+        cells = cells.set_index("policy")
+        attained = _means(cells, ATTAINED)
+        columns[f"{ATTAINED}, load {load:g}{rate}"] = order.map(attained.where(~cells["best"], "**" + attained + "**"))
+        columns[f"{LATENCY}, load {load:g}"] = order.map(_means(cells, LATENCY))
+    return pd.DataFrame(columns).fillna("-")
+
+
+def _means(cells: pd.DataFrame, name: str) -> "pd.Series[str]":
+    return cells.apply(lambda cell: format_mean(Mean(cell[name], cell[f"{name} ±"], 0)), axis=1)
+
+
+def _capacities(rows: pd.DataFrame) -> pd.DataFrame:
+    intervals = rows.apply(lambda row: f"{row.rate:.4g} [{row.low:.4g}, {row.high:.4g}]", axis=1)
+    shares = (100 * rows["of_bound"]).map("{:.1f}".format).replace("nan", "-")
+    columns = {"capacity [requests/s], 95% interval": intervals, "of the bound [%]": shares}
+    return rows[["trace", "slo", "policy"]].assign(**columns)
+
+
+def _markdown(frame: pd.DataFrame) -> str:
+    aligned = ["left", *["right"] * (len(frame.columns) - 1)]
+    return str(frame.to_markdown(index=False, colalign=aligned, disable_numparse=True))
+
+
+def _table(frame: pd.DataFrame) -> str:
+    """Returns a table that a click on a heading sorts and words filter."""
+    from itables import to_html_datatable
+
+    return str(to_html_datatable(frame.round(4), connected=False, showIndex=False, paging=False, scrollX=True))

@@ -1,0 +1,106 @@
+"""Replications of a workload at any rate, on common random numbers: a rate only stretches the time between arrivals.
+
+Replication k of a random workload has seed + k: arrivals, lengths and classes are drawn anew, the same at every rate and under
+every policy. Replication k of a recorded trace is its k-th piece. Each piece is stretched to the rate: bursts, lengths and their
+order stay as recorded; the drift of the rate over hours does not.
+"""
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+from cbatch import ConfigError, Request, RequestSpec
+from cbatch.request import spec_of
+from experiments.workloads import OpenLoop, TraceReplay, Vocabulary, Workload
+
+_NUM_FOR_RATE = 4  # replications whose mean rate is that of a random workload
+
+
+@dataclass(frozen=True)
+class Replication:
+    """A workload, for `assemble`: replication `number` of another workload.
+
+    rate: mean requests per second. num_requests: of a replication.
+    """
+
+    workload: Workload
+    number: int
+    rate: float
+    num_requests: int
+
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
+        pickled = pickle.dumps(self.workload)
+        specs = _replication(pickled, self.number, self.num_requests)
+        recorded = isinstance(self.workload, TraceReplay)
+        natural = _mean_rate([specs], self.workload) if recorded else _natural_rate(pickled, self.num_requests)
+        factor, begin = natural / self.rate, specs[0].arrival_time
+        return [
+            Request.from_spec(replace(spec, id=id_, arrival_time=(spec.arrival_time - begin) * factor))
+            for id_, spec in enumerate(specs)
+        ]
+
+
+@dataclass(frozen=True)
+class Together:
+    """A workload, for `assemble`: the requests of several replications, at the workload's own rate."""
+
+    workload: Workload
+    replications: int
+    num_requests: int
+
+    def requests(self, vocabulary: Vocabulary | None) -> Sequence[Request]:
+        pickled = pickle.dumps(self.workload)
+        numbers = range(self.replications)
+        specs = chain.from_iterable(_replication(pickled, number, self.num_requests) for number in numbers)
+        return [Request.from_spec(replace(spec, id=id_)) for id_, spec in enumerate(specs)]
+
+
+def num_recorded(workload: Workload) -> int | None:
+    """Returns how many requests a recorded trace has; None for a random workload."""
+    return len(_drawn(pickle.dumps(workload), None, None)) if isinstance(workload, TraceReplay) else None
+
+
+def natural_rate(workload: Workload, num_requests: int) -> float:
+    """Returns the mean requests per second of a workload as its settings stand.
+
+    Raises:
+        ConfigError: all of its requests arrive together.
+    """
+    return _natural_rate(pickle.dumps(workload), num_requests)
+
+
+@lru_cache(maxsize=8)
+def _drawn(pickled: bytes, number: int | None, num_requests: int | None) -> Sequence[RequestSpec]:
+    """Returns the requests of a workload with another seed and length; None keeps those of the settings."""
+    workload: Any = pickle.loads(pickled)
+    if number is not None:
+        workload = replace(workload, seed=workload.seed + number, num_requests=num_requests)
+    return [spec_of(request) for request in workload.requests(None)]
+
+
+def _replication(pickled: bytes, number: int, num_requests: int) -> Sequence[RequestSpec]:
+    """Returns the requests of replication `number`."""
+    if not isinstance(pickle.loads(pickled), TraceReplay):
+        return _drawn(pickled, number, num_requests)
+    return _drawn(pickled, None, None)[number * num_requests :][:num_requests]
+
+
+@lru_cache(maxsize=2)
+def _natural_rate(pickled: bytes, num_requests: int) -> float:
+    workload = pickle.loads(pickled)
+    if isinstance(workload, OpenLoop) and (rate := getattr(workload.arrivals, "rate", None)):
+        return float(rate)
+    if isinstance(workload, TraceReplay):
+        return _mean_rate([_drawn(pickled, None, None)], workload)
+    return _mean_rate([_drawn(pickled, number, num_requests) for number in range(_NUM_FOR_RATE)], workload)
+
+
+def _mean_rate(replications: Sequence[Sequence[RequestSpec]], workload: Workload) -> float:
+    seconds = sum(specs[-1].arrival_time - specs[0].arrival_time for specs in replications)
+    if not seconds > 0:
+        remedy = "its requests arrive together; choose an open loop or a trace with times, as in workload=open_loop"
+        raise ConfigError(f"workload: {workload!r} has no rate; {remedy}")
+    return sum(len(specs) - 1 for specs in replications) / seconds
