@@ -10,7 +10,7 @@ from experiments.store.provenance import provenance, write_json
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, minimum and maximum of repeated measurements."""
+    """Returns median, minimum and maximum of repeated measurements."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "repeats": len(values)}
 
 
@@ -26,7 +26,7 @@ def write(
 
 
 def slug(hardware: str) -> str:
-    """Folder name of a hardware: 'NVIDIA H200' -> h200; any CPU -> cpu."""
+    """Returns the folder name of a hardware: 'NVIDIA H200' -> h200; any CPU -> cpu."""
     gpu = re.search(r"(?:NVIDIA|GeForce|AMD)[ -]+(.+)", hardware)
     if gpu is None or "cores" in hardware:
         return "cpu"

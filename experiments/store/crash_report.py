@@ -23,7 +23,7 @@ from experiments.store.claim import UNFINISHED, read_state
 from experiments.store.provenance import now, write_json
 
 Facts = Callable[[], Mapping[str, Any]]
-"""Facts about a run to store with its error, at the time of the error."""
+"""Returns facts about a run to store with its error, at the time of the error."""
 
 
 class TerminatedError(Interruption):
@@ -63,7 +63,7 @@ def was_killed(folder: Path, since: datetime) -> bool:
 
 
 def _named(error: BaseException, folder: Path) -> BaseException:
-    """The error for the command line."""
+    """Returns the error for the command line."""
     see = f"see {folder / UNFINISHED}"
     match error:
         case TerminatedError():
@@ -81,7 +81,7 @@ def _named(error: BaseException, folder: Path) -> BaseException:
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Raise `TerminatedError` in the main thread on SIGTERM, unless another handler is installed."""
+    """Has SIGTERM raise `TerminatedError` in the main thread, unless another handler is installed."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if not ours:
         yield

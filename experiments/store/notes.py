@@ -15,21 +15,21 @@ _LONGEST_ERROR = 40  # characters of an error that fits on a terminal's line wit
 
 
 def notes_of(abouts: Iterable[About]) -> list[str]:
-    """The notes on some results, a line each."""
+    """Returns the notes on some results, one line each."""
     known = list(abouts)
     notes = (beyond_text(known), outside_text(known), lengths_text(known), mixed_text(known))
     return [*sorted(set(map(origin_of, known))), *filter(None, notes)]
 
 
 def origin_of(about: About) -> str:
-    """Where the times come from, in a line: the hardware, or the profile that simulates it, with its error."""
+    """Returns where times come from, in one line: the hardware, or the profile that simulates it, with its error."""
     if not about["simulated"]:
         return f"measured on {about['hardware']}"
     return simulated_text(about["execution"])
 
 
 def simulated_text(profile: Mapping[str, Any]) -> str:
-    """A profile's name and its error, and how many parts of it are not measured."""
+    """Returns a profile's name and error, and how many parts of the profile are not measured."""
     error = str(profile["error"]) if len(profile["error"]) < _LONGEST_ERROR else "error: see summary.json"
     limits = [profile.get("error_in_brief") or error]
     if others := profile.get("not_measured"):
@@ -38,7 +38,7 @@ def simulated_text(profile: Mapping[str, Any]) -> str:
 
 
 def beyond_text(abouts: Iterable[About]) -> str:
-    """How many simulated runs have a batch or a load for which the profile's error was not established; empty if none has.
+    """Counts simulated runs with a batch or a load for which the profile's error was not established; empty if there is none.
 
     A server counts as overloaded if more requests wait, on average, than it may run: an error is of loads that it sustains.
     """
@@ -57,27 +57,27 @@ def beyond_text(abouts: Iterable[About]) -> str:
 
 
 def outside_text(abouts: Iterable[About]) -> str:
-    """How many simulated iterations lay outside the measured range; empty if none."""
+    """Counts simulated iterations outside the measured range; empty if there is none."""
     outside = [about["execution"]["iterations_outside_measured_range"] for about in abouts if about["simulated"]]
     runs = "" if len(outside) == 1 else f", in {sum(map(bool, outside))} of {len(outside)} runs"
     return f"iterations outside the measured range: {sum(outside):,}{runs}" if any(outside) else ""
 
 
 def lengths_text(abouts: Iterable[About]) -> str:
-    """Whether the policies could see how long outputs would be; empty if none could."""
+    """Says whether policies could see true output lengths; empty if none could."""
     known = [about.get("output_lengths_known") is True for about in abouts]
     some = "" if all(known) else f", in {sum(known)} of {len(known)} runs"
     return f"true output lengths known to the policy, as max_new_tokens{some}" if any(known) else ""
 
 
 def mixed_text(abouts: Iterable[About]) -> str:
-    """Which code differs among runs; empty if none does."""
+    """Names the code that differs among runs; empty if none does."""
     different = mixed(about["code"] for about in abouts if "code" in about)
     return f"made by different versions of {', '.join(different)}; see about.code in summary.json" if different else ""
 
 
 def tail_text(counted: Iterable[Sequence[int]]) -> str:
-    """Whether P99s rest on enough requests; empty if no runs share a row of a table, a point or a side of a comparison.
+    """Says whether P99s rest on enough requests; empty if no runs share a row of a table, a point or a side of a comparison.
 
     counted: the requests that count in each of the runs that do.
     """

@@ -21,19 +21,17 @@ PACKAGES = ("torch", "transformers", "triton", "flash-attn-4", "numpy", "hydra-c
 
 
 def provenance(command: str) -> dict[str, Any]:
-    """The command with this process's arguments, the date, the commit and versions."""
+    """Returns the command with this process's arguments, the date, the commit and versions."""
     origin = {"command": f"{command} {arguments()}".rstrip(), "date": today(), "commit": commit()}
     return {**origin, "versions": versions()}
 
 
 def commit() -> str | None:
-    """The commit of this source tree, "+ changes" behind it if files other than results differ from it.
+    """Returns the commit of this source tree, "+ changes" behind it if files other than results differ from it.
 
     For a copy without git, such as one on a GPU host, the environment variable CBATCH_COMMIT. None if there is neither.
     """
-    if given := os.environ.get("CBATCH_COMMIT"):
-        return given
-    return _commit_of(Path(__file__).resolve().parents[2])
+    return os.environ.get("CBATCH_COMMIT") or _commit_of(Path(__file__).resolve().parents[2])
 
 
 @cache
@@ -49,13 +47,13 @@ def _commit_of(tree: Path) -> str | None:
 
 
 def arguments() -> str:
-    """This process's arguments, without the folder of the results, which does not affect them."""
+    """Returns this process's arguments, without the folder of the results, which does not affect them."""
     folders = ("folder=", "--record=")
     return shlex.join(_shorten_path(argument) for argument in sys.argv[1:] if not argument.startswith(folders))
 
 
 def _shorten_path(argument: str) -> str:
-    """Keep the last two parts of each path in a list of them: the rest is specific to this machine."""
+    """Keeps the last two parts of each path in a list of paths: the rest is specific to this machine."""
     key, equals, value = argument.partition("=") if "=" in argument else ("", "", argument)
     paths = [(path, Path(path).parts) for path in value.split(",")]
     shown = [path if len(parts) < 3 else f".../{'/'.join(parts[-2:])}" for path, parts in paths]
@@ -67,16 +65,16 @@ def today() -> str:
 
 
 def now() -> str:
-    """The current time to the second, with its time zone."""
+    """Returns the current time to the second, with its time zone."""
     return f"{datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z}"
 
 
 def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            installed[package] = metadata.version(package)
+    return installed
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
@@ -92,13 +90,13 @@ def write_text(path: Path, text: str) -> Path:
 
 
 def partial_path(path: Path) -> Path:
-    """A new hidden path beside a file, with its suffix, to be renamed to it; left behind if the process is killed."""
+    """Returns a new hidden path beside a file, with its suffix, to be renamed to it; left behind if the process is killed."""
     return path.with_name(f".{path.name}.{uuid4().hex}{path.suffix}")
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path with the same suffix to write in the `with` block; it replaces `path` unless an error occurs."""
+    """Yields a temporary path with the same suffix to write to; the file replaces `path` unless an error occurs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_path(path)
     try:
@@ -109,7 +107,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def around_marks(key: str, path: Path, begin: str, end: str) -> tuple[str, str]:
-    """The text of a file up to one mark and from another on, both included; raises ConfigError if one is missing."""
+    """Returns the text of a file up to one mark and from another on, both included. Raises ConfigError if one is missing."""
     before, found, rest = (path.read_text(encoding="utf-8") if path.is_file() else "").partition(begin)
     _, ended, after = rest.partition(end)
     if not (found and ended):

@@ -1,15 +1,15 @@
 """The results folder of a run.
 
     config.yaml         every setting, resolved
-    requests.csv        one row per request: times, lengths, latencies, finish reason, attributes of its own as extra.NAME
+    requests.csv        one row per request: times, lengths, latencies, finish reason, and `Request.extra` as extra.NAME
     steps.csv           one row per iteration: the columns of `cbatch.record.StepRecord`
-    copies.csv          with real tokens and a timeline, one row per iteration: the columns of `cbatch.executor.CopyTimes`
-    stages.csv          with real tokens in a pipeline, one row per iteration: when each stage began and ended it, in seconds
-    tokens.npz          request_id and time (seconds) of every generated token, but for a streamed run (`stream=on`)
+    copies.csv          real tokens, with a timeline: one row per iteration, the columns of `cbatch.executor.CopyTimes`
+    stages.csv          real tokens, in a pipeline: one row per iteration, begin and end of each stage in seconds
+    tokens.npz          request_id and time (seconds) of every generated token; not of a streamed run (`stream=on`)
     outputs.jsonl       generated token ids by request, if real; with a tokenizer, also the text
     timeline.json.gz    for chrome://tracing or ui.perfetto.dev
     decisions.jsonl.gz  each view and plan, with decisions=true (`experiments.store.decisions_file`)
-    profile.json        beside decisions on backend=cpu: this machine's CPU, as policies predicted with it
+    profile.json        beside decisions on backend=cpu: the profile of this machine's CPU that policies predicted with
     unfinished.json     until the run is complete: its state (`experiments.store.crash_report`)
     summary.json        the figures; written last and atomically, so its presence means that the run is complete
 
@@ -74,7 +74,7 @@ def read_finished(folder: Path, identity: Mapping[str, Any]) -> dict[str, Any] |
 
 
 def damage(folder: Path, summary: Mapping[str, Any]) -> str:
-    """Names a table of a complete run that was changed since, and the remedy; empty if there is none. Missing tables do not count."""
+    """Names a table of a complete run that was changed since, and the remedy; empty if none was. A table may be missing."""
     run = summary.get("run", {})
     for name, key in ((REQUESTS, "requests"), (STEPS, "iterations"), (COPIES, "iterations"), (STAGES, "iterations")):
         path = folder / name
@@ -84,7 +84,7 @@ def damage(folder: Path, summary: Mapping[str, Any]) -> str:
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The figures of a complete run; None if there is none."""
+    """Returns the figures of a complete run; None if there is none."""
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -93,13 +93,13 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def run_folders(root: Path) -> list[Path]:
-    """The folders of complete runs in and below a folder, sorted by name with numbers in numerical order."""
+    """Returns the folders of complete runs in and below a folder, sorted by name with numbers in numerical order."""
 
     def with_numbers(path: Path) -> list[tuple[int, str]]:
         return [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", str(path))]
 
-    found = [path.parent for path in root.rglob(SUMMARY) if read_summary(path.parent) is not None]
-    return sorted(found, key=with_numbers)
+    folders = [path.parent for path in root.rglob(SUMMARY) if read_summary(path.parent) is not None]
+    return sorted(folders, key=with_numbers)
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def write_results(
     timeline_title: str | None,
     decode: Decode | None = None,
 ) -> None:
-    """Write all files except config.yaml.
+    """Writes all files except config.yaml.
 
     requests: `collect_served(record)`. tables: False writes summary.json alone. timeline_title: None omits the timeline.
     decode: None without a tokenizer.
@@ -212,7 +212,7 @@ def write_results(
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write summary.json, the last file of a run."""
+    """Writes summary.json, the last file of a run."""
     write_json(folder / SUMMARY, _without_nan(summary))
 
 
@@ -245,7 +245,7 @@ def _remove_files(folder: Path, but: Sequence[str] = ()) -> None:
 
 
 def _without_nan(value: Any) -> Any:
-    """Replace NaN by null, as JSON has no NaN."""
+    """Replaces NaN by null, as JSON has no NaN."""
     if isinstance(value, Mapping):
         return {key: _without_nan(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value

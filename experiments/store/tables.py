@@ -21,7 +21,7 @@ _NAMES = {"client", "session", "tier"}
 
 
 def load(folder: str | Path) -> pd.DataFrame:
-    """One row for each complete run in and below a folder.
+    """Loads one row for each complete run in and below a folder.
 
     Columns: `name` (policy and chunk), `label` (the name, and what else varies among the runs but a seed; repeated runs share one, as in plots), the fields of `about` (`policy`,
     `model`, `simulated`, `hardware`, ...), every setting by its key (`chunk`, `workload.pd_ratio`), `experiment` if one was
@@ -35,15 +35,15 @@ def load(folder: str | Path) -> pd.DataFrame:
 
 
 def load_requests(folder: str | Path) -> pd.DataFrame:
-    """One row for each request of a run, in the order of their ends; times and latencies in seconds.
+    """Loads one row for each request of a run, in the order of their ends; times and latencies in seconds.
 
-    Attributes of the requests' own are columns `extra.NAME`.
+    `Request.extra` has columns `extra.NAME`.
     """
     return _table(folder, REQUESTS, LATENCY_COLUMNS)
 
 
 def load_service(folder: str | Path) -> Service | None:
-    """The service of a run's clients, with their weights; None if no request names its client."""
+    """Loads the service of a run's clients, with their weights; None if no request names its client."""
     requests = load_requests(folder).dropna(subset="last_token")
     if requests["client"].isna().all():
         return None
@@ -55,19 +55,19 @@ def load_service(folder: str | Path) -> Service | None:
 
 
 def load_steps(folder: str | Path) -> pd.DataFrame:
-    """One row for each iteration of a run: the columns of `cbatch.record.StepRecord`, times in seconds."""
+    """Loads one row for each iteration of a run: the columns of `cbatch.record.StepRecord`, times in seconds."""
     return _table(folder, STEPS, [name for name in StepRecord._fields if name != "note"])
 
 
 def load_copies(folder: str | Path) -> pd.DataFrame:
-    """One row for each timed iteration of a run: the columns of `cbatch.executor.CopyTimes`, in seconds."""
+    """Loads one row for each timed iteration of a run: the columns of `cbatch.executor.CopyTimes`, in seconds."""
     if not (Path(folder) / COPIES).is_file():
         return pd.DataFrame(columns=CopyTimes._fields, dtype=float)
     return _table(folder, COPIES, CopyTimes._fields)
 
 
 def load_tokens(folder: str | Path) -> pd.DataFrame:
-    """One row for each generated token of a run, by request and then by time: `request_id` and `time` in seconds."""
+    """Loads one row for each generated token of a run, by request and then by time: `request_id` and `time` in seconds."""
     path = _file(folder, TOKENS)
     with reading(path), np.load(path) as arrays:
         ids, times = arrays["request_id"].astype(int), arrays["time"].astype(float)
@@ -75,12 +75,12 @@ def load_tokens(folder: str | Path) -> pd.DataFrame:
 
 
 def time_between_tokens(folder: str | Path) -> "pd.Series[float]":
-    """Seconds between consecutive tokens of a request, of all requests of a run; the index is the request's id."""
+    """Loads the seconds between consecutive tokens of each request of a run; the index is the request's id."""
     return load_tokens(folder).set_index("request_id")["time"].groupby(level=0).diff().dropna()
 
 
 def as_frame(runs: Sequence[Run]) -> pd.DataFrame:
-    """One row for each run, as in `load`."""
+    """Returns one row for each run, as `load`."""
     rows = []
     for run, label in zip(runs, label_runs(runs, seed_keys(runs), apart=False), strict=True):
         about = {
@@ -100,7 +100,7 @@ def _code_as_text(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(folder: str | Path, name: str, numbers: Sequence[str]) -> pd.DataFrame:
-    """Read a CSV file of a run. numbers: required columns, which hold numbers or nothing."""
+    """Reads a CSV file of a run. numbers: required columns, which hold numbers or nothing."""
     path = _file(folder, name)
     check_whole(Path(folder), read_summary(Path(folder)))
     with reading(path):
