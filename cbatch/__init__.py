@@ -8,7 +8,7 @@ from cbatch.described import Described
 from cbatch.engine import Engine
 from cbatch.errors import CbatchError, ConfigError, PlanError, PolicyError, WorkloadError
 from cbatch.executor import Executor, Step, StepResult
-from cbatch.kv import KVSize
+from cbatch.kv import KVSize, KVView
 from cbatch.limits import Limits
 from cbatch.model import ModelSpec
 from cbatch.plan import Plan, Refusal
@@ -16,7 +16,6 @@ from cbatch.plan_builder import PlanBuilder
 from cbatch.policy import Policy, is_steady
 from cbatch.record import RunRecord, StepRecord
 from cbatch.request import SLO, FinishReason, Request, RequestSpec, Sampling, Status
-from cbatch.resources import KVView
 from cbatch.server import Server
 from cbatch.view import View
 

@@ -1,8 +1,13 @@
-"""The capacities of an iteration, which policies plan within and executors are built for."""
+"""What a plan can use: the capacities of an iteration, and of the host its KV blocks, places and running requests."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
+from itertools import islice
 
 from cbatch.errors import ConfigError
+from cbatch.kv import KVView
+from cbatch.request import Request, Requests
 
 
 class _Default(int):
@@ -39,3 +44,39 @@ class Limits:
             object.__setattr__(self, "max_running", _Default(self.max_batch * self.num_stages))
         if self.max_running < self.max_batch:
             raise ConfigError(f"max_running={self.max_running} is below max_batch={self.max_batch}; raise it")
+
+
+class Resources(ABC):
+    """The part of a `View` that the plan builder reads.
+
+    limits, kv: of the host.
+    running: admitted requests with tokens left to compute, in admission order.
+    decoding: those of `running` that have only their newest token left to compute.
+    """
+
+    limits: Limits
+    kv: KVView
+    running: Requests
+    decoding: Requests
+
+    @abstractmethod
+    def is_waiting(self, request: Request) -> bool: ...
+
+    @property
+    def num_places(self) -> int:
+        """Waiting requests that can be admitted before one ends or is preempted."""
+        return self.limits.max_running - len(self.running)
+
+    def ready_decodes(self, at_most: int, without: Set[Request] = frozenset()) -> tuple[list[Request], int]:
+        """The first of `decoding` that have a token ready to compute, and the free blocks that those tokens take.
+
+        without: requests to leave out. The list is not to be changed.
+        """
+        ready = (request for request in self.decoding if request.num_ready and request not in without)
+        requests = list(islice(ready, at_most))
+        return requests, sum(self.kv.num_lacking(request, request.num_computed + 1) for request in requests)
+
+    def decode_blocks(self) -> Mapping[Request, int]:
+        """Those of `decoding` that have a token ready to compute, and the free blocks that it takes: 0 or 1."""
+        ready = (request for request in self.decoding if request.num_ready)
+        return {request: self.kv.num_lacking(request, request.num_computed + 1) for request in ready}

@@ -2,26 +2,43 @@
 
 from collections.abc import Mapping, Set
 from math import inf
-from operator import index
+from operator import attrgetter, index
+from typing import Any, Final
 
 from cbatch.errors import ConfigError, PlanError
 from cbatch.kv import blocks_lacking
+from cbatch.limits import Resources
 from cbatch.plan import Plan, Refusal
 from cbatch.request import Request
-from cbatch.resources import Resources
 
 _FROM_VIEW = ("_block_size", "_kv", "_limits", "_view")
 _IN_PLAN = ("_bulk", "_decodes", "_named", "_num_tokens", "_padding", "_plan", "_refusal")
 _LEFT = ("_coming_blocks", "_free_blocks", "_places", "_rows_left", "_tokens_left")
 
 
+def _read_only(name: str) -> Any:
+    return property(attrgetter(name))
+
+
 class PlanBuilder:
     """Fills the plan of one iteration up to the limits of batch, tokens and KV cache; it builds no illegal plan.
 
     A policy adds requests in the order of its priorities. Nothing can be assigned to a builder.
+
+    plan: the plan so far. num_tokens, num_requests: tokens in it, and requests that compute them.
+    tokens_left, rows_left: tokens and requests that the iteration can still take. free_blocks: KV blocks that are left.
+    can_admit: whether a waiting request still finds a place.
+    refusal: why the latest `add` granted nothing; None if it granted tokens.
     """
 
     __slots__ = (*_FROM_VIEW, *_IN_PLAN, *_LEFT)
+
+    plan: Final[Plan] = _read_only("_plan")
+    num_tokens: Final[int] = _read_only("_num_tokens")
+    tokens_left: Final[int] = _read_only("_tokens_left")
+    rows_left: Final[int] = _read_only("_rows_left")
+    free_blocks: Final[int] = _read_only("_free_blocks")
+    refusal: Final[Refusal | None] = _read_only("_refusal")
 
     def __init__(self, view: Resources) -> None:
         limits, kv = view.limits, view.kv
@@ -40,44 +57,12 @@ class PlanBuilder:
         self._decodes: Mapping[Request, int] | None = None  # `decode_blocks`, once a decode is added by itself
 
     @property
-    def plan(self) -> Plan:
-        """The plan so far."""
-        return self._plan
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the plan."""
-        return self._num_tokens
-
-    @property
     def num_requests(self) -> int:
-        """Requests in the plan that compute tokens."""
         return len(self._plan.requests)
 
     @property
-    def tokens_left(self) -> int:
-        """Tokens that the iteration can still take."""
-        return self._tokens_left
-
-    @property
-    def rows_left(self) -> int:
-        """Requests that the iteration can still take."""
-        return self._rows_left
-
-    @property
-    def free_blocks(self) -> int:
-        """KV blocks that are left."""
-        return self._free_blocks
-
-    @property
     def can_admit(self) -> bool:
-        """Whether a waiting request still finds a place."""
         return self._places > 0 and self._rows_left > 0 and self._tokens_left > 0
-
-    @property
-    def refusal(self) -> Refusal | None:
-        """Why the latest `add` granted nothing; None if it granted tokens."""
-        return self._refusal
 
     def add(self, request: Request, num_tokens: int | None = None, *, reserve: int = 0, whole: bool = False) -> int:
         """Compute up to `num_tokens` further tokens of a request; returns those granted.

@@ -1,6 +1,6 @@
 """What a policy sees of the host that serves its requests.
 
-`View` and `KVView` (in `resources`) are abstract. `EngineView` and `EngineKVView` implement them over this package's engine;
+`View`, and `KVView` in `kv.view`, are abstract. `EngineView` and `EngineKVView` implement them over this package's engine;
 another serving system can implement them over its own state, and the same policies run there.
 """
 
@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbatch.cost import CostModel
-from cbatch.limits import Limits
+from cbatch.kv import Freed, KVView
+from cbatch.limits import Limits, Resources
 from cbatch.plan_builder import PlanBuilder
 from cbatch.record import InFlight, RunRecord
 from cbatch.request import Ints, Request, Requests, Status
-from cbatch.resources import Freed, KVView, Resources
 from cbatch.state import State
 
 

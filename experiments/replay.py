@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 
 from cbatch import ModelSpec, PlanError
 from cbatch.errors import ReplayError
+from cbatch.model.topology import Topology
 from cbatch.replay.counterfactual import Comparison, replay
 from cbatch.replay.decisions import Decided
 from cbatch.replay.follow import follow
-from cbatch.topology import Topology
 from experiments.settings.backends import Cpu, Cuda, with_even_stages
 from experiments.settings.command_line import check_effects, run, with_search_path
 from experiments.settings.composition import compose_run

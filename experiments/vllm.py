@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 from cbatch import BatchShape, ConfigError, CostFunction, Policy
+from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost
-from cbatch.topology import Topology
 from cbatch.validation import Switch, nearest, read
 from cbatch.vllm import Adapter, make_scheduler
 from cbatch.vllm.settings import Mode

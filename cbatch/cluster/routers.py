@@ -5,8 +5,8 @@ from typing import Protocol
 
 from cbatch.engine import Engine
 from cbatch.errors import ConfigError
+from cbatch.kv import KVView
 from cbatch.request import Request, Status
-from cbatch.resources import KVView
 
 
 class Replica:

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from cbatch.cost import BatchShape, CostModel
-from cbatch.kv import blocks_for
+from cbatch.kv import Freed, KVView, blocks_for
 from cbatch.policy import Policy, call, optional_method
 from cbatch.record import StepRecord
 from cbatch.replay.counterfactual import Comparison, Recorded, Report, ask
 from cbatch.replay.decisions import Decision, Ids, Seen, StepEnd
 from cbatch.request import FinishReason, Request, Requests, Status, spec_of
-from cbatch.resources import Freed, KVView
 from cbatch.view import View
 
 

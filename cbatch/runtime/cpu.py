@@ -6,11 +6,12 @@ from collections.abc import Sequence
 import torch
 from transformers import PreTrainedModel
 
-from cbatch.checkpoint import Vocabulary
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.model import Layers, ModelSpec, Rank, split_layers
+from cbatch.model.checkpoint import Vocabulary
+from cbatch.model.topology import share_of, split_ranks
 from cbatch.runtime.attention import Attention, PagedCache, ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.gpu.ranks import Meetings
@@ -21,7 +22,6 @@ from cbatch.runtime.options import Options
 from cbatch.runtime.slots import make_slots
 from cbatch.runtime.streams import Streams, ThreadStream, stream_names
 from cbatch.runtime.weights import load_model
-from cbatch.topology import share_of, split_ranks
 
 CPU = torch.device("cpu")
 

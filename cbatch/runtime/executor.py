@@ -20,8 +20,8 @@ from functools import cached_property, partial
 from time import perf_counter, sleep
 from typing import NamedTuple
 
-from cbatch.checkpoint import Vocabulary
 from cbatch.executor import CopyTimes, Step, StepResult
+from cbatch.model.checkpoint import Vocabulary
 from cbatch.runtime.iteration import Iteration
 from cbatch.runtime.slots import Slot
 from cbatch.runtime.streams import Streams

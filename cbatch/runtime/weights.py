@@ -6,9 +6,9 @@ from typing import Any, cast
 import torch
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from cbatch.checkpoint import spec_from_checkpoint
 from cbatch.errors import ModelError
 from cbatch.model import Layers, ModelSpec
+from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.runtime.model import ATTENTION_NAME, paged_attention
 
 

@@ -10,11 +10,11 @@ from typing import Any, Literal, NamedTuple
 from cbatch.cost import BatchShape
 from cbatch.errors import ProfileError
 from cbatch.model import DTYPE_BYTES, ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim.power import STEADY, Decodes, Pace, PowerLimit
 from cbatch.sim.profile import Profile
 from cbatch.sim.provenance import FALLBACK, NOT_COMPARED, not_measured
 from cbatch.sim.roofline import Seconds
-from cbatch.topology import Topology
 
 Outside = Literal["mark", "error"]
 

@@ -7,13 +7,13 @@ from typing import Protocol
 
 from cbatch.errors import ConfigError
 from cbatch.model import DTYPE_BYTES, ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim.attention import Attention, AttentionRates
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.power import PowerLimit
 from cbatch.sim.provenance import NOT_COMPARED, Compared
 from cbatch.sim.roofline import Affine, Ceilings, Seconds, head_product, layer_products, small_operations
-from cbatch.topology import Topology
 
 MEMORY_SHARE = 0.9
 """Share of the GPU's memory for weights and KV cache; the rest is for activations."""

@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim.attention import AttentionRates, TableAttention
 from cbatch.sim.checked_json import Node, read_json
 from cbatch.sim.importers import read_folder
@@ -43,7 +44,6 @@ from cbatch.sim.power import PowerLimit
 from cbatch.sim.profile import CapturedGraphs, CapturedRows, DecodeOnly, HostTime, Measured, Profile, SmallOperations
 from cbatch.sim.provenance import Compared, read_entries
 from cbatch.sim.roofline import Ceilings
-from cbatch.topology import Topology
 from cbatch.validation import nearest
 
 PROFILES = Path(__file__).parent / "profiles"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cbatch.cost import BatchShape, CostModel
+from cbatch.kv import Freed, KVView
 from cbatch.limits import Limits
 from cbatch.request import Request, Requests, Status
-from cbatch.resources import Freed, KVView
 from cbatch.view import View
 from cbatch.vllm.population import Population
 from cbatch.vllm.request import ServedRequest, served

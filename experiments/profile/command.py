@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from cbatch import ConfigError, ModelSpec
+from cbatch.model.topology import Degree, Topology, split_ranks
 from cbatch.sim import PROFILES, ProfileCost, load_profile
 from cbatch.sim.interpolation import PiecewiseLinear
-from cbatch.topology import Degree, Topology, split_ranks
 from cbatch.validation import whole
 from experiments.profile.batches import captured_edges, held_out, prompts
 from experiments.profile.host import eager_seconds, host_time

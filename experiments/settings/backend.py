@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 
 from cbatch import Executor, KVSize, Limits, ModelSpec, Server
 from cbatch.cluster import ReplicatedServer, make_router
+from cbatch.model.topology import Degree
 from cbatch.runtime.options import Options
 from cbatch.sim import Profile, ProfileCost
-from cbatch.topology import Degree
 from cbatch.validation import check
 from experiments.settings.hardware import cost_model
 from experiments.workloads import Vocabulary
@@ -58,7 +58,7 @@ class Backend(ABC):
 
     def vocabulary(self, spec: ModelSpec) -> Vocabulary | None:
         """Returns the model's vocabulary; None in simulation, which has no tokens."""
-        from cbatch.checkpoint import Vocabulary
+        from cbatch.model.checkpoint import Vocabulary
 
         return Vocabulary(spec)
 

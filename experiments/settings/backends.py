@@ -12,10 +12,10 @@ from cbatch import ConfigError, Executor, KVSize, Limits, ModelSpec, Server
 from cbatch.cluster import Executors, LiveCluster, ReplicatedServer
 from cbatch.kv import blocks_for
 from cbatch.model import split_layers
+from cbatch.model.topology import Degree, Topology, split_ranks
 from cbatch.runtime.options import AttentionName, LastLayer, Options, ProductsName
 from cbatch.sim import HostTime, Profile, ProfileCost, SimExecutor
 from cbatch.sim.cost import Outside
-from cbatch.topology import Degree, Topology, split_ranks
 from cbatch.validation import Give, Switch, check, not_negative
 from experiments.settings.backend import Backend
 from experiments.settings.hardware import CPU, cost_model
@@ -60,7 +60,7 @@ class Simulated(Backend):
     """Predicted time on the GPUs of a hardware profile.
 
     host_seconds: host time per iteration; "auto": the profile's.
-    tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.topology.Topology`.
+    tensor_parallel, pipeline_stages, replicas, gpus_per_node: see `cbatch.model.topology.Topology`.
     outside: "mark" counts iterations outside the measured range, "error" refuses them.
     """
 

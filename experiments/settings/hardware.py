@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from cbatch import BatchShape, ConfigError, ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, load_profile
 from cbatch.sim.cost import Outside
 from cbatch.sim.profile_file import ModelTables
 from cbatch.sim.roofline import Ceilings
-from cbatch.topology import Topology
 from experiments.settings.this_machine import cpu_name, memory_bytes
 
 CPU = "cpu"

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BeforeValidator, WrapValidator
 
 from cbatch import ConfigError, ModelSpec, Policy
-from cbatch.checkpoint import spec_from_checkpoint
 from cbatch.described import describe
+from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.results.metrics import Objectives
 from cbatch.stall import Patience
 from cbatch.validation import Give, Switch, check_known, positive, read, whole

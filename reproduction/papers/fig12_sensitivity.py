@@ -16,9 +16,9 @@ import numpy as np
 from tabulate import tabulate
 
 from cbatch import Plan, Policy, Request, View
+from cbatch.model.topology import Topology
 from cbatch.sim import Profile
 from cbatch.sim.roofline import Affine
-from cbatch.topology import Topology
 from experiments.settings.command_line import Count
 from policies.chunking import Fixed, TileAligned
 from policies.orca import Orca

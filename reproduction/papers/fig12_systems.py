@@ -22,10 +22,10 @@ import numpy as np
 
 from cbatch import KVSize, Limits, Policy, Request, Server, Step
 from cbatch.cluster import Cluster, RoundRobin
+from cbatch.model.topology import Topology
 from cbatch.sim import Profile, ProfileCost, SimExecutor, load_profile
 from cbatch.sim.importers.vidur import read_links
 from cbatch.sim.stages import Span, StageAccount
-from cbatch.topology import Topology
 from experiments.settings.presets import load_spec
 from experiments.workloads import AllAtOnce, OpenLoop, ZipfLengths
 from policies.chunking import TileAligned

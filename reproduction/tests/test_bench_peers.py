@@ -15,7 +15,7 @@ from places import ROOT
 from transformers import AutoConfig
 
 from cbatch import CbatchError
-from cbatch.checkpoint import Vocabulary
+from cbatch.model.checkpoint import Vocabulary
 from experiments.settings.composition import compose_run
 from experiments.settings.presets import load_spec
 from reproduction.bench.__main__ import BENCHMARKS

@@ -13,9 +13,9 @@ from places import SHARED
 from small_cluster import make_cost, make_engine
 
 from cbatch import BatchShape, Request
+from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.op_counts import attention, layer_op_counts, matmul
-from cbatch.topology import Topology
 from experiments.settings.presets import load_spec
 from policies.orca import Orca
 from reproduction.papers.claims import check, read_claims

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch import ModelSpec
-from cbatch.checkpoint import Vocabulary
+from cbatch.model.checkpoint import Vocabulary
 from experiments.profile.laboratory import Batch, Laboratory
 from experiments.profile.machine import Machine, build
 from experiments.settings.hardware import cost_model

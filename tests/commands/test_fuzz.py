@@ -32,7 +32,7 @@ from spoiled_traces import LENGTHS, OTHERS, spoiled_traces
 from tally import Tally
 
 from cbatch import CbatchError, Limits, Request
-from cbatch.checkpoint import spec_from_checkpoint
+from cbatch.model.checkpoint import spec_from_checkpoint
 from cbatch.sim.profile_file import PROFILES, load_profile
 from experiments.check import search
 from experiments.check.__main__ import main as check

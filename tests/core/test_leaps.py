@@ -31,13 +31,13 @@ from cbatch import (
 )
 from cbatch.cluster import Cluster, LeastLoaded
 from cbatch.kv import KVSize, blocks_for
+from cbatch.model.topology import Topology
 from cbatch.results.conservation import take_inventory
 from cbatch.sim.attention import TableAttention
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.profile import HostTime, Measured
-from cbatch.topology import Topology
 from experiments.check import __main__ as check
 from experiments.check.properties import NAMES, PROPERTIES
 from experiments.check.search import search

@@ -10,7 +10,7 @@ from plain_view import PlainKVView, PlainRequest
 
 from cbatch import Limits, Request, RequestSpec
 from cbatch.kv import BlockPool
-from cbatch.resources import Resources
+from cbatch.limits import Resources
 
 ACTIONS = st.lists(
     st.tuples(st.sampled_from(["extend", "each", "release", "later", "end"]), st.integers(0, 4), st.integers(1, 6)),

@@ -14,13 +14,13 @@ from cbatch import BatchShape, Limits, Server, Step, StepResult
 from cbatch.cost import NO_COST
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import PiecewiseLinear
 from cbatch.sim.power import GpuClock, PowerLimit
 from cbatch.sim.profile import HostTime, Profile
 from cbatch.sim.profile_file import load_profile
-from cbatch.topology import Topology
 from experiments.profile import host, kernels
 from experiments.profile.__main__ import main
 from experiments.profile.batches import (

@@ -16,12 +16,12 @@ from small_cluster import make_cost, make_engine
 
 from cbatch import BatchShape, Policy, Request
 from cbatch.executor import StepResult
+from cbatch.model.topology import Topology
 from cbatch.record import RunRecord, StepRecord
 from cbatch.results.stages import MeasuredStages, _HostTrail, account_stages
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.profile import HostTime
 from cbatch.sim.stages import Cause, Stages
-from cbatch.topology import Topology
 from experiments.run import main
 from policies.orca import Orca
 from policies.prefill_first import PrefillFirst

@@ -21,11 +21,11 @@ from test_leaps import Choosy, draw_requests
 from cbatch import ConfigError, Limits, Plan, Policy, Request, RequestSpec, RunRecord, Server, View
 from cbatch.errors import WorkloadError
 from cbatch.kv import KVSize
+from cbatch.model.topology import Topology
 from cbatch.results.metrics import Objectives, collect_served, statistics
 from cbatch.results.streamed import counted_statistics
 from cbatch.results.summary import summarize
 from cbatch.sim.executor import SimExecutor
-from cbatch.topology import Topology
 from experiments import run
 from experiments.settings import assemble
 from experiments.store.csv_tables import RunTables, StreamedTables

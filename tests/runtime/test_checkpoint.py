@@ -14,9 +14,9 @@ from tiny_models import CPU, LLAMA, QWEN3
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from cbatch.checkpoint import Vocabulary, spec_from_checkpoint, stop_tokens_of
 from cbatch.errors import ModelError
 from cbatch.model import ModelSpec
+from cbatch.model.checkpoint import Vocabulary, spec_from_checkpoint, stop_tokens_of
 from cbatch.runtime.weights import load_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -61,7 +61,7 @@ def test_a_saved_model_comes_back_with_shape_and_weights(family: str, tied: bool
 
 
 def test_the_shape_is_read_without_torch(saved: Path) -> None:
-    code = f"import sys; from cbatch.checkpoint import spec_from_checkpoint as read; print(read({str(saved)!r}).num_layers); "
+    code = f"import sys; from cbatch.model.checkpoint import spec_from_checkpoint as read; print(read({str(saved)!r}).num_layers); "
     check = "assert not {'torch', 'transformers', 'hydra'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code + check], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "2\n"), done.stderr

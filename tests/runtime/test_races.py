@@ -18,8 +18,8 @@ from test_tokens import POLICIES
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, greedy_references, paged_weights
 
 from cbatch import Engine
-from cbatch.checkpoint import Vocabulary
 from cbatch.kv import KVSize
+from cbatch.model.checkpoint import Vocabulary
 from cbatch.runtime.attention import PagedCache, ReferenceAttention
 from cbatch.runtime.cpu import assemble
 from cbatch.runtime.model import PagedModel

@@ -14,8 +14,8 @@ from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, Reference, greedy_references, make_executor, stage_models
 
 from cbatch import Engine, Limits, Request
-from cbatch.checkpoint import Vocabulary
 from cbatch.kv import KVSize
+from cbatch.model.checkpoint import Vocabulary
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.iteration import EagerIteration

@@ -23,6 +23,7 @@ from cbatch import Limits, Server
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec, Rank, split_layers
+from cbatch.model.topology import share_of, split_ranks
 from cbatch.runtime import cpu
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import Bounds, Shape, device_views
@@ -31,7 +32,6 @@ from cbatch.runtime.gpu.memory import SPARE, check_memory, kv_tokens_that_fit, n
 from cbatch.runtime.gpu.ranks import Steps, finish, lockstep
 from cbatch.runtime.gpu.shards import draw_shard, shard
 from cbatch.runtime.options import Options
-from cbatch.topology import share_of, split_ranks
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
 

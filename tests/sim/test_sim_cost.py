@@ -12,6 +12,7 @@ from small_cluster import LINKS, SPEC, make_cost, profile
 from cbatch import BatchShape, Engine, Limits, Request
 from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.results.summary import summarize
 from cbatch.sim.attention import TableAttention
 from cbatch.sim.cost import ProfileCost
@@ -20,7 +21,6 @@ from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
 from cbatch.sim.links import Links
 from cbatch.sim.profile import HostTime, Measured
 from cbatch.sim.profile_file import PROFILES, load_profile
-from cbatch.topology import Topology
 from experiments.settings.presets import load_spec
 from policies.orca import Orca
 

@@ -9,9 +9,9 @@ import pytest
 from cbatch import BatchShape
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import load_profile
-from cbatch.topology import Topology
 
 SPEC = ModelSpec("toy", "llama", 2, 64, 8, 4, 128, 256, 1000, 4096)
 

@@ -7,8 +7,8 @@ import pytest
 from small_cluster import make_cost
 
 from cbatch import Engine, Limits, Request
+from cbatch.model.topology import Topology
 from cbatch.sim.executor import SimExecutor
-from cbatch.topology import Topology
 from policies.chunking import Fixed
 from policies.sarathi_serve import SarathiServe
 

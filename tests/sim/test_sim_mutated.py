@@ -18,9 +18,9 @@ from test_sim_importers import SPEC, WIDE, aiconfigurator, llmservingsim, vidur
 from cbatch import BatchShape
 from cbatch.errors import ConfigError, ProfileError
 from cbatch.model import ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import PROFILES, load_profile
-from cbatch.topology import Topology
 
 LLAMA = ModelSpec("llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072)
 SHAPES = (BatchShape((), 1, 1), BatchShape(((64, 0),)), BatchShape(((100, 1000), (1, 0)), 128, 128 * 4000, 29))

@@ -9,10 +9,10 @@ import pytest
 
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.profile_file import PROFILES, load_profile, profile_names
 from cbatch.sim.provenance import NOT_COMPARED, kind_of, not_measured, read_entries
-from cbatch.topology import Topology
 from experiments.profile.__main__ import main
 
 LLAMA_13B = ModelSpec("llama-13b", "llama", 40, 5120, 40, 40, 128, 13824, 32000, 4096)

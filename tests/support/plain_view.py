@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from cbatch import KVView, Request, View
+from cbatch.kv import Freed
 from cbatch.request import spec_of
-from cbatch.resources import Freed
 
 
 class PlainRequest(Request):

@@ -14,9 +14,9 @@ from schedules import UnitCost
 from tiny_models import CPU, LLAMA, LONGEST_OUTPUT, LONGEST_PROMPT, Reference, greedy_references, stage_models
 
 from cbatch import Engine, Limits, Policy, Request, Server, Status
-from cbatch.checkpoint import Vocabulary
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
+from cbatch.model.checkpoint import Vocabulary
 from cbatch.runtime.attention import ReferenceAttention
 from cbatch.runtime.batch import Shape
 from cbatch.runtime.executor import StreamExecutor

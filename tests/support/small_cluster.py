@@ -3,6 +3,7 @@
 from cbatch import Engine, Limits, Policy, Server
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim.cost import ProfileCost
 from cbatch.sim.executor import SimExecutor
 from cbatch.sim.interpolation import PiecewiseLinear
@@ -10,7 +11,6 @@ from cbatch.sim.links import Link, Links
 from cbatch.sim.profile import HostTime, Measured, Profile
 from cbatch.sim.profile_file import ModelTables
 from cbatch.sim.roofline import Ceilings
-from cbatch.topology import Topology
 
 SPEC = ModelSpec(
     "small",

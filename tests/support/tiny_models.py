@@ -16,16 +16,16 @@ from poison import poisoned
 from transformers import PreTrainedModel
 
 from cbatch import Limits, Request, Sampling
-from cbatch.checkpoint import Vocabulary
 from cbatch.kv import KVSize
 from cbatch.model import ModelSpec, split_layers
+from cbatch.model.checkpoint import Vocabulary
+from cbatch.model.topology import split_ranks
 from cbatch.runtime.attention import Attention, ReferenceAttention
 from cbatch.runtime.batch import uniform
 from cbatch.runtime.cpu import assemble, make_models
 from cbatch.runtime.executor import StreamExecutor
 from cbatch.runtime.model import PagedModel
 from cbatch.runtime.weights import load_model
-from cbatch.topology import split_ranks
 
 torch.set_num_threads(1)  # the matrices are too small to share
 

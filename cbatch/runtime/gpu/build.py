@@ -7,11 +7,12 @@ from typing import cast
 import torch
 from transformers import PreTrainedModel
 
-from cbatch.checkpoint import Vocabulary
 from cbatch.errors import CapacityError, ConfigError
 from cbatch.kv import KVSize
 from cbatch.limits import Limits
 from cbatch.model import Layers, ModelSpec, Rank, split_layers
+from cbatch.model.checkpoint import Vocabulary
+from cbatch.model.topology import share_of, split_ranks
 from cbatch.runtime.attention import PagedCache
 from cbatch.runtime.cpu import check_positions
 from cbatch.runtime.executor import StreamExecutor
@@ -30,7 +31,6 @@ from cbatch.runtime.options import Options
 from cbatch.runtime.slots import Devices, Slot, make_slots
 from cbatch.runtime.streams import Streams
 from cbatch.runtime.weights import load_model, move_stages
-from cbatch.topology import share_of, split_ranks
 
 BLOCK_SIZE = 128
 """Default tokens of a KV block: flash-attn-4's tile."""

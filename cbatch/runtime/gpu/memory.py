@@ -7,7 +7,7 @@ from typing import NamedTuple
 from cbatch.errors import CapacityError
 from cbatch.limits import Limits
 from cbatch.model import DTYPE_BYTES, Layers, ModelSpec, Rank
-from cbatch.topology import share_of
+from cbatch.model.topology import share_of
 
 SPARE = 2e9
 """Bytes left to the driver, CUDA graphs, kernels and libraries' workspaces."""

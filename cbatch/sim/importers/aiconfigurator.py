@@ -23,6 +23,7 @@ from pathlib import Path
 
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim.attention import TableAttention
 from cbatch.sim.importers.table import only_file, read_table, some, summed
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
@@ -30,7 +31,6 @@ from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
 from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.sim.roofline import Ceilings
-from cbatch.topology import Topology
 
 LAYOUT = ".../aiconfigurator/SYSTEM"
 MS, HALF = 1e-3, 2  # bytes of the 16-bit types that were measured

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cbatch.errors import ProfileError
 from cbatch.model import ModelSpec
+from cbatch.model.topology import Topology
 from cbatch.sim.attention import TableAttention
 from cbatch.sim.importers.table import read_table, some
 from cbatch.sim.interpolation import BilinearGrid, PiecewiseLinear
@@ -19,7 +20,6 @@ from cbatch.sim.links import Links
 from cbatch.sim.profile import Measured, Profile
 from cbatch.sim.provenance import NOT_COMPARED
 from cbatch.sim.roofline import Ceilings
-from cbatch.topology import Topology
 
 LAYOUT = ".../vidur/compute/DEVICE"
 MS = 1e-3

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from cbatch import ConfigError, ModelSpec, Request
-from cbatch.checkpoint import Vocabulary
+from cbatch.model.checkpoint import Vocabulary
 from experiments.settings.servers import equal_requests
 from experiments.workloads import ClosedBatch, TraceReplay
 

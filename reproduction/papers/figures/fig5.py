@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from cbatch import BatchShape, KVSize, Limits, Policy, Request, Server, Step
+from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost, SimExecutor
 from cbatch.sim.links import Link, Links
 from cbatch.sim.stages import Span
-from cbatch.topology import Topology
 from experiments.plots.parts import draw_spans, facet, lane_axes
 from experiments.plots.style import DECODE, IDLE, PREFILL
 from policies.chunking import TileAligned

@@ -15,8 +15,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from cbatch import BatchShape, Plan, View
+from cbatch.model.topology import Topology
 from cbatch.sim import ProfileCost, load_profile
-from cbatch.topology import Topology
 from experiments.plots.parts import label_log, legend
 from experiments.plots.style import line_style, new_figure
 from experiments.settings.presets import load_spec

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 from cbatch.errors import ConfigError
-from cbatch.model import ModelSpec, Rank
+from cbatch.model.spec import ModelSpec, Rank
 from cbatch.validation import check, whole
 
 Degree = Annotated[int, whole(1, 10_000)]

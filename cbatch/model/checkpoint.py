@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cbatch.errors import ModelError
-from cbatch.model import DTYPE_BYTES, ModelSpec
+from cbatch.model.spec import DTYPE_BYTES, ModelSpec
 
 CHECKPOINT_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _NO_WINDOW = 2**31 - 1

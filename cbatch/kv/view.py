@@ -1,0 +1,50 @@
+"""The KV cache as a policy sees it."""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from cbatch.kv.pool import blocks_for, blocks_lacking
+from cbatch.request import Request
+
+
+class Freed(NamedTuple):
+    """KV blocks that preempting a request frees: now, for the plan being made, and later, after an iteration."""
+
+    now: int
+    later: int
+
+
+class KVView(ABC):
+    """The KV cache as a policy sees it. Blocks that come free only when an iteration in flight ends count as taken."""
+
+    @property
+    @abstractmethod
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    @property
+    @abstractmethod
+    def num_blocks(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def num_free(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def num_retiring(self) -> int:
+        """Blocks that come free when the iterations in flight have ended."""
+
+    @abstractmethod
+    def num_held(self, request: Request) -> int:
+        """Blocks that a request holds."""
+
+    @abstractmethod
+    def freed_by_preempting(self, request: Request) -> Freed: ...
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return blocks_for(num_tokens, self.block_size)
+
+    def num_lacking(self, request: Request, num_tokens: int) -> int:
+        """Blocks that a request needs beyond its own to hold `num_tokens`."""
+        return blocks_lacking(num_tokens, self.num_held(request), self.block_size)
