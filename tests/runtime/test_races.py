@@ -40,14 +40,6 @@ def blocks(*numbers: int) -> Items:
     return Items("KV block", np.array(numbers, np.int64))
 
 
-def test_a_wait_orders_two_streams(streams: CheckedStreams) -> None:
-    buffer, event = torch.zeros(3), streams.h2d[0].event()
-    streams.h2d[0].run(Operation(nothing, writes=(buffer,)))
-    streams.h2d[0].record(event)
-    streams.compute[0].wait(event)
-    streams.compute[0].run(Operation(nothing, reads=(buffer,)))
-
-
 def test_without_it_the_message_names_both_accesses_iterations_and_the_buffer(streams: CheckedStreams) -> None:
     buffer = torch.zeros(3)
     streams.checker.names[memory(buffer)] = "slot 0's buffer 'device'"
@@ -61,52 +53,6 @@ def test_without_it_the_message_names_both_accesses_iterations_and_the_buffer(st
     assert "in test_without_it_the_message" in message
     assert "is not ordered after h2d's write of iteration 4 (test_races.py:" in message
     assert "\n" not in message
-
-
-def test_reads_do_not_race_with_reads(streams: CheckedStreams) -> None:
-    buffer = torch.zeros(3)
-    for stream in streams.all:
-        stream.run(Operation(nothing, reads=(buffer,)))
-    streams.run_on_host(Operation(nothing, reads=(buffer,)))
-
-
-def test_a_write_races_with_every_read_before_it(streams: CheckedStreams) -> None:
-    buffer, event = torch.zeros(3), streams.compute[0].event()
-    streams.h2d[0].run(Operation(nothing, reads=(buffer,)))
-    streams.compute[0].run(Operation(nothing, reads=(buffer,)))
-    streams.compute[0].record(event)
-    event.synchronize()
-    with pytest.raises(RaceError, match=r"the host's write .* not ordered after h2d's read"):
-        streams.run_on_host(Operation(nothing, writes=(buffer,)))
-
-
-def test_the_host_is_ordered_by_waiting_and_comes_before_what_it_enqueues(streams: CheckedStreams) -> None:
-    buffer, event = torch.zeros(3), streams.d2h.event()
-    streams.run_on_host(Operation(nothing, writes=(buffer,)))
-    streams.d2h.run(Operation(nothing, writes=(buffer,)))
-    streams.d2h.record(event)
-    event.synchronize()
-    streams.run_on_host(Operation(nothing, reads=(buffer,)))
-    streams.h2d[0].run(Operation(nothing, writes=(buffer,)))  # d2h is done, as the host knows
-
-
-def test_what_is_enqueued_after_a_record_is_not_waited_for(streams: CheckedStreams) -> None:
-    buffer, event = torch.zeros(3), streams.d2h.event()
-    streams.d2h.record(event)
-    streams.d2h.run(Operation(nothing, writes=(buffer,)))
-    event.synchronize()
-    with pytest.raises(RaceError):
-        streams.run_on_host(Operation(nothing, reads=(buffer,)))
-
-
-def test_an_event_stands_for_what_its_stream_had_waited_for(streams: CheckedStreams) -> None:
-    buffer, uploaded, computed = torch.zeros(3), streams.h2d[0].event(), streams.compute[0].event()
-    streams.h2d[0].run(Operation(nothing, writes=(buffer,)))
-    streams.h2d[0].record(uploaded)
-    streams.compute[0].wait(uploaded)
-    streams.compute[0].record(computed)
-    computed.synchronize()
-    streams.run_on_host(Operation(nothing, writes=(buffer,)))
 
 
 def test_items_are_distinguished(streams: CheckedStreams) -> None:

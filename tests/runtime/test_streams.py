@@ -40,14 +40,6 @@ def fail() -> NoReturn:
     raise ZeroDivisionError("the device divides by zero")
 
 
-def test_operations_of_one_stream_run_in_order(first: ThreadStream) -> None:
-    done: list[int] = []
-    for number in range(200):
-        first.run(lambda number=number: done.append(number))
-    finish(first)
-    assert done == list(range(200))
-
-
 def test_enqueueing_returns_at_once_and_synchronize_blocks(first: ThreadStream) -> None:
     gate, done, event = threading.Event(), [], first.event()
     first.run(gate.wait)
