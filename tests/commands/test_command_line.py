@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import pytest
@@ -65,30 +64,6 @@ def test_options_have_the_types_of_parameters() -> None:
     assert keyword_arguments(MEASURE, ["path="], "it") == {"path": ""}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("path", "it: option 'path' is not of the form key=value; see --help"),
-        ("bathces=1", "it: bathces: no such key; did you mean batches? known: batches, first, names, pairs, path, "),
-        ("where=there", "it: where: no such key; "),
-        ("=3", "it: : no such key; known: "),
-        ("batches=1,two", "it: batches=two: give a whole number, at least 1"),
-        ("batches=", "it: batches=: give a whole number, at least 1"),
-        ("batches=1,0", "it: batches=0: give a whole number, at least 1"),
-        ("batches=1.5", "it: batches=1.5: give a whole number, at least 1"),
-        ("pairs=1", "it: pairs=1: give a whole number of pairs, at least 2"),
-        ("ratio=half", "it: ratio=half: give a valid number"),
-        ("first=0.5", "it: first=0.5: give a valid integer"),
-        ("path=x path=y", "path: is given twice, as x and as y; give it once"),
-        ("ratio=1", "it needs path=...; see the docstring of test_command_line"),
-    ],
-)
-def test_mistakes_name_the_option_and_the_remedy(options: str, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        keyword_arguments(MEASURE, options.split(), "it")
-    assert str(caught.value).startswith(message)
-
-
 def raising(error: BaseException) -> Callable[..., int]:
     def command(*arguments: str) -> int:
         raise error
@@ -127,80 +102,3 @@ def test_usage_is_printed_when_asked_for_and_when_nothing_is_given(capsys: pytes
     assert run(raising(AssertionError()), [], lambda: "usage") == 2
     assert capsys.readouterr() == ("usage\nusage\n", "")
     assert run(lambda: 3, [], lambda: "usage", bare=True) == 3
-
-
-@pytest.mark.parametrize("main", COMMANDS)
-def test_every_command_tells_its_usage(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("`python -m experiments.") and printed.count("\n") > 5
-
-
-@pytest.mark.parametrize("main", COMMANDS)
-def test_options_with_dashes_are_answered_in_one_line(
-    main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["host", "--nonsense"]) == 2
-    assert capsys.readouterr().err.startswith("error: --nonsense: no such option; give key=value, without dashes")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--nonsense"], "--nonsense: no such option; give key=value, without dashes"),
-        (["chunk=3", "--batch=3"], "--batch=3: no such option; give key=value, without dashes"),
-        (["-m", "-z", "chunk=3,4"], "-z: no such option; "),
-        (["--config-name"], "--config-name/-cn: expected one argument; see --hydra-help"),
-        (["--con"], "ambiguous option: --con could match --config-path, --config-name, --config-dir; see --hydra-help"),
-        (
-            ["-cp", "nowhere"],
-            "--config-path=nowhere: settings begin with conf/config.yaml; add files of your own with --config-dir",
-        ),
-        (["-m", "--config-name=mine"], "--config-name=mine: settings begin with conf/config.yaml; "),
-        (["--config-dir=nowhere", "chunk=3"], "--config-dir=nowhere: no such folder; "),
-        (["--cfg", "jobs"], "--cfg/-c: invalid choice: 'jobs' (choose from "),
-        (
-            ["chunk=3", "--resolve", "policy=orca"],
-            "policy=orca: separated from the other keys by an option; give options with dashes first",
-        ),
-        (["~policy"], "~policy: removes a key that every run needs; leave it out, or give policy=..."),
-        (
-            ["policy=[orca,sarathi]"],
-            "policy=[orca,sarathi]: give one policy; or several for a sweep, without brackets and with -m",
-        ),
-        (
-            ["chunking=[fixed]"],
-            "chunking=[fixed]: give one chunking; or several for a sweep, without brackets and with -m",
-        ),
-        (["batch=1,2", "-m", "~policy"], "~policy: removes a key that every run needs; "),
-        (["-m", "~chunking=tile_aligned", "batch=1,2"], "~chunking=tile_aligned: removes a key that every run needs; "),
-    ],
-)
-def test_hydras_options_are_checked_in_one_line(
-    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["run", *arguments])
-    assert hydra_run.main() == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {message}")
-
-
-def test_an_unknown_key_of_a_file_of_ones_own_is_told_with_its_own_keys(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "with a space" / "workload"
-    folder.mkdir(parents=True)
-    (folder / "bursts.yaml").write_text("_target_: bursts.Bursts\nsize: 8\n")
-    monkeypatch.setattr(sys, "argv", ["run", f"--config-dir={folder.parent}", "workload=bursts", "workload.sise=3"])
-    assert hydra_run.main() == 2
-    assert (
-        capsys.readouterr().err
-        == "error: workload.sise: no such key of workload=bursts; did you mean size? known: size\n"
-    )
-
-
-def test_an_unknown_benchmark_is_told_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["hots"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: benchmark hots: no such benchmark; did you mean host? known: ")
-    assert error.count("\n") == 1

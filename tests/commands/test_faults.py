@@ -205,28 +205,6 @@ def test_a_failed_run_says_why_and_where_everything_was_and_can_be_run_again(tmp
     assert "summary.json" in names(tmp_path / "out") and "unfinished.json" not in names(tmp_path / "out")
 
 
-def test_a_failing_executor_is_told_in_one_line_with_the_traceback_in_the_folder(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> StepResult:
-        raise Fault("the device is on fire")
-
-    monkeypatch.setattr("cbatch.sim.executor.SimExecutor.wait", fail)
-    assert run("output=out", *QUICK) == "error: Fault: the device is on fire; see out/unfinished.json"
-    assert any("in fail" in line for line in unfinished(tmp_path / "out")["traceback"])
-
-
-def test_a_failing_model_is_told_in_one_line(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise MemoryError("no memory left")
-
-    monkeypatch.setattr(ReferenceAttention, "__call__", fail)
-    message = run("backend=cpu", "output=out", "workload.num_requests=2", "workload.length=32")
-    assert message == "error: stream 'compute' failed: MemoryError: no memory left; see out/unfinished.json"
-    assert unfinished(tmp_path / "out")["accounts"]["in_flight"] > 0
-    assert unfinished(tmp_path / "out")["accounts_add_up"]
-
-
 # -- processes --------------------------------------------------------------------------------------------------------
 
 

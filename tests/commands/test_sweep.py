@@ -1,11 +1,9 @@
 """Sweeps: runs side by side by Hydra's launchers, a failing one among them, and going on after an interruption."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-from datetime import datetime, timedelta
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -13,62 +11,17 @@ from typing import Any
 import pytest
 import yaml
 from commands import QUICK, WAITING, command, environment, errors_at_end, new_process, start, summary, wait_for
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra.conf import HydraConf, SweepDir
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from joblib import Parallel, delayed
-from omegaconf import DictConfig
 
 from cbatch import ConfigError
 from experiments import job
-from experiments.job import folder_name, may_exist, objective_of, run_job
-from experiments.settings.error_lines import one_line
-from experiments.store.claim import claimed
-from experiments.store.provenance import write_json
-from experiments.store.run_folder import remove_killed
+from experiments.job import folder_name, may_exist, objective_of
 from experiments.store.tables import load
-from experiments.sweep import how_to_resume
-
-GRID = ("-m", "sweep=grid", "policy=orca,sarathi", "chunk=128,256", *QUICK)
 
 
 def runs_of(folder: Path) -> dict[str, float]:
     """When each finished run of a sweep was written, by the name of its folder."""
     return {path.parent.name: path.stat().st_mtime for path in folder.glob("*/summary.json")}
-
-
-def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    first = new_process("run", *GRID, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", cwd=tmp_path)
-    assert first.returncode == 0, first.stderr
-    assert "SIMULATED with profile h200" in first.stdout
-    folder = tmp_path / "multirun" / "grid"
-    before = runs_of(folder)
-    assert len(before) == 4
-    half_written, untouched = sorted(before)[:2]
-    (folder / half_written / "summary.json").rename(folder / half_written / ".summary.json")  # killed while it wrote
-
-    second = command("run", *GRID, cwd=tmp_path)
-    assert second.returncode == 0, second.stderr
-    assert second.stdout.count("finished before") == 3
-    after = runs_of(folder)
-    assert after.keys() == before.keys()
-    assert after[half_written] > before[half_written]
-    assert after[untouched] == before[untouched]
-
-    third = command("run", *GRID, "batch=4", "workload.batch=4", cwd=tmp_path)  # other settings are other runs
-    assert third.stdout.count("finished before") == 0
-    assert len(runs_of(folder)) == 8
-    frame = load(folder)
-    assert len(frame) == 8
-    table = third.stdout.partition("\nrun ")[2].splitlines()[2:]
-    names = [
-        f"{name}, batch={batch}, workload.batch={batch}" for name in sorted(set(frame["name"])) for batch in (4, 18)
-    ]
-    assert sorted(line.partition("  ")[0] for line in table[:6]) == sorted(names)
-    says = "2 runs not shown: each differs from another run only in chunk, which orca does not read"
-    assert table[6] == says and len([line for line in table if line.startswith("  ")]) == 2
-    assert set(frame["name"]) == {"orca", "sarathi 128", "sarathi 256"}
 
 
 def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
@@ -89,21 +42,6 @@ def test_a_failing_run_does_not_end_the_others(tmp_path: Path) -> None:
     assert all(line.startswith("error: chunk=") for line in failures)
     assert last.startswith("error: 2 runs failed, see multirun/part/errors.log; the same command with sweep=part")
     assert len((tmp_path / "multirun" / "part" / "errors.log").read_text().splitlines()) == 2
-
-
-def test_a_run_is_composed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was checked before the first run is what runs: composing takes longer than a small simulation."""
-    composed, compose = [], ConfigLoaderImpl.load_sweep_config
-
-    def counted(loader: ConfigLoaderImpl, config: DictConfig, overrides: list[str]) -> DictConfig:
-        composed.append(overrides)
-        return compose(loader, config, overrides)
-
-    monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", counted)
-    assert command("run", "-m", "sweep=once", "chunk=128,256", *QUICK, cwd=tmp_path).returncode == 0
-    assert [overrides[1] for overrides in composed] == ["chunk=128", "chunk=256"]
-    runs = {path.name: summary(path)["about"]["chunk"] for path in (tmp_path / "multirun" / "once").glob("chunk=*")}
-    assert sorted(runs.values()) == [128, 256] and all(f"chunk={chunk}" in name for name, chunk in runs.items())
 
 
 def search(cwd: Path, chunks: str, objective: str = "throughput.total_tokens_per_second") -> CompletedProcess[str]:
@@ -139,17 +77,6 @@ def test_a_failed_run_of_a_search_is_a_failed_trial(tmp_path: Path) -> None:
     assert "failed, see multirun/search/errors.log" in errors[-1]
 
 
-def test_an_unknown_objective_is_named_with_the_nearest_ones(tmp_path: Path) -> None:
-    done = search(tmp_path, "256", "throughput.total_tokens")
-    assert done.returncode == 2
-    assert "has no such number; did you mean throughput.total_tokens_per_second or" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not list(tmp_path.rglob("summary.json"))  # found before the first run
-    assert search(tmp_path, "256", "null").stderr.endswith(
-        "error: objective=null: this sweeper needs a figure of summary.json; give one, as objective=ttft_seconds.p99\n"
-    )
-
-
 @pytest.mark.parametrize(
     "key", ["attainment.tiers.gold.share", "service.clients.ann", "about.wall_seconds", "run.seconds"]
 )
@@ -176,45 +103,6 @@ def test_an_objective_is_a_number_of_the_summary() -> None:
             objective_of(figures, key)
 
 
-def test_a_sweep_without_runs_is_an_error_and_leaves_no_folder(tmp_path: Path) -> None:
-    done = command("run", "-m", "sweep=none", "batch=glob(*)", *QUICK, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: the sweep holds no run; glob(...) chooses")
-    assert not (tmp_path / "multirun").exists()
-    shown = command("run", "-m", "sweep=none", "--help", cwd=tmp_path)
-    assert (shown.returncode, shown.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("option", ["-m", "--multirun", "--multi"])
-def test_a_sweep_ends_with_its_errors_however_it_is_asked_for(tmp_path: Path, option: str) -> None:
-    done = command("run", option, "sweep='two words'", "chunk=0", *QUICK, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith("error: 1 run failed, see multirun/two words/errors.log")
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("hydra.run.dir=elsewhere", "hydra.run.dir: has no effect here; give output=FOLDER"),
-        ("hydra.sweep.dir=elsewhere", "hydra.sweep.dir: has no effect here; give -m and sweep=NAME"),
-        ("hydra.mode=MULTIRUN", "hydra.mode: has no effect here; give -m for a sweep"),
-        ("sweep=", "sweep=: is not a name; give one, without commas or ${...}"),
-        (
-            "sweep=../../first",
-            "sweep=../../first: is not below multirun/, where sweeps are; give a name without .. or ",
-        ),
-        ("sweep=/tmp/first", "sweep=/tmp/first: is not below multirun/, where sweeps are; give a name without .. or "),
-        ("sweep=.", "sweep=.: is not below multirun/, where sweeps are; give a name without .. or "),
-        ("sweep=first,second", "sweep=first,second: is not a name; give one, without commas or ${...}"),
-    ],
-)
-def test_a_sweep_has_one_name_and_one_folder(tmp_path: Path, override: str, message: str) -> None:
-    done = command("run", "-m", override, *QUICK, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_runs_and_sweeps_do_not_lie_in_each_other(tmp_path: Path) -> None:
     sweep = ("run", "-m", "sweep=grid", "chunk=128", *QUICK)
     assert command(*sweep, cwd=tmp_path).returncode == 0
@@ -235,53 +123,6 @@ def test_runs_and_sweeps_do_not_lie_in_each_other(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert done.stderr.startswith(f"error: {message}")
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_a_sweep_that_cannot_be_composed_leaves_nothing(tmp_path: Path) -> None:
-    done = command("run", "-m", "sweep=a/b", "policy=orca,sarathy", *QUICK, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: policy=sarathy: no such policy; did you mean sarathi?")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("swept", "message"),
-    [
-        ("policy=orca,sarathi,twoqueue.TwoQueues", "policy._target_=twoqueue.TwoQueues: twoqueue cannot be imported ("),
-        ("policy=orca,'policies.orca.Orca(budget=3)'", "policy.budget: policies.orca.Orca takes no such argument; "),
-        (
-            "policy=orca,sarathi workload=trace workload.path=no",
-            "workload.path=no: no such file; a relative path begins",
-        ),
-        ("workload=closed,sharegpt(lengths.path=no)", "workload.lengths.path=no: no such file; "),
-        (
-            "policy=orca,sarathi workload=trace workload.path={bad}",
-            "{bad}, line 3: num_decode_tokens='x': must be a whole",
-        ),
-        (
-            "workload=closed,sharegpt(lengths.path={bad})",
-            "{bad}, line 3: num_decode_tokens='x': must be a whole number",
-        ),
-        ("workload=closed,prompts(path={bad})", "{bad}, line 1: 'num_prefill_tokens,num_decode_tokens' is not JSON"),
-        ("workload=closed,sharegpt", "workload.lengths.path: has no value; give workload.lengths.path=..."),
-        (
-            "backend=sim backend.router._target_=cbatch.cluster.RoundRobin,mine.Router",
-            "backend.router._target_=mine.Router: mine cannot be imported (",
-        ),
-    ],
-)
-def test_what_the_last_run_of_a_sweep_lacks_is_said_before_the_first(tmp_path: Path, swept: str, message: str) -> None:
-    bad = tmp_path / "bad.csv"
-    bad.write_text("num_prefill_tokens,num_decode_tokens\n5,5\n5,x\n")
-    done = command("run", "-m", "sweep=s", *swept.format(bad=bad).split(), "workload.num_requests=4", cwd=tmp_path)
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith(f"error: {message.format(bad=bad)}") and done.stderr.count("\n") == 1
-    assert list(tmp_path.iterdir()) == [bad]
-
-
-def test_an_interrupted_sweep_without_a_run_names_no_folder() -> None:
-    """It removes its folder."""
-    assert how_to_resume("early", 0) == "no run had finished; the same command with sweep=early runs them"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent to a process group")
@@ -319,26 +160,6 @@ def test_workers_leave_ctrl_c_to_their_launcher() -> None:
     assert handler() is before
 
 
-def test_only_what_killed_runs_of_this_sweep_left_is_removed(tmp_path: Path) -> None:
-    now = datetime.now().astimezone()
-    state = {"status": "begun", "process": 1, "host": "vm", "begun": f"{now:%Y-%m-%dT%H:%M:%S%z}"}
-    for name, difference in {
-        "killed": {},
-        "earlier": {"begun": f"{now - timedelta(minutes=1):%Y-%m-%dT%H:%M:%S%z}"},
-        "failed": {"status": "failed"},
-        "complete": {},
-    }.items():
-        write_json(tmp_path / name / "unfinished.json", state | difference)
-        (tmp_path / name / "config.yaml").touch()
-    write_json(tmp_path / "complete" / "summary.json", {"about": {}})
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "errors.log").touch()
-    with claimed(tmp_path / "alive"):
-        remove_killed(tmp_path, since=now)
-        left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"alive", "earlier", "failed", "complete", "errors.log"}
-
-
 def test_submitit_runs_a_sweep_with_its_local_executor(tmp_path: Path) -> None:
     pytest.importorskip("submitit", reason="the sweep extra is not installed")
     done = new_process(
@@ -347,16 +168,6 @@ def test_submitit_runs_a_sweep_with_its_local_executor(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert len(runs_of(tmp_path / "multirun" / "jobs")) == 2
     assert len(load(tmp_path / "multirun" / "jobs")) == 2
-
-
-@pytest.mark.skipif(shutil.which("srun") is not None, reason="Slurm is installed")
-def test_a_sweep_on_slurm_where_there_is_none(tmp_path: Path) -> None:
-    pytest.importorskip("submitit", reason="the sweep extra is not installed")
-    done = new_process("run", "-m", "hydra/launcher=submitit_slurm", "policy=orca,sarathi", *QUICK, cwd=tmp_path)
-    assert done.returncode == 2
-    [line] = done.stderr.splitlines()
-    assert line.startswith("error: ") and line.endswith('Could not detect "srun", are you indeed on a slurm cluster?')
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture
@@ -430,37 +241,6 @@ def test_ray_runs_a_sweep_on_a_running_cluster(tmp_path: Path, monkeypatch: pyte
     assert done.returncode == 0, done.stderr
     assert set(load(here / "multirun" / "ray")["policy"]) == {"orca", "sarathi"}
     assert not list(elsewhere.iterdir())
-
-
-def test_a_cluster_that_does_not_answer_is_named() -> None:
-    message = one_line(ConnectionError("Failed to connect to Ray cluster at host:1"))
-    assert message is not None
-    assert message.startswith(
-        "hydra/launcher=ray_cluster: Failed to connect to Ray cluster at host:1; start one with ray"
-    )
-
-
-def test_a_worker_that_does_not_see_the_folder_of_the_sweep_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep = SweepDir(dir=str(tmp_path / "multirun" / "long"))
-    hydra = HydraConf(mode=RunMode.MULTIRUN, sweep=sweep)
-    monkeypatch.setattr(HydraConfig, "get", lambda: hydra)
-    with pytest.raises(ConfigError, match=r"multirun/long: not shared with .*; give the command in a folder that all"):
-        run_job(DictConfig({}))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        ("chunk=256,policy=sarathi", "chunk=256,policy=sarathi"),
-        ("", "run"),
-        ("workload.path=/data/traces/azure.csv", "workload.path=azure.csv,~"),
-        ("a=b c", "a=b_c,~"),
-    ],
-)
-def test_folder_names_are_readable(overrides: str, expected: str) -> None:
-    assert folder_name(overrides).startswith(expected)
 
 
 @pytest.mark.parametrize(

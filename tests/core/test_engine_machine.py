@@ -83,6 +83,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = Engine(self.policy, self.executor, limits, NO_COST, asynchronous=asynchronous, **size)
         self.model = PlainEngine(limits, **size, carries=self.tokens or num_stages > 1)
         self.requests: list[Request] = []
+        self.counts: dict[int, tuple[int, ...]] = {}
 
     @rule(prompt=st.integers(1, 10), limit=st.integers(1, 6), ends_after=st.none() | st.integers(1, 6))
     def arrive(self, prompt: int, limit: int, ends_after: int | None) -> None:
@@ -96,7 +97,9 @@ class EngineMachine(RuleBasedStateMachine):
             return
         self.requests.append(request)
         self.engine.submit([request])
-        self.engine._arrivals()
+        self.policy.next = Plan([(Request(99, 1, 1), 1)])
+        with pytest.raises(PlanError):
+            self.engine.step()  # a stranger cannot be planned; but what has arrived waits now
         self.model.arrive(id_, prompt, limit, ends)
         assert self.policy.heard.pop() == ("arrival", id_)
 
@@ -112,12 +115,15 @@ class EngineMachine(RuleBasedStateMachine):
                 case "pad":
                     builder.pad_to(data.draw(SMALL))
                 case "add" if request is not None:
-                    before = builder.num_tokens, builder.free_blocks
                     tokens, whole = data.draw(st.none() | SMALL), data.draw(st.booleans())
                     assume(not whole or (tokens or 0) <= self.model.limits.max_tokens >= request.num_ready)
-                    granted = builder.add(request, tokens, reserve=data.draw(st.just(0) | SMALL), whole=whole)
-                    assert builder.num_tokens == before[0] + granted
+                    reserve = data.draw(st.just(0) | SMALL)
+                    least = {**self.described(builder.plan), "pad_to": None}
+                    least["entries"] = [*least["entries"], (request.id, 1)]
+                    granted = builder.add(request, tokens, reserve=reserve, whole=whole)
                     assert (builder.refusal is None) == (granted > 0)
+                    if not (granted or whole or reserve or tokens == 0):
+                        assert not self.model.is_legal(**least), f"refused without need: {builder.refusal}"
                 case "preempt" | "reject" as how if request is not None:
                     try:
                         builder.preempt(request) if how == "preempt" else builder.reject(request, "why")
@@ -125,8 +131,13 @@ class EngineMachine(RuleBasedStateMachine):
                         allowed = self.model.running if how == "preempt" else self.model.waiting
                         departed = [*builder.plan.preempt, *(gone for gone, _ in builder.plan.reject)]
                         assert request.id not in allowed or request in departed
-        plan = builder.build()
-        assert self.model.is_legal(**self.described(plan)), f"the builder made an illegal plan: {self.described(plan)}"
+        plan, limits = builder.build(), self.model.limits
+        made = self.described(plan)
+        assert self.model.is_legal(**made), f"the builder made an illegal plan: {made}"
+        assert (builder.num_tokens, builder.num_requests) == (sum(plan.num_tokens), len(plan))
+        assert builder.tokens_left == limits.max_tokens - builder.num_tokens
+        assert builder.rows_left == limits.max_batch - len(plan)
+        assert builder.free_blocks == self.model.free_after(made["entries"], made["preempt"], made["reserve"])
         self.turn(plan)
 
     @precondition(lambda self: self.requests)
@@ -171,6 +182,7 @@ class EngineMachine(RuleBasedStateMachine):
         check_rules(plan, self.engine.view, "Told")
         if not (len(plan) or plan.preempt or plan.reject or model.flying or plan.wake_at):
             return  # it would wait for ever
+        model.now = self.executor.time
         for id_ in described["preempt"]:
             model.preempt(id_)
         for id_ in described["reject"]:
@@ -183,7 +195,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.landing = (flying > self.depth) if len(plan) else flying > 0
         self.engine.step()
         if self.landing:
+            model.now = self.executor.time
             receivers = model.land()
+            last = self.engine.record.steps[-1]
+            assert (*last[8:12], *last[13:17]) == self.counts.pop(last.iteration)
+            assert last.num_sampled == len(receivers)
             expected += [("tokens", receivers)] if receivers else []
             expected += [("finish", id_) for id_, _ in model.ended[ended:]]
             assert self.engine.record.receivers[-1].tolist() == receivers
@@ -199,6 +215,11 @@ class EngineMachine(RuleBasedStateMachine):
         decodes = sum(model.requests[id_].decodes for id_, _ in self.planned)
         model.launch(self.planned, self.reserved)
         assert step.index == model.iteration - 1
+        padding = step.pad_to - step.num_batch_tokens
+        batch = len(self.planned), step.num_batch_tokens - decodes, decodes, padding
+        state = model.num_blocks - model.num_free, len(model.waiting), len(model.running)
+        self.counts[step.index] = (*batch, model.num_preempted, *state)
+        model.num_preempted = 0
         assert [request.id for request in step.requests] == [id_ for id_, _ in self.planned]
         assert (step.start.tolist(), step.num_tokens.tolist()) == (start, [tokens for _, tokens in self.planned])
         assert [step.requests[place].id for place in step.sampled] == model.flying[step.index][1]
@@ -253,6 +274,9 @@ class EngineMachine(RuleBasedStateMachine):
         for id_, request in ends.items():
             output = model.requests[id_].known - request.num_prompt_tokens
             assert request.num_output_tokens == output
+            times = model.requests[id_].times
+            assert request.token_times == (times.get("first"), times.get("last"))
+            assert (request.admitted_at, request.finished_at) == (times.get("admitted"), times["end"])
             if self.tokens:
                 stops = request.finish_reason is FinishReason.STOP
                 assert request.output == [*[OTHER] * (output - stops), *[STOP] * stops]

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,12 +28,7 @@ from policies.vtc import VTC
 # -- vllm_v1: one budget, admission order -----------------------------------------------------------------------------------
 
 
-URGENT = "A 3/5 @0, B 3/5 @0, C 2/3 @1"
-
-
 # -- length_order: SGLang's schedule policies -----------------------------------------------------------------------------
-
-LENGTHS = "A 2/4 @0, B 6/1 @0, C 2/2 @0, D 1/1 @3"
 
 
 def test_the_highest_response_ratio_is_next() -> None:
@@ -49,8 +43,6 @@ def test_the_highest_response_ratio_is_next() -> None:
 
 
 # -- trail: SRPT with limited preemption ----------------------------------------------------------------------------------
-
-PREDICTED = "A 1/8 @0, B 1/3 @1, C 1/1 @8"
 
 
 # -- vtc: fair shares among clients -----------------------------------------------------------------------------------------
@@ -143,13 +135,6 @@ def test_the_chunk_ends_before_a_decode_is_due() -> None:
 
 # -- mlfq and ltr: every request is ranked again in each iteration; those left out pause ---------------------------------------
 
-PAUSES: dict[str, Any] = {"batch": 1, "limits": {"max_running": 8}}
-
-
-def of_tokens(shape: BatchShape) -> float:
-    """An iteration takes as many seconds as it has tokens."""
-    return float(shape.num_tokens)
-
 
 # -- lars: least relative slack first ---------------------------------------------------------------------------------------
 
@@ -197,30 +182,6 @@ def test_lars_ranks_by_relative_slack_and_yields() -> None:
 def test_settings_out_of_range_are_refused(make: Callable[[], object], says: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(says)):
         make()
-
-
-@pytest.mark.parametrize(
-    ("key", "says"),
-    [
-        ("policy=mlfq policy.quantum=many", "policy.quantum=many: give a number"),
-        ("policy=vtc policy.rpm=2.5", "policy.rpm=2.5: give a whole number or null"),
-        ("policy=vtc policy.lift=3", "policy.lift=3: give true or false"),
-        ("policy=vtc policy.weights={a:x}", "policy.weights={'a': 'x'}"),
-        ("policy=lars policy.ttft=null", "policy.ttft=null: policies.lars.LARS needs a number"),
-        (
-            "policy=ltr policy.predictor=null",
-            "policy.predictor=null: policies.ltr.LTR needs one; choose it with predictor=",
-        ),
-        ("policy=trail predictor=bins predictor.refresh=x", "policy.predictor.refresh=x: give a whole number"),
-        ("policy=trail policy.c=-1", "policy.c=-1: give a share"),
-        ("policy=priority policy.boost=-1", "policy.boost=-1: give 0 for none"),
-        ("policy=prefill_first policy.watermark=1", "policy.watermark=1: give a share from 0 to below 1"),
-        ("policy=slai chunk=auto", "policy.budget=auto: give a number of tokens; chunk=auto is for"),
-    ],
-)
-def test_values_of_a_wrong_kind_are_refused_by_their_key(key: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(says)):
-        compose_run(*key.split()).policy()
 
 
 def test_whole_numbers_are_numbers_and_lists_are_not_judged() -> None:

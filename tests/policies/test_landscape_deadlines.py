@@ -13,11 +13,6 @@ from policies.qoserve import QoServe
 from policies.shared.deadlines import deadline
 from policies.slai import Slai
 
-EVER = float("inf")
-ONE_AT_A_TIME: dict[str, Any] = {"batch": 1, "limits": {"max_running": 8}}
-PAUSES: dict[str, Any] = {"batch": 2, "limits": {"max_running": 8}}
-
-
 # -- slai -------------------------------------------------------------------------------------------------------------------
 
 

@@ -24,10 +24,6 @@ from policies.trail import Trail
 from policies.vllm_v1 import VllmV1
 from policies.vtc import VTC
 
-EVER = float("inf")
-PAUSES: dict[str, Any] = {"batch": 2, "limits": {"max_running": 8}}
-
-
 # -- all ----------------------------------------------------------------------------------------------------------------
 
 DEFAULTS: dict[Any, dict[str, Any]] = {

@@ -15,11 +15,6 @@ from policies.predictors import Oracle
 from policies.shared.falling_queue import FallingQueue
 from policies.shared.waiting import WaitingQueue
 
-EVER = float("inf")
-ONE_AT_A_TIME: dict[str, Any] = {"batch": 1, "limits": {"max_running": 8}}
-PAUSES: dict[str, Any] = {"batch": 2, "limits": {"max_running": 8}}
-
-
 # -- mlfq and ltr ---------------------------------------------------------------------------------------------------------------
 
 
@@ -77,11 +72,6 @@ def test_a_starvation_of_one_iteration_is_taken() -> None:
 
 
 # -- lars ---------------------------------------------------------------------------------------------------------------------
-
-
-def of_tokens(shape: BatchShape) -> float:
-    """An iteration takes as many seconds as it has tokens."""
-    return float(shape.num_tokens)
 
 
 def by_tokens(shape: BatchShape) -> float:

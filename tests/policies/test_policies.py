@@ -17,8 +17,6 @@ from policies.request_level import RequestLevel
 from policies.sarathi import Sarathi
 from policies.sarathi_serve import SarathiServe
 
-LENGTHS = [(6, 3), (4, 2), (5, 4), (3, 2)]  # (prompt, output) of requests 0 to 3; 3 places
-
 
 def golden(text: str) -> str:
     return dedent(text).strip()

@@ -1,7 +1,5 @@
 """A folder belongs to one process at a time: claims, what ends them, and commands that are started at the same moment."""
 
-import errno
-import fcntl
 import json
 import os
 import socket
@@ -17,10 +15,8 @@ from typing import Any
 import pytest
 from commands import QUICK, command, environment, summary
 
-from cbatch import ConfigError
 from experiments.store.claim import ClaimedError, check_free, claimed, make_new_folder
 from experiments.store.provenance import atomic_write
-from experiments.store.run_folder import open_run_folder
 
 HERE = socket.gethostname()
 HOLD = "import sys; from pathlib import Path; from experiments.store.claim import claimed\nwith claimed(Path(sys.argv[1])): print(flush=True); input()"
@@ -47,36 +43,6 @@ def test_a_claim_lasts_until_its_process_ends_even_if_it_is_killed(tmp_path: Pat
             assert json.loads((folder / "unfinished.json").read_text()) == claim
             assert (claim["process"], claim["host"]) == (os.getpid(), HERE)
     assert list(folder.iterdir()) == []
-
-
-def test_what_is_written_over_a_claim_stays(tmp_path: Path) -> None:
-    with claimed(tmp_path):
-        (tmp_path / "unfinished.json").write_text('{"status": "failed"}')
-    assert [path.name for path in tmp_path.iterdir()] == ["unfinished.json"]
-    with claimed(tmp_path):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_locked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(file: int, operation: int) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with (
-        pytest.raises(
-            ConfigError, match=r"cannot be written \(No locks available\); choose another folder with output="
-        ),
-        open_run_folder(tmp_path / "run", {}, {}, replace=False),
-    ):
-        pass
-
-
-def test_what_a_process_left_that_was_killed_when_it_claimed_is_removed(tmp_path: Path) -> None:
-    for name in (".unfinished.json.0123abcd.json", ".summary.json.0123abcd.json"):
-        (tmp_path / name).write_text("{")
-    with open_run_folder(tmp_path, {}, {}, replace=False):
-        assert {path.name for path in tmp_path.iterdir()} == {".lock", "unfinished.json", "config.yaml"}
 
 
 def test_two_writers_of_one_file_do_not_share_their_temporary_file(tmp_path: Path) -> None:
@@ -140,12 +106,6 @@ def test_folders_created_at_the_same_moment_are_different_even_while_their_paren
             stop.set()
         removing.result()
     assert {folder.name for folder in folders} == {"run", *(f"run_{number}" for number in range(2, 7))}
-
-
-def test_no_folder_is_made_below_a_file(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("a file")
-    with pytest.raises(NotADirectoryError):
-        make_new_folder(tmp_path / "a" / "run")
 
 
 def test_a_run_that_ended_meanwhile_is_not_written_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

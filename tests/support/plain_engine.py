@@ -15,6 +15,7 @@ class PlainRequest:
 
     ends_after: output tokens after which it ends by itself. sampled: iterations in flight that sample a token of it.
     decodes: it has computed its prompt. last_at: the last iteration that computes tokens of it.
+    times: seconds of its first admission, first and latest token, and end.
     """
 
     id: int
@@ -28,6 +29,7 @@ class PlainRequest:
     sampled: list[int] = field(default_factory=list)
     decodes: bool = False
     last_at: int = -1
+    times: dict[str, float] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
@@ -54,6 +56,8 @@ class PlainEngine:
     iteration: int = 0
     num_free: int = -1
     num_overshoot: int = 0
+    num_preempted: int = 0
+    now: float = 0.0
     ended: list[tuple[int, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -110,8 +114,12 @@ class PlainEngine:
             return False
         if planned and pad_to is not None and not total <= pad_to <= limits.max_tokens:
             return False
+        return self.free_after(entries, preempt, reserve) >= 0
+
+    def free_after(self, entries: Entries, preempt: Sequence[int], reserve: Mapping[int, int]) -> int:
+        """KV blocks left free by a plan; those of a preempted request in flight come free too late for it."""
         free = sum(self.requests[id_].held for id_ in preempt if not self.flies(self.requests[id_])) + self.num_free
-        return sum(self.lacking(id_, tokens, reserve) for id_, tokens in entries) <= free
+        return free - sum(self.lacking(id_, tokens, reserve) for id_, tokens in entries)
 
     def lacking(self, id_: int, tokens: int, reserve: Mapping[int, int]) -> int:
         request = self.requests[id_]
@@ -121,6 +129,7 @@ class PlainEngine:
         request = self.requests[id_]
         self._leave(request)
         request.status, request.computed, request.decodes = Status.WAITING, 0, False
+        self.num_preempted += 1
 
     def launch(self, entries: Entries, reserve: Mapping[int, int]) -> None:
         """An iteration begins: its tokens count as computed, and those that it samples as generated."""
@@ -130,6 +139,7 @@ class PlainEngine:
             request = self.requests[id_]
             if request.status is Status.WAITING:
                 request.status = Status.RUNNING
+                request.times.setdefault("admitted", self.now)
                 self.running.append(id_)
             more = self.lacking(id_, tokens, reserve)
             self.num_free, request.held = self.num_free - more, request.held + more
@@ -160,6 +170,8 @@ class PlainEngine:
                 self.num_overshoot += 1
             else:
                 request.known += 1
+                request.times["last"] = self.now
+                request.times.setdefault("first", self.now)
                 receivers.append(id_)
         for id_ in receivers:
             request = self.requests[id_]
@@ -173,6 +185,7 @@ class PlainEngine:
         request = self.requests[id_]
         self._leave(request)
         request.status = Status.FINISHED
+        request.times["end"] = self.now
         self.ended.append((id_, why))
 
     def _leave(self, request: PlainRequest) -> None:

@@ -1,0 +1,46 @@
+from cbatch import Plan
+
+class Base:
+    def plan(self, view):
+        return self.choose(view, [*view.running, *view.waiting])
+
+class Raises(Base):
+    def choose(self, view, requests):
+        raise ValueError("two\nlines")
+
+class Twice(Base):
+    def choose(self, view, requests):
+        return Plan([(requests[0], 1), (requests[0], 1)])
+
+class Idle(Base):
+    def choose(self, view, requests):
+        return Plan()
+
+class Forever(Base):
+    def choose(self, view, requests):
+        return Plan(wake_at=view.now + 1)
+
+class NoPlan:
+    pass
+
+class Builder(Base):
+    def choose(self, view, requests):
+        return view.plan()
+
+class Exits:
+    def __init__(self):
+        raise SystemExit(3)
+
+class Negative:
+    def __init__(self):
+        import numpy
+        numpy.zeros(-1)
+
+def function(view):
+    return Plan()
+
+instance = Base()
+
+class NeedsArgument(Base):
+    def __init__(self, share):
+        self.share = share

@@ -1,0 +1,2 @@
+one = 1
+none = one / 0
