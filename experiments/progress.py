@@ -1,4 +1,4 @@
-"""A progress bar over the requests of a run. Reads the engine at most ten times per second; otherwise costs a clock read."""
+"""A progress bar over the requests of a run. A step costs a clock read; the engine is read at most ten times per second."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ _DELAY = 2.0  # seconds before the bar shows
 def progress(
     setting: Setting, num_requests: int, simulated: bool, say: Callable[[str], None]
 ) -> Iterator[Callable[..., None]]:
-    """Yields a function for `Engine.run(on_step=...)`; of a stream it is told, too, how many requests are yet to be submitted.
+    """Yields a function for `Engine.run(on_step=...)`, which of a stream also takes the number of requests not yet submitted.
 
     With "auto" the bar shows if stderr is a terminal; if it is not, and the run may take long, `say` gets a line instead.
     """

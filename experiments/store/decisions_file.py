@@ -52,7 +52,7 @@ class DecisionsWriter:
             self._file = gzip.open(path, "wt", encoding="utf-8", compresslevel=4)  # noqa: SIM115 - closed by `close`
 
     def begin(self, recorded: Recorded) -> None:
-        """recorded: everything but the events."""
+        """Writes the facts about the run. recorded: everything but the events."""
         run = {key: value for key, value in recorded._asdict().items() if key not in ("events", "times")}
         if not recorded.rows:
             del run["rows"]
@@ -78,7 +78,7 @@ class DecisionsWriter:
         self._write(finish={"id": id_, "num_output_tokens": num_output_tokens})
 
     def close(self, times: Sequence[float] | None = None) -> None:
-        """times: the clock's last readings, if the run has finished."""
+        """Ends the file. times: the clock's last readings, if the run has finished."""
         if times is not None:
             self._write(end=times)
         with _writing(self._path):

@@ -38,12 +38,12 @@ Length = Annotated[
 class Client:
     """Requests of one client, or of one phase of it: entries may share a `client`.
 
-    rate: requests per second, at `begin`; end_rate: at `end`, changing linearly; None: the same.
+    rate: requests per second at `begin`. end_rate: at `end`, changing linearly; None keeps the rate.
     prompt_tokens, output_tokens: one length for all, or a range [least, most], both included, drawn uniformly.
     client: name; None is the entry's key.
     cv: coefficient of variation of the intervals: 0 is evenly spaced from a random offset, 1 Poisson, above 1 bursty.
     begin, end: seconds; None ends with the workload.
-    on_off: seconds of sending, then as many of silence, and so on from time 0; None never pauses.
+    on_off: seconds of sending and of silence in turn, from time 0; None never pauses.
     """
 
     rate: Annotated[float, not_negative("requests per second")]
@@ -61,17 +61,17 @@ class Client:
             raise ValueError(f"end={self.end:g} lies before begin={self.begin:g}; give a later end")
 
     def scale(self, factor: float) -> "Client":
-        """The same client with other rates."""
+        """Returns the same client with other rates."""
         last = None if self.end_rate is None else self.end_rate * factor
         return replace(self, rate=self.rate * factor, end_rate=last)
 
     def expected(self, duration: float) -> float:
-        """Mean number of requests without pauses."""
+        """Returns the mean number of requests without pauses."""
         last = self.rate if self.end_rate is None else self.end_rate
         return max(self._end(duration) - self.begin, 0.0) * (self.rate + last) / 2
 
     def times(self, random: np.random.Generator, duration: float) -> Floats:
-        """Arrival times in seconds: those of a process of rate 1, on a clock that runs at the client's rate."""
+        """Draws arrival times in seconds: those of a process of rate 1, on a clock that runs at the client's rate."""
         span = self._end(duration) - self.begin
         counts = self._unit_times(random, self.expected(duration))
         slope = 0.0 if self.end_rate is None or span <= 0 else (self.end_rate - self.rate) / span
@@ -84,7 +84,7 @@ class Client:
         return duration if self.end is None else min(self.end, duration)
 
     def _unit_times(self, random: np.random.Generator, total: float) -> Floats:
-        """Times up to `total` of a process of rate 1."""
+        """Draws times up to `total` of a process of rate 1."""
         if self.cv == 0:
             return np.arange(random.random(), total)
         shape, times = self.cv**-2, np.zeros(1)
@@ -120,8 +120,10 @@ class Clients(Workload):
         if not len(times):
             raise WorkloadError(f"workload.duration={self.duration}: no client sends a request; raise it, or the rates")
         if self.num_requests is not None and self.num_requests > len(times):
-            asked = f"workload.num_requests={self.num_requests}"
-            raise WorkloadError(f"{asked}: the clients send {len(times)}; ask for fewer, or raise workload.duration")
+            requested = f"workload.num_requests={self.num_requests}"
+            raise WorkloadError(
+                f"{requested}: the clients send {len(times)}; ask for fewer, or raise workload.duration"
+            )
         first = np.argsort(times, kind="stable")[: self.num_requests]
         trace = Trace(
             source="clients",
@@ -139,7 +141,7 @@ class Clients(Workload):
         return {key: entry.scale(self.rate_scale) for key, entry in entries.items()}
 
     def _draw(self, key: str, entry: Client) -> tuple[Any, Floats, Ints, Ints]:
-        """Names, times, prompt and output tokens of one entry's requests."""
+        """Draws names, times, prompt and output tokens of one entry's requests."""
         stream = partial(generator, self.seed, Stream.CLIENTS, crc32(key.encode()))
         times = entry.times(stream(0), self.duration)
         prompts, outputs = (

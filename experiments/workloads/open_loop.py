@@ -21,7 +21,7 @@ class Arrivals(Protocol):
     """An arrival process."""
 
     def times(self, generator: np.random.Generator, num: int, /) -> Floats:
-        """Arrival times in seconds, [num], never decreasing; the first is 0."""
+        """Draws arrival times in seconds, [num], never decreasing; the first is 0."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -86,7 +86,7 @@ class PromptFile(Workload):
         return replace(super()._annotations(), max_new_tokens="exact")  # of the line, not of the workload
 
     def _lines(self) -> list[PromptLine]:
-        """The file's lines with every value checked."""
+        """Reads the lines of the file and checks every value."""
         defaults = {name: getattr(self.sampling, name) for name in ("temperature", "top_k", "top_p")}
         defaults["max_new_tokens"] = self.max_new_tokens
         lines: list[PromptLine] = []
@@ -105,7 +105,7 @@ class PromptFile(Workload):
 
 
 def _prompt(path: str, number: int, line: PromptLine, vocabulary: Vocabulary | None) -> list[int]:
-    """The token ids of a line."""
+    """Returns the token ids of a line."""
     if line.token_ids is not None:
         if vocabulary is not None and (largest := max(line.token_ids)) >= vocabulary.size:
             remedy = f"give ids from 0 to {vocabulary.size - 1}"

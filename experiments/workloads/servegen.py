@@ -49,7 +49,7 @@ class ServeGen(Replay):
         return self._replay(self.trace(), vocabulary)
 
     def trace(self) -> Trace:
-        """The requests of the range, in order of arrival, before lengths are fitted to a model."""
+        """Draws the requests of the range, in order of arrival, before lengths are fitted to a model."""
         data = read_servegen(self.path, self.dataset)
         windows = self._windows(data)
         data = replace(data, rate=data.rate * self._scale(data, windows))
@@ -72,7 +72,7 @@ class ServeGen(Replay):
         )
 
     def _scale(self, data: ServeGenClients, windows: Ints) -> float:
-        """The factor from recorded to wanted rates."""
+        """Returns the factor from recorded to wanted rates."""
         if self.rate is None:
             return self.rate_scale
         first, end = self.start, self.start + self.duration
@@ -81,7 +81,7 @@ class ServeGen(Replay):
         return self.rate_scale * self.rate / recorded if recorded else 0.0
 
     def _windows(self, data: ServeGenClients) -> Ints:
-        """The windows, as rows of the data, that can hold requests of the range."""
+        """Returns the windows, as rows of the data, that can hold requests of the range."""
         wanted = (data.rate > 0) & (data.start < self.start + self.duration)
         wanted &= data.start + WINDOW_SECONDS > self.start
         if self.clients is not None:
@@ -93,7 +93,7 @@ class ServeGen(Replay):
         return np.flatnonzero(wanted)
 
     def _draw(self, data: ServeGenClients, window: int) -> tuple[Strings, Floats, Ints, Ints]:
-        """Client, time, prompt and output tokens of one window's requests that fall into the range."""
+        """Draws client, time, prompt and output tokens of one window's requests that fall into the range."""
         client, start = int(data.client[window]), int(data.start[window])
         random = generator(self.seed, Stream.SERVEGEN, client, start // WINDOW_SECONDS)
         expected = float(data.rate[window]) * WINDOW_SECONDS

@@ -44,7 +44,7 @@ class ServeGenClients:
     _histograms: dict[tuple[int, str], tuple[Histogram, Histogram]] = field(default_factory=dict)  # those parsed so far
 
     def lengths(self, client: int, start: int) -> tuple[Histogram, Histogram]:
-        """Input and output lengths in tokens of a client in the 600 s window `start`; parsed on first use.
+        """Returns input and output lengths in tokens of a client in the 600 s window `start`; parses them on first use.
 
         Raises:
             WorkloadError: there are none, or they are malformed.
@@ -101,7 +101,7 @@ def read_servegen(trace_path: str, dataset_path: str) -> ServeGenClients:
 
 
 def _parse_histogram(text: str) -> Histogram:
-    """From "{bin: probability, ...}"; a bin of 0 tokens, which one client's output has, counts as 1 token."""
+    """Parses "{bin: probability, ...}"; a bin of 0 tokens, which one client's output has, counts as 1 token."""
     numbers = np.array(text.strip("{}").replace(":", ",").split(","), np.float64)
     bins, weights = numbers[0::2], numbers[1::2]
     whole = np.isfinite(bins) & (bins >= 0) & (bins == np.floor(bins))
