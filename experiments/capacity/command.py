@@ -14,9 +14,9 @@ from cbatch import SLO, ConfigError
 from cbatch.validation import Give, positive, whole
 from experiments.capacity.control import draw_queue
 from experiments.capacity.definitions import Rule
-from experiments.capacity.estimate import Shares, alone, by_replication
+from experiments.capacity.estimate import Shares, by_replication, estimate_alone
 from experiments.capacity.folder import open_simulations, write_result
-from experiments.capacity.search import LEAST, Found, Search, Wanted, shares_of
+from experiments.capacity.search import LEAST, Capacity, Goal, Search, shares_of
 from experiments.capacity.simulation import simulate
 from experiments.serve import about_run
 from experiments.settings.assemble import assemble
@@ -66,18 +66,18 @@ def measure(
     """Searches a capacity and writes its folder; returns what capacity.json holds. The arguments are those of `serve`.
 
     Raises:
-        CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be found.
+        CbatchError: a setting that cannot be used, a failure of the policy, or a capacity that cannot be capacity.
     """
     began = time.perf_counter()
     rule = Rule(settings.definition, settings.slo, settings.attainment, bool(getattr(settings.workload, "tiers", None)))
-    wanted = _wanted(settings, rule)
+    goal = _goal(settings, rule)
     if settings.bounds and settings.definition != "joint":
         problem = (
             f"definition={settings.definition} does not ask for all objectives of the same requests, as the bound does"
         )
         raise ConfigError(f"bounds=true: {problem}; give definition=joint, or bounds=false")
-    natural_rate(settings.workload, wanted.requests)  # raises if the workload has no rate
-    run = assemble(replicate(settings, 0, 1.0, wanted.requests))
+    natural_rate(settings.workload, goal.requests)  # raises if the workload has no rate
+    run = assemble(replicate(settings, 0, 1.0, goal.requests))
     code, keys = sources_of(settings.composed), identity(settings)
     about = {**about_run(run), "identity": keys, "slo": slo_name(settings), "code": code}
     cores = (os.cpu_count() or 1) if bar else 1  # without a bar, a launcher runs other searches beside this one
@@ -86,26 +86,26 @@ def measure(
     with open_simulations(folder, keys, code, work, cores=cores, other_code=others) as simulations:
         if simulations.resumed:
             say(f"{simulations.resumed} simulations of an earlier search are kept")
-        search = Search(wanted, simulations, say)
-        found = search.run()
+        search = Search(goal, simulations, say)
+        capacity = search.run()
         about["wall_seconds"] = time.perf_counter() - began
         about["execution"]["iterations_outside_measured_range"] = sum(outcome.outside for outcome in search.outcomes)
-        capacity = {
-            **_figures(found, settings),
-            "one_alone": alone(shares_of(search.outcomes, rule.criteria)),
+        figures = {
+            **_figures(capacity, settings),
+            "one_alone": estimate_alone(shares_of(search.outcomes, rule.criteria)),
             "simulations": len(simulations.all()),
             "cpu_seconds": sum(outcome.seconds for outcome in simulations.all()),
         }
         names = [criterion.name for criterion in rule.criteria]
-        curves = {name: _curve(shares) for name, shares in zip(names, found.shares, strict=True)}
+        curves = {name: _curve(shares) for name, shares in zip(names, capacity.shares, strict=True)}
         summary = {
             "about": about,
-            "capacity": capacity,
+            "capacity": figures,
             "curves": curves,
-            "by_replication": by_replication(found.shares),
+            "by_replication": by_replication(capacity.shares),
         }
         if settings.bounds:
-            summary["regret"] = _regret(found, settings)
+            summary["regret"] = _regret(capacity, settings)
         write_result(folder, summary, settings.composed)
     return summary
 
@@ -129,7 +129,7 @@ def slo_name(settings: Settings) -> str:
     return " ".join(changed if name == "none" and changed else [name, *changed])
 
 
-def _wanted(settings: SearchSettings, rule: Rule) -> Wanted:
+def _goal(settings: SearchSettings, rule: Rule) -> Goal:
     definition, recorded = rule.definition, num_recorded(settings.workload)
     requests = settings.requests
     if requests == "auto":
@@ -144,30 +144,30 @@ def _wanted(settings: SearchSettings, rule: Rule) -> Wanted:
         raise ConfigError(f"requests={requests}: {problem}; give {remedy}")
     grows, queue = settings.requests == "auto" and warmup is None, draw_queue(settings.workload)
     most, accuracy = settings.replications, settings.accuracy
-    return Wanted(rule.criteria, requests, most, accuracy, warmup, recorded, grows, queue)
+    return Goal(rule.criteria, requests, most, accuracy, warmup, recorded, grows, queue)
 
 
-def _figures(found: Found, settings: SearchSettings) -> dict[str, Any]:
+def _figures(capacity: Capacity, settings: SearchSettings) -> dict[str, Any]:
     """Returns the capacity with what it depends on."""
     return {
-        "requests_per_second": found.rate,
-        "low": found.low,
-        "high": found.high,
+        "requests_per_second": capacity.rate,
+        "low": capacity.low,
+        "high": capacity.high,
         "confidence": CONFIDENCE,
-        "replications": len(found.shares[0].good),
-        "requests": found.requests,
-        "warmup_requests": found.warmup,
+        "replications": len(capacity.shares[0].good),
+        "requests": capacity.requests,
+        "warmup_requests": capacity.warmup,
         "definition": settings.definition,
         "attainment": settings.attainment,
         "slo": asdict(settings.slo),
     }
 
 
-def _regret(found: Found, settings: SearchSettings) -> dict[str, float]:
+def _regret(capacity: Capacity, settings: SearchSettings) -> dict[str, float]:
     """Returns the capacity and its interval over the highest rate that any policy can sustain."""
-    bounds = bounds_together(settings, len(found.shares[0].good), found.requests)
+    bounds = bounds_together(settings, len(capacity.shares[0].good), capacity.requests)
     bound = bounds.rate_attained(settings.attainment)
-    ends = {"capacity": found.rate, "capacity_low": found.low, "capacity_high": found.high}
+    ends = {"capacity": capacity.rate, "capacity_low": capacity.low, "capacity_high": capacity.high}
     return {**{name: rate / bound for name, rate in ends.items()}, "rate_bound": bound}
 
 

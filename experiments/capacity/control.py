@@ -1,10 +1,9 @@
 """A control variate: the same requests in a queue of one server, where a replication takes microseconds.
 
-Whether a replication is unlucky lies mostly in its arrivals and lengths, and a queue shows it: its late requests explain
-70 to 97% of the variance of what a policy with chunks violates. As the queue's own mean is known from many more
-replications, what it explains can be taken away (regression control; Lavenberg and Welch, "A perspective on the use of
-control variables", Management Science 27, 1981). As the slope is estimated from the same replications, the estimate of the
-mean has a bias of the order of 1 / replications.
+Arrivals and lengths decide mostly whether a replication is unlucky. The queue's late requests explain 70 to 97% of the variance of
+the violations of a policy with chunks. The queue's mean is known from many more replications, so the explained part can be
+subtracted (regression control; Lavenberg and Welch, "A perspective on the use of control variables", Management Science 27, 1981).
+The slope is estimated from the same replications, which gives the mean a bias of the order of 1 / replications.
 """
 
 from collections.abc import Callable
@@ -18,54 +17,59 @@ from experiments.trials.replications import natural_rate
 from experiments.workloads import OpenLoop, Workload
 
 Draw = Callable[[int, int], tuple[Floats, Floats]]
-"""Arrivals at one request per second and work in any unit, [requests] each, of a replication and a number of requests."""
+"""Called with a replication and a number of requests; returns arrivals at one request per second, and work in any unit, [requests] each."""
 
 _DRAWN = 2_000_000  # requests of the queue, in all replications
-_LEAST = 8  # simulated replications from which a regression is worth its degree of freedom
-_DRAIN = 1.05  # a full queue's throughput is so much higher without its last iterations, which are not full
+_LEAST = 8  # simulated replications from which on a regression is worth its degree of freedom
+_DRAIN = 1.05  # how much higher the throughput of a full queue is without its last iterations, which are not full
 
 
 class Control:
-    """The queue. throughput: requests per second of a full one. warmup: requests that do not count, first and last.
+    """The queue.
 
-    drawn: replications of the queue, the simulated ones first.
+    throughput: requests per second of a full queue. warmup: requests at the beginning that do not count, and as many at the end.
+    num_drawn: replications of the queue; the first ones are those that are simulated.
     """
 
-    def __init__(self, draw: Draw, requests: int, warmup: int, throughput: float, drawn: int = 0) -> None:
-        self._drawn = drawn or _DRAWN // requests
-        arrivals, work = zip(*(draw(number, requests) for number in range(self._drawn)), strict=True)
+    def __init__(self, draw: Draw, requests: int, warmup: int, throughput: float, num_drawn: int = 0) -> None:
+        self._num_drawn = num_drawn or _DRAWN // requests
+        arrivals, work = zip(*(draw(number, requests) for number in range(self._num_drawn)), strict=True)
         self._arrivals = np.array(arrivals)
         service = np.array(work) / np.mean(work) / (_DRAIN * throughput)
-        self._before = np.cumsum(service, axis=1) - service  # seconds of those that came earlier
+        self._before = np.cumsum(service, axis=1) - service  # seconds of work of earlier requests
         self._counted = slice(warmup, requests - warmup)
 
     def adjust(self, shares: Shares) -> Shares:
-        """The shares without what the queue explains of their scatter, at the rates where enough replications have violations."""
+        """Returns the shares without the scatter that the queue explains, at the rates where enough replications have violations."""
         good, scarce = shares.good.copy(), shares.scarce
         for index, rate in enumerate(shares.rates):
-            [made] = shares.asked[:, index].nonzero()  # a rate that was added late, or far off for a while, lacks some
-            if len(made) >= _LEAST and not scarce[index] and made[-1] < self._drawn / 4:
-                good[made, index] = self._adjust(rate, made, good[made, index], shares.asked[made, index])
+            [made] = shares.total[
+                :, index
+            ].nonzero()  # a rate that was added late, or was far from the crossing, lacks some
+            if len(made) >= _LEAST and not scarce[index] and made[-1] < self._num_drawn / 4:
+                good[made, index] = self._adjust(rate, made, good[made, index], shares.total[made, index])
         return replace(shares, good=good)
 
-    def _adjust(self, rate: float, made: NDArray[np.intp], good: Floats, asked: Floats) -> Floats:
-        num, bad = len(good), asked - good
+    def _adjust(self, rate: float, made: NDArray[np.intp], good: Floats, total: Floats) -> Floats:
+        num, bad = len(good), total - good
         wait = self._before - self._arrivals / rate
         wait = (wait - np.minimum.accumulate(wait, axis=1))[:, self._counted]  # Lindley 1952
-        limit = np.quantile(wait[made], 1 - bad.sum() / asked.sum())
+        limit = np.quantile(wait[made], 1 - bad.sum() / total.sum())
         late = (wait > limit).mean(axis=1)
         simulated = late[made]
         from_mean, scatter, luck = simulated - simulated.mean(), bad - bad.mean(), simulated.mean() - late.mean()
         if not (squares := from_mean @ from_mean):
             return good
         slope = from_mean @ scatter / squares
-        left = (scatter - slope * from_mean) / (1 - from_mean**2 / squares)  # by the line through the others
-        known = slope**2 * late.var() * num / self._drawn  # how well the queue's mean is
+        left = (scatter - slope * from_mean) / (
+            1 - from_mean**2 / squares
+        )  # from the line through the other replications
+        known = slope**2 * late.var() * num / self._num_drawn  # the error of the queue's mean
         variance = left.var() * (1 + num * luck**2 / squares) * num / (num - 2) + known  # slope and limit are estimated
         if variance > scatter.var() / 2:
             return good
         widened = (left - left.mean()) * np.sqrt(variance / left.var()) if left.any() else left
-        adjusted: Floats = asked - (bad.mean() - slope * luck) - widened
+        adjusted: Floats = total - (bad.mean() - slope * luck) - widened
         return adjusted
 
 

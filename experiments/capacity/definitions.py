@@ -1,7 +1,7 @@
-"""When a server copes with a rate: the joint attainment of objectives, or the rule of a published search.
+"""Defines when a server copes with a rate: by the joint attainment of objectives, or by the rule of a published search.
 
-Every rule is a conjunction of shares. "P99 of the time between tokens is at most 0.1 s" says that at least 99% of the gaps
-are at most 0.1 s; that form has a mean over replications, and so an interval. The capacity is the least over the shares.
+Every rule is a conjunction of shares. "P99 of the time between tokens is at most 0.1 s" becomes "at least 99% of the gaps are at most
+0.1 s": a share has a mean over replications, and so an interval. The capacity is the least over the shares.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served
 
 Count = tuple[int, int]
-"""How many are good, of how many."""
+"""(number that is good, number of all)."""
 
 
 class Criterion(NamedTuple):
-    """A share that must be at least `level`. good: of the counted requests, and of those of them that were served."""
+    """A share that must be at least `level`. good: called with the counted requests, and those of them that were served."""
 
     name: str
     level: float
@@ -31,9 +31,9 @@ class Criterion(NamedTuple):
 class Definition:
     """A rule.
 
-    criteria: from the objectives and the attainment asked for. needs: the objectives without which it is undefined.
+    criteria: from the objectives and the wanted attainment. needs: objectives without which the rule is undefined.
     requests: per replication, as published; None: enough for the warm-up.
-    all_count: the first and last requests count too, as in the published searches.
+    all_count: the first and last requests count, as in the published searches.
     """
 
     criteria: Callable[[SLO, float], list[Criterion]]
@@ -43,30 +43,30 @@ class Definition:
 
 
 def _joint(slo: SLO, level: float) -> list[Criterion]:
-    return [Criterion("attainment", level, lambda asked, served: _met(asked, served, (True, True, True)))]
+    return [Criterion("attainment", level, lambda requests, served: _met(requests, served, (True, True, True)))]
 
 
 def _sarathi_serve(slo: SLO, _: float) -> list[Criterion]:
-    """The search of branch osdi-sarathi-serve: P50 of the scheduling delay <= 2 s, P99 of all gaps <= the objective."""
+    """Returns the rule of branch osdi-sarathi-serve: P50 of the scheduling delay <= 2 s, P99 of all gaps <= the objective."""
     return [_delays(0.5, 2.0), Criterion("tbt", 0.99, lambda _, served: _below(served.gaps()[0], slo.tbt))]
 
 
 def _vidur(slo: SLO, _: float) -> list[Criterion]:
-    """Vidur's config_optimizer: P99 of the scheduling delay <= 5 s, and nothing else."""
+    """Returns the rule of Vidur's config_optimizer: P99 of the scheduling delay <= 5 s, and nothing else."""
     return [_delays(0.99, 5.0)]
 
 
 def _distserve(slo: SLO, _: float) -> list[Criterion]:
-    """DistServe's search: P90 of TTFT and P90 of TPOT, each on its own; the objective `tbt` is its TPOT."""
+    """Returns the rule of DistServe's search: P90 of TTFT and P90 of TPOT, separately; the objective `tbt` is the TPOT."""
     return [
-        Criterion("ttft", 0.9, lambda asked, served: _below(served.ttft, slo.ttft, len(asked))),
-        Criterion("tpot", 0.9, lambda asked, served: _below(np.nan_to_num(served.tpot), slo.tbt, len(asked))),
+        Criterion("ttft", 0.9, lambda requests, served: _below(served.ttft, slo.ttft, len(requests))),
+        Criterion("tpot", 0.9, lambda requests, served: _below(np.nan_to_num(served.tpot), slo.tbt, len(requests))),
     ]
 
 
 def _qoserve(slo: SLO, _: float) -> list[Criterion]:
-    """QoServe: at most 1% of the requests violate theirs, which are of the first and of the last token only."""
-    return [Criterion("attainment", 0.99, lambda asked, served: _met(asked, served, (True, False, True)))]
+    """Returns QoServe's rule: at most 1% of the requests violate the objectives of the first or of the last token."""
+    return [Criterion("attainment", 0.99, lambda requests, served: _met(requests, served, (True, False, True)))]
 
 
 DEFINITIONS = {
@@ -76,14 +76,14 @@ DEFINITIONS = {
     "distserve": Definition(_distserve, ("ttft", "tbt"), 1000),
     "qoserve": Definition(_qoserve, (), 42_000),
 }
-"""By name: the default, and the rules of published searches (docs/capacity.md)."""
+"""The default, and the rules of published searches (docs/capacity.md), by name."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A definition with its objectives. attainment: the share for definition=joint.
+    """A definition with its objectives.
 
-    tiers: the workload's service classes have objectives of their own.
+    attainment: the share for definition=joint. tiers: whether the workload's service classes have objectives of their own.
 
     Raises:
         ConfigError: an objective that the definition needs is not set.
@@ -111,7 +111,7 @@ class Rule:
 
 
 def select(served: Served, first: int, end: int) -> Served:
-    """The served requests with ids from `first` to before `end`."""
+    """Returns the served requests with ids from `first` to before `end`."""
     rows = (served.id >= first) & (served.id < end)
     tokens = (served.token_ids >= first) & (served.token_ids < end)
     columns: dict[str, Any] = {
@@ -123,17 +123,17 @@ def select(served: Served, first: int, end: int) -> Served:
 
 def _delays(level: float, limit: float) -> Criterion:
     return Criterion(
-        "scheduling delay", level, lambda asked, served: _below(served.scheduling_delay, limit, len(asked))
+        "scheduling delay", level, lambda requests, served: _below(served.scheduling_delay, limit, len(requests))
     )
 
 
 def _below(values: Any, limit: float | None, total: int | None = None) -> Count:
-    """total: of how many, those without a value included; None: of the values."""
+    """Counts values up to a limit. total: of how many, those without a value included; None: of the values."""
     return int((values <= limit).sum()), len(values) if total is None else total
 
 
-def _met(asked: Sequence[Request], served: Served, which: Sequence[bool]) -> Count:
-    """Requests that met those of their objectives ttft, tbt and total that `which` selects, all at once."""
-    asked = [request for request in asked if request.slo != NO_SLO]
-    met = judge(asked, served).met[[*which, True]]
-    return int(met.all(axis=0).sum()), len(asked)
+def _met(requests: Sequence[Request], served: Served, which: Sequence[bool]) -> Count:
+    """Counts requests that met all of their objectives ttft, tbt and total that `which` selects."""
+    requests = [request for request in requests if request.slo != NO_SLO]
+    met = judge(requests, served).met[[*which, True]]
+    return int(met.all(axis=0).sum()), len(requests)

@@ -1,4 +1,4 @@
-"""Text about capacities: one in full, one in a line, those of a sweep as a table."""
+"""Describes capacities: a single one in full or in a line, those of a sweep as a table."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,24 +15,24 @@ Summary = Mapping[str, Any]
 
 
 def capacity_text(summary: Summary) -> str:
-    """One capacity in full."""
-    about, found = summary["about"], summary["capacity"]
-    rows = [("capacity", f"{interval(found)}, 95% interval, {_replications(found)}"), ("holds", _rule(summary))]
+    """Returns a capacity in full."""
+    about, figures = summary["about"], summary["capacity"]
+    rows = [("capacity", f"{interval(figures)}, 95% interval, {_replications(figures)}"), ("holds", _rule(summary))]
     limits = about["limits"]
     rows += [("limits", f"batches of {limits['batch']}, iterations of {limits['tokens']:,} tokens, at most")]
-    if found["warmup_requests"]:
-        rows += [("counted", f"all but the first and last {found['warmup_requests']:,} requests of a replication")]
+    if figures["warmup_requests"]:
+        rows += [("counted", f"all but the first and last {figures['warmup_requests']:,} requests of a replication")]
     if regret := summary.get("regret"):
         rows += [("regret", f"{_of_bound(regret)} of {regret['rate_bound']:.4g} requests/s, which no policy exceeds")]
-    took = f"{about['wall_seconds']:.0f} s, {found['cpu_seconds']:.0f} s of CPU for {found['simulations']} simulations, including any kept from before"
-    rows += [("one alone", f"{one_alone(found)}: what searches with one replication return")]
+    took = f"{about['wall_seconds']:.0f} s, {figures['cpu_seconds']:.0f} s of CPU for {figures['simulations']} simulations, including any kept from before"
+    rows += [("one alone", f"{describe_alone(figures)}: what searches with one replication return")]
     rows += [("took", took)]
     head = [title_of(about), *notes_of([about])]
     return "\n".join([*head, "", tabulate(rows, tablefmt="plain", disable_numparse=True), "", _curves(summary)])
 
 
 def _curves(summary: Summary) -> str:
-    """A table of the shares at each rate."""
+    """Returns a table of the shares at each rate."""
     curves = summary["curves"]
     first = next(iter(curves.values()))
     rows = [
@@ -48,20 +48,20 @@ def _share(curve: Summary, index: int) -> str:
 
 
 def _rule(summary: Summary) -> str:
-    """What holds up to the capacity."""
-    found = summary["capacity"]
-    limits = " and ".join(f"{key} {limit:g} s" for key, limit in found["slo"].items() if limit is not None)
+    """Returns what holds up to the capacity."""
+    figures = summary["capacity"]
+    limits = " and ".join(f"{key} {limit:g} s" for key, limit in figures["slo"].items() if limit is not None)
     levels = ", ".join(f"{name} of {format_share(curve['level'])}" for name, curve in summary["curves"].items())
-    return f"definition={found['definition']}: {levels}" + (f"; {limits}" if limits else "")
+    return f"definition={figures['definition']}: {levels}" + (f"; {limits}" if limits else "")
 
 
-def _replications(found: Summary) -> str:
-    return f"{found['replications']} replications of {found['requests']:,} requests"
+def _replications(figures: Summary) -> str:
+    return f"{figures['replications']} replications of {figures['requests']:,} requests"
 
 
-def one_alone(found: Summary) -> str:
-    """The span of single replications, and those that it does not hold: they fail or pass at every rate simulated for them."""
-    single, num = found["one_alone"], found["replications"]
+def describe_alone(figures: Summary) -> str:
+    """Returns the span of the capacities of single replications, and how many fail or pass at all of their rates."""
+    single, num = figures["one_alone"], figures["replications"]
     failed, passed = (single.get(key, 0) for key in ("failed", "passed"))  # searches of earlier versions lack them
     rest = num - failed - passed
     span = [(f"{single['least']:.4g} to {single['most']:.4g}", rest)] if rest else []
@@ -70,9 +70,9 @@ def one_alone(found: Summary) -> str:
     return ", ".join(f"{values} ({count} of {num})" for values, count in [*span, *below, *above])
 
 
-def interval(found: Summary) -> str:
-    """A capacity with its interval."""
-    low, rate, high = found["low"], found["requests_per_second"], found["high"]
+def interval(figures: Summary) -> str:
+    """Returns a capacity with its interval."""
+    low, rate, high = figures["low"], figures["requests_per_second"], figures["high"]
     return f"{rate:.4g} [{low:.4g}, {high:.4g}] requests/s (±{100 * (high - low) / 2 / rate:.2g}%)"
 
 
@@ -82,12 +82,12 @@ def _of_bound(regret: Summary) -> str:
 
 
 def capacity_line(name: str, summary: Summary) -> str:
-    """One search of a sweep in one line."""
+    """Returns a search of a sweep in one line."""
     return f"{name}: {interval(summary['capacity'])}"
 
 
 def capacity_table(root: Path) -> str:
-    """The capacities in and below a folder, the highest first."""
+    """Returns the capacities in and below a folder, the highest first."""
     runs = read_searches(root)
     rows = [
         (

@@ -1,9 +1,9 @@
-"""The search for a capacity: a bracket from a few replications, then many at rates around the crossing.
+"""Searches a capacity: a bracket from a few replications, then many replications at rates around the crossing.
 
-1   double or halve the rate until some criterion fails, bisect to 10%: a few replications, one where that decides
-2   the first and last requests that do not count: 5 mean residence times
-3   4 rates around the crossing, 8 replications each; more rates while the interval reaches beyond them, and where it is to end
-4   more replications at the 2 to 4 rates nearest to it, 16 at least, until the interval is as narrow as wanted
+1   double or halve the rate until some criterion fails, bisect to 10%: a few replications, a single one if it decides
+2   leave out the first and last requests: 5 mean residence times
+3   simulate 8 replications at 4 rates around the crossing; add rates while the interval reaches beyond them, and at its wanted ends
+4   add replications at the 2 to 4 nearest rates, 16 in all at least, until the interval is as narrow as wanted
 """
 
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ import numpy as np
 from cbatch import ConfigError
 from experiments.capacity.control import Control, Draw
 from experiments.capacity.definitions import Criterion
-from experiments.capacity.estimate import Shares, capacity
+from experiments.capacity.estimate import Shares, least_crossing
 from experiments.capacity.simulation import Outcome
 
 Simulate = Callable[[Sequence[tuple[int, float]], int, int], list[Outcome]]
-"""Outcomes for pairs of (replication, rate), for a number of requests and a warm-up."""
+"""Called with pairs of (replication, rate), a number of requests and a warm-up; returns an outcome per pair."""
 
 FIRST, LEAST = 8, 16  # replications of every rate, and of those near the crossing
 _PILOT = 4  # replications of the bracket
@@ -33,12 +33,13 @@ _IDLE, _FEW = 0.02, 200  # load at which requests are served one by one, and how
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """requests: per replication, at least; more if the warm-up needs them and `grows`. most: replications.
+class Goal:
+    """What a search has to reach.
 
+    requests: per replication, at least; more if the warm-up needs them and `grows`. most: replications.
     accuracy: half the interval's width over the capacity.
-
-    warmup: requests that do not count, first and last; None: by the residence times. recorded: requests of the trace, or None.
+    warmup: requests at the beginning that do not count, and as many at the end; None: by the residence times.
+    recorded: requests of the trace; None for a random workload.
     queue: draws replications for a control variate; None: without one.
     """
 
@@ -57,7 +58,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Capacity:
     """A capacity in requests per second, its interval, and the shares that it rests on, by criterion."""
 
     rate: float
@@ -73,22 +74,22 @@ class Found:
 
 
 class TooFewError(ConfigError):
-    """More replications, or a coarser goal, would give the interval: the simulations are worth keeping."""
+    """More replications, or a coarser accuracy, would give the interval: the simulations are worth keeping."""
 
 
 class Search:
-    """One search. say: receives a line after each step."""
+    """One search. log: receives a line after each step."""
 
-    def __init__(self, wanted: Wanted, simulate: Simulate, say: Callable[[str], None]) -> None:
-        self.wanted, self.simulate, self.say = wanted, simulate, say
-        self.requests, self.most = wanted.requests, wanted.replications(wanted.requests)
+    def __init__(self, goal: Goal, simulate: Simulate, log: Callable[[str], None]) -> None:
+        self.goal, self.simulate, self.log = goal, simulate, log
+        self.requests, self.most = goal.requests, goal.replications(goal.requests)
         self.outcomes: list[Outcome] = []
         self._pilots: list[Outcome] = []
         self._alone_passes = False
         self._throughput = inf
         self._control: Control | None = None
 
-    def run(self) -> Found:
+    def run(self) -> Capacity:
         """Searches.
 
         Raises:
@@ -102,25 +103,25 @@ class Search:
         num = min(FIRST, self.most)
         self._add(rates, range(num), warmup)
         while True:
-            found = self._found(warmup)
-            self._say_found(found, num)
-            if beyond := self._rates_beyond(found, rates):
+            capacity = self._estimate(warmup)
+            self._log_estimate(capacity, num)
+            if beyond := self._rates_beyond(capacity, rates):
                 rates = sorted([*rates, *beyond])
                 self._add(beyond, range(min(FIRST, num)), warmup)
-            elif between := self._rates_between(found, rates):
+            elif between := self._rates_between(capacity, rates):
                 rates = sorted([*rates, *between])
                 self._add(between, range(num), warmup)
-            elif found.accuracy <= self.wanted.accuracy and num >= min(LEAST, self.most):
-                return found
+            elif capacity.accuracy <= self.goal.accuracy and num >= min(LEAST, self.most):
+                return capacity
             else:
-                more = self._next_number(found, num)
-                self._add(self._near(found, rates), range(num, more), warmup)
+                more = self._next_number(capacity, num)
+                self._add(self._near(capacity, rates), range(num, more), warmup)
                 num = more
 
     def _bracket(self) -> tuple[float, float, float]:
-        """Rates that pass and fail, at most 10% apart, and the mean number of requests in the system at the first.
+        """Returns rates that pass and fail, at most 10% apart, and the mean number of requests in the system at the passing rate.
 
-        It begins with the throughput of a full queue, as low rates take long to simulate.
+        The first rate is the throughput of a full queue, as low rates take long to simulate.
         """
         passes, in_system = self._pilot(_AT_ONCE)
         if passes:
@@ -136,28 +137,26 @@ class Search:
             if not passes and not passing and failing < inf:
                 self._check_alone(rate / in_system)
             passing, failing, at_passing = (rate, failing, in_system) if passes else (passing, rate, at_passing)
-            if (
-                not self.wanted.grows
-            ):  # the warm-up grows with the rate: too few requests are refused as soon as it shows
-                self._warmup(at_passing)
+            if not self.goal.grows:
+                self._warmup(at_passing)  # grows with the rate: raises as soon as the requests are too few
             rate = _round(2 * rate if failing == inf else rate / 2 if not passing else sqrt(passing * failing))
         return passing, failing, at_passing
 
     def _pilot(self, rate: float) -> tuple[bool, float]:
-        """Whether a rate passes, and the mean number of requests in the system."""
-        warmup = self.requests // 4 if self.wanted.warmup is None else self.wanted.warmup
-        passes, said, outcomes = self._try(rate, self.requests, warmup)
+        """Returns whether a rate passes, and the mean number of requests in the system."""
+        warmup = self.requests // 4 if self.goal.warmup is None else self.goal.warmup
+        passes, text, outcomes = self._try(rate, self.requests, warmup)
         if rate < _AT_ONCE:
-            self.say(f"bracket: {rate:g} requests/s {'passes' if passes else 'fails'} ({said})")
+            self.log(f"bracket: {rate:g} requests/s {'passes' if passes else 'fails'} ({text})")
         return passes, float(np.mean([outcome.in_system for outcome in outcomes]))
 
     def _check_alone(self, rate: float) -> None:
-        """Raises ConfigError if not even requests that are served one by one pass. rate: 1 / seconds in the system, or less."""
+        """Raises ConfigError if requests fail although they are served one by one. rate: 1 / seconds in the system, or less."""
         if self._alone_passes:
             return
-        self._alone_passes, said, _ = self._try(_round(_IDLE * rate), min(_FEW, self.requests), 0)
+        self._alone_passes, text, _ = self._try(_round(_IDLE * rate), min(_FEW, self.requests), 0)
         if not self._alone_passes:
-            raise ConfigError(f"slo: no rate meets it, requests served alone reach {said}; set longer objectives")
+            raise ConfigError(f"slo: no rate meets it, requests served alone reach {text}; set longer objectives")
 
     def _try(self, rate: float, requests: int, warmup: int) -> tuple[bool, str, list[Outcome]]:
         pairs = [(number, rate) for number in range(min(_PILOT, self.most))]
@@ -166,25 +165,25 @@ class Search:
             outcomes += self.simulate(pairs[1:], requests, warmup)
         self._pilots += outcomes
         counts = np.array([outcome.counts for outcome in outcomes], float).sum(axis=0)
-        found = list(zip(self.wanted.criteria, counts[:, 0] / counts[:, 1], strict=True))
-        said = ", ".join(f"{criterion.name} {100 * share:.3g}%" for criterion, share in found)
-        return all(share >= criterion.level for criterion, share in found), said, outcomes
+        shares = list(zip(self.goal.criteria, counts[:, 0] / counts[:, 1], strict=True))
+        text = ", ".join(f"{criterion.name} {100 * share:.3g}%" for criterion, share in shares)
+        return all(share >= criterion.level for criterion, share in shares), text, outcomes
 
     def _hopeless(self, first: Outcome, num: int) -> bool:
-        """Whether a rate fails by the first of so many replications, even if everything in the others is good."""
-        pairs = zip(self.wanted.criteria, first.counts, strict=True)
-        return any(num * asked - (asked - good) < criterion.level * num * asked for criterion, (good, asked) in pairs)
+        """Returns whether the first of `num` replications decides that a rate fails, even if all others have no violation."""
+        pairs = zip(self.goal.criteria, first.counts, strict=True)
+        return any(num * total - (total - good) < criterion.level * num * total for criterion, (good, total) in pairs)
 
     def _warmup(self, in_system: float) -> int:
-        """Requests that arrive in 5 mean residence times: 5 times the mean number in the system (Little's law)."""
-        if self.wanted.warmup is not None:
-            return self.wanted.warmup
+        """Returns the requests that arrive in 5 mean residence times: 5 times the mean number in the system (Little's law)."""
+        if self.goal.warmup is not None:
+            return self.goal.warmup
         warmup = ceil(_RESIDENCE_TIMES * in_system)
-        if self.wanted.grows and self.wanted.replications(4 * warmup) >= min(LEAST, self.most):
+        if self.goal.grows and self.goal.replications(4 * warmup) >= min(LEAST, self.most):
             self.requests = max(self.requests, 4 * warmup)
-            self.most = self.wanted.replications(self.requests)
+            self.most = self.goal.replications(self.requests)
         if 4 * warmup > self.requests:
-            recorded = self.wanted.recorded
+            recorded = self.goal.recorded
             few = f"give a longer trace than of {recorded} requests, or " if recorded else ""
             problem = f"the first and last {warmup} do not count (5 mean residence times), which leaves too few"
             raise ConfigError(f"requests={self.requests}: {problem}; {few}give requests={6 * warmup} or more")
@@ -194,72 +193,73 @@ class Search:
         pairs = [(number, rate) for number in numbers for rate in rates]
         seconds = np.mean([outcome.seconds for outcome in self._pilots]) * len(pairs)
         where = f"at {len(rates)} rates from {min(rates):g} to {max(rates):g}"
-        self.say(f"simulating {len(numbers)} replications {where}: about {seconds:.0f} s of CPU")
+        self.log(f"simulating {len(numbers)} replications {where}: about {seconds:.0f} s of CPU")
         self.outcomes += self.simulate(pairs, self.requests, warmup)
 
-    def _found(self, warmup: int) -> Found:
-        shares = shares_of(self.outcomes, self.wanted.criteria)
-        if self.wanted.queue is not None:
+    def _estimate(self, warmup: int) -> Capacity:
+        shares = shares_of(self.outcomes, self.goal.criteria)
+        if self.goal.queue is not None:
             if self._control is None:
-                self._control = Control(self.wanted.queue, self.requests, warmup, self._throughput)
-            shares = [self._control.adjust(each) for each in shares]
-        return Found(*capacity(shares), shares, self.requests, warmup)
+                self._control = Control(self.goal.queue, self.requests, warmup, self._throughput)
+            shares = [self._control.adjust(criterion) for criterion in shares]
+        return Capacity(*least_crossing(shares), shares, self.requests, warmup)
 
-    def _rates_beyond(self, found: Found, rates: Sequence[float]) -> list[float]:
-        """Further rates where the capacity or an end of its interval is not among the rates, up to `_MOST_RATES`."""
+    def _rates_beyond(self, capacity: Capacity, rates: Sequence[float]) -> list[float]:
+        """Returns further rates if an end of the interval lies beyond the rates, up to `_MOST_RATES`."""
         room = _MOST_RATES - len(rates)
-        below = [_round(rates[0] / _STEP**power) for power in (1, 2)] if found.low == 0 else []
-        above = [_round(rates[-1] * _STEP**power) for power in (1, 2)] if found.high == inf else []
+        below = [_round(rates[0] / _STEP**power) for power in (1, 2)] if capacity.low == 0 else []
+        above = [_round(rates[-1] * _STEP**power) for power in (1, 2)] if capacity.high == inf else []
         return [*below, *above][: max(room, 0)]
 
-    def _rates_between(self, found: Found, rates: Sequence[float]) -> list[float]:
-        """The ends of the interval that is wanted, where no rate is near them: between two rates shares are interpolated."""
-        accuracy, room = self.wanted.accuracy, _MOST_RATES - len(rates)
+    def _rates_between(self, capacity: Capacity, rates: Sequence[float]) -> list[float]:
+        """Returns the ends of the wanted interval that no rate is near: between two rates shares are interpolated."""
+        accuracy, room = self.goal.accuracy, _MOST_RATES - len(rates)
         ends = [
-            found.rate * (1 + sign * accuracy)
+            capacity.rate * (1 + sign * accuracy)
             for sign in (-1, 1)
-            if not any(0 <= sign * (rate / found.rate - 1) <= 1.5 * accuracy for rate in rates)
+            if not any(0 <= sign * (rate / capacity.rate - 1) <= 1.5 * accuracy for rate in rates)
         ]
         return [_round(end) for end in ends][: max(room, 0)]
 
-    def _near(self, found: Found, rates: Sequence[float]) -> list[float]:
-        """The rates that enclose the interval, or the one that is wanted if that is narrower."""
-        wanted = (found.rate * (1 + sign * self.wanted.accuracy) for sign in (-1, 1))
-        low, high = max(found.low, next(wanted)), min(found.high, next(wanted))
+    def _near(self, capacity: Capacity, rates: Sequence[float]) -> list[float]:
+        """Returns the rates that enclose the interval, or the wanted interval if it is narrower."""
+        wanted = (capacity.rate * (1 + sign * self.goal.accuracy) for sign in (-1, 1))
+        low, high = max(capacity.low, next(wanted)), min(capacity.high, next(wanted))
         first = max([index for index, rate in enumerate(rates) if rate <= low], default=0)
         last = min([index for index, rate in enumerate(rates) if rate >= high], default=len(rates) - 1)
         return list(rates[first : last + 1])
 
-    def _next_number(self, found: Found, num: int) -> int:
-        """How many replications to go on with, by the square of the interval's width; at most twice as many."""
-        most, wanted = self.most, self.wanted.accuracy
-        needed = 2 * num if found.accuracy == inf else ceil(1.1 * num * (found.accuracy / wanted) ** 2)
+    def _next_number(self, capacity: Capacity, num: int) -> int:
+        """Returns the next number of replications, by the square of the interval's width; at most twice as many."""
+        most, wanted = self.most, self.goal.accuracy
+        needed = 2 * num if capacity.accuracy == inf else ceil(1.1 * num * (capacity.accuracy / wanted) ** 2)
         if num == most:
-            half = f"±{100 * found.accuracy:.2g}%" if found.accuracy < inf else "no interval"
-            asked = f"accuracy={wanted:g}: {num} replications of {found.requests} requests give {half}"
-            if self.wanted.recorded:
-                remedy = f"the trace's {self.wanted.recorded} requests hold no more; give a larger accuracy=, or draw from its lengths"
+            half = f"±{100 * capacity.accuracy:.2g}%" if capacity.accuracy < inf else "no interval"
+            missed = f"accuracy={wanted:g}: {num} replications of {capacity.requests} requests give {half}"
+            if self.goal.recorded:
+                remedy = f"the trace's {self.goal.recorded} requests hold no more; give a larger accuracy=, or draw from its lengths"
                 remedy += " with workload=sharegpt workload.lengths.path=FILE workload.lengths.order=random"
             else:
                 remedy = f"give replications={needed}, a larger requests=, or a larger accuracy="
-            raise TooFewError(f"{asked}; {remedy}")
+            raise TooFewError(f"{missed}; {remedy}")
         return min(most, max(LEAST, num + 2, min(needed, 2 * num)))
 
-    def _say_found(self, found: Found, num: int) -> None:
-        self.say(f"{num} replications: {found.rate:.4g} [{found.low:.4g}, {found.high:.4g}] requests/s")
+    def _log_estimate(self, capacity: Capacity, num: int) -> None:
+        self.log(f"{num} replications: {capacity.rate:.4g} [{capacity.low:.4g}, {capacity.high:.4g}] requests/s")
 
 
 def shares_of(outcomes: Sequence[Outcome], criteria: Sequence[Criterion]) -> list[Shares]:
-    """The outcomes by criterion, as arrays."""
+    """Returns the counts of each criterion as arrays."""
     rates = np.array(sorted({outcome.rate for outcome in outcomes}))
     counts: Any = np.zeros((len(criteria), 1 + max(outcome.replication for outcome in outcomes), len(rates), 2))
     for outcome in outcomes:
         counts[:, outcome.replication, int(np.searchsorted(rates, outcome.rate))] = outcome.counts
     return [
-        Shares(rates, of[..., 0], of[..., 1], criterion.level) for criterion, of in zip(criteria, counts, strict=True)
+        Shares(rates, own[..., 0], own[..., 1], criterion.level)
+        for criterion, own in zip(criteria, counts, strict=True)
     ]
 
 
 def _round(rate: float) -> float:
-    """Four significant digits: readable, and the same when a search is resumed."""
+    """Rounds to four significant digits: readable, and the same when a search is resumed."""
     return float(f"{rate:.4g}")

@@ -15,13 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from in_process import outcome
-from omegaconf import OmegaConf
 from unit_machine import CostOf
 
 from cbatch import SLO, ConfigError, Limits, Request, Server
-from cbatch.bounds import Bounds, minorants_of
 from cbatch.kv import KVSize
 from cbatch.results.metrics import Served, collect_served
 from cbatch.sim.executor import SimExecutor
@@ -30,17 +27,16 @@ from experiments.capacity import command as searching
 from experiments.capacity import control
 from experiments.capacity.control import Control, draw_queue
 from experiments.capacity.definitions import Rule, select
-from experiments.capacity.estimate import Shares, alone, by_replication, capacity
-from experiments.capacity.report import one_alone
-from experiments.capacity.search import FIRST, LEAST, Found, Search, Wanted
+from experiments.capacity.estimate import Shares, by_replication, estimate_alone, least_crossing
+from experiments.capacity.report import describe_alone
+from experiments.capacity.search import FIRST, LEAST, Capacity, Goal, Search
 from experiments.capacity.simulation import Outcome, simulate
 from experiments.run import main
 from experiments.settings.assemble import assemble
 from experiments.settings.composition import compose_keys
 from experiments.settings.construct import construct
-from experiments.settings.error_lines import CONFIG_FOLDER
-from experiments.settings.settings import read_settings
-from experiments.trials.rates import replicate
+from experiments.settings.settings import Settings, read_settings
+from experiments.trials.rates import bounds_together
 from experiments.trials.replications import Replication
 from experiments.workloads import ClosedBatch, GammaArrivals, OpenLoop, UniformLengths
 from policies.orca import Orca
@@ -50,14 +46,12 @@ from policies.orca import Orca
 
 def served_requests() -> tuple[list[Request], Served]:
     """Five requests of one prompt token, of which the last is rejected: first tokens after 1, 2, 3, 4 s, and gaps by hand."""
-    slo = SLO(ttft=2.0, tbt=1.5, total=9.0)
-    asked = [Request(id_, 1, 3, slo=slo) for id_ in range(5)]
+    requests = [Request(id_, 1, 3, slo=SLO(ttft=2.0, tbt=1.5, total=9.0)) for id_ in range(5)]
     gaps = [(1.0, 1.0), (1.0, 2.5), (2.0, 2.0), (1.0, 1.0)]
     times = np.array([[first, first + a, first + a + b] for first, (a, b) in enumerate(gaps, start=1)])
     zeros, ids = np.zeros(4), np.arange(4)
-    return asked, Served(
-        ids, zeros, ids.astype(float), times[:, 0], times[:, -1], ids + 1, ids * 0 + 3, np.repeat(ids, 3), times.ravel()
-    )
+    first, last, lengths = times[:, 0], times[:, -1], (ids + 1, ids * 0 + 3)
+    return requests, Served(ids, zeros, ids.astype(float), first, last, *lengths, np.repeat(ids, 3), times.ravel())
 
 
 @pytest.mark.parametrize(
@@ -71,16 +65,16 @@ def served_requests() -> tuple[list[Request], Served]:
     ],
 )
 def test_definitions_count_by_hand(name: str, counts: dict[str, tuple[int, int]]) -> None:
-    asked, served = served_requests()
-    rule = Rule(name, asked[0].slo, 0.9)
-    assert {criterion.name: criterion.good(asked, served) for criterion in rule.criteria} == counts
+    requests, served = served_requests()
+    rule = Rule(name, requests[0].slo, 0.9)
+    assert {criterion.name: criterion.good(requests, served) for criterion in rule.criteria} == counts
 
 
-def test_only_the_window_counts() -> None:
-    asked, served = served_requests()
-    for name, counts in (("distserve", [(0, 2), (1, 2)]), ("sarathi_serve", [(1, 2), (2, 4)])):
-        rule = Rule(name, asked[0].slo, 0.9)
-        assert [criterion.good(asked[2:4], select(served, 2, 4)) for criterion in rule.criteria] == counts
+@pytest.mark.parametrize(("name", "counts"), [("distserve", [(0, 2), (1, 2)]), ("sarathi_serve", [(1, 2), (2, 4)])])
+def test_only_the_window_counts(name: str, counts: list[tuple[int, int]]) -> None:
+    requests, served = served_requests()
+    rule = Rule(name, requests[0].slo, 0.9)
+    assert [criterion.good(requests[2:4], select(served, 2, 4)) for criterion in rule.criteria] == counts
 
 
 # -- statistics -------------------------------------------------------------------------------------------------------
@@ -125,7 +119,7 @@ def test_interval_of_two_values_is_that_of_the_studentized_bootstrap() -> None:
 def test_capacity_is_that_of_the_criterion_which_fails_first() -> None:
     first, second = shares([[99.0, 96.0, 90.0]] * 5), shares([[99.0, 99.0, 96.0]] * 5)
     assert second.interval() == (2.5, 2.5)
-    assert capacity([second, first]) == capacity([first, second]) == (1.5, 1.5, 1.5)
+    assert least_crossing([second, first]) == least_crossing([first, second]) == (1.5, 1.5, 1.5)
 
 
 def test_where_few_replications_have_violations_the_lower_end_allows_for_one_more_as_bad() -> None:
@@ -186,13 +180,13 @@ def test_replications_that_fail_or_pass_at_every_rate_are_counted_beside_the_spa
     """At rates 1, 2 and 3. The second was simulated only at 2 and fails there, the third passes at all three."""
     asked = np.array([[100.0, 100, 100], [0, 100, 0], [100, 100, 100], [100, 100, 100]])
     good = np.array([[99.0, 96, 90], [0, 54, 0], [100, 100, 99], [100, 99, 96]])
-    found = alone([Shares(np.array([1.0, 2, 3]), good, asked, 0.98)])
+    found = estimate_alone([Shares(np.array([1.0, 2, 3]), good, asked, 0.98)])
     assert found == {"least": 1.5, "most": 2.5, "failed": 1, "failed_at": 2, "passed": 1, "passed_at": 3}
-    said = one_alone({"one_alone": found, "replications": 4})
+    said = describe_alone({"one_alone": found, "replications": 4})
     assert said == "1.5 to 2.5 (2 of 4), below 2 (1 of 4), above 3 (1 of 4)"
-    assert all(math.isnan(alone([shares([[99, 96]])])[key]) for key in ("failed_at", "passed_at"))
+    assert all(math.isnan(estimate_alone([shares([[99, 96]])])[key]) for key in ("failed_at", "passed_at"))
     only_failed = {**found, "failed": 4, "passed": 0}
-    assert one_alone({"one_alone": only_failed, "replications": 4}) == "below 2 (4 of 4)"
+    assert describe_alone({"one_alone": only_failed, "replications": 4}) == "below 2 (4 of 4)"
 
 
 # -- the control variate ----------------------------------------------------------------------------------------------
@@ -343,102 +337,94 @@ class Curve:
 
     def __init__(self, violations: Callable[[float], float], scatter: float = 0.0, in_system: float = 1.0) -> None:
         self.violations, self.scatter, self.in_system = violations, scatter, in_system
-        self.asked: list[tuple[int, float]] = []
+        self.pairs: list[tuple[int, float]] = []
         self.sizes: list[tuple[int, int]] = []
 
     def __call__(self, pairs: Sequence[tuple[int, float]], requests: int, warmup: int) -> list[Outcome]:
-        self.asked += pairs
+        self.pairs += pairs
         self.sizes.append((requests, warmup))
-        return [self._one(number, rate, requests, warmup) for number, rate in pairs]
+        return [self.simulate(number, rate, requests, warmup) for number, rate in pairs]
 
-    def _one(self, number: int, rate: float, requests: int, warmup: int) -> Outcome:
+    def simulate(self, number: int, rate: float, requests: int, warmup: int) -> Outcome:
         factor = 1 + self.scatter * (-1) ** number
         counted = requests - 2 * warmup
         good = counted * (1 - min(self.violations(rate) * factor, 1.0))
         return Outcome(rate, number, requests, warmup, ((round(good), counted),), self.in_system * rate, seconds=2.0)
 
 
-def search(curve: Curve, **wanted: object) -> Found:
+def one_percent_at_7(power: int = 5, **others: float) -> Curve:
+    return Curve(lambda rate: 0.01 * (rate / 7) ** power, **others)
+
+
+def search(curve: Curve, **goal: object) -> Capacity:
     rule = Rule("joint", SLO(ttft=1.0), 0.99)
-    values = {"requests": 100_000, "most": 100, "accuracy": 0.03, "warmup": None, **wanted}
-    return Search(Wanted(rule.criteria, **values), curve, lambda line: None).run()  # type: ignore[arg-type]
+    values = {"requests": 100_000, "most": 100, "accuracy": 0.03, "warmup": None, **goal}
+    return Search(Goal(rule.criteria, **values), curve, lambda line: None).run()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("accuracy", [0.03, 0.01])
 def test_search_finds_the_rate_at_which_one_percent_fails(accuracy: float) -> None:
-    """Violations of 1% * (rate / 7)^20. Rates 6.6% apart lie near the ends of 3%, not near those of 1%."""
-    curve = Curve(lambda rate: 0.01 * (rate / 7) ** 20)
-    found = search(curve, accuracy=accuracy)
-    assert found.rate == pytest.approx(7.0, rel=2e-3)
-    assert found.low <= found.rate <= found.high
-    assert found.warmup == pytest.approx(5 * 7, rel=0.15), (
-        "5 residence times: 5 times the number in the system, 1 * rate"
-    )
-    rates = {rate for number, rate in curve.asked if number >= 4}
+    """Rates 6.6% apart lie near the ends of 3%, not near those of 1%."""
+    curve = one_percent_at_7(20)
+    capacity = search(curve, accuracy=accuracy)
+    assert capacity.rate == pytest.approx(7.0, rel=2e-3)
+    assert capacity.low <= capacity.rate <= capacity.high
+    assert capacity.warmup == pytest.approx(5 * 7, rel=0.15), "5 residence times; 1 * rate requests are in the system"
+    rates = {rate for number, rate in curve.pairs if number >= 4}
     assert len(rates) < 8
     assert all(7 / 1.2 < rate < 7 * 1.2 for rate in rates), "replications are spent near the crossing"
     ends = 7 * (1 - accuracy), 7 * (1 + accuracy)
     assert all(any(abs(rate / end - 1) < accuracy / 1.5 for rate in rates) for end in ends), "and at its ends"
-    assert all({(number, rate) for number in range(FIRST)} <= set(curve.asked) for rate in rates)
+    assert all({(number, rate) for number in range(FIRST)} <= set(curve.pairs) for rate in rates)
 
 
 def test_a_rate_that_passes_is_doubled() -> None:
     """All at once, 100,000 requests wait half of 100,000 s on average: the bracket begins at 1 request/s."""
 
     class Slow(Curve):
-        def _one(self, number: int, rate: float, requests: int, warmup: int) -> Outcome:
-            made = super()._one(number, rate, requests, warmup)
+        def simulate(self, number: int, rate: float, requests: int, warmup: int) -> Outcome:
+            made = super().simulate(number, rate, requests, warmup)
             return made._replace(in_system=rate * 50_000) if rate == 1e6 else made
 
     curve = Slow(lambda rate: 0.01 * (rate / 7) ** 20)
     assert search(curve).rate == pytest.approx(7.0, rel=2e-3)
-    assert [rate for number, rate in curve.asked if number == 0][1:5] == [1, 2, 4, 8]
+    assert [rate for number, rate in curve.pairs if number == 0][1:5] == [1, 2, 4, 8]
 
 
 def test_one_replication_that_decides_leaves_the_same_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
+    ends = []
     for hopeless in (Search._hopeless, lambda *_: False):
         monkeypatch.setattr(Search, "_hopeless", hopeless)
-        curve = Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.5)
-        outcome = search(curve, accuracy=0.05)
-        found.append((outcome.rate, outcome.low, outcome.high, {rate for _, rate in curve.asked}, len(curve.asked)))
-    (*same, number), (*others, more) = found
+        curve = one_percent_at_7(scatter=0.5)
+        capacity = search(curve, accuracy=0.05)
+        ends.append((capacity.rate, capacity.low, capacity.high, {rate for _, rate in curve.pairs}, len(curve.pairs)))
+    (*same, number), (*others, more) = ends
     assert same == others and number < more
 
 
 def test_search_adds_replications_at_the_nearest_rates_only() -> None:
-    curve = Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.9)
-    found = search(curve, accuracy=0.05)
-    assert found.accuracy <= 0.05
-    assert found.shares[0].num_replications.max() > LEAST
-    later = {rate for number, rate in curve.asked if number >= FIRST}
-    assert len(later) < 5
-    assert min(later) < 7 * 0.95
-    assert max(later) > 7 * 1.05
+    curve = one_percent_at_7(scatter=0.9)
+    capacity = search(curve, accuracy=0.05)
+    assert capacity.accuracy <= 0.05
+    assert capacity.shares[0].num_replications.max() > LEAST
+    later = {rate for number, rate in curve.pairs if number >= FIRST}
+    assert len(later) < 5 and min(later) < 7 * 0.95 and max(later) > 7 * 1.05
 
 
 @pytest.mark.parametrize(
-    ("curve", "wanted", "said"),
+    ("curve", "goal", "problem"),
     [
-        (Curve(lambda rate: 0.3), {}, "no rate meets it, requests served alone reach attainment 70%; set longer"),
-        (
-            Curve(lambda rate: 0.0),
-            {"requests": 300},
-            "requests=300: even if all arrive at once the objectives are met; raise",
-        ),
-        (Curve(lambda rate: 0.01 * (rate / 7) ** 5, 0.9), {"most": 16}, "16 replications of 100000 requests give ±"),
-        (
-            Curve(lambda rate: 0.01 * (rate / 7) ** 5, 0.9),
-            {"recorded": 1_600_000},
-            "1600000 requests hold no more; give",
-        ),
-        (Curve(lambda rate: 0.01 * (rate / 7) ** 9, in_system=9), {"requests": 1000}, "give requests=1"),
+        (Curve(lambda rate: 0.3), {}, "slo: no rate meets it, requests served alone reach attainment 70%"),
+        (Curve(lambda rate: 0.0), {"requests": 300}, "requests=300: even if all arrive at once"),
+        (one_percent_at_7(scatter=0.9), {"most": 16}, "accuracy=0.03: 16 replications of 100000 requests give ±"),
+        (one_percent_at_7(scatter=0.9), {"recorded": 1_600_000}, "1600000 requests hold no more; give"),
+        (one_percent_at_7(9, in_system=9), {"requests": 1000}, "give requests=1"),
     ],
 )
-def test_what_cannot_be_found_says_what_to_change(curve: Curve, wanted: dict[str, int], said: str) -> None:
+def test_what_cannot_be_found_says_what_to_change(curve: Curve, goal: dict[str, int], problem: str) -> None:
     with pytest.raises(ConfigError) as error:
-        search(curve, **wanted)
-    assert said in str(error.value)
+        search(curve, **goal)
+    assert problem in str(error.value)
 
 
 def test_requests_alone_are_few_and_all_count() -> None:
@@ -450,60 +436,36 @@ def test_requests_alone_are_few_and_all_count() -> None:
 
 def test_too_few_requests_are_refused_as_soon_as_that_is_certain() -> None:
     """At 5 times the rate that passes first 9 * rate are in the system; the bracket would go on to 7 requests/s."""
-    short, long = (Curve(lambda rate: 0.01 * (rate / 7) ** 9, in_system=9) for _ in range(2))
+    short, long = (one_percent_at_7(9, in_system=9) for _ in range(2))
     with pytest.raises(ConfigError, match=r"requests=100: the first and last .* leaves too few"):
         search(short, requests=100)
     search(long)
-    bracket = {rate for number, rate in long.asked if number < 4}
-    assert len({rate for _, rate in short.asked}) < len(bracket) / 2
-
-
-@pytest.mark.parametrize("key", ["requests", "cores"])
-def test_what_may_be_auto_may_be_a_number(key: str) -> None:
-    keys = compose_keys("workload=open_loop", f"{key}=many", name="capacity")
-    with pytest.raises(ConfigError, match=f"^{key}=many: give auto, or a whole number from "):
-        searching.read_simulated(searching.SearchSettings, searching.SearchKeys, keys)
-
-
-def test_named_objectives_are_those_of_the_requests() -> None:
-    """strict: the first token in 1 s and each next one in 50 ms; relaxed: 5 times as long; tiers: by service class."""
-    found = {}
-    for name in ("none", "strict", "relaxed", "tiers"):
-        with initialize_config_dir(str(CONFIG_FOLDER), version_base="1.3"):
-            config = compose("capacity", ["workload=open_loop", f"slo={name}", "sweep=none"])
-        requests = construct("workload", OmegaConf.to_container(config, resolve=True)["workload"]).requests(None)  # type: ignore[index, call-overload]
-        found[name] = {request.slo for request in requests}
-    tiers = {SLO(ttft=6.0, tbt=0.05), SLO(total=600.0), SLO(total=1800.0)}
-    assert found == {"none": {SLO()}, "strict": {SLO(1.0, 0.05)}, "relaxed": {SLO(5.0, 0.25)}, "tiers": tiers}
+    bracket = {rate for number, rate in long.pairs if number < 4}
+    assert len({rate for _, rate in short.pairs}) < len(bracket) / 2
 
 
 # -- the command ------------------------------------------------------------------------------------------------------
 
-SMALL = {
-    "policy": "orca",
-    "workload": "open_loop",
-    "slo.ttft": "1",
-    "requests": "10000",
-    "accuracy": "0.05",
-    "cores": "1",
-    "output": "found",
-}
+SMALL = "policy=orca workload=open_loop slo.ttft=1 requests=10000 accuracy=0.05 cores=1 output=found"
 
 
-def run(**others: str) -> str:
+def run(*changes: str, without: Sequence[str] = ()) -> str:
     """What the command prints, or its error."""
-    keys = {**SMALL, **{key.replace("__", "."): value for key, value in others.items()}}
-    ended = outcome(lambda: main(command.COMMAND), [f"{key}={value}" for key, value in keys.items()])
+    changed = {change.partition("=")[0] for change in changes} | set(without)
+    kept = [key for key in SMALL.split() if key.partition("=")[0] not in changed]
+    ended = outcome(lambda: main(command.COMMAND), [*kept, *changes])
     return ended.complaint or ended.printed
 
 
 def simulate_curve(monkeypatch: pytest.MonkeyPatch, curve: Curve) -> None:
     """Has the command simulate this curve."""
+    monkeypatch.setattr(
+        searching, "simulate", lambda settings, rule, number, rate, *size: curve([(number, rate)], *size)[0]
+    )
 
-    def simulate(settings: object, rule: object, number: int, rate: float, requests: int, warmup: int) -> Outcome:
-        return curve([(number, rate)], requests, warmup)[0]
 
-    monkeypatch.setattr(searching, "simulate", simulate)
+def result() -> Any:
+    return json.loads(Path("found/capacity.json").read_text())
 
 
 @pytest.fixture
@@ -515,71 +477,58 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_a_search_is_written_resumed_and_not_repeated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    curve = Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.5)
+    curve = one_percent_at_7(scatter=0.5)
     simulate_curve(monkeypatch, curve)
-    printed = run()
-    found = json.loads(Path("found/capacity.json").read_text())
-    figures = found["capacity"]
+    printed, first = run(), result()
+    figures = first["capacity"]
     assert figures["requests_per_second"] == pytest.approx(7.0, rel=0.01)
     assert f"{figures['requests_per_second']:.4g} [{figures['low']:.4g}, {figures['high']:.4g}] requests/s" in printed
-    assert "true output lengths known to the policy, as max_new_tokens" in printed.splitlines()
-    assert "limits     batches of 18, iterations of " in printed, "the default batch, which nobody asked for"
-    simulated = set(curve.asked)
-    took = figures["simulations"], figures["cpu_seconds"]
-    assert took == (len(simulated), 2.0 * len(simulated)), "those that found the bracket count, too"
-    curve.asked.clear()
+    simulated = set(curve.pairs)
+    assert figures["simulations"] == len(simulated), "those that found the bracket count, too"
+    assert figures["cpu_seconds"] == 2.0 * len(simulated)
+    curve.pairs.clear()
     assert "holds this run already" in run()
     lines = Path("found/simulations.jsonl").read_text().splitlines(keepends=True)
     Path("found/simulations.jsonl").write_text("".join(lines) + lines[-1][:20])  # cut off while it was written
     Path("found/capacity.json").unlink()
     assert f"{len(lines) - 1} simulations of an earlier search are kept" in run()
-    assert not curve.asked
-    again = json.loads(Path("found/capacity.json").read_text())
-    assert [again[key] for key in ("capacity", "curves", "by_replication")] == [
-        figures,
-        found["curves"],
-        found["by_replication"],
-    ]
-    run(accuracy="0.02")
-    assert curve.asked, "a narrower interval goes on from what there is"
-    assert simulated.isdisjoint(curve.asked)
+    assert not curve.pairs
+    assert all(result()[key] == first[key] for key in ("capacity", "curves", "by_replication"))
+    run("accuracy=0.02")
+    assert curve.pairs, "a narrower interval goes on from what there is"
+    assert simulated.isdisjoint(curve.pairs)
 
 
 def test_a_capacity_over_what_no_policy_can_sustain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The heaviest 1% may wait for ever: 99% of the requests can be sustained at a slightly higher rate than all."""
-    simulate_curve(monkeypatch, Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.5))
-    small = {"requests": "200", "slo__ttft": "null", "slo__tbt": "1"}
-    run(**small)
+    simulate_curve(monkeypatch, one_percent_at_7(scatter=0.5))
+    small = ("requests=200", "slo.tbt=1")
+    run(*small, without=["slo.ttft"])
     simulated = Path("found/simulations.jsonl").read_text()
-    printed = run(**small, bounds="true")
+    printed = run(*small, "bounds=true", without=["slo.ttft"])
     assert Path("found/simulations.jsonl").read_text() == simulated, "nothing is simulated again"
-    found = json.loads(Path("found/capacity.json").read_text())
-    regret, rate = found["regret"], found["capacity"]["requests_per_second"]
-    settings = read_settings({key: found["settings"][key] for key in compose_settings()})
-    requests = [
-        request
-        for number in range(found["capacity"]["replications"])
-        for request in Replication(settings.workload, number, 1.0, 200).requests(None)
-    ]
-    built = assemble(replicate(settings, 0, 1.0, 200))
-    bounds = Bounds(requests, minorants_of(built.cost, built.limits), built.limits, built.kv.num_tokens)
+    regret, figures = result()["regret"], result()["capacity"]
+    keys = compose_keys("policy=orca", "workload=open_loop", "backend=sim", "+workload.slo.tbt=1")
+    bounds = bounds_together(read_settings(keys), figures["replications"], 200)
     assert regret["rate_bound"] == pytest.approx(bounds.rate_attained(0.99))
     assert bounds.rate < regret["rate_bound"] < 1.1 * bounds.rate
-    assert regret["capacity"] == pytest.approx(rate / regret["rate_bound"])
+    assert regret["capacity"] == pytest.approx(figures["requests_per_second"] / regret["rate_bound"])
     assert f"of {regret['rate_bound']:.4g} requests/s, which no policy exceeds" in printed
-    assert "bounds=true: definition=qoserve does not ask" in run(definition="qoserve", bounds="true", output="other")
+    assert "bounds=true: definition=qoserve" in run("definition=qoserve", "bounds=true", "output=other")
 
 
-def test_a_simulation_counts_the_requests_of_its_window(folder: Path) -> None:
+def open_loop(policy: str, limit: float) -> Settings:
+    """The settings of a run of requests with this objective of the first token."""
+    settings = read_settings(compose_keys(f"policy={policy}", "backend=sim"))
+    return replace(settings, workload=replace(OPEN, slo={"ttft": limit}))
+
+
+@pytest.mark.parametrize(("limit", "good"), [(1e-6, 0), (10.0, 8)])
+def test_a_simulation_counts_the_requests_of_its_window(limit: float, good: int) -> None:
     """One request per 10 s is served alone; with TTFT objectives below and above its prefill none or all attain them."""
-    settings = read_settings(compose_settings())
-    for limit, good in ((1e-6, 0), (10.0, 8)):
-        rule = Rule("joint", SLO(ttft=limit), 0.99)
-        workload = replace(OPEN, slo={"ttft": limit})
-        found = simulate(replace(settings, workload=workload), rule, 0, 0.1, 12, 2)
-        assert found.counts == ((good, 8),)
-        assert found[:4] == (0.1, 0, 12, 2)
-        assert 0 < found.in_system < 0.1
+    made = simulate(open_loop("orca", limit), Rule("joint", SLO(ttft=limit), 0.99), 0, 0.1, 12, 2)
+    assert made.counts == ((good, 8),) and made[:4] == (0.1, 0, 12, 2)
+    assert 0 < made.in_system < 0.1
 
 
 @pytest.mark.parametrize("policy", ["orca", "sarathi", "vllm_v1", "mlfq", "qoserve"])
@@ -593,43 +542,41 @@ def test_a_simulation_leaves_no_memory_behind(monkeypatch: pytest.MonkeyPatch, p
         return run
 
     monkeypatch.setattr("experiments.capacity.simulation.assemble", assemble_and_watch)
-    settings = replace(read_settings(compose_settings(policy)), workload=replace(OPEN, slo={"ttft": 1.0}))
     gc.disable()
     try:
-        simulate(settings, Rule("joint", SLO(ttft=1.0), 0.99), 0, 1.0, 20, 2)
+        simulate(open_loop(policy, 1.0), Rule("joint", SLO(ttft=1.0), 0.99), 0, 1.0, 20, 2)
         assert [state() for state in states] == [None]
     finally:
         gc.enable()
 
 
-def compose_settings(policy: str = "orca") -> dict[str, Any]:
-    return compose_keys(f"policy={policy}", "backend=sim")
-
-
 @pytest.mark.parametrize(
-    ("key", "value", "said"),
+    ("change", "problem"),
     [
-        ("slo.ttft", "null", "definition=joint: no objective is set; give slo.ttft=SECONDS"),
-        ("definition", "distserve", "definition=distserve: needs an objective, give slo.tbt=SECONDS"),
-        ("definition", "orca", "definition=orca: give joint, sarathi_serve, vidur, distserve or qoserve"),
-        ("attainment", "1", "attainment=1: give a share between 0 and 1"),
-        ("workload", "closed", "workload: closed_batch"),
-        ("backend", "cpu", "backend=cpu: this command simulates; give backend=sim"),
-        ("slo", "strictest", "slo=strictest: no such slo; did you mean strict"),
-        ("slo.tpot", "1", "slo.tpot: no such key of slo=none; "),
-        ("requests", "60", "slo: no rate meets it, requests served alone reach attainment 70%"),
+        ("slo.ttft=null", "definition=joint: no objective is set; give slo.ttft=SECONDS"),
+        ("definition=distserve", "definition=distserve: needs an objective, give slo.tbt=SECONDS"),
+        ("definition=orca", "definition=orca: "),
+        ("attainment=1", "attainment=1: "),
+        ("workload=closed", "workload: "),
+        ("+workload.load=0.5", "workload.load=0.5: "),
+        ("backend=cpu", "backend=cpu: this command simulates; give backend=sim"),
+        ("slo=strictest", "slo=strictest: "),
+        ("slo.tpot=1", "slo.tpot: "),
+        ("requests=many", "requests=many: give auto, or a whole number from "),
+        ("cores=many", "cores=many: give auto, or a whole number from "),
+        ("requests=60", "slo: no rate meets it, requests served alone reach attainment 70%"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
-    key: str, value: str, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    change: str, problem: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     simulate_curve(monkeypatch, Curve(lambda rate: 0.3))
-    assert said in run(**{key: value})
+    assert problem in run(change.lstrip("+"))
     assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("requests", "recorded", "said"),
+    ("requests", "recorded", "problem"),
     [
         (
             "auto",
@@ -640,43 +587,45 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         ("30", 350, "makes 11 replications, at least 16 are needed; give requests=21, or a longer trace"),
     ],
 )
-def test_a_trace_too_short_for_its_replications_is_told_what_would_do(
-    requests: str, recorded: int, said: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_trace_too_short_for_its_replications_is_refused(
+    requests: str, recorded: int, problem: str, folder: Path
 ) -> None:
-    simulate_curve(monkeypatch, Curve(lambda rate: 0.3))
     path = Path(f"trace_of_{recorded}.csv").absolute()
     rows = [f"{time},ann,3,1\n" for time in range(recorded)]
     path.write_text("arrival_s,client,prompt_tokens,output_tokens\n" + "".join(rows))
-    assert said in run(workload="vtc_real", workload__path=str(path), requests=requests)
+    assert problem in run("workload=vtc_real", f"workload.path={path}", f"requests={requests}")
+
+
+def test_named_objectives_are_those_of_the_requests() -> None:
+    """strict: the first token in 1 s and each next one in 50 ms; relaxed: 5 times as long; tiers: by service class."""
+    slos = {}
+    for name in ("none", "strict", "relaxed", "tiers"):
+        keys = compose_keys("workload=open_loop", f"slo={name}", name="capacity")
+        slos[name] = {request.slo for request in construct("workload", keys["workload"]).requests(None)}
+    tiers = {SLO(ttft=6.0, tbt=0.05), SLO(total=600.0), SLO(total=1800.0)}
+    assert slos == {"none": {SLO()}, "strict": {SLO(1.0, 0.05)}, "relaxed": {SLO(5.0, 0.25)}, "tiers": tiers}
 
 
 def test_a_sweep_over_objectives_and_models_has_a_row_for_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the basic launcher; each search has settings of its own, and the highest capacity comes first."""
-    seen: list[tuple[object, ...]] = []
+    """Each search has settings of its own, and the highest capacity comes first."""
+    seen: set[tuple[str, SLO]] = set()
 
-    def simulate(settings: Any, rule: Rule, number: int, rate: float, requests: int, warmup: int) -> Outcome:
-        seen.append((settings.model.name, rule.slo))
+    def simulate(settings: Settings, rule: Rule, number: int, rate: float, *size: int) -> Outcome:
+        seen.add((settings.model.name, rule.slo))
         strict = 7.0 if rule.slo.tbt == 0.05 else 9.0
-        return Curve(lambda rate: 0.01 * (rate / strict) ** 9)([(number, rate)], requests, warmup)[0]
+        return Curve(lambda rate: 0.01 * (rate / strict) ** 9)([(number, rate)], *size)[0]
 
     monkeypatch.setattr(searching, "simulate", simulate)
-    keys = {**SMALL, "model": "tiny,llama-2-7b", "slo": "strict,relaxed"}
-    for key in ("output", "slo.ttft"):
-        del keys[key]
-    ended = outcome(
-        lambda: main(command.COMMAND), ["-m", "sweep=s", *(f"{key}={value}" for key, value in keys.items())]
-    )
-    slos = SLO(1.0, 0.05), SLO(5.0, 0.25)
-    assert set(seen) == set(product(("tiny", "llama-2-7b"), slos))
-    rows = [re.split(r"\s{2,}", line)[:2] for line in ended.printed.splitlines() if line.startswith("orca, ")]
-    models = {f"model={name}, slo={slo}" for name, slo in product(("tiny", "llama-2-7b"), ("strict", "relaxed"))}
-    assert {label.removeprefix("orca, ") for label, _ in rows} == models
-    assert [float(found.split(" ")[0]) for _, found in rows] == pytest.approx([9.0, 9.0, 7.0, 7.0], rel=0.01)
-    assert all("slo=relaxed" in label for label, _ in rows[:2])
+    swept = ("-m", "sweep=s", "model=tiny,llama-2-7b", "slo=strict,relaxed")
+    printed = run(*swept, without=["output", "slo.ttft"])
+    assert seen == set(product(("tiny", "llama-2-7b"), (SLO(1.0, 0.05), SLO(5.0, 0.25))))
+    rows = [re.split(r"\s{2,}", line)[:2] for line in printed.splitlines() if line.startswith("orca, ")]
+    assert [float(figures.split(" ")[0]) for _, figures in rows] == pytest.approx([9.0, 9.0, 7.0, 7.0], rel=0.01)
+    assert all("slo=relaxed" in label for label, _ in rows[:2]) and len({label for label, _ in rows}) == 4
 
 
 def test_what_can_be_gone_on_with_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate_curve(monkeypatch, Curve(lambda rate: 0.01 * (rate / 7) ** 5, scatter=0.9))
-    assert "replications=16" not in run(replications="16")
-    assert [path.name for path in Path("found").iterdir()] == ["simulations.jsonl"]
+    simulate_curve(monkeypatch, one_percent_at_7(scatter=0.9))
+    assert "replications=" in run("replications=16")
+    assert [path.name for path in Path("found").iterdir() if not path.name.startswith(".")] == ["simulations.jsonl"]
     assert "of an earlier search are kept" in run()
