@@ -46,7 +46,10 @@ class Recorded(Arrivals):
         self._pending: deque[Request] = deque()
 
     def add(self, requests: Sequence[Request]) -> None:
-        order = sorted([*self._pending, *requests], key=lambda one: (one.arrival_time, one.arrival_iteration, one.id))
+        order = sorted(
+            [*self._pending, *requests],
+            key=lambda request: (request.arrival_time, request.arrival_iteration, request.id),
+        )
         self._pending = deque(order)
         self.num_unfinished += len(requests)
 

@@ -266,9 +266,9 @@ class Engine:
         """Raises StallError if requests wait or run, and for too long none has received a token."""
         stall = self._stall_watch.stall(now)
         if stall and (self.state.waiting or self.state.running):
-            found, setting = stall
+            stalled, setting = stall
             remedy = describe_shortage(self.view) or "; compute their tokens"
-            raise StallError(f"{self._where()}: {found} with {self._held()}{remedy}, or raise patience.{setting}")
+            raise StallError(f"{self._where()}: {stalled} with {self._held()}{remedy}, or raise patience.{setting}")
 
     def _held(self) -> str:
         return f"{len(self.state.waiting)} waiting and {len(self.state.running)} running requests"

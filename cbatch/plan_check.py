@@ -122,8 +122,8 @@ class Rules:
                 rule = f"at most {limits.max_running} requests are admitted at once"
                 self._fail(rule, plan.requests[-1], f"{limits.max_running + surplus} with this plan")
         if plan.pad_to is not None and not num_tokens <= plan.pad_to <= limits.max_tokens:
-            found = f"pad_to={plan.pad_to}, {num_tokens} planned, max_tokens={limits.max_tokens}"
-            self._fail("pad_to lies between the tokens planned and max_tokens", plan.requests[0], found)
+            problem = f"pad_to={plan.pad_to}, {num_tokens} planned, max_tokens={limits.max_tokens}"
+            self._fail("pad_to lies between the tokens planned and max_tokens", plan.requests[0], problem)
 
     def _check_blocks(self) -> None:
         """The blocks that the plan takes are free, or come free at once by its own preemptions."""
@@ -137,8 +137,8 @@ class Rules:
         free = kv.num_free + self.blocks_coming_free()
         if taken and taken[-1] > free:
             place = next(place for place, total in enumerate(taken) if total > free)
-            found = f"{taken[-1]} blocks planned, {free} free"
-            self._fail("the KV blocks that a plan takes must be free", self.plan.requests[place], found)
+            problem = f"{taken[-1]} blocks planned, {free} free"
+            self._fail("the KV blocks that a plan takes must be free", self.plan.requests[place], problem)
 
     def reserved_tokens(self) -> dict[int, int]:
         """Tokens that the plan reserves, by the request's place in it."""
@@ -169,8 +169,8 @@ class Rules:
         ended = {Status.RUNNING: "running with its last token in flight", Status.FINISHED: "finished"}
         return ended.get(request.status, "not of this run, or has not arrived")
 
-    def _fail(self, rule: str, request: Request, found: str) -> NoReturn:
-        raise PlanError(f"{self._where}, request {request.id}: illegal plan ({found}); rule: {rule}")
+    def _fail(self, rule: str, request: Request, problem: str) -> NoReturn:
+        raise PlanError(f"{self._where}, request {request.id}: illegal plan ({problem}); rule: {rule}")
 
     def _check_form(self) -> None:
         """Raises PlanError if it is not a `Plan`, or a field holds a value of the wrong kind."""
@@ -197,8 +197,8 @@ class Rules:
             self._refuse("wake_at", "not a time in seconds or None")
 
     def _refuse(self, name: str, problem: str) -> NoReturn:
-        found = f"{name} is a {type(getattr(self.plan, name)).__name__}, {problem}"
-        raise PlanError(f"{self._where}: malformed plan ({found}); see cbatch.Plan for what each field holds")
+        what = f"{name} is a {type(getattr(self.plan, name)).__name__}, {problem}"
+        raise PlanError(f"{self._where}: malformed plan ({what}); see cbatch.Plan for what each field holds")
 
 
 class _IllegalError(Exception):

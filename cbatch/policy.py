@@ -99,14 +99,14 @@ def optional_method(policy: Policy, name: str) -> Callable[[Any], Any]:
     """Returns an optional method of the policy, or `ignore`; raises PolicyError if it cannot be read or called."""
     where = f"policy {type(policy).__name__}"
     try:
-        found = getattr(policy, name, ignore)
+        method = getattr(policy, name, ignore)
     except (Interruption, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise PolicyError(f"{where}: reading {name} raised {type(error).__name__}: {error}") from error
-    if not callable(found):
-        raise PolicyError(f"{where}: {name} is a {type(found).__name__}; make it a method, or call it something else")
-    return found
+    if not callable(method):
+        raise PolicyError(f"{where}: {name} is a {type(method).__name__}; make it a method, or call it something else")
+    return method
 
 
 def call(where: str, method: Callable[..., Any], *arguments: Any) -> Any:

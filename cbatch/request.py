@@ -115,8 +115,8 @@ class RequestSpec:
         if self.arrival_time < 0 or self.arrival_iteration < 0:
             raise ValueError(f"request {self.id}: arrival must not be negative")
         if self.prompt is not None and len(self.prompt) != prompt:
-            found = f"prompt has {len(self.prompt)} tokens"
-            raise ValueError(f"request {self.id}: {found}, num_prompt_tokens says {prompt}")
+            problem = f"prompt has {len(self.prompt)} tokens"
+            raise ValueError(f"request {self.id}: {problem}, num_prompt_tokens says {prompt}")
         if type(self.stop_tokens) is not tuple:
             object.__setattr__(self, "stop_tokens", tuple(self.stop_tokens))
 

@@ -68,7 +68,7 @@ class StallWatch:
 def describe_shortage(view: View) -> str:
     """Returns text for an error, "; ...", if no running request finds the KV blocks for its next token; else nothing."""
     kv, running = view.kv, view.running
-    if not running or any(kv.num_lacking(one, one.num_computed + 1) <= kv.num_free for one in running):
+    if not running or any(kv.num_lacking(request, request.num_computed + 1) <= kv.num_free for request in running):
         return ""
     held = f"the running ones hold {kv.num_blocks - kv.num_free} of {kv.num_blocks} KV blocks, and each needs one more"
     return f"; {held}: preempt one of them, or set blocks aside on admission, add(request, ..., reserve=request.max_tokens)"

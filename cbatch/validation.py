@@ -75,13 +75,13 @@ def check(instance: Any, prefix: str, error: type[CbatchError] = ConfigError) ->
     prefix: of the fields' names in messages.
     """
     kind: Any = type(instance)
-    given = {field.name: getattr(instance, field.name) for field in fields(kind)}
+    values = {field.name: getattr(instance, field.name) for field in fields(kind)}
     try:
-        accepted = _fields_of(kind).validate_python(given)
+        accepted = _fields_of(kind).validate_python(values)
     except ValidationError as refusal:
         raise error(_one_line(refusal, prefix)) from None
     for name, value in accepted.items():
-        if given[name] != value:
+        if values[name] != value:
             object.__setattr__(instance, name, value)
 
 
@@ -119,11 +119,11 @@ def nearest(name: str, known: Collection[str]) -> str:
     X is nearly the same name, or else a word of it that is known, as in chunk_size, or else begins with it, punctuation
     aside, as llama-3.1-8b with llama3, or else the most similar name.
     """
-    found = get_close_matches(name, list(known), 1, cutoff=0.9) or [word for word in name.split("_") if word in known]
+    similar = get_close_matches(name, list(known), 1, cutoff=0.9) or [word for word in name.split("_") if word in known]
     plain = re.sub(r"\W", "", name)
-    found = found or [other for other in known if plain and re.sub(r"\W", "", other).startswith(plain)]
-    found = found or get_close_matches(name, list(known), 1)
-    hint = f"did you mean {found[0]}? " if found else ""
+    similar = similar or [other for other in known if plain and re.sub(r"\W", "", other).startswith(plain)]
+    similar = similar or get_close_matches(name, list(known), 1)
+    hint = f"did you mean {similar[0]}? " if similar else ""
     return f"{hint}known: {', '.join(sorted(known)) or 'none'}"
 
 

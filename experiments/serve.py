@@ -109,7 +109,7 @@ def figures_of(run: Run, record: RunRecord, requests: Served | None = None) -> d
         requests=requests,
         steps=streamed.steps() if streamed else None,
         ended=streamed.ended if streamed else None,
-        asked=None if streamed else run.requests,
+        submitted=None if streamed else run.requests,
     )
 
 

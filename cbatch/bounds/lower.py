@@ -15,7 +15,11 @@ from cbatch.errors import ConfigError
 from cbatch.limits import Limits
 from cbatch.request import Request, spec_of
 
-_SPLITS = [(one / 2, two / 2, 1 - (one + two) / 2) for one, two in product(range(3), repeat=2) if one + two <= 2]
+_SPLITS = [
+    (first / 2, second / 2, 1 - (first + second) / 2)
+    for first, second in product(range(3), repeat=2)
+    if first + second <= 2
+]
 
 _MOST_TRIED = 8  # minorants and shares for B9, those of the most work
 
@@ -82,7 +86,7 @@ class Bounds:
         Proof. The prompt takes ceil(prompt / max_tokens) iterations one after the other, each at least its minorant's fixed
         part plus what its own tokens add, whatever else it holds.
         """
-        return self._own[0]
+        return self._alone[0]
 
     @cached_property
     def service(self) -> Floats:
@@ -91,14 +95,16 @@ class Bounds:
         Proof. The first token needs `prefill`; each further token an iteration of its own after the one before, which takes at
         least the fixed part plus one decode at its context (or a recomputation of all tokens before it, if that is less).
         """
-        return self._own[0] + self._own[1]
+        return self._alone[0] + self._alone[1]
 
     @cached_property
-    def _own(self) -> tuple[Floats, Floats]:
+    def _alone(self) -> tuple[Floats, Floats]:
         """The seconds of the prompt and of the decodes of each request alone."""
         alone = [
-            _Charges(each.fixed + each.per_request, each.per_token, each.per_score, each.per_context, 0.0)
-            for each in self._minorants
+            _Charges(
+                minorant.fixed + minorant.per_request, minorant.per_token, minorant.per_score, minorant.per_context, 0.0
+            )
+            for minorant in self._minorants
         ]
         prompts, decodes = zip(*map(self._work, alone), strict=True)
         return np.max(prompts, axis=0), np.max(decodes, axis=0)
@@ -107,15 +113,15 @@ class Bounds:
     def work(self) -> list[tuple[Floats, Floats]]:
         """The machine's seconds for prompt and for decodes of each request, for each minorant and shares."""
         limits, kv_tokens = self._limits, self._kv_tokens
-        found = []
+        seconds = []
         for minorant, (members, tokens, held) in product(self._minorants, _SPLITS):
             fixed = minorant.fixed
             member = members * fixed / min(limits.max_batch, limits.max_tokens) + minorant.per_request
             token = minorant.per_token + tokens * fixed / limits.max_tokens
             if member >= 0:
                 slopes = minorant.per_score, minorant.per_context, held * fixed / kv_tokens
-                found.append(self._work(_Charges(member, token, *slopes), self._replicas))
-        return found
+                seconds.append(self._work(_Charges(member, token, *slopes), self._replicas))
+        return seconds
 
     def _work(self, charges: _Charges, machines: int = 1) -> tuple[Floats, Floats]:
         """The seconds charged to each request: for its prompt, and for its further tokens."""
@@ -155,12 +161,12 @@ class Bounds:
         Raises:
             ConfigError: no request has an objective.
         """
-        asked = self._asks_all | np.isfinite(self._slo[:, 0])
-        if not asked.any():
+        with_objectives = self._asks_all | np.isfinite(self._slo[:, 0])
+        if not with_objectives.any():
             raise ConfigError("lower bounds: no request has an objective; give workload.slo or workload.tiers")
-        kept = math.ceil(share * asked.sum() * (1 - 1e-12))
-        work = [(prompt + np.where(self._asks_all, decodes, 0.0))[asked] for prompt, decodes in self.work]
-        return len(asked) / max(float(np.sort(each)[:kept].sum()) for each in work)
+        kept = math.ceil(share * with_objectives.sum() * (1 - 1e-12))
+        work = [(prompt + np.where(self._asks_all, decodes, 0.0))[with_objectives] for prompt, decodes in self.work]
+        return len(with_objectives) / max(float(np.sort(seconds)[:kept].sum()) for seconds in work)
 
     @cached_property
     def ends(self) -> Floats:
@@ -190,12 +196,12 @@ class Bounds:
         classes = np.unique(self._slo[np.isfinite(self._slo).any(axis=1)], axis=0)
         return sum(self._late((self._slo == limits).all(axis=1), *limits) for limits in classes)
 
-    def _late(self, own: NDArray[np.bool_], ttft: float, total: float) -> int:
-        hopeless = (self.prefill[own] > ttft) | (self.service[own] > total)
-        arrival = self.arrival[own][~hopeless]
+    def _late(self, members: NDArray[np.bool_], ttft: float, total: float) -> int:
+        hopeless = (self.prefill[members] > ttft) | (self.service[members] > total)
+        arrival = self.arrival[members][~hopeless]
         heaviest = sorted(self.work, key=lambda work: -float(_both(work).sum()))[:_MOST_TRIED]
         late = [
-            fewest_late(arrival, arrival + limit, seconds[own][~hopeless])
+            fewest_late(arrival, arrival + limit, seconds[members][~hopeless])
             for work in heaviest
             for limit, seconds in ((ttft, work[0]), (total, _both(work)))
             if np.isfinite(limit)

@@ -75,13 +75,13 @@ def minorants_of(cost: ProfileCost, limits: Limits) -> list[Minorant]:
     base = layers * attention.rates.base_seconds if isinstance(attention, RateAttention) else 0.0
     per_score = layers * _per_score(attention, limits)
     lines = _hull(_least_seconds(cost, limits.max_tokens, limits.max_batch))
-    found = []
+    minorants = []
     for spared, per_context in _per_context(attention, limits):
         slopes = per_score, layers * per_context, -layers * per_context * spared
-        found += [Minorant(fixed + base, slope, *slopes) for fixed, slope in lines if fixed + base >= -slopes[2]]
-    for minorant in found:
+        minorants += [Minorant(fixed + base, slope, *slopes) for fixed, slope in lines if fixed + base >= -slopes[2]]
+    for minorant in minorants:
         minorant.check(cost, limits)
-    return found
+    return minorants
 
 
 def _least_seconds(cost: ProfileCost, max_tokens: int, max_batch: int) -> dict[int, float]:
@@ -89,7 +89,7 @@ def _least_seconds(cost: ProfileCost, max_tokens: int, max_batch: int) -> dict[i
     operations, layers = cost.operations, cost.topology.share(cost.spec).num_layers
     heads = [operations.head.at(number) for number in range(max_batch + 1)]
     spare = heads[0] - min(heads[1:])
-    found = {}
+    least = {}
     for tokens in range(1, max_tokens + 1):
         seconds = cost.predict(BatchShape(num_padding=tokens)) - spare
         if cost.power is not None:
@@ -97,8 +97,8 @@ def _least_seconds(cost: ProfileCost, max_tokens: int, max_batch: int) -> dict[i
         if tokens <= max_batch:
             shape = BatchShape((), tokens, tokens)
             seconds = min(seconds, cost.predict(shape) - layers * operations.attention.seconds(shape))
-        found[tokens] = seconds
-    return found
+        least[tokens] = seconds
+    return least
 
 
 def _hull(points: dict[int, float]) -> list[tuple[float, float]]:
@@ -108,7 +108,7 @@ def _hull(points: dict[int, float]) -> list[tuple[float, float]]:
         while len(hull) > 1 and _slope(hull[-2], hull[-1]) * (1 + _ROUNDING) >= _slope(hull[-1], point):
             hull.pop()
         hull.append(point)
-    edges = [(one[1] - one[0] * slope, slope) for one, other in pairwise(hull) if (slope := _slope(one, other)) > 0]
+    edges = [(left[1] - left[0] * slope, slope) for left, right in pairwise(hull) if (slope := _slope(left, right)) > 0]
     flat = (min(points.values()), 0.0)
     through_origin = (0.0, min(seconds / tokens for tokens, seconds in points.items()))
     lines = [flat, *(line for line in edges if line[0] > 0), through_origin]
@@ -116,8 +116,8 @@ def _hull(points: dict[int, float]) -> list[tuple[float, float]]:
     return [lines[round(place * step)] for place in range(min(len(lines), _MOST_LINES))]
 
 
-def _slope(one: tuple[int, float], other: tuple[int, float]) -> float:
-    return (other[1] - one[1]) / (other[0] - one[0])
+def _slope(left: tuple[int, float], right: tuple[int, float]) -> float:
+    return (right[1] - left[1]) / (right[0] - left[0])
 
 
 def _per_score(attention: Attention, limits: Limits) -> float:
@@ -147,11 +147,11 @@ def _per_context(attention: Attention, limits: Limits) -> list[tuple[float, floa
         for table in tables
         for number, context in table.breakpoints(float(limits.max_batch), float(limits.max_request_tokens))
     ]
-    found = []
+    lines = []
     for spared in (0.0, *attention.decodes.columns[0][1:2]):
         slopes = [seconds / (number * (context - spared)) for number, context, seconds in points if context > spared]
-        found.append((spared, min(slopes, default=0.0)))
-    return found
+        lines.append((spared, min(slopes, default=0.0)))
+    return lines
 
 
 def _samples(limits: Limits) -> Iterator[BatchShape]:

@@ -70,22 +70,22 @@ class Cluster:
 class Executors:
     """The executors of all replicas, with those methods of one that are called after a run."""
 
-    def __init__(self, each: Sequence[Any]) -> None:
-        self.each = each
+    def __init__(self, executors: Sequence[Any]) -> None:
+        self.executors = executors
 
     @property
     def vocabulary(self) -> Any:
-        return self.each[0].vocabulary
+        return self.executors[0].vocabulary
 
     def now(self) -> float:
-        return float(max(executor.now() for executor in self.each))
+        return float(max(executor.now() for executor in self.executors))
 
     def accounts(self) -> list[StageAccount]:
         """Returns the accounts of all stages, replica by replica."""
-        return [account for executor in self.each for account in executor.accounts()]
+        return [account for executor in self.executors for account in executor.accounts()]
 
     def close(self) -> None:
-        for executor in self.each:
+        for executor in self.executors:
             executor.close()
 
 

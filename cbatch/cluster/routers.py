@@ -89,6 +89,6 @@ def make_router(router: str | Router) -> Router:
             raise ConfigError(f"backend.router: {type(router).__name__} has no method choose(request, replicas)")
         return router
     if router not in routers:
-        own = "one of yours with backend.router._target_=my_module.MyRouter"
-        raise ConfigError(f"backend.router={router} is unknown; choose {' or '.join(routers)}, or {own}")
+        external = "one of yours with backend.router._target_=my_module.MyRouter"
+        raise ConfigError(f"backend.router={router} is unknown; choose {' or '.join(routers)}, or {external}")
     return routers[router]()

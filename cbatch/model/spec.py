@@ -160,9 +160,11 @@ def split_layers(spec: ModelSpec, num_stages: int, sizes: Sequence[int] | None =
         raise ConfigError(f"{problem}; lower it to {total} or less")
     if sizes is None:
         sizes = [total // num_stages + (stage < total % num_stages) for stage in range(num_stages)]
-    given = f"backend.layers={list(sizes)}"
+    setting = f"backend.layers={list(sizes)}"
     if len(sizes) != num_stages:
-        raise ConfigError(f"{given}: give one number for each of the {num_stages} stages (backend.pipeline_stages)")
+        raise ConfigError(f"{setting}: give one number for each of the {num_stages} stages (backend.pipeline_stages)")
     if sum(sizes) != total or min(sizes) < 1:
-        raise ConfigError(f"{given} must be numbers of at least 1 that sum to the {total} layers of model={spec.name}")
+        raise ConfigError(
+            f"{setting} must be numbers of at least 1 that sum to the {total} layers of model={spec.name}"
+        )
     return [Layers(first, end, total) for first, end in pairwise(accumulate(sizes, initial=0))]

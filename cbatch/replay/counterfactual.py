@@ -180,5 +180,5 @@ def _check_same_view(recorded: Decision, view: View) -> None:
     """Raises ReplayError naming the first field that differs."""
     for name, before, now in zip(recorded.seen._fields, recorded.seen, look(view), strict=True):
         if before != now:
-            found = f"iteration {recorded.iteration}: the view's {name} was {before} and is now {now}"
-            raise ReplayError(f"{found}; the run was recorded with other code or other requests; record it again")
+            problem = f"iteration {recorded.iteration}: the view's {name} was {before} and is now {now}"
+            raise ReplayError(f"{problem}; the run was recorded with other code or other requests; record it again")

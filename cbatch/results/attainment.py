@@ -26,47 +26,47 @@ class Attained(NamedTuple):
     limits: Floats
     counted: NDArray[np.bool_]
 
-    def of(self, own: NDArray[np.bool_]) -> "Attained":
-        return Attained(self.met[:, own], self.limits[:, own], self.counted[own])
+    def of(self, members: NDArray[np.bool_]) -> "Attained":
+        return Attained(self.met[:, members], self.limits[:, members], self.counted[members])
 
 
-def attainment(asked: Collection[Asked], served: Served, window: Window) -> dict[str, Any]:
+def attainment(requests: Collection[Asked], served: Served, window: Window) -> dict[str, Any]:
     """Shares of the requests that have objectives and ended, or were rejected, in the window; empty if none has any.
 
     `share`: all objectives together; `ttft_share`, `tbt_share`, `total_share`: each objective, over the requests that
     have it; `tiers`: the same by tier.
 
     Args:
-        asked: every request of the run. window: up to infinity, it counts requests that did not end.
+        requests: every request of the run. window: up to infinity, it counts requests that did not end.
     """
-    asked = [request for request in asked if request.slo != NO_SLO]
-    if not asked:
+    requests = [request for request in requests if request.slo != NO_SLO]
+    if not requests:
         return {}
-    found = judge(asked, served, window, Objectives())
-    tiers = np.array([request.tier or "" for request in asked])
-    by_tier = {str(tier): _shares(found.of(tiers == tier)) for tier in np.unique(tiers[tiers != ""])}
-    return {**_shares(found), "tiers": by_tier}
+    attained = judge(requests, served, window, Objectives())
+    tiers = np.array([request.tier or "" for request in requests])
+    by_tier = {str(tier): _shares(attained.of(tiers == tier)) for tier in np.unique(tiers[tiers != ""])}
+    return {**_shares(attained), "tiers": by_tier}
 
 
 def goodput(
-    asked: Collection[Asked], served: Served, window: Window, objectives: Objectives, seconds: float
+    requests: Collection[Asked], served: Served, window: Window, objectives: Objectives, seconds: float
 ) -> dict[str, float]:
     """Requests that attain their own objectives, or `objectives` if they have none, per second and as a share; empty without any.
 
     Args:
-        asked, window: see `attainment`; requests without objectives do not count.
+        requests, window: see `attainment`; requests without objectives do not count.
         seconds: of the measured part of the run.
     """
-    asked = [request for request in asked if objectives.stated or request.slo != NO_SLO]
-    if not asked:
+    requests = [request for request in requests if objectives.stated or request.slo != NO_SLO]
+    if not requests:
         return {}
-    found = judge(asked, served, window, objectives)
-    attained = found.met[:, found.counted].all(axis=0)
+    judged = judge(requests, served, window, objectives)
+    attained = judged.met[:, judged.counted].all(axis=0)
     return {"requests_per_second": float(attained.sum()) / (seconds or float("nan")), "attained_share": mean(attained)}
 
 
 def judge(
-    asked: Collection[Asked],
+    requests: Collection[Asked],
     served: Served,
     window: Window = _ALWAYS,
     others: Objectives = Objectives(),  # noqa: B008
@@ -76,21 +76,21 @@ def judge(
     others: objectives of requests without their own.
     """
     place = {id_: index for index, id_ in enumerate(served.id.tolist())}
-    index = np.array([place.get(request.id, -1) for request in asked])
-    ends = [np.inf if request.finished_at is None else request.finished_at for request in asked]
+    index = np.array([place.get(request.id, -1) for request in requests])
+    ends = [np.inf if request.finished_at is None else request.finished_at for request in requests]
     gaps = np.nan_to_num(served.longest_gap), np.nan_to_num(served.tpot)
     measured = np.stack([served.ttft, gaps[0], served.end_to_end, gaps[1]])  # [objectives, served]
     default = (others.ttft, None, others.end_to_end, others.tpot)
-    stated = [default if request.slo == NO_SLO else (*astuple(request.slo), None) for request in asked]
+    stated = [default if request.slo == NO_SLO else (*astuple(request.slo), None) for request in requests]
     limits = np.array([[limit or np.inf for limit in column] for column in zip(*stated, strict=True)])
     met = (index >= 0) & (np.pad(measured, ((0, 0), (0, 1)))[:, index] <= limits)
     return Attained(met, limits, window.holds(np.array(ends)))
 
 
-def _shares(found: Attained) -> dict[str, float]:
-    met, limits, counted = found
+def _shares(attained: Attained) -> dict[str, float]:
+    met, limits, counted = attained
     shares = {"requests": int(counted.sum()), "share": mean(met[:, counted].all(axis=0))}
-    for name, each, limit in zip(_OBJECTIVES, met, limits, strict=False):
+    for name, met_one, limit in zip(_OBJECTIVES, met, limits, strict=False):
         if np.isfinite(limit).any():
-            shares[f"{name}_share"] = mean(each[counted & np.isfinite(limit)])
+            shares[f"{name}_share"] = mean(met_one[counted & np.isfinite(limit)])
     return shares

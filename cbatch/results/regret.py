@@ -8,7 +8,9 @@ from cbatch.results.attainment import judge
 from cbatch.results.metrics import Served
 
 
-def regret(asked: Sequence[Request], served: Served, bounds: Callable[[Sequence[Request]], Bounds]) -> dict[str, float]:
+def regret(
+    requests: Sequence[Request], served: Served, bounds: Callable[[Sequence[Request]], Bounds]
+) -> dict[str, float]:
     """Figures of the whole run; empty if no request was served.
 
     `latency`, `makespan`: over their lower bounds B6 and B2, of the requests that were served. `violations`: requests that
@@ -21,15 +23,15 @@ def regret(asked: Sequence[Request], served: Served, bounds: Callable[[Sequence[
     if not len(served.id):
         return {}
     ended = set(served.id.tolist())
-    found = bounds([request for request in asked if request.id in ended])
-    latency, makespan = found.latency, found.makespan
+    lower = bounds([request for request in requests if request.id in ended])
+    latency, makespan = lower.latency, lower.makespan
     figures = {
         "latency": float(served.end_to_end.mean()) / latency,
         "latency_bound": latency,
         "makespan": float(served.last_token.max()) / makespan,
         "makespan_bound": makespan,
     }
-    if with_objectives := [request for request in asked if request.slo != NO_SLO]:
+    if with_objectives := [request for request in requests if request.slo != NO_SLO]:
         missed = int((~judge(with_objectives, served).met.all(axis=0)).sum())
         least = bounds(with_objectives).violations
         figures |= {"violations": missed - least, "violations_bound": least}

@@ -125,11 +125,11 @@ def measure_windows(service: Service, seconds: float = WINDOW_SECONDS) -> Window
     end: Floats = begin + seconds
     before = service.received(begin)
     received: Floats = service.received(end) - before
-    asked = service.requested(end)
-    requested = asked - service.requested(np.nextafter(begin, -np.inf))  # both ends included
+    requested_by_end = service.requested(end)
+    requested = requested_by_end - service.requested(np.nextafter(begin, -np.inf))  # both ends included
     level = received / service.weight
     short = np.minimum(level.max(axis=1, keepdims=True) - level, np.abs(requested - received) / service.weight)
-    jain = [_jain(*window, service.weight) for window in zip(received, asked - before, strict=True)]
+    jain = [_jain(*window, service.weight) for window in zip(received, requested_by_end - before, strict=True)]
     return Windows(middle, short.sum(axis=1) / seconds, np.array(jain))
 
 

@@ -85,11 +85,11 @@ class StreamedRun:
         served = served_of(piece.requests, ids[have_ended], times[have_ended], ())
         seconds, ends = served.gaps()
         gaps, counts = np.unique(ends + 1j * seconds, return_counts=True)  # pairs of both, sorted and counted
-        own = {
+        columns_of_requests = {
             field.name: getattr(served, field.name) for field in fields(Served) if not field.name.startswith("token_")
         }
         counted = {"gap_times": gaps.real, "gap_seconds": gaps.imag, "gap_counts": counts.astype(np.int32)}
-        _add(self._served, {**own, **counted, "longest": served.longest_gap})
+        _add(self._served, {**columns_of_requests, **counted, "longest": served.longest_gap})
         columns = step_columns(piece.steps)
         steps = {name: columns[name] for name in SUMMARIZED}
         narrow = {name: values.astype(np.int32) for name, values in steps.items() if values.dtype == np.int64}
@@ -144,7 +144,7 @@ class _EndedRequests(Collection[Ended]):
             yield from map(Ended._make, zip(*part, strict=True))
 
     def __contains__(self, request: object) -> bool:
-        return any(request == each for each in self)
+        return any(request == row for row in self)
 
 
 def _add(columns: dict[str, _Column], more: Columns) -> None:
@@ -161,6 +161,6 @@ def counted_statistics(values: Floats, counts: NDArray[Any]) -> dict[str, float]
     place = (last[-1] - 1) * np.true_divide(PERCENTILES, 100)
     below, above = (values[np.searchsorted(last, whole, "right")] for whole in (np.floor(place), np.ceil(place)))
     share, step = place % 1, above - below
-    found = np.where(share < 0.5, below + step * share, above - step * (1 - share))  # as numpy interpolates
+    percentiles = np.where(share < 0.5, below + step * share, above - step * (1 - share))  # as numpy interpolates
     mean = float(values @ counts[order]) / int(last[-1])
-    return dict(zip(statistics(values[:0]), [mean, *found.tolist()], strict=True))
+    return dict(zip(statistics(values[:0]), [mean, *percentiles.tolist()], strict=True))

@@ -24,7 +24,7 @@ def summarize(
     requests: Served | None = None,
     steps: StepColumns | None = None,
     ended: Collection[Asked] | None = None,
-    asked: Collection[Asked] | None = None,
+    submitted: Collection[Asked] | None = None,
 ) -> dict[str, Any]:
     """All metrics of a run, by group; times in seconds, shares from 0 to 1, NaN where nothing was measured.
 
@@ -37,7 +37,7 @@ def summarize(
         requests, steps: `collect_served(record)` and `step_columns(record.steps)`, if already computed; a record whose steps were
             taken needs them.
         ended: the requests in the order of their ends; None: those of the record.
-        asked: every request of the run, for `goodput` and `attainment`; None: all of them ended.
+        submitted: every request of the run, for `goodput` and `attainment`; None: all of them ended.
     """
     requests = requests or metrics.collect_served(record)
     steps = steps or metrics.step_columns(record.steps)
@@ -45,7 +45,7 @@ def summarize(
     counts = window.holds(requests.last_token)
     num_counted = int(counts.sum())
     ended = record.requests if ended is None else ended
-    asked = ended if asked is None else asked
+    submitted = ended if submitted is None else submitted
     ends = Window(window.start if warmup_requests else -math.inf, window.end if drain_requests else math.inf)
     service = service_of(ended, requests, client_weights)
     return {
@@ -59,8 +59,8 @@ def summarize(
         "end_to_end_seconds": statistics(requests.end_to_end[counts]),
         "normalized_latency_seconds_per_token": statistics(requests.normalized_latency[counts]),
         "iterations": _iterations(steps, window, num_blocks, max_batch),
-        "goodput": goodput(asked, requests, ends, objectives, window.seconds),
-        "attainment": attainment(asked, requests, ends),
+        "goodput": goodput(submitted, requests, ends, objectives, window.seconds),
+        "attainment": attainment(submitted, requests, ends),
         "service": {} if service is None else fairness(service),
     }
 

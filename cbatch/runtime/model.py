@@ -141,8 +141,10 @@ class PagedModel:
     def _hidden(self, inputs: Tensor, positions: Tensor, paged: PagedCall) -> Steps[Tensor]:
         yield from ()
         kind, dtype = ("input_ids", inputs.dtype) if self.layers.is_first else ("inputs_embeds", self._dtype)
-        found = self._body(**{kind: inputs[None].to(dtype)}, position_ids=positions[None], use_cache=False, paged=paged)
-        hidden: Tensor = found.last_hidden_state[0]
+        output = self._body(
+            **{kind: inputs[None].to(dtype)}, position_ids=positions[None], use_cache=False, paged=paged
+        )
+        hidden: Tensor = output.last_hidden_state[0]
         return hidden
 
 

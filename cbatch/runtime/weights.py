@@ -113,15 +113,15 @@ def _check_nanogpt(spec: ModelSpec) -> None:
         raise ModelError(f"model {spec.name}: family nanogpt has {rule}; change model.num_kv_heads and model.head_dim")
 
 
-def _check_shape(spec: ModelSpec, found: ModelSpec) -> None:
+def _check_shape(spec: ModelSpec, stored: ModelSpec) -> None:
     """The KV cache and all accounting follow `spec`, so it must match the checkpoint."""
     for field in ("family", "num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size"):
-        asked, actual = getattr(spec, field), getattr(found, field)
-        if asked != actual:
+        wanted, actual = getattr(spec, field), getattr(stored, field)
+        if wanted != actual:
             reason = f"but {spec.path} holds a model with {actual}"
-            raise ModelError(f"model.{field}={asked}, {reason}; leave the shape to the checkpoint")
-    if spec.max_positions > found.max_positions:
-        reason = f"exceeds the {found.max_positions} that {spec.path} supports (its positions or sliding window)"
+            raise ModelError(f"model.{field}={wanted}, {reason}; leave the shape to the checkpoint")
+    if spec.max_positions > stored.max_positions:
+        reason = f"exceeds the {stored.max_positions} that {spec.path} supports (its positions or sliding window)"
         raise ModelError(f"model.max_positions={spec.max_positions} {reason}; lower it")
 
 

@@ -45,7 +45,7 @@ class Population:
     def leave_ending(self) -> None:
         """Requests whose last token is in flight have none left to compute."""
         decodes = served(self.decoding.members)
-        for request in [each for each in decodes if each.source.num_computed_tokens >= each.ends_at]:
+        for request in [request for request in decodes if request.source.num_computed_tokens >= request.ends_at]:
             self._leave(request)
 
     def end(self, source: Any, rejected: str | None, now: float) -> ServedRequest:

@@ -39,7 +39,7 @@ class Recording:
         plan = plan or Plan()
         entries = tuple((request.id, scheduled[request.vllm_id]) for request in requests)
         reserve = tuple(
-            (each.id, count) for each, count in zip(served(plan.reserve), plan.reserve.values(), strict=True)
+            (request.id, count) for request, count in zip(served(plan.reserve), plan.reserve.values(), strict=True)
         )
         reject = tuple((request.id, why) for request, why in plan.reject)
         decided = Decided(entries, tuple(self._preempted), reject, reserve, note=plan.note)

@@ -109,7 +109,9 @@ class _Policed:
         received_at = self._planner.clock()
         outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
         if scheduler_output.total_num_scheduled_tokens:
-            receivers = {each.request_id for group in outputs.values() for each in group.outputs if each.new_token_ids}
+            receivers = {
+                output.request_id for group in outputs.values() for output in group.outputs if output.new_token_ids
+            }
             self._planner.received(received_at, receivers)
         for client, request_id, why in self._refused:
             ended = EngineCoreOutput(request_id, [], finish_reason=FinishReason.ABORT, stop_reason=why)
@@ -180,8 +182,8 @@ class _Policed:
         source, manager = request.source, self.kv_cache_manager
         if source.num_computed_tokens or not manager.enable_caching or source.skip_reading_prefix_cache:
             return int(source.num_computed_tokens)
-        found = manager.coordinator.find_longest_cache_hit(source.block_hashes, source.num_tokens - 1)
-        return int(found[1])
+        hit = manager.coordinator.find_longest_cache_hit(source.block_hashes, source.num_tokens - 1)
+        return int(hit[1])
 
 
 class SyncPolicyScheduler(_Policed, Scheduler):

@@ -48,11 +48,11 @@ class Steering:
         self.counts = counts
         if all_decode and not real[1] and not real[2]:
             return
-        newcomers = [] if all_decode else [each.source for each in planned if each.status is Status.WAITING]
+        newcomers = [] if all_decode else [request.source for request in planned if request.status is Status.WAITING]
         fits_whole = getattr(scheduler, "scheduler_reserve_full_isl", None)
         self._hidden = *real, newcomers, fits_whole
         if not all_decode:
-            running = [each.source for each in planned if each.status is Status.RUNNING]
+            running = [request.source for request in planned if request.status is Status.RUNNING]
             scheduler.running = real[0] if running == real[0] else running  # vLLM's own needs no restoring
         scheduler.waiting = FCFSRequestQueue(newcomers)
         setattr(scheduler, self._side, FCFSRequestQueue())

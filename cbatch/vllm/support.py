@@ -80,8 +80,8 @@ def check_features(vllm_config: Any, kv_cache_config: Any) -> None:
         "an encoder-decoder model": model.is_encoder_decoder,
         "a pooling model": getattr(model, "runner_type", "generate") == "pooling",
     }
-    for feature, found in refused.items():
-        if found:
+    for feature, present in refused.items():
+        if present:
             raise ConfigError(f"cbatch cannot schedule vLLM with {feature}; leave out --scheduler-cls, or this feature")
 
 

@@ -59,8 +59,8 @@ class VllmKVView(KVView):
     def num_at_border(self, decodes: Sequence[Request]) -> int:
         """How many of these decodes fill the last of their blocks, and need another one for their next token."""
         size, held = self._size, self._manager.req_to_blocks
-        full = [each for each in served(decodes) if not each.source.num_computed_tokens % size]
-        return sum(len(held.get(each.vllm_id, ())) * size <= each.source.num_computed_tokens for each in full)
+        full = [request for request in served(decodes) if not request.source.num_computed_tokens % size]
+        return sum(len(held.get(request.vllm_id, ())) * size <= request.source.num_computed_tokens for request in full)
 
     @property
     def num_blocks(self) -> int:
@@ -81,8 +81,8 @@ class VllmKVView(KVView):
     def freed_by_preempting(self, request: Request) -> Freed:
         """Blocks of a cached prefix that other requests hold too stay taken."""
         assert isinstance(request, ServedRequest)
-        own = sum(block.ref_cnt == 1 for block in self._manager.req_to_blocks.get(request.vllm_id, ()))
-        return Freed(0, own) if self._view.is_in_flight(request) else Freed(own, 0)
+        num_alone = sum(block.ref_cnt == 1 for block in self._manager.req_to_blocks.get(request.vllm_id, ()))
+        return Freed(0, num_alone) if self._view.is_in_flight(request) else Freed(num_alone, 0)
 
 
 class VllmView(View):

@@ -223,7 +223,7 @@ class Cuda(Real):
         return replace(shared, attention=self.attention, products=self.products, last_layer=self.last_layer)
 
     def facts(self, executor: Any, cost: ProfileCost, asynchronous: bool) -> dict[str, Any]:
-        each = executor.each if isinstance(executor, Executors) else [executor]
+        each = executor.executors if isinstance(executor, Executors) else [executor]
         names = {"replayed_iterations": "num_replayed", "eager_iterations": "num_eager"}
         counts = {key: sum(getattr(one.iteration, name) for one in each) for key, name in names.items()}
         return {

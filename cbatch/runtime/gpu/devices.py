@@ -31,15 +31,15 @@ def check_number(num_stages: int = 1, num_ranks: int = 1, num_replicas: int = 1)
     """Raises ConfigError if there are fewer GPUs, from the current one on."""
     if not torch.cuda.is_available():
         raise ConfigError("backend=cuda, but PyTorch finds no GPU; choose backend=cpu or backend=sim")
-    number, found = num_stages * num_ranks * num_replicas, torch.cuda.device_count() - torch.cuda.current_device()
-    if number > found:
-        problem = f"{_settings(num_stages, num_ranks, num_replicas)} needs {number} GPUs, and PyTorch finds {found}"
+    number, available = num_stages * num_ranks * num_replicas, torch.cuda.device_count() - torch.cuda.current_device()
+    if number > available:
+        problem = f"{_settings(num_stages, num_ranks, num_replicas)} needs {number} GPUs, and PyTorch finds {available}"
         raise ConfigError(f"{problem}; lower it, or simulate the others with backend=sim")
 
 
 def _settings(num_stages: int, num_ranks: int, num_replicas: int = 1) -> str:
-    given = {"tensor_parallel": num_ranks, "pipeline_stages": num_stages, "replicas": num_replicas}
-    return " ".join(f"backend.{key}={value}" for key, value in given.items() if value > 1)
+    degrees = {"tensor_parallel": num_ranks, "pipeline_stages": num_stages, "replicas": num_replicas}
+    return " ".join(f"backend.{key}={value}" for key, value in degrees.items() if value > 1)
 
 
 def _pairs(stages: Devices) -> Iterator[tuple[torch.device, torch.device]]:
@@ -152,13 +152,13 @@ class CudaStream:
             operation()
 
     def record(self, event: CudaEvent) -> None:
-        for stream, each in zip(self.streams, event.events, strict=True):
-            each.record(stream)
+        for stream, part in zip(self.streams, event.events, strict=True):
+            part.record(stream)
 
     def wait(self, event: CudaEvent) -> None:
         for stream in self.streams:
-            for each in event.events:
-                stream.wait_event(each)
+            for part in event.events:
+                stream.wait_event(part)
 
     def close(self) -> None:
         for stream in self.streams:

@@ -79,8 +79,8 @@ def check_memory(
 def _check_stage(
     whose: str, spec: ModelSpec, limits: Limits, kv_tokens: int, layers: Layers, free: int, num_ranks: int
 ) -> None:
-    need, one = (needs(spec, limits, tokens, layers, num_ranks) for tokens in (kv_tokens, 1))
-    per_token = one.kv_cache
+    need, single = (needs(spec, limits, tokens, layers, num_ranks) for tokens in (kv_tokens, 1))
+    per_token = single.kv_cache
     if sum(need) + SPARE <= free:
         return
     beside = need.weights + need.activations + SPARE
@@ -107,8 +107,8 @@ def kv_tokens_that_fit(
     Raises CapacityError if not even one does.
     """
     check_memory(spec, limits, 1, layers, free, num_ranks)
-    found = []
+    tokens = []
     for part, left in zip(layers, free, strict=True):
         need = needs(spec, limits, 1, part, num_ranks)
-        found.append(int((left - need.weights - need.activations - SPARE) // need.kv_cache))
-    return min(found)
+        tokens.append(int((left - need.weights - need.activations - SPARE) // need.kv_cache))
+    return min(tokens)

@@ -129,8 +129,8 @@ class ShardedModel(PagedModel):
     def choose(self, logits: Tensor, out: Tensor) -> Steps[None]:
         """The most likely of all ranks' tokens; on a tie the lowest."""
         places = logits.argmax(dim=-1)
-        found = logits.gather(-1, places[:, None])[:, 0], places + self._first_token
-        parts = yield from self._meetings.exchange(self._rank, found)
+        likeliest = logits.gather(-1, places[:, None])[:, 0], places + self._first_token
+        parts = yield from self._meetings.exchange(self._rank, likeliest)
         values, tokens = (torch.stack(column) for column in zip(*parts, strict=True))  # [ranks, rows]
         out.copy_(tokens.gather(0, values.argmax(dim=0)[None])[0])
 
@@ -147,8 +147,8 @@ class ShardedModel(PagedModel):
         return norm
 
     def _add(self, hidden: Tensor, part: Tensor) -> Steps[Tensor]:
-        for each in (yield from self._meetings.exchange(self._rank, part)):
-            hidden = hidden + each
+        for addend in (yield from self._meetings.exchange(self._rank, part)):
+            hidden = hidden + addend
         return hidden
 
 
