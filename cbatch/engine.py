@@ -52,7 +52,7 @@ class Engine:
         """
         Args:
             num_blocks, block_size: the KV cache, in blocks and tokens per block.
-            asynchronous: keep `executor.num_stages` iterations in flight while a further one is planned; else one
+            asynchronous: keep `executor.num_stages` iterations in flight while a further iteration is planned; else one
                 fewer.
             patience: how long to go on without a token while requests wait or run.
             arrivals: the requests to serve; None: those that are submitted.
@@ -115,7 +115,7 @@ class Engine:
         self._until = inf
 
     def _turn(self) -> Callable[[], None]:
-        """Returns `step`, or what leaps over turns where the policy may be steady and nothing observes single tokens."""
+        """Returns `_leap_or_step` if the policy may be steady and nothing observes single tokens, else `step`."""
         unseen = self._on_tokens is ignore and getattr(self.executor, "repeats", False)
         return self._leap_or_step if unseen and "steady" in vars(type(self.policy)) else self.step
 
@@ -127,19 +127,19 @@ class Engine:
             self.step_async()
 
     def step_sync(self) -> None:
-        """Plan an iteration, compute it and absorb its tokens."""
+        """Plans an iteration, computes it and absorbs its tokens."""
         if launched := self._launch_next():
             self._complete(launched)
 
     def step_async(self) -> None:
-        """Plan and launch iteration N while N-1 is computed, then absorb the tokens of N-1."""
+        """Plans and launches iteration N while N-1 is computed, then absorbs the tokens of N-1."""
         if launched := self._launch_next():
             self._in_flight.append(launched)
         if len(self._in_flight) > self._depth or (self._in_flight and not launched):
             self._complete(self._in_flight.popleft())
 
     def _launch_next(self) -> InFlight | None:
-        """Plan the next iteration and hand it to the device. Returns None if the policy plans nothing."""
+        """Plans the next iteration and hands it to the device. Returns None if the policy plans nothing."""
         planned_at = self._take_arrivals()
         plan = self._call(self.policy.plan, self.view)
         self._latest = None
@@ -166,7 +166,7 @@ class Engine:
         return launched
 
     def _leap_or_step(self) -> None:
-        """Take the turns of the loop that repeat the latest one; without any, one turn."""
+        """Takes the turns of the loop that repeat the latest turn; if there are none, takes one turn."""
         latest, arrival, executor = self._latest, self._next_arrival(), cast(Any, self.executor)
         if latest is None or executor.now() >= arrival or not self._call(is_steady, self.policy):
             return self.step()
@@ -181,7 +181,7 @@ class Engine:
                 self._repeated(latest, foreseen, turns, executor.computed_tokens(latest.step.shape()))
 
     def _repeated(self, latest: InFlight, foreseen: Sequence[int], turns: Sequence[Turn], num_computed: int) -> None:
-        """Enter turns that have repeated the latest one."""
+        """Enters turns that have repeated the latest turn in the state and the record."""
         first, num_turns = latest.step, len(turns)
         self._latest, steps = entered(latest, foreseen, turns, num_computed, self._depth)
         if self._depth:
@@ -198,7 +198,7 @@ class Engine:
     def foresee(self, *, ends: bool = False) -> list[int]:
         """Returns the KV blocks in use after each of the next iterations that a steady policy plans like the latest.
 
-        ends: that in which a request ends is among them; it cannot be leapt over.
+        ends: include the iteration in which a request ends, which cannot be leapt over.
         """
         latest = self._latest
         if latest is None or len(self._in_flight) != self._depth or not repeats(latest, self.state):
@@ -206,7 +206,7 @@ class Engine:
         return blocks_used(latest.step, self.state, num_repeats(latest.step, self.state) + ends)
 
     def _complete(self, launched: InFlight) -> None:
-        """Wait for the oldest step in flight and absorb its tokens."""
+        """Waits for the oldest step in flight and absorbs its tokens."""
         step, waited_at = launched.step, self.executor.now()
         result = self.executor.wait(launched.handle)
         received_at = self.executor.now()
@@ -239,7 +239,7 @@ class Engine:
         self._call(self._on_arrival, request)
 
     def _idle(self, plan: Plan) -> None:
-        """Sleep until the next arrival or the plan's `wake_at`: nothing is in flight and the policy plans nothing.
+        """Sleeps until the next arrival or the plan's `wake_at`: nothing is in flight and the policy plans nothing.
 
         `wake_at` is ignored while no request waits or runs.
         """
@@ -279,7 +279,7 @@ class Engine:
         self._call(self._on_finish, request)
 
     def _call(self, method: Callable[[Any], Any], argument: Any) -> Any:
-        """Call the policy; an exception in it becomes an error that names the policy."""
+        """Calls a method of the policy; an exception in the method becomes an error that names the policy."""
         return call_at(self._where, method, argument)
 
     def _where(self) -> str:

@@ -24,8 +24,8 @@ class Limits:
     tile: tokens by which matrix products are tiled; a total that is a multiple wastes nothing. 1: unknown.
     graph_sizes: tokens of the mixed iterations to capture graphs for, ascending; empty: as the runtime chooses.
     num_stages: pipeline stages; a token sampled by iteration N can be fed to iteration N + num_stages.
-    max_running: requests admitted at once, at least max_batch; 0, the default, becomes max_batch * num_stages. Admitted
-        requests that are not in an iteration's batch are paused: they keep their KV blocks.
+    max_running: requests admitted at once, at least max_batch; 0, the default, becomes max_batch * num_stages. An admitted
+        request that is not in an iteration's batch is paused: it keeps its KV blocks.
     """
 
     max_batch: int

@@ -41,11 +41,11 @@ class Policy(Protocol):
 
     The last four may change the policy's own state only.
 
-    `steady = True` in its own class (a property, if settings decide) says that a plan of one token for each running
-    request, and nothing else, stays the same until a request arrives or ends or KV blocks come free or run short. The
-    simulator (`cbatch.leap`) then repeats it without calling `plan`, unless `on_tokens` is defined, and calls `on_step`
-    afterwards; so does the adapter for vLLM, unless `on_step` is defined, too. `experiments.check` finds out whether it is
-    true. With `steady = False` in its class, `plan` may set `self.steady` for the plan that it makes; vLLM asks for each.
+    `steady = True` in the policy's own class is a promise: if the plan is one decode per running request, the next plan is the
+    same until a request arrives or ends, or the number of free KV blocks changes. `steady` may be a property. The simulator
+    (`cbatch.leap`) repeats such a plan without calling `plan`, and calls `on_step` afterwards; a policy with `on_tokens` is
+    always asked. vLLM's adapter does the same; it always asks a policy with `on_step`, too. `experiments.check` tests the
+    promise. With `steady = False` in the class, `plan` may set `self.steady` for the plan that it returns.
     """
 
     def plan(self, view: View) -> Plan:
@@ -53,9 +53,9 @@ class Policy(Protocol):
 
 
 def is_steady(policy: object) -> bool:
-    """Returns whether the class of a policy, or of a part of it, says that it is steady.
+    """Returns whether the class of a policy, or of a part of a policy, says that it is steady.
 
-    Subclasses, which may plan in another way, do not inherit it. Raises PolicyError if it is neither True nor False.
+    Subclasses do not inherit `steady`: they may plan in another way. Raises PolicyError if `steady` is neither True nor False.
     """
     kind = type(policy)
     steady = "steady" in vars(kind) and policy.steady  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def copy_policy(policy: P) -> P:
     """Returns a deep copy, for a replica or a fresh run.
 
     Raises:
-        ConfigError: it cannot be copied, or keeps a function that would read the attributes of the original in the copy.
+        ConfigError: the policy cannot be copied, or keeps a function that in a copy would read the original's attributes.
     """
     name = type(policy).__name__
     for attribute, value in getattr(policy, "__dict__", {}).items():
@@ -86,9 +86,11 @@ def copy_policy(policy: P) -> P:
 
 
 def check_policy(policy: Policy, limits: Limits) -> None:
-    """Call the policy's `check`, if defined; raises its ConfigError, or PolicyError if it raises anything else.
+    """Calls the policy's `check`, if defined.
 
-    PolicyError also if it does not say properly whether it is steady.
+    Raises:
+        ConfigError: raised by `check`.
+        PolicyError: `check` raised anything else, or `steady` is neither True nor False.
     """
     where = f"policy {type(policy).__name__}"
     call(where, is_steady, policy)
@@ -120,7 +122,7 @@ def call(where: str, method: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def call_at(where: Callable[[], str], method: Callable[[Any], Any], argument: Any) -> Any:
-    """The same in the middle of a run; `where` is asked only for an error, which a call of the plan builder may be, too."""
+    """Calls a user's method in the middle of a run. where: called only for an error."""
     try:
         return method(argument)
     except PlanError as error:  # a call of the plan builder that no plan may contain

@@ -84,7 +84,7 @@ class State:
         self.waiting.add(request)
 
     def in_flight_until(self, request: Request) -> int | None:
-        """The last iteration in flight that computes tokens of the request; None if there is none."""
+        """Returns the last iteration in flight that computes tokens of the request; None if there is none."""
         if request.table is None:
             return None
         last = int(self.table.scheduled_at[request.row])
@@ -93,7 +93,7 @@ class State:
     # -- a plan becomes a step ----------------------------------------------------------------------------------------
 
     def apply(self, checked: CheckedPlan, now: float) -> Step:
-        """Carry out a checked plan that computes something."""
+        """Carries out a checked plan that computes something."""
         plan, newcomers, rows, num_tokens, end, taking, num_blocks, num_batch_tokens, num_decodes, counters = checked
         known, total, start = counters
         if newcomers:
@@ -145,7 +145,7 @@ class State:
         self.prefilling.add(request)
 
     def _extend(self, rows: Ints, taking: Ints, num_blocks: list[int]) -> None:
-        """Take the KV blocks of a step: usually one for a few of the requests, and several for a chunk."""
+        """Takes the KV blocks of a step: usually one block for a few of the requests, and several for a chunk."""
         if not num_blocks:
             return
         takers = rows[taking]
@@ -156,7 +156,7 @@ class State:
                     self.pool.extend(row, number - 1)
 
     def _expect_samples(self, step: Step) -> None:
-        """Count the tokens that the step will sample, and move requests from prefilling to decoding, or out of both."""
+        """Counts the tokens that the step will sample, and moves requests from prefilling to decoding, or out of both."""
         table, places = self.table, step.sampled
         rows = step.rows[places]
         total = table.total[rows] + ONE
@@ -177,7 +177,7 @@ class State:
             self.decoding.add(request)
 
     def preempt(self, request: Request) -> None:
-        """Take the request's blocks and send it back to wait; it keeps its output."""
+        """Takes the request's blocks and sends the request back to wait; the request keeps its output."""
         self._leave(request)
         row = request.row
         request.num_preemptions += 1
@@ -189,7 +189,7 @@ class State:
     # -- a step's tokens come in --------------------------------------------------------------------------------------
 
     def absorb(self, step: Step, tokens: Tokens | None, now: float) -> Absorbed:
-        """Take in the tokens of the oldest step in flight.
+        """Takes in the tokens of the oldest step in flight.
 
         tokens: [batch], as in `StepResult`; None where values do not matter.
         """
@@ -215,7 +215,7 @@ class State:
         return Absorbed(receivers, places, finished)
 
     def repeat(self, step: Step, num_times: int, now: float) -> None:
-        """Count further iterations of a batch of decodes, and as many tokens of each that came in, the last ones `now`."""
+        """Counts further iterations of a batch of decodes, in each of which every request received a token. now: of the last."""
         table, rows = self.table, step.rows
         computed = table.computed[rows] + num_times
         table.computed[rows] = computed
@@ -249,13 +249,13 @@ class State:
         return list(done)
 
     def reject(self, request: Request, why: str, now: float) -> None:
-        """End a waiting request without serving it (further)."""
+        """Ends a waiting request without serving it (further)."""
         self.waiting.remove(request)
         request.reject_reason = why
         self._end(request, FinishReason.REJECTED, now)
 
     def _end(self, request: Request, reason: FinishReason, now: float) -> None:
-        """End a request that holds no blocks. Its row stays taken while an iteration in flight refers to it."""
+        """Ends a request that holds no blocks. Its row stays taken while an iteration in flight refers to the row."""
         if request.table is not None:
             row, last = request.row, self.in_flight_until(request)
             request.token_times = self.table.token_times(row)

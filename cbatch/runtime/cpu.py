@@ -27,9 +27,9 @@ CPU = torch.device("cpu")
 
 
 def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> StreamExecutor:
-    """Return an executor that computes `spec` on this machine's CPU, its stages on threads of their own.
+    """Returns an executor that computes `spec` on this machine's CPU, each stage on its own thread.
 
-    The ranks of a stage take turns on its thread. Option `compiled` needs a C++ compiler.
+    The ranks of a stage take turns on the stage's thread. Option `compiled` needs a C++ compiler.
 
     Raises:
         ModelError: the model cannot be built or loaded.
@@ -56,7 +56,7 @@ def make_models(
     attention: Attention,
     options: Options = Options(),
 ) -> list[list[PagedModel]]:
-    """The model of each stage's ranks, each with its part of the KV cache."""
+    """Returns the models of each stage's ranks, each with its part of the KV cache."""
     if len(ranks) == 1:
         caches = [PagedCache(spec, kv, CPU, part) for part in layers]
         return [[PagedModel(weights, cache, attention, compiled=options.compiled)] for cache in caches]
@@ -77,7 +77,7 @@ def make_models(
 def assemble(
     stages: Sequence[Sequence[PagedModel]], vocabulary: Vocabulary, limits: Limits, options: Options = Options()
 ) -> StreamExecutor:
-    """Combine the models of all stages and ranks on the CPU with streams and slots."""
+    """Combines the models of all stages and ranks on the CPU with streams and slots."""
     streams = Streams.of([ThreadStream(name) for name in stream_names(len(stages))])
     first = stages[0][0]
     devices = [[CPU] * len(models) for models in stages]
@@ -102,13 +102,13 @@ def check_positions(spec: ModelSpec, limits: Limits) -> None:
 
 
 def _leave_a_core_to_the_host() -> None:
-    """Let PyTorch use all cores but one: the host's thread plans while the compute stream's computes."""
+    """Lets PyTorch use all cores but one: the host's thread plans while the compute stream's thread computes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     torch.set_num_threads(min(torch.get_num_threads(), max(cores - 1, 1)))
 
 
 def _check_memory(spec: ModelSpec, kv_tokens: int, num_replicas: int) -> None:
-    """Refuse what this machine can never hold, where the system says how much memory it has."""
+    """Raises CapacityError for more than this machine's memory, if the system says how much there is."""
     weights, cache = num_replicas * spec.weight_bytes, num_replicas * kv_tokens * spec.kv_bytes_per_token
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else None
     if memory is not None and weights + cache > memory:

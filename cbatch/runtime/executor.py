@@ -5,14 +5,14 @@
     compute                    carry-over, model, sampling N --computed-->
     d2h                                                                 copy out N --downloaded-->
 
-In a pipeline h2d and compute are there for each stage. A stage's compute also waits for that of the stage before, and
-the first stage's for that of the last stage in iteration N - num_stages, whose tokens it carries over:
+In a pipeline each stage has its own h2d and compute. Stage s waits for stage s - 1 of the same iteration. Stage 0 waits for
+the last stage of iteration N - num_stages, whose tokens stage 0 carries over:
 
     compute 0   carry-over, layers N --computed-->             carry-over, layers N+2 ...
     compute 1                            layers, sampling N --computed-->
 
-CPU and GPU differ in the kind of streams, pinned memory, and what computes an iteration. Knows nothing of policies, and
-of requests only the step.
+CPU and GPU differ in the kind of streams, in pinned memory, and in what computes an iteration. This module knows nothing of
+policies, and of requests only the step.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class StreamExecutor:
         self._iterations = list(iterations)
 
     def launch(self, step: Step) -> InFlight:
-        """Pack the step and enqueue its parts; returns without waiting for any."""
+        """Packs the step and enqueues its parts; returns without waiting."""
         slot = self._slots[step.index % len(self._slots)]
         assert not slot.in_use, "the host waits for iteration N before it launches N + num_stages + 1"
         slot.in_use = True
@@ -90,7 +90,7 @@ class StreamExecutor:
         return InFlight(slot, num_rows, shape.num_tokens)
 
     def wait(self, in_flight: InFlight) -> StepResult:
-        """Block until the step's tokens are on the host; the only place in the runtime that does.
+        """Blocks until the step's tokens are on the host. Nothing else in the runtime blocks the host.
 
         Raises:
             StreamError: an operation of the step, or of one before it, failed.

@@ -1,9 +1,9 @@
 """I/O slots: the buffers of one iteration in flight, the operations on them, and the events between these.
 
 `num_stages + 1` slots are used in turn: with one stage, iteration N + 1 is packed and copied in while N is computed. A
-slot is free again when the host has waited for its `downloaded`. A slot has a `StageSlot` for each pipeline stage,
-and that a `RankSlot` for each rank of the stage's tensor-parallel group, on the rank's device; those of one rank form a
-ring, through which an iteration's tokens come back to the first stage:
+slot is free again when the host has waited for the slot's `downloaded`. A slot has a `StageSlot` for each pipeline stage. A
+`StageSlot` has a `RankSlot` for each rank of the stage's tensor-parallel group, on the rank's device. The `RankSlot`s of a rank
+form a ring, through which an iteration's tokens come back to the first stage:
 
     stage 0  tokens that iteration N - num_stages sampled --> hidden states --+
     stage 1  hidden states --> hidden states, or in the last stage sampled tokens, on the first stage's device
@@ -28,7 +28,7 @@ Devices = Sequence[Sequence[torch.device]]
 def make_slots(
     limits: Limits, block_size: int, devices: Devices, streams: Streams, hidden_size: int = 0
 ) -> list["Slot"]:
-    """`num_stages + 1` slots, each for the largest iteration within the limits.
+    """Returns `num_stages + 1` slots, each for the largest iteration within the limits.
 
     hidden_size: width of the hidden states between stages.
     """
@@ -40,7 +40,7 @@ def make_slots(
 
 
 class Slot:
-    """The buffers of one iteration. Owner: the executor. Each has one writer and is read only behind an event:
+    """The buffers of one iteration. Owner: the executor. Each buffer has one writer and is read only behind an event:
 
         buffer         written by             read by                 which has waited for
         host           the host (`pack`)      each h2d                (enqueued after packing)
@@ -77,7 +77,7 @@ class Slot:
         self.download_started, self.downloaded = streams.d2h.event(), streams.d2h.event()
 
     def carry_from(self, source: "Slot") -> None:
-        """Connect the stages; the first reads the tokens of `source`, the slot of iteration N - num_stages."""
+        """Connects the stages. The first stage reads the tokens of `source`, the slot of iteration N - num_stages."""
         first, last = self.stages[0], self.stages[-1]
         for rank, arriving in zip(first.ranks, source.sampled, strict=True):
             rank.arriving = arriving

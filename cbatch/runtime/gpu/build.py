@@ -57,7 +57,7 @@ class GpuExecutor(StreamExecutor):
 
 
 def build(spec: ModelSpec, limits: Limits, kv: KVSize, options: Options = Options()) -> GpuExecutor:
-    """Return an executor that computes `spec` on the current GPU, and on those after it if there are more stages or ranks.
+    """Returns an executor that computes `spec` on the current GPU, and on the GPUs after it for more stages or ranks.
 
     Raises:
         ConfigError: GPUs are missing or not connected, the attention or the products do not fit, more stages than layers, heads that
@@ -109,7 +109,7 @@ def kv_tokens_beside(spec: ModelSpec, limits: Limits, options: Options = Options
 
 
 def _parts(spec: ModelSpec, limits: Limits, options: Options) -> tuple[list[Layers], list[int], int]:
-    """The layers of each stage, the free bytes of its GPU that has fewest, and the number of its ranks."""
+    """Returns the layers of each stage, the fewest free bytes of its GPUs, and the number of ranks."""
     layers, num_ranks = split_layers(spec, limits.num_stages, options.layers), options.tensor_parallel
     split_ranks(spec, num_ranks)
     fused = f"{', '.join(FAMILIES)}, with runtime.compile=false"

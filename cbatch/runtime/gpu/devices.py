@@ -13,10 +13,10 @@ from cbatch.runtime.streams import Operation, StreamError, Streams
 
 
 def choose_devices(num_stages: int = 1, num_ranks: int = 1) -> list[list[torch.device]]:
-    """The GPUs of each stage's ranks, from the current one on, with peer access between those that exchange data.
+    """Returns the GPUs of each stage's ranks, from the current GPU on, with peer access between those that exchange data.
 
     Raises:
-        ConfigError: there are fewer GPUs, or one cannot access the memory of another that it sends to.
+        ConfigError: there are fewer GPUs, or a GPU cannot access the memory of another GPU that it sends to.
     """
     check_number(num_stages, num_ranks)
     first, number = torch.cuda.current_device(), num_stages * num_ranks
@@ -43,7 +43,7 @@ def _settings(num_stages: int, num_ranks: int, num_replicas: int = 1) -> str:
 
 
 def _pairs(stages: Devices) -> Iterator[tuple[torch.device, torch.device]]:
-    """The GPUs that store in the memory of others: each rank in that of all of its stage, and of its own in the next."""
+    """Yields pairs (writer, owner): every two ranks of a stage, and each rank and its successor in the next stage."""
     for group in stages:
         yield from permutations(group, 2)
     if len(stages) > 1:
@@ -83,8 +83,8 @@ def free_memory(device: torch.device) -> int:
 class CudaClock:
     """Converts the times of a device's events to the host's clock, from one moment known on both.
 
-    Its uncertainty is the length of the host's wait for it, so the shortest of several waits is used: bubbles are differences of
-    the times of two devices.
+    The moment is uncertain by the length of the host's wait for it, so the shortest of several waits is used: bubbles are
+    differences of the times of two devices.
 
     Distances are float32 milliseconds: exact to 8 microseconds in the first minute, to 0.25 ms in the first hour.
     """
@@ -130,7 +130,7 @@ class CudaEvent:
 
 
 class CudaStream:
-    """A stream on each GPU of a tensor-parallel group, never the default one; to events and waits they are one.
+    """A stream on each GPU of a tensor-parallel group, never the default stream; events and waits treat them as one stream.
 
     The body of an operation enqueues kernels or copies, on the current stream of each GPU, and returns. What one GPU
     needs of another's in the same operation, or in the one before, its kernels wait for.

@@ -1,8 +1,8 @@
 """Ranks of a tensor-parallel group: how they take turns, and on a CPU how they add up their parts.
 
-Each rank computes its share of every matrix (Megatron-LM, arXiv 1909.08053). Where it needs the others' parts it yields,
-and goes on once all have reached that point: after the attention and the feed-forward layer of each layer, and before a token
-is chosen. To streams a group is one agent, and its iteration one operation.
+Each rank computes its share of every matrix (Megatron-LM, arXiv 1909.08053). A rank yields where it needs the parts of the
+other ranks: after the attention and the feed-forward layer of each layer, and before a token is chosen. The rank goes on once all
+ranks have yielded. A stream sees the group's iteration as one operation.
 """
 
 from collections.abc import Generator, Sequence
